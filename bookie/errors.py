@@ -1,0 +1,278 @@
+"""Every error that bookie raises on purpose, as one tree; the first branch says who is to blame.
+
+::
+
+    BookieError
+    ├─ RequestError                 the caller asked for something wrong; asking again will not help
+    │  ├─ BadRequestError             arguments out of range, sizes that do not add up
+    │  ├─ UnauthorizedError           the password (or derived key) is not the ledger's
+    │  ├─ WrongClusterError           the bookie belongs to another cluster
+    │  ├─ ConfigurationError          a setting is unknown, missing or out of range
+    │  └─ ClientClosedError           the client or handle was closed before
+    ├─ LedgerError                  the state of the ledger forbids it
+    │  ├─ NoSuchLedgerError
+    │  ├─ NoSuchEntryError
+    │  ├─ LedgerExistsError
+    │  ├─ LedgerClosedError
+    │  ├─ LedgerFencedError           outcome unknown, not failed
+    │  └─ ConflictError               other bytes are stored under this entry id
+    ├─ UnavailableError             try again later; nothing is wrong with the request  (retryable)
+    │  ├─ NotEnoughBookiesError
+    │  ├─ BookieUnreachableError
+    │  ├─ ReadOnlyError
+    │  ├─ TooManyRequestsError
+    │  ├─ ShuttingDownError
+    │  ├─ UnknownLedgerStateError     the bookie may have lost data of this ledger
+    │  ├─ LedgerRecoveryError         too few bookies answered to decide where the ledger ends
+    │  ├─ DiskFullError
+    │  └─ OperationTimeoutError
+    ├─ CorruptionError              stored or received bytes are wrong
+    │  ├─ ChecksumError
+    │  └─ FormatError                 not our format, or a newer version of it
+    ├─ StorageFailedError           a disk failed; the process must end (exit code 74)
+    ├─ IdentityError                cookie, instance id or directory belongs to somebody else
+    │  ├─ CookieError
+    │  └─ DirectoryLockedError
+    └─ MetadataError                the metadata store
+       ├─ BadVersionError             compare-and-set lost
+       ├─ KeyExistsError
+       ├─ NoSuchKeyError
+       ├─ KeyHasChildrenError
+       ├─ InvalidKeyError
+       ├─ SessionLostError                                                   (retryable)
+       ├─ MetadataUnavailableError                                           (retryable)
+       └─ MetadataClosedError
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from bookie.ids import Status
+
+
+class BookieError(Exception):
+    """Root of the tree. ``str(error)`` is one sentence that a user can act on."""
+
+    retryable: ClassVar[bool] = False
+    """Whether the same request may succeed later without a change by the caller."""
+
+    status: ClassVar[Status] = Status.IO_ERROR
+    """The status that a bookie answers when this error ends a request."""
+
+
+class RequestError(BookieError):
+    """The caller asked for something wrong."""
+
+    status = Status.BAD_REQUEST
+
+
+class BadRequestError(RequestError):
+    """An argument is out of range or the parts of a request contradict each other."""
+
+
+class UnauthorizedError(RequestError):
+    """The password (or the key derived from it) is not the ledger's."""
+
+    status = Status.UNAUTHORIZED
+
+
+class WrongClusterError(RequestError):
+    """The bookie belongs to another cluster than the caller."""
+
+    status = Status.WRONG_CLUSTER
+
+
+class ConfigurationError(RequestError):
+    """A setting is unknown, missing or out of range."""
+
+
+class ClientClosedError(RequestError):
+    """The client or the handle was closed before the call."""
+
+
+class LedgerError(BookieError):
+    """The state of the ledger forbids the request."""
+
+
+class NoSuchLedgerError(LedgerError):
+    """The ledger does not exist."""
+
+    status = Status.NO_SUCH_LEDGER
+
+
+class NoSuchEntryError(LedgerError):
+    """The entry does not exist: every replica that may hold it said so."""
+
+    status = Status.NO_SUCH_ENTRY
+
+
+class LedgerExistsError(LedgerError):
+    """A ledger with this id exists already."""
+
+    status = Status.CONFLICT
+
+
+class LedgerClosedError(LedgerError):
+    """The ledger is closed; nothing can be appended."""
+
+    status = Status.FENCED
+
+
+class LedgerFencedError(LedgerError):
+    """Another client took the ledger over.
+
+    Pending appends have an unknown outcome: recovery may have kept them or not.
+    """
+
+    status = Status.FENCED
+
+
+class ConflictError(LedgerError):
+    """Other bytes are stored under this entry id: two writers without a fence, or corruption."""
+
+    status = Status.CONFLICT
+
+
+class UnavailableError(BookieError):
+    """Nothing is wrong with the request; it may succeed later."""
+
+    retryable = True
+
+
+class NotEnoughBookiesError(UnavailableError):
+    """Fewer bookies are available than the ledger's ensemble or quorum needs."""
+
+
+class BookieUnreachableError(UnavailableError):
+    """A bookie did not answer."""
+
+
+class ReadOnlyError(UnavailableError):
+    """The bookie takes no new entries."""
+
+    status = Status.READ_ONLY
+
+
+class TooManyRequestsError(UnavailableError):
+    """The bookie's budget for requests in flight is used up."""
+
+    status = Status.TOO_MANY_REQUESTS
+
+
+class ShuttingDownError(UnavailableError):
+    """The bookie is stopping."""
+
+    status = Status.SHUTTING_DOWN
+
+
+class UnknownLedgerStateError(UnavailableError):
+    """The bookie may have lost data of this ledger, so it gives no negative answer."""
+
+    status = Status.UNKNOWN_LEDGER_STATE
+
+
+class LedgerRecoveryError(UnavailableError):
+    """Too few bookies answered to decide where the ledger ends; it stays IN_RECOVERY."""
+
+
+class DiskFullError(UnavailableError):
+    """A device is full; nothing was lost, and the bookie turns read-only."""
+
+    status = Status.READ_ONLY
+
+
+class OperationTimeoutError(UnavailableError):
+    """The operation did not end within its timeout; its outcome is unknown."""
+
+
+class CorruptionError(BookieError):
+    """Stored or received bytes are wrong."""
+
+
+class ChecksumError(CorruptionError):
+    """A checksum or digest does not match its bytes."""
+
+    status = Status.BAD_CHECKSUM
+
+
+class FormatError(CorruptionError):
+    """Bytes are not in our format, or in a newer version of it."""
+
+
+class StorageFailedError(BookieError):
+    """A write or sync of committed structure failed: the process must end with exit code 74."""
+
+
+class IdentityError(BookieError):
+    """A directory, cookie or instance id belongs to somebody else."""
+
+
+class CookieError(IdentityError):
+    """A cookie is missing, or two cookies of this bookie differ."""
+
+
+class DirectoryLockedError(IdentityError):
+    """Another process uses the directory."""
+
+
+class MetadataError(BookieError):
+    """The metadata store refused or failed."""
+
+
+class BadVersionError(MetadataError):
+    """Compare-and-set lost: the key has another version than expected."""
+
+
+class KeyExistsError(BadVersionError):
+    """The key exists although it must not."""
+
+
+class NoSuchKeyError(MetadataError):
+    """The key does not exist."""
+
+
+class KeyHasChildrenError(MetadataError):
+    """The key has children and cannot be deleted."""
+
+
+class InvalidKeyError(MetadataError):
+    """The key or value breaks the limits that all stores share."""
+
+
+class SessionLostError(MetadataError):
+    """The session ended, and with it every ephemeral record it owned."""
+
+    retryable = True
+
+
+class MetadataUnavailableError(MetadataError):
+    """The metadata store did not answer."""
+
+    retryable = True
+
+
+class MetadataClosedError(MetadataError):
+    """The store object was closed before the call."""
+
+
+_BY_STATUS: dict[Status, type[BookieError]] = {
+    Status.NO_SUCH_LEDGER: NoSuchLedgerError,
+    Status.NO_SUCH_ENTRY: NoSuchEntryError,
+    Status.FENCED: LedgerFencedError,
+    Status.CONFLICT: ConflictError,
+    Status.UNAUTHORIZED: UnauthorizedError,
+    Status.READ_ONLY: ReadOnlyError,
+    Status.TOO_MANY_REQUESTS: TooManyRequestsError,
+    Status.IO_ERROR: BookieUnreachableError,
+    Status.UNKNOWN_LEDGER_STATE: UnknownLedgerStateError,
+    Status.BAD_REQUEST: BadRequestError,
+    Status.BAD_CHECKSUM: ChecksumError,
+    Status.WRONG_CLUSTER: WrongClusterError,
+    Status.SHUTTING_DOWN: ShuttingDownError,
+}
+
+
+def error_for_status(status: Status, message: str) -> BookieError:
+    """The error that a client raises for a bookie's answer other than OK."""
+    return _BY_STATUS[status](message)

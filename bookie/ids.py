@@ -1,0 +1,66 @@
+"""The nouns that travel between floors: ids, their bounds, and the status of a request.
+
+Ids are plain integers at run time. They are 63-bit: every id that is stored or sent lies in
+``0 … MAX_ID``; ``NO_ENTRY`` (-1) stands for "none yet" wherever an entry id or a last add confirmed
+(LAC) may be absent.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from typing import NewType
+
+LedgerId = NewType("LedgerId", int)
+EntryId = NewType("EntryId", int)
+BookieId = NewType("BookieId", str)
+
+MAX_ID = 2**63 - 1
+"""The largest ledger or entry id (inclusive)."""
+
+NO_ENTRY = -1
+"""No entry, or no last add confirmed."""
+
+ENTRY_SIZE_BYTES_MAX = 4 * 1024 * 1024
+"""The largest entry packet, header and digest included."""
+
+BATCH_SIZE_BYTES_MAX = 1024 * 1024
+"""The largest payload of a batch of two or more entries; a batch of one may fill an entry."""
+
+MESSAGE_SIZE_BYTES_MAX = 8 * 1024 * 1024
+"""The largest gRPC message, in either direction."""
+
+INSTANCE_ID_METADATA_KEY = "bookie-instance-id"
+"""The call-metadata key that carries the cluster's instance id."""
+
+_BOOKIE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_BOOKIE_IDS_RESERVED = frozenset({"readonly", "readwrite", ".", ".."})
+
+
+class Status(enum.IntEnum):
+    """What a bookie answers in band; the numbers are those of ``proto/bookie/v1/bookie.proto``."""
+
+    OK = 0
+    NO_SUCH_LEDGER = 1
+    NO_SUCH_ENTRY = 2
+    FENCED = 3
+    CONFLICT = 4
+    UNAUTHORIZED = 5
+    READ_ONLY = 6
+    TOO_MANY_REQUESTS = 7
+    IO_ERROR = 8
+    UNKNOWN_LEDGER_STATE = 9
+    BAD_REQUEST = 10
+    BAD_CHECKSUM = 11
+    WRONG_CLUSTER = 12
+    SHUTTING_DOWN = 13
+
+    @property
+    def is_definite_negative(self) -> bool:
+        """Whether recovery may count the answer as "this bookie does not have the entry"."""
+        return self in (Status.NO_SUCH_ENTRY, Status.NO_SUCH_LEDGER)
+
+
+def is_valid_bookie_id(text: str) -> bool:
+    """Whether `text` may name a bookie: letters, digits, ``. _ : -``, at most 128, not reserved."""
+    return _BOOKIE_ID.fullmatch(text) is not None and text not in _BOOKIE_IDS_RESERVED
