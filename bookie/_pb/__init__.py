@@ -1,0 +1,1 @@
+"""Generated protobuf messages: `make proto` writes them, `make proto-check` compares."""
