@@ -29,8 +29,9 @@ class AddCommand:
 class ReadCommand:
     """A read of the wanted ids in ``first_entry_id … last_entry_id`` (inclusive).
 
-    `first_entry_id` -1 asks for the last stored entry. An id is wanted when `stripe_modulus` is 0 or
-    ``(id - stripe_first_residue) % stripe_modulus < stripe_count``. Limits of 0 mean the server's.
+    `first_entry_id` -1 asks for the last stored entry. An id is wanted when `stripe_modulus` is 0
+    or ``(id - stripe_first_residue) % stripe_modulus < stripe_count``. Limits of 0 mean the
+    server's.
     """
 
     ledger_id: int
@@ -47,7 +48,7 @@ class ReadCommand:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The outcome of a request that returns nothing else. `message` is one sentence, empty when OK."""
+    """The outcome of a request that returns nothing else; `message` is empty when OK."""
 
     status: Status
     message: str = ""
@@ -57,9 +58,9 @@ class Reply:
 class ReadReply:
     """Consecutive wanted entries, never skipping a hole.
 
-    `stopped_by` speaks about exactly `next_entry_id`, the first wanted id that is not in `batch`: OK
-    means a limit or the end of the range. When `status` is not OK there is no batch and the status
-    speaks about the first wanted id. `max_lac` is a hint, never to be believed.
+    `stopped_by` speaks about exactly `next_entry_id`, the first wanted id that is not in `batch`:
+    OK means a limit or the end of the range. When `status` is not OK there is no batch and the
+    status speaks about the first wanted id. `max_lac` is a hint, never to be believed.
     """
 
     status: Status

@@ -1,0 +1,58 @@
+"""The seam between bookie and the machine: clock, disk, key-value store, workers, crash points.
+
+Everything that a simulation must own goes through an `Environment`. Product code never calls the
+clock, opens a file or starts a thread by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from bookie.env.clock import Clock, SystemClock
+from bookie.env.disk import Disk, DiskUsage, File, PosixDisk
+from bookie.env.failpoints import Failpoints
+from bookie.env.kv import KeyValueStore, ReadTransaction, WriteTransaction, open_lmdb
+from bookie.env.workers import BatchWorker, ThreadWorkers, Workers
+
+__all__ = [
+    "BatchWorker",
+    "Clock",
+    "Disk",
+    "DiskUsage",
+    "Environment",
+    "Failpoints",
+    "File",
+    "KeyValueStore",
+    "PosixDisk",
+    "ReadTransaction",
+    "SystemClock",
+    "ThreadWorkers",
+    "Workers",
+    "WriteTransaction",
+    "open_lmdb",
+    "system_environment",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """Everything the engine needs of the machine."""
+
+    clock: Clock
+    disk: Disk
+    workers: Workers
+    open_kv: Callable[[str, int, tuple[str, ...]], KeyValueStore]
+    """Opens the store in a directory: (directory, map size in bytes, table names)."""
+    failpoints: Failpoints
+
+
+def system_environment(workers: Workers, failpoints: Failpoints | None = None) -> Environment:
+    """The real machine."""
+    return Environment(
+        clock=SystemClock(),
+        disk=PosixDisk(),
+        workers=workers,
+        open_kv=open_lmdb,
+        failpoints=failpoints or Failpoints(),
+    )

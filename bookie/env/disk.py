@@ -1,0 +1,278 @@
+"""Files and directories, as the engine sees them; the real ones are POSIX calls and nothing else.
+
+Errors are `OSError` as the kernel gives them: what an error means (fail-stop, read-only) is decided
+by the engine, never here. No call is ever retried except a short write or EINTR.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from bookie.errors import DirectoryLockedError
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+IOV_MAX = 1024
+"""Buffers that one pwritev takes on Linux."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiskUsage:
+    """Sizes of the file system of a directory, in bytes. `device` tells file systems apart."""
+
+    total_bytes: int
+    free_bytes: int
+    device: int
+
+
+class File(Protocol):
+    """One open file, addressed by offset; no shared position."""
+
+    def pwritev(self, buffers: Sequence[Buffer], offset: int) -> int:
+        """Write all `buffers` one after the other at `offset`; returns the bytes written.
+
+        Short writes are continued. Nothing is durable before `fdatasync`.
+        """
+        ...
+
+    def pread(self, size: int, offset: int) -> bytes:
+        """Up to `size` bytes; shorter only at the end of the file. May block on the device."""
+        ...
+
+    def pread_cached(self, size: int, offset: int) -> bytes | None:
+        """Exactly `size` bytes if they are in memory, else None; never waits for the device."""
+        ...
+
+    def fdatasync(self) -> None:
+        """Make every write so far durable, with the size needed to read it back."""
+        ...
+
+    def size(self) -> int:
+        """Bytes up to the end of the file."""
+        ...
+
+    def drop_cache(self) -> None:
+        """Sync, then ask the kernel to forget its copy, so that reads show what the device has."""
+        ...
+
+    def close(self) -> None:
+        """Close; further calls are errors."""
+        ...
+
+
+class Disk(Protocol):
+    """Directories and the files in them. Paths are absolute."""
+
+    def create(self, path: str, allocate_bytes: int) -> File:
+        """A new file with `allocate_bytes` reserved (not zero-filled), open for writing.
+
+        An existing file of that name is replaced. Neither content nor name is durable yet.
+        """
+        ...
+
+    def open(self, path: str, *, writable: bool = False) -> File:
+        """An existing file; it is never created."""
+        ...
+
+    def names(self, directory: str) -> list[str]:
+        """The names in `directory`, sorted."""
+        ...
+
+    def rename(self, source: str, target: str) -> None:
+        """Rename within one directory; durable after `sync_directory`."""
+        ...
+
+    def unlink(self, path: str) -> None:
+        """Remove a name; durable after `sync_directory`. A missing file is not an error."""
+        ...
+
+    def make_directory(self, path: str) -> None:
+        """Create `path` (mode 0700) and its parents if missing, durably."""
+        ...
+
+    def sync_directory(self, path: str) -> None:
+        """Make creations, renames and removals in `path` durable."""
+        ...
+
+    def lock(self, path: str) -> File:
+        """Lock the file `path` for this process, creating it; released by closing or death.
+
+        Raises:
+            DirectoryLockedError: another process holds it.
+        """
+        ...
+
+    def usage(self, directory: str) -> DiskUsage:
+        """Sizes of the file system that holds `directory`."""
+        ...
+
+
+class PosixFile:
+    """A file descriptor."""
+
+    __slots__ = ("_fd", "_nowait", "path")
+
+    def __init__(self, fd: int, path: str) -> None:
+        self._fd = fd
+        self.path = path
+        # RWF_NOWAIT is refused by some file systems; then every read goes to a thread.
+        self._nowait = True
+
+    def pwritev(self, buffers: Sequence[Buffer], offset: int) -> int:
+        """See `File.pwritev`."""
+        start = offset
+        for index in range(0, len(buffers), IOV_MAX):
+            offset = self._pwritev_some(list(buffers[index : index + IOV_MAX]), offset)
+        return offset - start
+
+    def _pwritev_some(self, buffers: list[Buffer], offset: int) -> int:
+        expected = sum(map(len, buffers))
+        while True:
+            written = os.pwritev(self._fd, buffers, offset)
+            offset += written
+            expected -= written
+            if expected == 0:
+                return offset
+            if written == 0:
+                raise OSError(errno.EIO, "a write made no progress", self.path)
+            while written >= len(buffers[0]):
+                written -= len(buffers.pop(0))
+            buffers[0] = memoryview(buffers[0])[written:]
+
+    def pread(self, size: int, offset: int) -> bytes:
+        """See `File.pread`."""
+        data = os.pread(self._fd, size, offset)
+        if len(data) == size or not data:
+            return data
+        pieces = [data]
+        got = len(data)
+        while got < size:
+            piece = os.pread(self._fd, size - got, offset + got)
+            if not piece:
+                break
+            pieces.append(piece)
+            got += len(piece)
+        return b"".join(pieces)
+
+    def pread_cached(self, size: int, offset: int) -> bytes | None:
+        """See `File.pread_cached`."""
+        if not self._nowait:
+            return None
+        buffer = bytearray(size)
+        try:
+            got = os.preadv(self._fd, [buffer], offset, os.RWF_NOWAIT)
+        except OSError as error:
+            if error.errno in (errno.EOPNOTSUPP, errno.EINVAL):
+                self._nowait = False
+                return None
+            if error.errno in (errno.EAGAIN, errno.EWOULDBLOCK):
+                return None
+            raise
+        return buffer if got == size else None  # type: ignore[return-value]  # bytes-like
+
+    def fdatasync(self) -> None:
+        """See `File.fdatasync`."""
+        os.fdatasync(self._fd)
+
+    def size(self) -> int:
+        """See `File.size`."""
+        return os.fstat(self._fd).st_size
+
+    def drop_cache(self) -> None:
+        """See `File.drop_cache`."""
+        os.fsync(self._fd)
+        os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def close(self) -> None:
+        """See `File.close`."""
+        os.close(self._fd)
+
+
+class PosixDisk:
+    """The real file systems."""
+
+    def create(self, path: str, allocate_bytes: int) -> PosixFile:
+        """See `Disk.create`."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+        file = PosixFile(os.open(path, flags, 0o600), path)
+        try:
+            if allocate_bytes:
+                _allocate(file._fd, allocate_bytes)
+        except OSError:
+            file.close()
+            self.unlink(path)
+            raise
+        return file
+
+    def open(self, path: str, *, writable: bool = False) -> PosixFile:
+        """See `Disk.open`."""
+        mode = os.O_RDWR if writable else os.O_RDONLY
+        return PosixFile(os.open(path, mode | os.O_CLOEXEC | os.O_NOFOLLOW), path)
+
+    def names(self, directory: str) -> list[str]:
+        """See `Disk.names`."""
+        return sorted(os.listdir(directory))
+
+    def rename(self, source: str, target: str) -> None:
+        """See `Disk.rename`."""
+        os.rename(source, target)
+
+    def unlink(self, path: str) -> None:
+        """See `Disk.unlink`."""
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            return
+
+    def make_directory(self, path: str) -> None:
+        """See `Disk.make_directory`."""
+        if os.path.isdir(path):
+            return
+        parent = os.path.dirname(path)
+        if parent != path:
+            self.make_directory(parent)
+        os.mkdir(path, 0o700)
+        self.sync_directory(parent)
+
+    def sync_directory(self, path: str) -> None:
+        """See `Disk.sync_directory`."""
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def lock(self, path: str) -> PosixFile:
+        """See `Disk.lock`."""
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(fd)
+            raise DirectoryLockedError(
+                f"another process uses {os.path.dirname(path)}; stop it first"
+            ) from error
+        return PosixFile(fd, path)
+
+    def usage(self, directory: str) -> DiskUsage:
+        """See `Disk.usage`."""
+        status = os.statvfs(directory)
+        return DiskUsage(
+            total_bytes=status.f_blocks * status.f_frsize,
+            free_bytes=status.f_bavail * status.f_frsize,
+            device=os.stat(directory).st_dev,
+        )
+
+
+def _allocate(fd: int, size_bytes: int) -> None:
+    try:
+        os.posix_fallocate(fd, 0, size_bytes)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+            raise
+        # A file system without allocation: the size is set, the space is not promised.
+        os.ftruncate(fd, size_bytes)

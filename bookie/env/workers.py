@@ -1,0 +1,157 @@
+"""Blocking work beside the event loop: one thread per blocking resource.
+
+A simulation runs the same functions on its own loop at a tick that its seed chooses; nothing here
+may therefore be reached except through the `Workers` protocol.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from queue import Empty, SimpleQueue
+from types import TracebackType
+from typing import Generic, ParamSpec, Protocol, Self, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+T_contra = TypeVar("T_contra", contravariant=True)
+
+
+class BatchWorker(Protocol[T_contra]):
+    """A thread that takes everything that is queued at once."""
+
+    def submit(self, item: T_contra) -> None:
+        """Queue `item`; never waits. Items are handled in the order of submission."""
+        ...
+
+    def close(self) -> None:
+        """Handle what is queued, then end the thread; waits for it."""
+        ...
+
+
+class Workers(Protocol):
+    """Where blocking work runs."""
+
+    def batch_worker(
+        self,
+        name: str,
+        handle: Callable[[list[T], Callable[[R], None]], None],
+        done: Callable[[R], None],
+        failed: Callable[[BaseException], None],
+    ) -> BatchWorker[T]:
+        """Start a worker that calls ``handle(items, post)`` with all that is queued.
+
+        Each posted result reaches `done` in the event loop, in order. An exception from `handle`
+        reaches `failed` there, once; the worker then handles nothing more.
+        """
+        ...
+
+    async def run(
+        self, pool: str, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> R:
+        """Run ``function(*args)`` on a thread of `pool`; the same pool keeps the order.
+
+        Cancelling the caller does not stop the function.
+        """
+        ...
+
+
+class _ThreadBatchWorker(Generic[T]):
+    def __init__(
+        self,
+        name: str,
+        handle: Callable[[list[T]], None],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        self._queue: SimpleQueue[T | None] = SimpleQueue()
+        self._handle = handle
+        self._failed = failed
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, item: T) -> None:
+        self._queue.put(item)
+
+    def close(self) -> None:
+        self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        get, get_nowait = self._queue.get, self._queue.get_nowait
+        closing = False
+        try:
+            while not closing:
+                item = get()
+                items: list[T] = []
+                while True:
+                    if item is None:
+                        closing = True
+                        break
+                    items.append(item)
+                    try:
+                        item = get_nowait()
+                    except Empty:
+                        break
+                if items:
+                    self._handle(items)
+        except BaseException as error:  # noqa: BLE001  (handed to the loop, which fail-stops)
+            self._failed(error)
+
+
+class ThreadWorkers:
+    """Real threads around one running event loop. An async context manager."""
+
+    def __init__(self, read_threads: int = 4) -> None:
+        self._read_threads = read_threads
+        self._pools: dict[str, ThreadPoolExecutor] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def __aenter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for pool in self._pools.values():
+            pool.shutdown(wait=True, cancel_futures=False)
+
+    def batch_worker(
+        self,
+        name: str,
+        handle: Callable[[list[T], Callable[[R], None]], None],
+        done: Callable[[R], None],
+        failed: Callable[[BaseException], None],
+    ) -> _ThreadBatchWorker[T]:
+        """See `Workers.batch_worker`."""
+        loop = self._loop
+        assert loop is not None, "enter the workers first"
+
+        def post(result: R) -> None:
+            loop.call_soon_threadsafe(done, result)
+
+        def handle_items(items: list[T]) -> None:
+            handle(items, post)
+
+        def report(error: BaseException) -> None:
+            loop.call_soon_threadsafe(failed, error)
+
+        return _ThreadBatchWorker(name, handle_items, report)
+
+    async def run(
+        self, pool: str, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> R:
+        """See `Workers.run`. The pool named ``read`` has several threads, any other has one."""
+        executor = self._pools.get(pool)
+        if executor is None:
+            threads = self._read_threads if pool == "read" else 1
+            executor = ThreadPoolExecutor(threads, thread_name_prefix=f"bookie-{pool}")
+            self._pools[pool] = executor
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(executor, lambda: function(*args, **kwargs))
