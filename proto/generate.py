@@ -1,8 +1,8 @@
 """Generate `bookie/_pb` from every `.proto` file here, or check that the committed code is current.
 
 The modules are flat (`bookie/_pb/bookie_pb2.py`, with type stubs), while the descriptors keep the
-file names of the contract (`bookie/v1/bookie.proto`), so that they cannot collide with anyone else's
-in one process. Imports between generated modules are rewritten to the flat package.
+file names of the contract (`bookie/v1/bookie.proto`), so that they cannot collide with those of
+anyone else in one process. Imports between generated modules are rewritten to the flat package.
 
     python proto/generate.py            writes bookie/_pb
     python proto/generate.py --check    exits 1 and names the files that differ

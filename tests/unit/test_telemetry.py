@@ -1,0 +1,151 @@
+"""Metrics and log lines, as an operator's tools see them."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from bookie import telemetry
+from bookie.telemetry import Event, Metrics, configure_logging, event_log
+
+
+@pytest.fixture
+def root_logger() -> Iterator[logging.Logger]:
+    """The root logger, put back as it was afterwards."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield root
+    root.handlers, root.level = handlers, level
+    logging.captureWarnings(capture=False)
+
+
+def families(metrics: Metrics) -> dict[str, str]:
+    """Metric family name → type, as a scraper parses them."""
+    body, _ = metrics.exposition()
+    return {family.name: family.type for family in text_string_to_metric_families(body.decode())}
+
+
+def test_every_declared_metric_is_exposed_under_its_name() -> None:
+    """The attribute name is the metric name behind the prefix `bookie_`."""
+    exposed = families(Metrics())
+    declared = Metrics.__annotations__
+    assert declared
+    assert {f"bookie_{name.removesuffix('_total')}" for name in declared} <= exposed.keys()
+
+
+def test_names_are_ours_or_the_standard_process_ones() -> None:
+    """No other prefix appears, and no `_created` series."""
+    metrics = Metrics()
+    assert all(name.startswith(("bookie_", "process_")) for name in families(metrics))
+    assert b"_created" not in metrics.exposition()[0]
+
+
+def test_two_bookies_in_one_process_do_not_share_metrics() -> None:
+    """Each object has its own registry."""
+    first, second = Metrics(), Metrics()
+    first.entries_added_total.inc(3)
+    first.requests_total.labels(rpc="Read", status="OK").inc()
+    assert b"bookie_entries_added_total 3.0" in first.exposition()[0]
+    assert b"bookie_entries_added_total 0.0" in second.exposition()[0]
+    assert b'bookie_requests_total{rpc="Read",status="OK"} 1.0' in first.exposition()[0]
+
+
+def test_histograms_end_above_the_time_after_which_a_device_is_given_up() -> None:
+    """Buckets rise, and reach what their metric can measure."""
+    for buckets in (telemetry.SECONDS_BUCKETS, telemetry.BYTES_BUCKETS, telemetry.COUNT_BUCKETS):
+        assert list(buckets) == sorted(set(buckets))
+    assert telemetry.BYTES_BUCKETS[-1] >= 8 * 1024 * 1024
+
+
+def test_importing_telemetry_imports_neither_prometheus_nor_structlog() -> None:
+    """A client that only logs does not pay for them."""
+    code = (
+        "import sys, bookie.telemetry;"
+        "sys.exit(bool({'prometheus_client', 'structlog'} & sys.modules.keys()))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_an_event_is_one_json_line(root_logger: logging.Logger) -> None:
+    """Keys: timestamp, level, logger, event, bound fields, fields of the call (which win)."""
+    stream = io.StringIO()
+    configure_logging("info", "json", stream=stream, bookie_id="b1")
+    event_log("bookie.node", ledger_id=7, reason="bound").info("ledger_fenced", reason="recovery")
+    line = json.loads(stream.getvalue())
+    assert line.pop("timestamp").endswith("Z")
+    assert line == {
+        "level": "info",
+        "logger": "bookie.node",
+        "event": "ledger_fenced",
+        "bookie_id": "b1",
+        "ledger_id": 7,
+        "reason": "recovery",
+    }
+    assert stream.getvalue().count("\n") == 1
+
+
+def test_levels_below_the_configured_one_are_dropped(root_logger: logging.Logger) -> None:
+    """`debug` and `info` say nothing at level `warning`."""
+    stream = io.StringIO()
+    configure_logging("warning", "json", stream=stream)
+    log = event_log("bookie.x")
+    log.debug("a")
+    log.info("b")
+    log.warning("c")
+    assert [json.loads(line)["event"] for line in stream.getvalue().splitlines()] == ["c"]
+
+
+def test_a_failure_carries_its_traceback_in_the_same_line(root_logger: logging.Logger) -> None:
+    """`error` writes the exception it is given."""
+    stream = io.StringIO()
+    configure_logging("info", "json", stream=stream)
+    try:
+        raise OSError("disk gone")
+    except OSError as error:
+        event_log("bookie.x").error("storage_failed", error=error, path="/data")
+    (line,) = stream.getvalue().splitlines()
+    parsed = json.loads(line)
+    assert (parsed["level"], parsed["path"]) == ("error", "/data")
+    assert "OSError: disk gone" in parsed["exception"]
+
+
+def test_records_of_other_libraries_and_warnings_are_rendered_too(
+    root_logger: logging.Logger,
+) -> None:
+    """One format for the whole process."""
+    stream = io.StringIO()
+    configure_logging("info", "json", stream=stream)
+    logging.getLogger("grpc").warning("bound to %s", "port")
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.warn("old", DeprecationWarning, stacklevel=1)
+    first, second = (json.loads(line) for line in stream.getvalue().splitlines())
+    assert (first["logger"], first["event"]) == ("grpc", "bound to port")
+    assert second["logger"] == "py.warnings"
+
+
+def test_the_console_format_names_event_and_fields(root_logger: logging.Logger) -> None:
+    """For people; without colours when the stream is no terminal."""
+    stream = io.StringIO()
+    configure_logging("info", "console", stream=stream)
+    event_log("bookie.x").info("started", port=3181)
+    assert "started" in stream.getvalue()
+    assert "port=3181" in stream.getvalue()
+    assert "\x1b" not in stream.getvalue()
+
+
+def test_without_configuration_an_event_reads_as_text(caplog: pytest.LogCaptureFixture) -> None:
+    """A program that embeds the client keeps its own logging."""
+    with caplog.at_level(logging.INFO, logger="bookie.x"):
+        event_log("bookie.x").bind(ledger_id=3).info("ledger_closed", last_entry_id=9)
+    assert caplog.messages == ["ledger_closed ledger_id=3 last_entry_id=9"]
+    assert caplog.records[0].funcName.startswith("test_without")
+    assert str(Event("plain")) == "plain"
