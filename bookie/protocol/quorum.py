@@ -1,0 +1,168 @@
+"""Quorum arithmetic: which slots store an entry, and what a set of answers proves.
+
+An ensemble is E bookies, each in a **slot** 0 … E-1. Entry ``e`` is stored on the Qw slots that
+start at ``e % E`` and wrap around (its **write set**), and is acknowledged by any Qa of them.
+Entries with the same ``e % E`` share a write set; they form a **class**. With E == Qw all classes
+have the same write set, so there is only one class.
+
+Sets of slots are bit masks (bit ``s`` is slot ``s``): a quorum test is one AND and one bit count,
+and a mask is a value that can be stored, compared and printed.
+
+Source: the BookKeeper protocol document, "Write quorums" and "Ack quorums"; coverage is the window
+rule of its section "Closing a ledger as a reader".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from bookie.errors import BadRequestError
+
+ENSEMBLE_SIZE_MAX = 64
+"""The largest ensemble: far above any use, and small enough for a mask in one machine word."""
+
+
+def mask_of(slots: Iterable[int]) -> int:
+    """The mask with exactly these slots."""
+    mask = 0
+    for slot in slots:
+        mask |= 1 << slot
+    return mask
+
+
+def slots_of(mask: int) -> Iterator[int]:
+    """The slots of a mask, ascending."""
+    while mask:
+        lowest = mask & -mask
+        yield lowest.bit_length() - 1
+        mask ^= lowest
+
+
+@dataclass(frozen=True, slots=True)
+class Stripe:
+    """The residues of entry ids that one slot stores: ``(id - first_residue) % modulus < count``.
+
+    A modulus of 0 stands for every id; then the other two are 0.
+    """
+
+    modulus: int
+    first_residue: int
+    count: int
+
+    def contains(self, entry_id: int) -> bool:
+        """Whether the slot stores this entry."""
+        return self.modulus == 0 or (entry_id - self.first_residue) % self.modulus < self.count
+
+    def next_id(self, entry_id: int) -> int:
+        """The smallest id of the stripe that is not below `entry_id`."""
+        if self.contains(entry_id):
+            return entry_id
+        return entry_id + (self.first_residue - entry_id) % self.modulus
+
+
+EVERY_ID = Stripe(0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Quorum:
+    """The three sizes of a ledger, E >= Qw >= Qa >= 1, and everything that follows from them."""
+
+    ensemble_size: int
+    write_quorum_size: int
+    ack_quorum_size: int
+    windows: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    """The write set of each class as a mask, indexed by class."""
+
+    def __post_init__(self) -> None:
+        ensemble, write, ack = self.ensemble_size, self.write_quorum_size, self.ack_quorum_size
+        if not ENSEMBLE_SIZE_MAX >= ensemble >= write >= ack >= 1:
+            raise BadRequestError(
+                f"ensemble size {ensemble}, write quorum {write} and ack quorum {ack} must satisfy "
+                f"{ENSEMBLE_SIZE_MAX} >= ensemble >= write >= ack >= 1"
+            )
+        classes = 1 if ensemble == write else ensemble
+        windows = tuple(
+            mask_of((first + i) % ensemble for i in range(write)) for first in range(classes)
+        )
+        object.__setattr__(self, "windows", windows)
+
+    @property
+    def class_count(self) -> int:
+        """The number of distinct write sets: 1 without striping, else E."""
+        return len(self.windows)
+
+    @property
+    def is_striped(self) -> bool:
+        """Whether entries go to different write sets (E > Qw)."""
+        return len(self.windows) > 1
+
+    @property
+    def negatives_needed(self) -> int:
+        """How many members of a write set must deny an entry to prove it was not acknowledged."""
+        return self.write_quorum_size - self.ack_quorum_size + 1
+
+    @property
+    def every_slot(self) -> int:
+        """The mask of the whole ensemble."""
+        return (1 << self.ensemble_size) - 1
+
+    def class_of(self, entry_id: int) -> int:
+        """The class of an entry, an index into `windows`."""
+        return entry_id % len(self.windows)
+
+    def write_mask(self, entry_id: int) -> int:
+        """The slots that store an entry, as a mask."""
+        return self.windows[entry_id % len(self.windows)]
+
+    def write_set(self, entry_id: int) -> tuple[int, ...]:
+        """The slots that store an entry, in the protocol's order: from ``entry_id % E``."""
+        size = self.ensemble_size
+        return tuple((entry_id + i) % size for i in range(self.write_quorum_size))
+
+    def classes_in(self, first_entry_id: int, count: int) -> range | tuple[int, ...]:
+        """The classes present among `count` consecutive ids."""
+        classes = len(self.windows)
+        if count >= classes:
+            return range(classes)
+        return tuple((first_entry_id + i) % classes for i in range(count))
+
+    def slots_for(self, classes: Iterable[int]) -> int:
+        """The slots that store any entry of these classes, as a mask."""
+        mask = 0
+        for index in classes:
+            mask |= self.windows[index]
+        return mask
+
+    def is_acknowledged(self, acked: int, classes: Iterable[int]) -> bool:
+        """Whether the slots in `acked` make an ack quorum for every one of these classes.
+
+        Every slot in `acked` must have stored all the entries of these classes that it should.
+        """
+        needed = self.ack_quorum_size
+        windows = self.windows
+        return all((acked & windows[index]).bit_count() >= needed for index in classes)
+
+    def can_acknowledge(self, live: int) -> bool:
+        """Whether any entry could still be acknowledged when only the slots in `live` answer."""
+        return self.is_acknowledged(live, range(len(self.windows)))
+
+    def covers(self, answered: int) -> bool:
+        """Whether no ack quorum of any write set can hide among the slots that did *not* answer.
+
+        When every slot in `answered` is fenced, no plain add can be acknowledged any more.
+        """
+        silent = ~answered
+        needed = self.ack_quorum_size
+        return all((silent & window).bit_count() < needed for window in self.windows)
+
+    def stripe_of(self, slot: int) -> Stripe:
+        """Which ids a slot stores; `EVERY_ID` when the ledger is not striped."""
+        if not self.is_striped:
+            return EVERY_ID
+        first = (slot - self.write_quorum_size + 1) % self.ensemble_size
+        return Stripe(self.ensemble_size, first, self.write_quorum_size)
+
+    def stripe_of_class(self, index: int) -> Stripe:
+        """The ids of one class; `EVERY_ID` when there is only one."""
+        return Stripe(self.ensemble_size, index, 1) if self.is_striped else EVERY_ID
