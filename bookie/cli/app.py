@@ -1,0 +1,183 @@
+"""The root of the command line: which groups there are, and how every command ends.
+
+The groups are a table of name, module and one line of help. A module is imported when its group is
+named, never to print the root's help or to complete a group's name: that keeps ``bookie --help``
+under 0.3 s while the whole program imports gRPC, numpy and pydantic.
+
+===========  =====================================================================================
+exit status  meaning
+===========  =====================================================================================
+0            done
+1            failed; one sentence on standard error says why
+2            misused: unknown command, option or value
+130          interrupted with Ctrl-C
+===========  =====================================================================================
+
+``bookie serve`` adds 74 (a disk failed) and 78 (the configuration is wrong), as in ``sysexits.h``.
+With ``BOOKIE_DEBUG=1`` an error also prints its traceback.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+from typer.core import TyperGroup
+from typer.main import get_command
+
+from bookie import __version__
+from bookie.errors import BookieError, ConfigurationError
+
+if TYPE_CHECKING:
+    # typer carries its own copy of click and hands its types to subclasses of TyperGroup.
+    from typer import _click
+
+DEBUG_VARIABLE = "BOOKIE_DEBUG"
+
+EXIT_FAILED = 1
+EXIT_MISUSED = 2
+EXIT_INTERRUPTED = 130
+
+GROUPS: dict[str, tuple[str, str]] = {
+    "serve": ("bookie.cli.serve", "Run one bookie, the storage daemon."),
+    "local": ("bookie.cli.local", "Run a whole cluster of bookie processes on this machine."),
+    "cluster": ("bookie.cli.cluster", "Initialise a cluster and see its bookies."),
+    "ledger": ("bookie.cli.ledger", "Create, append to, read, tail, recover and delete ledgers."),
+    "inspect": ("bookie.cli.inspect", "Look into a stopped bookie's directories."),
+    "bench": ("bookie.cli.bench", "Load a cluster and print latencies."),
+    "config": ("bookie.cli.config", "Show, check and explain the settings of a bookie."),
+    "doctor": ("bookie.cli.doctor", "Is this machine fit to run a bookie?"),
+}
+
+
+class LazyGroup(TyperGroup):
+    """A command group whose members are imported when they are named."""
+
+    def list_commands(self, ctx: _click.Context) -> list[str]:
+        """The names of the groups, in the order in which help shows them."""
+        return list(GROUPS)
+
+    def get_command(self, ctx: _click.Context, cmd_name: str) -> _click.Command | None:
+        """Import one group; None when there is no such group."""
+        found = GROUPS.get(cmd_name)
+        if found is None:
+            return None
+        command = get_command(import_module(found[0]).app)
+        command.name = cmd_name
+        return command
+
+    def resolve_command(
+        self, ctx: _click.Context, args: list[str]
+    ) -> tuple[str | None, _click.Command | None, list[str]]:
+        """As inherited, which suggests names from `commands` when one is mistyped."""
+        if args[0] not in GROUPS:
+            self.commands.update(dict.fromkeys(GROUPS, self))
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: _click.Context, formatter: _click.HelpFormatter) -> None:
+        """Write the table of groups without importing one."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in GROUPS.items()])
+
+
+app = typer.Typer(
+    name="bookie",
+    cls=LazyGroup,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(requested: bool) -> None:
+    if requested:
+        print(f"bookie {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_print_version, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """A storage node for replicated logs, and the tools around it."""
+
+
+def run(args: list[str] | None = None) -> int:
+    """Run one command line and return its exit status; every error becomes one sentence.
+
+    Args:
+        args: the words after ``bookie``; the process's own when None.
+    """
+    try:
+        outcome: Any = get_command(app)(args=args, prog_name="bookie", standalone_mode=False)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except typer.Abort:
+        return _fail("interrupted", EXIT_FAILED)
+    except typer.TyperException as error:
+        return _fail_usage(error)
+    except ConfigurationError as error:
+        return _fail(str(error), EXIT_MISUSED)
+    except BookieError as error:
+        return _fail(str(error) or type(error).__name__, EXIT_FAILED)
+    except BrokenPipeError:
+        _abandon_stdout()
+        return EXIT_FAILED
+    except OSError as error:
+        return _fail(_describe_os_error(error), EXIT_FAILED)
+    except Exception as error:  # noqa: BLE001  (the command line's top level: never a traceback)
+        hint = f"set {DEBUG_VARIABLE}=1 to see where"
+        return _fail(f"internal error, {type(error).__name__}: {error} ({hint})", EXIT_FAILED)
+    return outcome if isinstance(outcome, int) else 0
+
+
+def main() -> NoReturn:
+    """The console script: `run` on the process's own arguments, then exit."""
+    status = run()
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _abandon_stdout()
+        status = status or EXIT_FAILED
+    sys.exit(status)
+
+
+def _fail(sentence: str, status: int) -> int:
+    """Print the error being handled as one line (and its traceback when asked for)."""
+    if os.environ.get(DEBUG_VARIABLE, "") not in ("", "0"):
+        import traceback
+
+        traceback.print_exc()
+    print("bookie: " + " ".join(sentence.split()), file=sys.stderr)
+    return status
+
+
+def _fail_usage(error: typer.TyperException) -> int:
+    """Bad usage: the sentence and where to read more; a group without a command prints its help."""
+    sentence = error.format_message()
+    if sentence.startswith("Usage:"):
+        print(sentence, file=sys.stderr)
+        return error.exit_code
+    context: _click.Context | None = getattr(error, "ctx", None)
+    if context is not None:
+        sentence = f"{sentence.rstrip('.')} (see '{context.command_path} --help')"
+    return _fail(sentence, error.exit_code)
+
+
+def _describe_os_error(error: OSError) -> str:
+    reason = error.strerror or str(error)
+    return f"{error.filename}: {reason}" if error.filename else reason
+
+
+def _abandon_stdout() -> None:
+    """The reader of our output is gone: make the interpreter's last flush a no-op."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,81 @@
+"""``bookie doctor``: is this machine fit to run a bookie?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bookie.cli.options import ConfigFile, Output, OutputFormat
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command("doctor")
+def doctor(
+    directories: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[JOURNAL_DIR [LEDGERS_DIR]]",
+            help="The directories to measure; those of --config, or the current one, when absent.",
+            show_default=False,
+        ),
+    ] = None,
+    config: ConfigFile = None,
+    syncs: Annotated[
+        int, typer.Option("--syncs", min=10, max=100_000, help="How many syncs to measure.")
+    ] = 200,
+    output: Output = OutputFormat.TABLE,
+) -> int:
+    """Is this machine fit to run a bookie?
+
+    Measures the sync latency of the given directories and looks at the file systems, free space,
+    limits, clock and library versions. Exits with 1 when a bookie must not run here.
+    """
+    from bookie.cli.output import print_records
+    from bookie.server.fitness import Verdict, check_machine
+
+    journal_dir, ledgers_dir = _directories(directories or [], config)
+    checks = check_machine(journal_dir, ledgers_dir, syncs=syncs)
+    if output is OutputFormat.JSON:
+        print_records(
+            [
+                {
+                    "check": check.name,
+                    "verdict": check.verdict.value,
+                    "found": check.found,
+                    "advice": check.advice,
+                    "numbers": dict(check.numbers),
+                }
+                for check in checks
+            ],
+            output,
+        )
+    else:
+        print_records(
+            [
+                {
+                    "verdict": check.verdict.value,
+                    "check": check.name,
+                    "found": check.found + (f" ({check.advice})" if check.advice else ""),
+                }
+                for check in checks
+            ],
+            output,
+        )
+    return 1 if any(check.verdict is Verdict.FAIL for check in checks) else 0
+
+
+def _directories(given: list[Path], config: Path | None) -> tuple[Path, Path | None]:
+    """The journal's and the ledgers' directory."""
+    if len(given) > 2:
+        raise typer.BadParameter("give at most two directories, the journal's and the ledgers'")
+    if given:
+        return given[0], given[1] if len(given) == 2 else None
+    if config is not None:
+        from bookie.config import load_settings
+
+        storage = load_settings(config).storage
+        return storage.journal_dir, storage.ledgers_dir
+    return Path.cwd(), None

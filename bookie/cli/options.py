@@ -1,0 +1,93 @@
+"""The options that many commands share, and what they mean.
+
+An option is an annotated type, so that each command lists it in its own signature and help:
+``def show(metadata: Metadata, output: Output = OutputFormat.TABLE)``.
+"""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+class OutputFormat(enum.StrEnum):
+    """How a command prints its result on standard output."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+Metadata = Annotated[
+    str,
+    typer.Option(
+        "--metadata",
+        "-m",
+        envvar="BOOKIE_METADATA",
+        show_envvar=True,
+        metavar="URI",
+        help="The metadata store, such as local:///var/lib/cluster/metadata.",
+    ),
+]
+
+Output = Annotated[
+    OutputFormat,
+    typer.Option("--output", "-o", help="How to print the result."),
+]
+
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        "-c",
+        metavar="FILE",
+        help="The bookie's configuration file (TOML).",
+    ),
+]
+
+LedgerArgument = Annotated[
+    int,
+    typer.Argument(metavar="LEDGER", min=0, max=2**63 - 1, help="The ledger's id."),
+]
+
+PasswordFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--password-file",
+        metavar="FILE",
+        help="A file that holds the ledger's password, without the line's end. Never an argument: "
+        "the list of processes shows those.",
+    ),
+]
+
+Yes = Annotated[
+    bool,
+    typer.Option("--yes", "-y", help="Do not ask."),
+]
+
+
+def read_password(path: Path | None) -> bytes:
+    """The password in a file, its trailing newline removed; empty when there is no file.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    if path is None:
+        return b""
+    return path.read_bytes().removesuffix(b"\n").removesuffix(b"\r")
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask before something that cannot be undone; a script (no terminal) is not asked.
+
+    Raises:
+        typer.Abort: the answer was no.
+    """
+    import sys
+
+    if yes or not sys.stdin.isatty():
+        return
+    if not typer.confirm(question, err=True):
+        raise typer.Abort

@@ -1,0 +1,1 @@
+"""The daemon: the floors below put together, and what a running bookie shows of itself."""

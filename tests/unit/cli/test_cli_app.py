@@ -1,0 +1,148 @@
+"""The root of the command line: what it costs to start, and how it ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from bookie import __version__
+from bookie.cli import app
+from bookie.errors import ConfigurationError, NoSuchLedgerError
+
+HEAVY = {"grpc", "numpy", "aiohttp", "rich", "google.protobuf", "lmdb", "asyncio"}
+
+
+def modules_after(*words: str) -> set[str]:
+    """The modules that a command line has imported when it ends."""
+    script = (
+        "import sys\n"
+        "from bookie.cli.app import run\n"
+        "run(sys.argv[1:])\n"
+        "print('MODULES', *sys.modules, file=sys.stderr)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, *words], capture_output=True, text=True, check=True
+    )
+    return set(done.stderr.rpartition("MODULES ")[2].split())
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["doctor", "--help"]])
+def test_help_imports_nothing_heavy(words: list[str]) -> None:
+    """Help answers at once because no heavy library is imported for it."""
+    assert modules_after(*words).isdisjoint(HEAVY)
+
+
+def test_root_help_imports_no_group() -> None:
+    """The table of groups is written without importing one."""
+    assert not [name for name in modules_after("--help") if name.startswith("bookie.cli.doctor")]
+
+
+def test_help_names_every_group(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each group has its line."""
+    assert app.run(["--help"]) == 0
+    out = capsys.readouterr().out
+    for name, (_, text) in app.GROUPS.items():
+        assert f"{name} " in out
+        assert text.split(",")[0] in out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    """``--version`` prints the package's version and exits with 0."""
+    assert app.run(["--version"]) == 0
+    assert capsys.readouterr().out == f"bookie {__version__}\n"
+
+
+def test_no_command_prints_help_and_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a command there is help on standard error, and status 2."""
+    assert app.run([]) == app.EXIT_MISUSED
+    assert capsys.readouterr().err.startswith("Usage: bookie")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["legder"], "bookie: No such command 'legder'. Did you mean 'ledger'? (see "),
+        (["--frob"], "bookie: No such option: --frob (see 'bookie --help')"),
+        (["doctor", "--syncs", "many"], "bookie: Invalid value for '--syncs'"),
+        (["doctor", "--output", "xml"], "bookie: Invalid value for '--output' / '-o'"),
+        (["doctor", "a", "b", "c"], "bookie: Invalid value: give at most two directories"),
+    ],
+)
+def test_misuse_is_one_sentence_and_status_2(
+    words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Bad usage prints one line that says what is wrong and where to read more."""
+    assert app.run(words) == app.EXIT_MISUSED
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(sentence)
+    assert captured.err.count("\n") == 1
+
+
+def raising(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Run a command line whose command raises `error`."""
+
+    def command(**_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(app, "get_command", lambda _app: command)
+    return app.run(["x"])
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "line"),
+    [
+        (NoSuchLedgerError("ledger 7 does not exist"), 1, "bookie: ledger 7 does not exist\n"),
+        (NoSuchLedgerError(), 1, "bookie: NoSuchLedgerError\n"),
+        (ConfigurationError("port is\nnot a number"), 2, "bookie: port is not a number\n"),
+        (FileNotFoundError(2, "No such file", "x.txt"), 1, "bookie: x.txt: No such file\n"),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+)
+def test_errors_become_one_sentence(
+    error: BaseException,
+    status: int,
+    line: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Every error of the tree ends as one line on standard error, never as a traceback."""
+    monkeypatch.delenv(app.DEBUG_VARIABLE, raising=False)
+    assert raising(error, monkeypatch) == status
+    assert capsys.readouterr().err == line
+
+
+def test_unexpected_error_says_how_to_see_more(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A bug is one sentence too, and names the variable that shows the traceback."""
+    monkeypatch.delenv(app.DEBUG_VARIABLE, raising=False)
+    assert raising(ZeroDivisionError("division by zero"), monkeypatch) == 1
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert "ZeroDivisionError: division by zero" in err
+    assert app.DEBUG_VARIABLE in err
+
+
+def test_debug_shows_the_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``BOOKIE_DEBUG=1`` prints the traceback above the sentence."""
+    monkeypatch.setenv(app.DEBUG_VARIABLE, "1")
+    assert raising(NoSuchLedgerError("gone"), monkeypatch) == 1
+    err = capsys.readouterr().err
+    assert "Traceback" in err
+    assert err.endswith("bookie: gone\n")
+
+
+def test_closed_pipe_is_not_an_error_message() -> None:
+    """``bookie … | head`` ends quietly."""
+    done = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m bookie --help | true"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stderr == ""

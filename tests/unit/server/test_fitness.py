@@ -1,0 +1,110 @@
+"""The measurements behind ``bookie doctor``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bookie.cli import app
+from bookie.server import fitness
+from bookie.server.fitness import Verdict
+
+MOUNTS = """\
+22 1 254:0 / / rw,relatime - ext4 /dev/vda rw
+23 22 0:5 / /dev rw - devtmpfs devtmpfs rw
+24 22 0:40 / /tmp/shm\\040space rw,nosuid shared:9 master:2 - tmpfs tmpfs rw
+25 22 0:41 / /tmp/shm\\040space rw - nfs4 server:/x rw
+"""
+
+
+def test_syncs_are_measured_and_leave_nothing(tmp_path: Path) -> None:
+    """As many latencies as asked for, and no file left behind."""
+    latencies = fitness.measure_syncs(tmp_path, 5)
+    assert len(latencies) == 5
+    assert all(0 <= latency < 60 for latency in latencies)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_slow_syncs_are_a_warning() -> None:
+    """The 99th percentile decides."""
+    assert fitness.judge_syncs("journal", [0.0002] * 100).verdict is Verdict.OK
+    slow = fitness.judge_syncs("journal", [0.0002] * 98 + [0.5] * 2)
+    assert slow.verdict is Verdict.WARN
+    assert slow.numbers["p50_seconds"] == 0.0002
+    assert slow.numbers["p99_seconds"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [("/etc", "ext4"), ("/dev/null", "devtmpfs"), ("/tmp/shm space/x", "nfs4"), ("/tmp", "ext4")],
+)
+def test_file_system_is_that_of_the_deepest_last_mount(path: str, kind: str) -> None:
+    """The longest mount point wins, the later one among equals; octal escapes are understood."""
+    assert fitness.file_system_of(Path(path), MOUNTS)[0] == kind
+
+
+def test_real_mounts_are_readable(tmp_path: Path) -> None:
+    """This machine's table of mounts names a type for any path."""
+    assert fitness.file_system_of(tmp_path)[0] != "unknown"
+
+
+def test_nearest_existing_parent(tmp_path: Path) -> None:
+    """A directory that does not exist yet is measured where it would be made."""
+    assert fitness.nearest_existing(tmp_path / "a" / "b") == tmp_path
+
+
+def test_same_device_is_a_warning(tmp_path: Path) -> None:
+    """Journal and ledgers on one device compete."""
+    assert fitness.check_devices(tmp_path, tmp_path).verdict is Verdict.WARN
+    assert fitness.check_devices(tmp_path, Path("/proc")).verdict is Verdict.OK
+
+
+@pytest.mark.parametrize(
+    ("limit", "verdict"), [(1024, Verdict.WARN), (65536, Verdict.OK), (-1, Verdict.OK)]
+)
+def test_open_files(limit: int, verdict: Verdict) -> None:
+    """A small limit is a warning; -1 is unlimited."""
+    assert fitness.check_files_limit(limit).verdict is verdict
+
+
+def test_interpreter() -> None:
+    """Too old, or with the assertions stripped, is a failure."""
+    assert fitness.check_python((3, 11, 0), optimized=False).verdict is Verdict.OK
+    assert fitness.check_python((3, 10, 9), optimized=False).verdict is Verdict.FAIL
+    assert fitness.check_python((3, 12, 1), optimized=True).verdict is Verdict.FAIL
+
+
+def test_missing_library_is_a_failure() -> None:
+    """A library that is not installed is named, with the command that installs it."""
+    check = fitness.check_libraries(["pytest", "no-such-library"])
+    assert check.verdict is Verdict.FAIL
+    assert check.advice == "pip install no-such-library"
+
+
+def test_clocks() -> None:
+    """Both clocks can be judged on any Linux."""
+    assert fitness.check_monotonic_clock().verdict is Verdict.OK
+    assert fitness.check_clock_synchronised().verdict in {Verdict.OK, Verdict.WARN}
+
+
+def test_unwritable_directory_is_a_failure() -> None:
+    """A directory that refuses files fails the machine (also for root, as in /proc)."""
+    checks = fitness.check_directory("journal", Path("/proc"), syncs=10)
+    assert checks[-1].verdict is Verdict.FAIL
+    assert len(checks[-1].found) > 0
+
+
+def test_doctor_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command prints every check with its numbers and exits with 0 on a sound machine."""
+    assert app.run(["doctor", str(tmp_path), "--syncs", "10", "--output", "json"]) == 0
+    checks = {check["check"]: check for check in json.loads(capsys.readouterr().out)}
+    assert checks["journal sync"]["numbers"]["count"] == 10
+    assert checks["python"]["verdict"] == "ok"
+
+
+def test_doctor_fails_where_a_bookie_cannot_run(capsys: pytest.CaptureFixture[str]) -> None:
+    """One failed check is exit status 1."""
+    assert app.run(["doctor", "/proc", "--syncs", "10"]) == 1
+    assert "fail" in capsys.readouterr().out
