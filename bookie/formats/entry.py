@@ -1,0 +1,263 @@
+"""An entry as it travels and is stored: a packet.
+
+====== ===== ==================================================================
+offset bytes meaning (numbers are signed 64-bit, big endian)
+====== ===== ==================================================================
+0      8     ledger id
+8      8     entry id
+16     8     last add confirmed (LAC) that the writer knew: -1 … entry id - 1
+24     8     accumulated length: payload bytes of the ledger up to and with this entry
+32     0-20  digest over bytes 0 … 32 and the payload (see :mod:`bookie.formats.digest`)
+…      …     payload, as the user gave it
+====== ===== ==================================================================
+
+An explicit LAC packet is {ledger id, LAC, digest over these 16 bytes}.
+
+Only digest-verified packets are evidence: of an entry, of a LAC, of a ledger's length. Bookies
+check headers without knowing digests; clients, repair and the scrubber check digests.
+
+Source: Apache BookKeeper's ``DigestManager``; the bytes are the same.
+"""
+
+from __future__ import annotations
+
+import hmac
+import struct
+from collections.abc import Sequence
+from functools import partial
+from itertools import accumulate
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bookie.errors import BadRequestError, ChecksumError, FormatError
+from bookie.formats.batch import PACKET_HEADER_SIZE_BYTES, EntryBatch, gather_prefixes
+from bookie.formats.digest import BytesLike, Digester
+
+HEADER_SIZE_BYTES = PACKET_HEADER_SIZE_BYTES
+LAC_HEADER_SIZE_BYTES = 16
+LAC_PACKET_SIZE_BYTES_MAX = LAC_HEADER_SIZE_BYTES + 20
+
+_HEADER = struct.Struct(">qqqq")
+_LAC_HEADER = struct.Struct(">qq")
+_HEADER_DTYPE = np.dtype((np.void, HEADER_SIZE_BYTES))
+_PACK_BY_NUMPY_FROM = 28
+_VERIFY_BY_NUMPY_FROM = 16
+# Entries from which numpy's fixed cost (30-50 µs a batch) beats one `struct` call each (measured).
+
+
+class PacketHeader(NamedTuple):
+    """The four numbers at the start of a packet."""
+
+    ledger_id: int
+    entry_id: int
+    last_add_confirmed: int
+    length: int
+
+
+class Entry(NamedTuple):
+    """A verified entry. A tuple, because a reader makes one for each entry."""
+
+    entry_id: int
+    payload: bytes
+
+
+class Lac(NamedTuple):
+    """What an explicit LAC packet says."""
+
+    ledger_id: int
+    last_add_confirmed: int
+
+
+# The class's own constructor is Python code; this one is C and twice as fast.
+_make_entry = cast("Any", partial(tuple.__new__, Entry))
+
+
+def parse_header(packet: BytesLike) -> PacketHeader:
+    """The header of a packet, unverified.
+
+    Raises:
+        FormatError: the packet is shorter than a header.
+    """
+    if len(packet) < HEADER_SIZE_BYTES:
+        raise FormatError(f"a packet of {len(packet)} bytes is shorter than its header")
+    return PacketHeader._make(_HEADER.unpack_from(packet))
+
+
+def pack_batch(
+    ledger_id: int,
+    first_entry_id: int,
+    last_add_confirmed: int,
+    length_before: int,
+    payloads: Sequence[BytesLike],
+    digester: Digester,
+) -> EntryBatch:
+    """Packets for consecutive entries, each carrying the same LAC.
+
+    Args:
+        ledger_id: the ledger.
+        first_entry_id: id of the first payload; the others follow without gaps.
+        last_add_confirmed: the LAC in every packet: -1 … `first_entry_id` - 1.
+        length_before: payload bytes of the ledger before the first of these entries.
+        payloads: at least one; memoryviews must be of single bytes.
+        digester: the ledger's.
+    """
+    count = len(payloads)
+    assert count >= 1
+    assert -1 <= last_add_confirmed < first_entry_id
+    body_sizes = list(map(len, payloads))
+    sizes = np.array(body_sizes, dtype=np.int64)
+    if count < _PACK_BY_NUMPY_FROM:
+        lengths = accumulate(body_sizes[1:], initial=length_before + body_sizes[0])
+        headers = [
+            _HEADER.pack(ledger_id, entry_id, last_add_confirmed, length)
+            for entry_id, length in enumerate(lengths, first_entry_id)
+        ]
+        prefixes = [h + digester.digest(h, p) for h, p in zip(headers, payloads, strict=True)]
+    else:
+        columns = np.empty((count, 4), dtype=">i8")
+        columns[:, 0] = ledger_id
+        columns[:, 1] = np.arange(count, dtype=np.int64) + first_entry_id
+        columns[:, 2] = last_add_confirmed
+        columns[:, 3] = np.cumsum(sizes) + length_before
+        headers = cast("list[bytes]", _rows(columns.tobytes(), HEADER_SIZE_BYTES).tolist())
+        prefixes = headers
+        if digester.size_bytes:
+            rows = np.empty(count, dtype=_prefix_dtype(digester.size_bytes))
+            rows["header"] = columns.view(_HEADER_DTYPE)[:, 0]
+            digests = digester.digest_many(headers, payloads)
+            rows["digest"] = _rows(digests, digester.size_bytes)
+            prefixes = cast("list[bytes]", rows.view(np.dtype((np.void, rows.itemsize))).tolist())
+    sizes += HEADER_SIZE_BYTES + digester.size_bytes
+    parts: list[BytesLike] = [b""] * (2 * count)
+    parts[::2] = prefixes
+    parts[1::2] = payloads
+    return EntryBatch(ledger_id, first_entry_id, None, sizes, b"".join(parts))
+
+
+def unpack_packet(ledger_id: int, entry_id: int, packet: BytesLike, digester: Digester) -> bytes:
+    """The payload of a packet that claims to be entry `entry_id` of `ledger_id`.
+
+    Raises:
+        ChecksumError: the packet is too short, is another entry, or its digest is wrong.
+    """
+    body_at = HEADER_SIZE_BYTES + digester.size_bytes
+    if len(packet) < body_at:
+        raise ChecksumError(
+            f"entry {entry_id} of ledger {ledger_id} has only {len(packet)} bytes, no digest fits"
+        )
+    header = PacketHeader._make(_HEADER.unpack_from(packet))
+    if header.ledger_id != ledger_id or header.entry_id != entry_id:
+        raise ChecksumError(
+            f"entry {entry_id} of ledger {ledger_id} was asked for, "
+            f"entry {header.entry_id} of ledger {header.ledger_id} came"
+        )
+    view = memoryview(packet)
+    payload = bytes(view[body_at:])
+    expected = digester.digest(view[:HEADER_SIZE_BYTES], payload)
+    if not hmac.compare_digest(expected, view[HEADER_SIZE_BYTES:body_at]):
+        raise ChecksumError(f"entry {entry_id} of ledger {ledger_id} fails its digest")
+    return payload
+
+
+def verify_batch(batch: EntryBatch, digester: Digester) -> list[Entry]:
+    """All entries of `batch`, verified: ids by numpy, then each packet's digest.
+
+    Raises:
+        ChecksumError: names the first entry id whose packet is another entry, too short for a
+            digest, or fails it. Entries before it are right, but nothing is returned.
+    """
+    count = len(batch.sizes)
+    if count < _VERIFY_BY_NUMPY_FROM:
+        ids = batch.entry_ids().tolist()
+        return [
+            Entry(entry_id, unpack_packet(batch.ledger_id, entry_id, packet, digester))
+            for entry_id, packet in zip(ids, batch.packets(), strict=True)
+        ]
+    digest_size = digester.size_bytes
+    prefix_size = HEADER_SIZE_BYTES + digest_size
+    if int(batch.sizes.min()) < prefix_size:
+        # Some digest does not fit: one by one, to name the first entry that is wrong.
+        for entry_id, packet in zip(batch.entry_ids().tolist(), batch.packets(), strict=True):
+            unpack_packet(batch.ledger_id, entry_id, packet, digester)
+    prefixes = gather_prefixes(batch, prefix_size).view(_prefix_dtype(digest_size))
+    header_column = np.ascontiguousarray(prefixes["header"])
+    columns = header_column.view(">i8").reshape(-1, 4)
+    wanted = batch.entry_ids()
+    wrong = (columns[:, 0] != batch.ledger_id) | (columns[:, 1] != wanted)
+    payloads = _payloads_of(batch, prefix_size)
+    if digest_size:
+        stored = np.ascontiguousarray(prefixes["digest"]).view(np.uint8)
+        computed = np.frombuffer(digester.digest_many(header_column.tolist(), payloads), np.uint8)
+        wrong |= (stored != computed).reshape(count, digest_size).any(axis=1)
+    if wrong.any():
+        position = int(wrong.argmax())
+        unpack_packet(batch.ledger_id, int(wanted[position]), batch.packets()[position], digester)
+    return list(map(_make_entry, zip(wanted.tolist(), payloads, strict=True)))
+
+
+def pack_lac(ledger_id: int, last_add_confirmed: int, digester: Digester) -> bytes:
+    """An explicit LAC packet."""
+    header = _LAC_HEADER.pack(ledger_id, last_add_confirmed)
+    return header + digester.digest(header, b"")
+
+
+def unpack_lac(ledger_id: int, packet: BytesLike, digester: Digester) -> int:
+    """The LAC of `ledger_id` that a packet proves.
+
+    Raises:
+        ChecksumError: the packet has the wrong size, speaks of another ledger, or its digest is
+            wrong.
+    """
+    if len(packet) != LAC_HEADER_SIZE_BYTES + digester.size_bytes:
+        raise ChecksumError(f"a LAC packet of {len(packet)} bytes has the wrong size")
+    view = memoryview(packet)
+    header = view[:LAC_HEADER_SIZE_BYTES]
+    if not hmac.compare_digest(digester.digest(header, b""), view[LAC_HEADER_SIZE_BYTES:]):
+        raise ChecksumError(f"a LAC packet of ledger {ledger_id} fails its digest")
+    lac = Lac._make(_LAC_HEADER.unpack(header))
+    if lac.ledger_id != ledger_id:
+        raise ChecksumError(f"a LAC packet of ledger {lac.ledger_id} came for ledger {ledger_id}")
+    return lac.last_add_confirmed
+
+
+def lac_packet_ids(packet: BytesLike) -> Lac:
+    """What a LAC packet claims, unverified: bookies do not know the digest.
+
+    Raises:
+        BadRequestError: no digest makes a packet of this size, or its ids are out of range.
+    """
+    if not LAC_HEADER_SIZE_BYTES <= len(packet) <= LAC_PACKET_SIZE_BYTES_MAX:
+        raise BadRequestError(f"a LAC packet of {len(packet)} bytes has the wrong size")
+    lac = Lac._make(_LAC_HEADER.unpack_from(packet))
+    if lac.ledger_id < 0 or lac.last_add_confirmed < -1:
+        raise BadRequestError(
+            f"a LAC packet names ledger {lac.ledger_id} and entry {lac.last_add_confirmed}"
+        )
+    return lac
+
+
+def _rows(data: bytes, size: int) -> NDArray[np.void]:
+    """`data` as rows of `size` bytes; their ``tolist`` cuts it four times faster than slices do."""
+    return np.frombuffer(data, dtype=np.dtype((np.void, size)))
+
+
+def _prefix_dtype(digest_size: int) -> np.dtype[np.void]:
+    return np.dtype([("header", _HEADER_DTYPE), ("digest", np.void, digest_size)])
+
+
+def _payloads_of(batch: EntryBatch, prefix_size: int) -> list[bytes]:
+    """A copy of each packet's bytes after its digest."""
+    size = int(batch.sizes[0])
+    if size > prefix_size and bool((batch.sizes == size).all()):
+        row = np.dtype([("prefix", np.void, prefix_size), ("payload", np.void, size - prefix_size)])
+        payloads: list[bytes] = np.frombuffer(batch.payload, dtype=row)["payload"].tolist()
+        return payloads
+    data = batch.payload
+    offsets = batch.offsets()
+    starts = (offsets[:-1] + prefix_size).tolist()
+    ends = offsets[1:].tolist()
+    if isinstance(data, bytes):
+        return [data[start:end] for start, end in zip(starts, ends, strict=True)]
+    return [bytes(data[start:end]) for start, end in zip(starts, ends, strict=True)]

@@ -1,0 +1,165 @@
+"""Packets: the layout, and that nothing unverified gets through."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pytest
+
+from bookie.errors import BadRequestError, ChecksumError, FormatError
+from bookie.formats.batch import EntryBatch, check_headers
+from bookie.formats.digest import BytesLike, DigestType, digester_for
+from bookie.formats.entry import (
+    HEADER_SIZE_BYTES,
+    Entry,
+    PacketHeader,
+    lac_packet_ids,
+    pack_batch,
+    pack_lac,
+    parse_header,
+    unpack_lac,
+    unpack_packet,
+    verify_batch,
+)
+
+CRC32C = digester_for(DigestType.CRC32C, b"")
+COUNTS = [1, 2, 15, 16, 27, 28, 100]
+"""Both sides of the switch from `struct` to numpy."""
+
+
+def payloads_of(count: int, *, uniform: bool) -> list[bytes]:
+    """Different payloads, of one size or of many (the first is empty then)."""
+    return [bytes([i % 251]) * (10 if uniform else i % 7) for i in range(count)]
+
+
+def test_packet_layout() -> None:
+    """Ledger, entry, LAC, length big endian; digest; payload."""
+    batch = pack_batch(1, 5, 4, 100, [b"hello"], CRC32C)
+    packet = bytes(batch.payload)
+    header = struct.pack(">qqqq", 1, 5, 4, 105)
+    assert packet == header + CRC32C.digest(header, b"hello") + b"hello"
+    assert parse_header(packet) == PacketHeader(1, 5, 4, 105)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("uniform", [True, False])
+@pytest.mark.parametrize("digest_type", list(DigestType))
+def test_batch_is_what_single_packets_are(
+    count: int, uniform: bool, digest_type: DigestType
+) -> None:
+    """A batch equals its packets made one by one, and verifies to the payloads."""
+    digester = digester_for(digest_type, b"secret")
+    payloads = payloads_of(count, uniform=uniform)
+    batch = pack_batch(9, 1000, 17, 50, payloads, digester)
+    batch.check_bounds()
+    assert check_headers(batch) == 17
+    length = 50
+    singles = []
+    for entry_id, payload in enumerate(payloads, 1000):
+        singles.append(pack_batch(9, entry_id, 17, length, [payload], digester).payload)
+        length += len(payload)
+    assert batch.payload == b"".join(singles)
+    expected = [Entry(1000 + i, payload) for i, payload in enumerate(payloads)]
+    entries = verify_batch(batch, digester)
+    assert entries == expected
+    assert all(type(entry) is Entry and type(entry.payload) is bytes for entry in entries)
+    view = EntryBatch(9, 1000, None, batch.sizes, memoryview(batch.payload))
+    assert verify_batch(view, digester) == expected
+
+
+def test_payloads_may_be_views() -> None:
+    """Bytearrays and memoryviews are packed without conversion by the caller."""
+    payloads: list[BytesLike] = [bytearray(b"abc"), memoryview(b"defg")] * 20
+    entries = verify_batch(pack_batch(9, 0, -1, 0, payloads, CRC32C), CRC32C)
+    assert [entry.payload for entry in entries] == [b"abc", b"defg"] * 20
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("uniform", [True, False])
+def test_one_flipped_bit_is_found_and_named(count: int, uniform: bool) -> None:
+    """Damage in any part of a packet names that entry, the first damaged one."""
+    batch = pack_batch(9, 1000, 17, 50, payloads_of(count, uniform=uniform), CRC32C)
+    position = count // 2
+    start, end = batch.offsets()[position : position + 2].tolist()
+    for at in (start, start + 8, start + 16, start + 24, start + HEADER_SIZE_BYTES, end - 1):
+        damaged = bytearray(batch.payload)
+        damaged[at] ^= 1
+        damaged[-1] ^= 128
+        wrong = EntryBatch(9, 1000, None, batch.sizes, bytes(damaged))
+        with pytest.raises(ChecksumError, match=f"entry {1000 + position} of ledger 9"):
+            verify_batch(wrong, CRC32C)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_a_packet_without_room_for_a_digest_is_named(count: int) -> None:
+    """A short packet is a checksum error of that entry, after all good ones before it."""
+    good = pack_batch(9, 0, -1, 0, [b"x" * 9] * count, CRC32C)
+    short = struct.pack(">qqqq", 9, count, -1, 0)
+    sizes = np.append(good.sizes, len(short))
+    batch = EntryBatch(9, 0, None, sizes, bytes(good.payload) + short)
+    with pytest.raises(ChecksumError, match=f"entry {count} of ledger 9 has only 32 bytes"):
+        verify_batch(batch, CRC32C)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_packets_of_others_do_not_verify(count: int) -> None:
+    """A valid packet of another ledger or entry is not the one asked for."""
+    batch = pack_batch(9, 1000, 17, 50, [b"x"] * count, CRC32C)
+    with pytest.raises(ChecksumError, match="entry 1000 of ledger 8 was asked for"):
+        verify_batch(EntryBatch(8, 1000, None, batch.sizes, batch.payload), CRC32C)
+    with pytest.raises(ChecksumError, match="entry 999 of ledger 9 was asked for"):
+        verify_batch(EntryBatch(9, 999, None, batch.sizes, batch.payload), CRC32C)
+
+
+def test_unpack_verifies_one_packet() -> None:
+    """One packet gives its payload, or a checksum error."""
+    packet = bytes(pack_batch(9, 5, 4, 0, [b"hello"], CRC32C).payload)
+    assert unpack_packet(9, 5, packet, CRC32C) == b"hello"
+    assert unpack_packet(9, 5, memoryview(packet), CRC32C) == b"hello"
+    with pytest.raises(ChecksumError, match="fails its digest"):
+        unpack_packet(9, 5, packet + b"!", CRC32C)
+    with pytest.raises(ChecksumError, match="only 35 bytes"):
+        unpack_packet(9, 5, packet[:35], CRC32C)
+    with pytest.raises(FormatError, match="shorter"):
+        parse_header(packet[:31])
+
+
+def test_wrong_password_fails_the_hmac() -> None:
+    """Only the ledger's password verifies an HMAC."""
+    batch = pack_batch(9, 5, 4, 0, [b"hello"], digester_for(DigestType.HMAC, b"right"))
+    with pytest.raises(ChecksumError):
+        verify_batch(batch, digester_for(DigestType.HMAC, b"wrong"))
+
+
+def test_lac_packet_round_trip() -> None:
+    """A LAC packet says which ledger and entry it means, and proves it."""
+    for digest_type in DigestType:
+        digester = digester_for(digest_type, b"secret")
+        packet = pack_lac(9, 41, digester)
+        assert packet[:16] == struct.pack(">qq", 9, 41)
+        assert lac_packet_ids(packet) == (9, 41)
+        assert unpack_lac(9, packet, digester) == 41
+
+
+def test_lac_packet_of_another_ledger_proves_nothing() -> None:
+    """A verified packet still has to speak of the ledger that was asked about."""
+    with pytest.raises(ChecksumError, match="of ledger 9 came for ledger 8"):
+        unpack_lac(8, pack_lac(9, 41, CRC32C), CRC32C)
+
+
+def test_bad_lac_packets_are_refused() -> None:
+    """Wrong sizes, digests and ids are refused."""
+    packet = pack_lac(9, 41, CRC32C)
+    with pytest.raises(ChecksumError, match="fails its digest"):
+        unpack_lac(9, packet[:-1] + b"?", CRC32C)
+    with pytest.raises(ChecksumError, match="wrong size"):
+        unpack_lac(9, packet[:-1], CRC32C)
+    with pytest.raises(BadRequestError, match="wrong size"):
+        lac_packet_ids(packet[:15])
+    with pytest.raises(BadRequestError, match="wrong size"):
+        lac_packet_ids(packet + bytes(17))
+    with pytest.raises(BadRequestError, match="ledger -1"):
+        lac_packet_ids(struct.pack(">qq", -1, 0))
+    with pytest.raises(BadRequestError, match="entry -2"):
+        lac_packet_ids(struct.pack(">qq", 1, -2))
