@@ -1,0 +1,125 @@
+"""Torn or corrupt: what an invalid block at the end of the readable part of a file means.
+
+Replay reads a file's blocks in order until one at offset X is invalid. If X had never been synced,
+nobody was told that it was stored: a **torn** tail, and the file ends there. If X had been synced,
+acknowledged entries or fences are gone: **corruption**, and the bookie must not answer "no such
+entry" before its ledgers have been checked. Taking one for the other loses data, or availability.
+
+Three witnesses can say that X was synced. Each is written only after the sync that it speaks of:
+
+- the **mark** in the index: a checkpoint's end lies above X;
+- a **later block** of the same file (found by looking at every block boundary) that says it was
+  written when the file was synced beyond X;
+- the **successor**: the next file's first block names this file's end, and it lies above X. A file
+  is synced before its successor is started.
+
+A valid later block alone is no witness: the disk may have written two unsynced blocks in any order.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class Verdict(enum.Enum):
+    """What the invalid block is."""
+
+    TORN = "torn"
+    CORRUPT = "corrupt"
+
+
+@dataclass(frozen=True, slots=True)
+class TailEvidence:
+    """What the three witnesses say about an invalid block at X."""
+
+    mark_beyond: bool
+    later_block_durable_beyond: bool
+    successor_says_ended_beyond: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TailRule:
+    """A row of the table; None stands for either answer."""
+
+    mark_beyond: bool | None
+    later_block_durable_beyond: bool | None
+    successor_says_ended_beyond: bool | None
+    verdict: Verdict
+    because: str
+
+    def matches(self, evidence: TailEvidence) -> bool:
+        """Whether this row speaks about `evidence`."""
+        pairs = (
+            (self.mark_beyond, evidence.mark_beyond),
+            (self.later_block_durable_beyond, evidence.later_block_durable_beyond),
+            (self.successor_says_ended_beyond, evidence.successor_says_ended_beyond),
+        )
+        return all(wanted is None or wanted == given for wanted, given in pairs)
+
+
+TAIL_RULES: tuple[TailRule, ...] = (
+    TailRule(
+        True,
+        None,
+        None,
+        Verdict.CORRUPT,
+        "a checkpoint ended beyond the block, so it had been synced",
+    ),
+    TailRule(
+        False,
+        True,
+        None,
+        Verdict.CORRUPT,
+        "a later block was written when the file had been synced beyond this one",
+    ),
+    TailRule(
+        False,
+        False,
+        True,
+        Verdict.CORRUPT,
+        "the next file was started after this one had been synced beyond the block",
+    ),
+    TailRule(
+        False,
+        False,
+        False,
+        Verdict.TORN,
+        "nothing says that the block had been synced, so nobody was told that it is stored",
+    ),
+)
+"""Exactly one row matches any evidence."""
+
+
+def judge(evidence: TailEvidence) -> TailRule:
+    """The row that decides, with its verdict and the reason for it."""
+    (rule,) = (rule for rule in TAIL_RULES if rule.matches(evidence))
+    return rule
+
+
+def gather_evidence(
+    invalid_at: int,
+    *,
+    mark_offset: int | None,
+    later_durable_upto: int | None,
+    successor_end: int | None,
+) -> TailEvidence:
+    """Turn offsets into evidence about the invalid block at `invalid_at`.
+
+    Args:
+        invalid_at: offset of the first invalid block in its file.
+        mark_offset: offset of the index's mark in this file; None if it lies in an earlier file or
+            there is no index. A file before the mark's file counts as marked to its end: give
+            any offset above its size.
+        later_durable_upto: the highest `durable_upto` of the valid blocks after `invalid_at`; None
+            if there are none.
+        successor_end: where the next file's LINK record says this file ended; None if there is no
+            next file, or its first block is not readable.
+    """
+    return TailEvidence(
+        mark_beyond=mark_offset is not None and mark_offset > invalid_at,
+        later_block_durable_beyond=(
+            later_durable_upto is not None and later_durable_upto > invalid_at
+        ),
+        successor_says_ended_beyond=successor_end is not None and successor_end > invalid_at,
+    )
