@@ -1,0 +1,59 @@
+"""May traffic come here? Each part of the daemon states its own obstacle, and takes it back.
+
+A bookie is ready when no part holds an obstacle. A remark (read-only) does not stop traffic: a
+read-only bookie still answers reads, fences and recovery.
+"""
+
+from __future__ import annotations
+
+import enum
+
+
+class Part(enum.StrEnum):
+    """The parts of a daemon that can stand in the way."""
+
+    BOOT = "boot"
+    REGISTRATION = "registration"
+    STORAGE = "storage"
+    SHUTDOWN = "shutdown"
+
+
+class Readiness:
+    """Obstacles and remarks of one bookie. Not thread safe: for the event loop only.
+
+    It begins with the obstacle that the bookie is starting; `clear` it when boot has ended.
+    """
+
+    def __init__(self) -> None:
+        self._obstacles: dict[Part, str] = {Part.BOOT: "the bookie is starting"}
+        self._remark = ""
+
+    def block(self, part: Part, reason: str) -> None:
+        """State the obstacle of one part, replacing the one it held."""
+        self._obstacles[part] = reason
+
+    def clear(self, part: Part) -> None:
+        """Take the obstacle of one part back; nothing happens when it holds none."""
+        self._obstacles.pop(part, None)
+
+    def remark(self, text: str) -> None:
+        """Say something that does not stop traffic; empty takes it back."""
+        self._remark = text
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether no part holds an obstacle."""
+        return not self._obstacles
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether a restart would not help: false only when storage failed."""
+        return Part.STORAGE not in self._obstacles
+
+    def report(self) -> dict[str, object]:
+        """What ``/readyz`` answers."""
+        return {
+            "ready": self.is_ready,
+            "reasons": [f"{part}: {reason}" for part, reason in self._obstacles.items()],
+            "remarks": [self._remark] if self._remark else [],
+        }

@@ -1,0 +1,84 @@
+"""The HTTP pages of a bookie."""
+
+from __future__ import annotations
+
+import aiohttp
+import pytest
+
+from bookie.errors import ConfigurationError
+from bookie.server.http import serve_http
+from bookie.server.readiness import Part, Readiness
+from bookie.telemetry import Metrics
+
+
+async def get(port: int, path: str, method: str = "GET") -> tuple[int, str, str]:
+    """Status, content type and body of one request."""
+    async with (
+        aiohttp.ClientSession() as session,
+        session.request(method, f"http://127.0.0.1:{port}{path}") as response,
+    ):
+        return response.status, response.headers["Content-Type"], await response.text()
+
+
+async def test_not_ready_until_boot_has_ended() -> None:
+    """While the bookie boots it lives but takes no traffic, and says why."""
+    readiness = Readiness()
+    async with serve_http(Metrics(), readiness, host="127.0.0.1", port=0) as port:
+        status, _, body = await get(port, "/readyz")
+        assert status == 503
+        assert "boot: the bookie is starting" in body
+        assert (await get(port, "/healthz"))[0] == 200
+        readiness.clear(Part.BOOT)
+        assert (await get(port, "/readyz"))[0] == 200
+
+
+@pytest.mark.parametrize("part", list(Part))
+async def test_any_part_can_stop_traffic(part: Part) -> None:
+    """Each obstacle is named; only failed storage asks for a restart."""
+    readiness = Readiness()
+    readiness.clear(Part.BOOT)
+    readiness.block(part, "because")
+    async with serve_http(Metrics(), readiness, host="127.0.0.1", port=0) as port:
+        status, _, body = await get(port, "/readyz")
+        assert status == 503
+        assert f"{part}: because" in body
+        assert (await get(port, "/healthz"))[0] == (503 if part is Part.STORAGE else 200)
+
+
+async def test_read_only_is_ready_and_says_so() -> None:
+    """A read-only bookie still answers reads, so it stays ready, with a remark."""
+    readiness = Readiness()
+    readiness.clear(Part.BOOT)
+    readiness.remark("read-only")
+    async with serve_http(Metrics(), readiness, host="127.0.0.1", port=0) as port:
+        status, _, body = await get(port, "/readyz")
+        assert status == 200
+        assert '"remarks": ["read-only"]' in body
+
+
+async def test_metrics_are_this_bookies() -> None:
+    """The text format of the bookie's own registry."""
+    metrics = Metrics()
+    metrics.entries_added_total.inc(7)
+    async with serve_http(metrics, Readiness(), host="127.0.0.1", port=0) as port:
+        status, content_type, body = await get(port, "/metrics")
+    assert status == 200
+    assert content_type.startswith("text/plain; version=0.0.4")
+    assert "bookie_entries_added_total 7.0" in body
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"), [("POST", "/readyz", 405), ("GET", "/../etc/passwd", 404)]
+)
+async def test_nothing_else_is_served(method: str, path: str, status: int) -> None:
+    """Pages are read-only and there are no others."""
+    async with serve_http(Metrics(), Readiness(), host="127.0.0.1", port=0) as port:
+        assert (await get(port, path, method))[0] == status
+
+
+async def test_port_taken_is_one_sentence() -> None:
+    """A taken port is the configuration's fault, said in one sentence."""
+    async with serve_http(Metrics(), Readiness(), host="127.0.0.1", port=0) as port:
+        with pytest.raises(ConfigurationError, match=f"cannot serve HTTP on 127.0.0.1:{port}: "):
+            async with serve_http(Metrics(), Readiness(), host="127.0.0.1", port=port):
+                pytest.fail("two servers on one port")
