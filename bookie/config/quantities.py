@@ -1,0 +1,58 @@
+"""Values of settings that have a spelling of their own: sizes in bytes and sets of labels.
+
+Sizes are plain integers in code. In a file or variable they may also be written with a binary unit,
+``"256MiB"``; labels may be written ``"zone=a,rack=r1"`` where a table is not possible.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated
+
+from pydantic import BeforeValidator
+
+UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+
+_SIZE = re.compile(r"\s*(\d+)\s*(B|KiB|MiB|GiB|TiB)?\s*")
+_LABEL = re.compile(r"[A-Za-z0-9._/-]{1,63}")
+
+
+def parse_size(value: object) -> object:
+    """Turn ``"8MiB"`` into 8388608; anything else is left to the integer check that follows."""
+    if not isinstance(value, str):
+        return value
+    match = _SIZE.fullmatch(value)
+    if match is None:
+        raise ValueError("must be a number of bytes, or one with a unit B, KiB, MiB, GiB or TiB")
+    return int(match[1]) * UNITS[match[2] or "B"]
+
+
+def format_size(size: int) -> str:
+    """The shortest exact spelling, ``8MiB`` for 8388608."""
+    unit = "B"
+    for name, factor in UNITS.items():
+        if size and size % factor == 0:
+            unit = name
+    return f"{size // UNITS[unit]}{unit}"
+
+
+def parse_labels(value: object) -> object:
+    """Turn ``"zone=a,rack=r1"`` into a mapping, and check names and values of any mapping."""
+    if isinstance(value, str):
+        pairs = [pair.partition("=") for pair in value.split(",") if pair.strip()]
+        value = {name.strip(): text.strip() for name, _, text in pairs}
+    if isinstance(value, Mapping):
+        for part in (*value.keys(), *value.values()):
+            if not isinstance(part, str) or not _LABEL.fullmatch(part):
+                raise ValueError(
+                    f"has the name or value {part!r}; letters, digits and ._/- are allowed"
+                )
+    return value
+
+
+Size = Annotated[int, BeforeValidator(parse_size)]
+"""A number of bytes."""
+
+Labels = Annotated[Mapping[str, str], BeforeValidator(parse_labels)]
+"""Name → value, both of letters, digits and ``._/-``, at most 63 characters."""

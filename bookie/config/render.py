@@ -1,0 +1,64 @@
+"""Settings as a TOML file that explains itself; `load_settings` reads the same settings back."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic.fields import FieldInfo
+
+from bookie.config.load import section_type
+from bookie.config.quantities import format_size, parse_size
+from bookie.config.sections import Section, Settings
+
+HEAD = """\
+# Settings of a bookie. Every key is listed; what is left out has its default.
+# A variable BOOKIE_SECTION__KEY wins over this file, a flag of the command over both.
+# Sizes are bytes, or have a unit: "64KiB", "256MiB", "1GiB". An unknown key refuses to start.
+"""
+
+
+def render_toml(settings: Settings) -> str:
+    """All sections with every key, each below a comment with its meaning and default.
+
+    Secrets, should a section have any, are not written out.
+    """
+    parts = [HEAD]
+    for name in Settings.model_fields:
+        section: Section = getattr(settings, name)
+        parts.append(f"\n{_comment(section_type(name).__doc__ or '')}[{name}]\n")
+        for key, field in type(section).model_fields.items():
+            default = _value(field, field.default)
+            text = f"{field.description} Default:\N{NO-BREAK SPACE}{default}."
+            parts.append(f"{_comment(text)}{key} = {_value(field, getattr(section, key))}\n")
+    return "".join(parts)
+
+
+def _comment(text: str) -> str:
+    lines = textwrap.wrap(text, 98, break_long_words=False, break_on_hyphens=False)
+    return "".join(f"# {line}\n" for line in lines).replace("\N{NO-BREAK SPACE}", " ")
+
+
+def _value(field: FieldInfo, value: object) -> str:
+    match value:
+        case bool():
+            return str(value).lower()
+        case int() if _is_size(field) and value:
+            return f'"{format_size(value)}"'
+        case int() | float():
+            return repr(value)
+        case Mapping():
+            items = (f"{json.dumps(name)} = {json.dumps(text)}" for name, text in value.items())
+            inner = ", ".join(items)
+            return f"{{ {inner} }}" if inner else "{}"
+        case str() | Path():
+            # A JSON string with its escapes is a TOML basic string.
+            return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+        case _:
+            return '"********"'
+
+
+def _is_size(field: FieldInfo) -> bool:
+    return any(getattr(mark, "func", None) is parse_size for mark in field.metadata)

@@ -1,0 +1,396 @@
+"""Every setting with its default, range and meaning; `conf/bookie.toml` is rendered from here.
+
+Units stand at the end of a name. Relations inside a section are checked where the section is built,
+relations between sections where `Settings` is: code that builds one section for itself (a test of
+the journal with tiny files) is not held to what a whole server needs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from bookie.config.quantities import Labels, Size
+from bookie.ids import BATCH_SIZE_BYTES_MAX, ENTRY_SIZE_BYTES_MAX, is_valid_bookie_id
+
+KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
+
+RECORD_OVERHEAD_BYTES = 4 * KIB
+"""More than any header around one entry, in a message or in a block."""
+
+ENTRY_OVERHEAD_BYTES = 12
+"""Bytes that each entry adds to an answer besides its own: its step (8) and its size (4)."""
+
+
+def _at_most(section: BaseModel, lower: str, upper: str) -> None:
+    """Refuse the section unless field `lower` is at most field `upper`."""
+    if getattr(section, lower) > getattr(section, upper):
+        raise ValueError(f"{lower} must be at most {upper}")
+
+
+class Section(BaseModel):
+    """What all sections share: frozen, and an unknown key is an error."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        validate_default=True,
+        allow_inf_nan=False,
+    )
+
+
+class BookieSettings(Section):
+    """Who this bookie is."""
+
+    id: str = Field(
+        default="",
+        description="The name under which ledgers know this bookie, for ever; letters, digits and"
+        " ._:- are allowed. Required to serve. Never derived from an address.",
+    )
+    labels: Labels = Field(
+        default={},
+        description="Where it stands, for placement: a table of names and values,"
+        ' { zone = "a", rack = "r1" }.',
+    )
+
+    @field_validator("id")
+    @classmethod
+    def _valid_id(cls, value: str) -> str:
+        if value and not is_valid_bookie_id(value):
+            raise ValueError("must be 1 to 128 letters, digits or ._:- and no reserved name")
+        return value
+
+
+class ListenSettings(Section):
+    """Where clients connect."""
+
+    host: str = Field(
+        default="127.0.0.1",
+        min_length=1,
+        description="The address to listen on. Requests are not authenticated: open it (0.0.0.0)"
+        " only on a network whose members may all read and write.",
+    )
+    port: int = Field(
+        default=3181, ge=0, le=65535, description="The port to listen on; 0 picks one."
+    )
+    advertised_host: str = Field(
+        default="",
+        description="The host that clients are told; empty means the listen host, or the name of"
+        " this machine where that is a wildcard.",
+    )
+    advertised_port: int = Field(
+        default=0,
+        ge=0,
+        le=65535,
+        description="The port that clients are told; 0 means the listen port.",
+    )
+
+
+class MetadataSettings(Section):
+    """The metadata store that all bookies and clients of a cluster share."""
+
+    uri: str = Field(
+        default="local:///var/lib/bookie/metadata",
+        description="memory://NAME, local:///DIRECTORY (the processes of one machine),"
+        " zk://HOST:PORT,HOST:PORT/SCOPE or etcd://HOST:PORT,HOST:PORT/SCOPE.",
+    )
+    session_timeout_seconds: float = Field(
+        default=10.0,
+        ge=1,
+        le=300,
+        description="How long a silent bookie stays registered; its lease ends after this.",
+    )
+
+    @field_validator("uri")
+    @classmethod
+    def _no_credentials(cls, value: str) -> str:
+        if "://" not in value:
+            raise ValueError("must look like SCHEME://…, for instance local:///var/lib/bookie")
+        if "@" in value:
+            raise ValueError("must not hold credentials: addresses end up in logs and listings")
+        return value
+
+
+class StorageSettings(Section):
+    """The engine: journal files, index, checkpoints."""
+
+    journal_dir: Path = Field(
+        default=Path("/var/lib/bookie/journal"),
+        description="Directory of the journal, which is also the first home of the data. Give it a"
+        " device with fast syncs, of its own if you can.",
+    )
+    ledgers_dir: Path = Field(
+        default=Path("/var/lib/bookie/ledgers"),
+        description="Directory of the index and the entry logs, on the device with capacity.",
+    )
+    journal_file_bytes_max: Size = Field(
+        default=256 * MIB,
+        ge=64 * KIB,
+        le=GIB,
+        description="Size at which a new journal file begins.",
+    )
+    block_bytes_max: Size = Field(
+        default=8 * MIB,
+        ge=4 * KIB,
+        le=8 * MIB,
+        description="The most that one group commit writes.",
+    )
+    block_alignment_bytes: Literal[512, 4096] = Field(
+        default=512,
+        description="Blocks start at multiples of this: 512, or 4096 for a device that says so.",
+    )
+    checkpoint_journal_bytes: Size = Field(
+        default=256 * MIB,
+        ge=4 * KIB,
+        description="Journal bytes after which the index is brought up to date; bounds replay.",
+    )
+    checkpoint_entries: int = Field(
+        default=1_000_000, ge=1, description="Entries after which the index is brought up to date."
+    )
+    checkpoint_interval_seconds: float = Field(
+        default=60.0, gt=0, description="Time after which the index is brought up to date."
+    )
+    vouch_idle_seconds: float = Field(
+        default=1.0,
+        gt=0,
+        description="Idle time after which an empty block vouches that the last one was synced.",
+    )
+    read_threads: int = Field(
+        default=4, ge=1, le=256, description="Threads for reads that the page cache cannot answer."
+    )
+    reserve_bytes: Size = Field(
+        default=64 * MIB,
+        ge=0,
+        description="Space held back for fences, recovery and the boot checkpoint on a full disk.",
+    )
+    index_map_bytes: Size = Field(
+        default=TIB,
+        ge=MIB,
+        description="Address space of the index; it is sparse and cannot grow while in use.",
+    )
+    page_gap_bytes: Size = Field(
+        default=4096, ge=0, description="Two reads this close together are made as one."
+    )
+    queue_bytes_max: Size = Field(
+        default=256 * MIB, ge=4 * KIB, description="Bytes that may wait for the journal thread."
+    )
+    deleted_ledger_retention_seconds: float = Field(
+        default=7 * 86400.0,
+        ge=0,
+        description="How long a deleted ledger is remembered, so that a late writer is refused.",
+    )
+    sync_warn_seconds: float = Field(
+        default=10.0, gt=0, description="A sync that takes longer is reported."
+    )
+    sync_fail_seconds: float = Field(
+        default=60.0,
+        gt=0,
+        description="A sync that takes longer ends the process with exit code 74.",
+    )
+
+    @model_validator(mode="after")
+    def _relations(self) -> Self:
+        _at_most(self, "block_alignment_bytes", "block_bytes_max")
+        _at_most(self, "block_bytes_max", "journal_file_bytes_max")
+        _at_most(self, "block_bytes_max", "checkpoint_journal_bytes")
+        _at_most(self, "block_bytes_max", "queue_bytes_max")
+        _at_most(self, "sync_warn_seconds", "sync_fail_seconds")
+        if self.journal_dir == self.ledgers_dir:
+            raise ValueError("journal_dir and ledgers_dir must be two directories")
+        if self.block_bytes_max % self.block_alignment_bytes:
+            raise ValueError("block_bytes_max must be a multiple of block_alignment_bytes")
+        return self
+
+
+class NodeSettings(Section):
+    """What one bookie lets in at a time, and when it turns read-only."""
+
+    in_flight_add_bytes_max: Size = Field(
+        default=256 * MIB,
+        ge=4 * KIB,
+        description="Bytes of adds admitted and not yet answered; beyond it streams are held back.",
+    )
+    in_flight_read_bytes_max: Size = Field(
+        default=256 * MIB, ge=4 * KIB, description="Bytes of reads that are being answered."
+    )
+    read_entries_max: int = Field(
+        default=4096, ge=1, le=65536, description="The most entries that one read returns."
+    )
+    read_bytes_max: Size = Field(
+        default=4 * MIB,
+        ge=1,
+        le=7 * MIB,
+        description="The most entry bytes that one read returns; the first entry always comes.",
+    )
+    lac_watches_max: int = Field(
+        default=100_000, ge=1, description="Ledgers watched at a time, summed over all watchers."
+    )
+    read_only: bool = Field(default=False, description="Start read-only and stay so.")
+    disk_usage_max: float = Field(
+        default=0.95,
+        gt=0,
+        le=1,
+        description="Share of a device in use above which it turns read-only.",
+    )
+    disk_usage_low_watermark: float = Field(
+        default=0.90,
+        gt=0,
+        le=1,
+        description="Share of a device in use below which it takes adds again.",
+    )
+
+    @model_validator(mode="after")
+    def _relations(self) -> Self:
+        _at_most(self, "disk_usage_low_watermark", "disk_usage_max")
+        _at_most(self, "read_bytes_max", "in_flight_read_bytes_max")
+        return self
+
+
+class RpcSettings(Section):
+    """Limits of the gRPC server that keep a broken or hostile peer from hurting the others."""
+
+    message_bytes_max: Size = Field(
+        default=8 * MIB, ge=64 * KIB, le=64 * MIB, description="The largest message, either way."
+    )
+    metadata_bytes_max: Size = Field(
+        default=8 * KIB, ge=KIB, le=MIB, description="The largest set of call metadata."
+    )
+    concurrent_streams_max: int = Field(
+        default=128, ge=1, le=100_000, description="Calls at a time on one connection."
+    )
+    keepalive_seconds: float = Field(
+        default=20.0,
+        ge=1,
+        description="Silence after which a connection is pinged; finds dead peers.",
+    )
+    keepalive_timeout_seconds: float = Field(
+        default=10.0,
+        ge=1,
+        description="Time for the answer to a ping before the connection is closed.",
+    )
+    ping_interval_seconds_min: float = Field(
+        default=10.0, ge=0, description="A peer that pings more often is disconnected."
+    )
+    connection_idle_seconds_max: float = Field(
+        default=300.0, ge=1, description="A connection without a call is closed after this."
+    )
+    handshake_timeout_seconds: float = Field(
+        default=5.0, gt=0, description="Time for a new connection to finish its handshake."
+    )
+    drain_seconds: float = Field(
+        default=10.0, ge=0, description="Time for running calls to finish when the bookie stops."
+    )
+    reflection: bool = Field(
+        default=False, description="Serve gRPC reflection, for debugging tools."
+    )
+
+    @model_validator(mode="after")
+    def _relations(self) -> Self:
+        _at_most(self, "ping_interval_seconds_min", "keepalive_seconds")
+        return self
+
+
+class HttpSettings(Section):
+    """Metrics and health, over HTTP."""
+
+    host: str = Field(
+        default="127.0.0.1",
+        min_length=1,
+        description="The address to listen on; nothing is authenticated.",
+    )
+    port: int = Field(
+        default=8000, ge=0, le=65535, description="The port to listen on; 0 picks one."
+    )
+
+
+class LogSettings(Section):
+    """Log lines, one per state change, on standard error."""
+
+    level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="The least severe line written: debug, info, warning or error."
+    )
+    format: Literal["json", "console"] = Field(
+        default="json", description="json, or console for people."
+    )
+
+
+class ClientSettings(Section):
+    """A client of ledgers: timeouts per batch, never per entry, and bounds per ledger."""
+
+    add_timeout_seconds: float = Field(
+        default=5.0, gt=0, description="Time for a bookie to answer an add before it is replaced."
+    )
+    read_timeout_seconds: float = Field(
+        default=5.0,
+        gt=0,
+        description="Time for a bookie to answer a read before it counts as unknown.",
+    )
+    connect_timeout_seconds: float = Field(
+        default=5.0, gt=0, description="Time to connect to a bookie."
+    )
+    speculative_read_seconds: float = Field(
+        default=2.0, gt=0, description="Silence after which the next replica is asked as well."
+    )
+    in_flight_entries_max: int = Field(
+        default=65536, ge=1, description="Entries of one ledger sent and not yet acknowledged."
+    )
+    in_flight_bytes_max: Size = Field(
+        default=64 * MIB, ge=KIB, description="Bytes of one ledger sent and not yet acknowledged."
+    )
+    batch_entries_max: int = Field(
+        default=1024, ge=1, le=65536, description="The most entries in one request."
+    )
+    batch_bytes_max: Size = Field(
+        default=BATCH_SIZE_BYTES_MAX,
+        ge=KIB,
+        le=BATCH_SIZE_BYTES_MAX,
+        description="The most entry bytes in one request of several entries.",
+    )
+    tail_refresh_seconds: float = Field(
+        default=10.0,
+        gt=0,
+        description="A tailing reader that heard nothing for this long asks by itself.",
+    )
+
+    @model_validator(mode="after")
+    def _relations(self) -> Self:
+        _at_most(self, "speculative_read_seconds", "read_timeout_seconds")
+        _at_most(self, "batch_entries_max", "in_flight_entries_max")
+        _at_most(self, "batch_bytes_max", "in_flight_bytes_max")
+        return self
+
+
+class Settings(Section):
+    """All sections. Pass a component its section, not this."""
+
+    bookie: BookieSettings = BookieSettings()
+    listen: ListenSettings = ListenSettings()
+    metadata: MetadataSettings = MetadataSettings()
+    storage: StorageSettings = StorageSettings()
+    limits: NodeSettings = NodeSettings()
+    rpc: RpcSettings = RpcSettings()
+    http: HttpSettings = HttpSettings()
+    log: LogSettings = LogSettings()
+    client: ClientSettings = ClientSettings()
+
+    @model_validator(mode="after")
+    def _relations(self) -> Self:
+        """A server must be able to take, store and return the largest entry."""
+        room = ENTRY_SIZE_BYTES_MAX + RECORD_OVERHEAD_BYTES
+        for name, value in (
+            ("storage.block_bytes_max", self.storage.block_bytes_max),
+            ("rpc.message_bytes_max", self.rpc.message_bytes_max),
+            ("limits.in_flight_add_bytes_max", self.limits.in_flight_add_bytes_max),
+            ("limits.in_flight_read_bytes_max", self.limits.in_flight_read_bytes_max),
+        ):
+            if value < room:
+                raise ValueError(f"{name} must be at least {room} bytes, to hold the largest entry")
+        answer = self.limits.read_bytes_max + self.limits.read_entries_max * ENTRY_OVERHEAD_BYTES
+        if answer + RECORD_OVERHEAD_BYTES > self.rpc.message_bytes_max:
+            raise ValueError(
+                "limits.read_bytes_max and limits.read_entries_max allow an answer larger than"
+                " rpc.message_bytes_max"
+            )
+        return self

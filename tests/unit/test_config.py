@@ -1,0 +1,265 @@
+"""Settings: sources and their order, refusals in one sentence, and the files that list them."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from bookie.config import (
+    BookieSettings,
+    ClientSettings,
+    NodeSettings,
+    Settings,
+    StorageSettings,
+    load_settings,
+    read_supervision,
+    render_toml,
+)
+from bookie.config.quantities import format_size, parse_size
+from bookie.errors import ConfigurationError
+from bookie.ids import ENTRY_SIZE_BYTES_MAX
+
+ROOT = Path(__file__).parents[2]
+
+
+def load(
+    text: str = "",
+    tmp_path: Path | None = None,
+    flags: dict[str, str] | None = None,
+    **variables: str,
+) -> Settings:
+    """Settings from the text of a file, flags and variables, never from this process."""
+    path = None
+    if tmp_path is not None:
+        path = tmp_path / "bookie.toml"
+        path.write_text(text, encoding="utf-8")
+    return load_settings(path, flags, environment=variables)
+
+
+def refusal(
+    text: str = "",
+    tmp_path: Path | None = None,
+    flags: dict[str, str] | None = None,
+    **variables: str,
+) -> str:
+    """The sentence with which these sources are refused."""
+    with pytest.raises(ConfigurationError) as caught:
+        load(text, tmp_path, flags, **variables)
+    return str(caught.value)
+
+
+def test_nothing_given_means_defaults() -> None:
+    """No file, no variable, no flag."""
+    assert load() == Settings()
+
+
+def test_flags_win_over_variables_over_the_file(tmp_path: Path) -> None:
+    """Each source overrides the one before, key by key."""
+    text = '[listen]\nport = 1\nhost = "a"\nadvertised_host = "f"\n'
+    settings = load(
+        text,
+        tmp_path,
+        {"listen.port": "3"},
+        BOOKIE_LISTEN__PORT="2",
+        BOOKIE_LISTEN__HOST="b",
+    )
+    assert (settings.listen.port, settings.listen.host) == (3, "b")
+    assert settings.listen.advertised_host == "f"
+
+
+def test_text_becomes_the_type_of_the_key() -> None:
+    """Variables and flags are text; numbers, truth values, sizes, paths and labels are read."""
+    settings = load(
+        BOOKIE_STORAGE__RESERVE_BYTES="1GiB",
+        BOOKIE_STORAGE__JOURNAL_DIR="/j",
+        BOOKIE_LIMITS__READ_ONLY="true",
+        BOOKIE_LIMITS__DISK_USAGE_MAX="0.99",
+        BOOKIE_BOOKIE__LABELS="zone=a, rack=r1",
+    )
+    assert settings.storage.reserve_bytes == 2**30
+    assert settings.storage.journal_dir == Path("/j")
+    assert settings.limits.read_only is True
+    assert settings.limits.disk_usage_max == 0.99
+    assert settings.bookie.labels == {"zone": "a", "rack": "r1"}
+
+
+def test_the_short_name_of_the_metadata_variable() -> None:
+    """BOOKIE_METADATA is the address of the store; the long name wins."""
+    assert load(BOOKIE_METADATA="memory://x").metadata.uri == "memory://x"
+    both = load(BOOKIE_METADATA="memory://x", BOOKIE_METADATA__URI="memory://y")
+    assert both.metadata.uri == "memory://y"
+
+
+def test_variables_of_others_are_left_alone() -> None:
+    """Kubernetes sets such names for a service called bookie."""
+    assert load(BOOKIE_PORT="tcp://10.0.0.1:3181", BOOKIE_SERVICE_HOST="x") == Settings()
+
+
+@pytest.mark.parametrize(
+    ("flags", "variables", "sentence"),
+    [
+        (
+            {"storage.read_thread": "1"},
+            {},
+            "flag storage.read_thread: unknown setting storage.read_thread;"
+            " did you mean read_threads?",
+        ),
+        ({"journal": "1"}, {}, "flag journal: unknown section [journal]"),
+        (
+            {},
+            {"BOOKIE_STORAG__READ_THREADS": "1"},
+            "BOOKIE_STORAG__READ_THREADS: unknown section [storag]; did you mean storage?",
+        ),
+        ({}, {"BOOKIE_LOG__X": "1"}, "BOOKIE_LOG__X: unknown setting log.x"),
+        (
+            {"listen.port": "70000"},
+            {},
+            "flag listen.port: listen.port: input should be less than or equal to 65535",
+        ),
+        (
+            {},
+            {"BOOKIE_STORAGE__RESERVE_BYTES": "3 apples"},
+            "BOOKIE_STORAGE__RESERVE_BYTES: storage.reserve_bytes: must be a number of bytes,"
+            " or one with a unit B, KiB, MiB, GiB or TiB",
+        ),
+        (
+            {"bookie.id": "a/b"},
+            {},
+            "flag bookie.id: bookie.id: must be 1 to 128 letters, digits or ._:- and no reserved"
+            " name",
+        ),
+        (
+            {"storage.checkpoint_journal_bytes": "1MiB"},
+            {},
+            "[storage] block_bytes_max must be at most checkpoint_journal_bytes",
+        ),
+        (
+            {"limits.disk_usage_max": "0.5"},
+            {},
+            "[limits] disk_usage_low_watermark must be at most disk_usage_max",
+        ),
+        (
+            {"storage.journal_dir": "/d", "storage.ledgers_dir": "/d"},
+            {},
+            "[storage] journal_dir and ledgers_dir must be two directories",
+        ),
+        (
+            {"rpc.message_bytes_max": "4MiB"},
+            {},
+            "rpc.message_bytes_max must be at least 4198400 bytes, to hold the largest entry",
+        ),
+        (
+            {"limits.read_bytes_max": "5MiB", "rpc.message_bytes_max": "5MiB"},
+            {},
+            "limits.read_bytes_max and limits.read_entries_max allow an answer larger than"
+            " rpc.message_bytes_max",
+        ),
+    ],
+)
+def test_a_refusal_is_one_sentence_with_place_key_and_problem(
+    flags: dict[str, str], variables: dict[str, str], sentence: str
+) -> None:
+    """Unknown keys and sections, wrong types and ranges, relations in and between sections."""
+    assert refusal("", None, flags, **variables) == sentence
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("[storage]\nread_threads = 'x'", "storage.read_threads: input should be a valid integer"),
+        ("[listen]\nport = true", "listen.port must not be true or false"),
+        ("[typo]\nx = 1", "unknown section [typo]"),
+        ("port = 1", "port stands outside a section"),
+        ("[listen\n", "is not valid TOML"),
+        ("[bookie]\nlabels = { zone = 1 }", "bookie.labels: has the name or value 1"),
+        ("[bookie]\nlabels = { zone = 'a b' }", "letters, digits and ._/- are allowed"),
+        ("[storage]\nsync_fail_seconds = inf", "storage.sync_fail_seconds"),
+    ],
+)
+def test_a_refusal_names_the_file(tmp_path: Path, text: str, part: str) -> None:
+    """The operator sees which file to open."""
+    sentence = refusal(text, tmp_path)
+    assert sentence.startswith(str(tmp_path / "bookie.toml"))
+    assert part in sentence
+    assert "\n" not in sentence
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    """A path that was given must be readable."""
+    with pytest.raises(ConfigurationError, match=r"cannot read .*: No such file or directory"):
+        load_settings(tmp_path / "none.toml", environment={})
+
+
+def test_an_address_with_a_password_is_refused_without_repeating_it() -> None:
+    """Credentials have no place in an address, nor in the message about it."""
+    sentence = refusal(BOOKIE_METADATA__URI="zk://admin:hunter2@h:2181/x")
+    assert "must not hold credentials" in sentence
+    assert "hunter2" not in sentence
+
+
+def test_sections_are_frozen() -> None:
+    """A component cannot change what it was given."""
+    with pytest.raises(ValidationError, match="frozen"):
+        Settings().listen.port = 1
+
+
+def test_a_section_alone_is_not_held_to_what_a_server_needs() -> None:
+    """Tests of the engine use tiny files; a server could not store the largest entry in them."""
+    tiny = StorageSettings(block_bytes_max=4096, journal_file_bytes_max=64 * 1024)
+    with pytest.raises(ValidationError, match=r"storage\.block_bytes_max must be at least"):
+        Settings(storage=tiny)
+    assert Settings().storage.block_bytes_max > ENTRY_SIZE_BYTES_MAX
+    assert NodeSettings().read_bytes_max < Settings().rpc.message_bytes_max
+    assert ClientSettings().batch_entries_max <= NodeSettings().read_entries_max
+
+
+def test_rendered_settings_load_to_the_same_settings(tmp_path: Path) -> None:
+    """`config show` can be saved and used."""
+    settings = Settings(
+        bookie=BookieSettings(id="b-1", labels={"zone": "a", "topology.kubernetes.io/zone": "x"}),
+        storage=StorageSettings(journal_dir=Path('/data/"quoted" ü')),
+    )
+    assert load(render_toml(settings), tmp_path) == settings
+
+
+def test_every_key_has_a_description_that_is_a_sentence() -> None:
+    """The file explains itself."""
+    for section in Settings.model_fields:
+        for key, field in type(getattr(Settings(), section)).model_fields.items():
+            assert field.description, f"{section}.{key}"
+            assert field.description.endswith("."), f"{section}.{key}"
+
+
+def test_the_shipped_file_lists_every_key_with_its_default() -> None:
+    """`conf/bookie.toml` is the rendering of the defaults, and loads."""
+    path = ROOT / "conf" / "bookie.toml"
+    text = path.read_text(encoding="utf-8")
+    tables = tomllib.loads(text)
+    assert {name: set(table) for name, table in tables.items()} == {
+        name: set(type(getattr(Settings(), name)).model_fields) for name in Settings.model_fields
+    }
+    assert load_settings(path, environment={}) == Settings()
+    assert text == render_toml(Settings()), "run: bookie config default > conf/bookie.toml"
+
+
+@given(st.integers(min_value=0, max_value=2**60))
+def test_sizes_survive_their_spelling(size: int) -> None:
+    """The shortest spelling is exact."""
+    assert parse_size(format_size(size)) == size
+
+
+def test_what_the_service_manager_says() -> None:
+    """sd_notify's variables; a watchdog for another process is not ours."""
+    told = read_supervision(
+        7, {"NOTIFY_SOCKET": "@x", "WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "7"}
+    )
+    assert (told.notify_socket, told.watchdog_seconds) == ("@x", 30.0)
+    other = read_supervision(7, {"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "8"})
+    assert (other.notify_socket, other.watchdog_seconds) == ("", None)
+    assert read_supervision(7, {"WATCHDOG_USEC": "soon"}).watchdog_seconds is None
+    assert read_supervision(7, {"WATCHDOG_USEC": "1000000"}).watchdog_seconds == 1.0
