@@ -1,0 +1,5 @@
+"""The bookie's only gRPC: wire bytes, the servicer, the server and the client's channels.
+
+The hot messages travel as bytes that `codec` builds and parses itself; the cold ones go through the
+generated protobuf code. `service` and `server` belong to a bookie, `channels` to its clients.
+"""

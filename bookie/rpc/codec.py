@@ -1,0 +1,340 @@
+"""The hot messages as wire bytes: AddRequest, AddResponse, ReadRequest, ReadResponse.
+
+Built and parsed here, not by generated code, because a batch of a thousand entries is then a few
+array copies: sizes and steps are the memory of numpy arrays, the payload is a view of the message,
+and nothing runs per entry. ``proto/bookie/v1/bookie.proto`` stays the contract; in what this module
+writes, fields stand in the order of their numbers and defaults are left out, as the generated code
+does it.
+
+The request id comes first and the payload last. Ids of requests come from one counter per client
+process, so that one bytes object may be sent to every bookie of a write set; on one stream they
+need not rise (a batch may be sent again after later ones), and answers come in request order.
+
+Parsers take fields in any order, skip unknown ones, and refuse all else that is not a message
+within the bounds of the contract with :class:`BadRequestError`; they raise nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bookie.errors import BadRequestError
+from bookie.formats.batch import EntryBatch
+from bookie.ids import BATCH_SIZE_BYTES_MAX, MAX_ID, NO_ENTRY, Status
+from bookie.node.commands import AddCommand, ReadCommand, ReadReply
+from bookie.rpc.wire import (
+    Fields,
+    int64_varint,
+    scan,
+    to_int64,
+    to_sint64,
+    varint,
+    zigzag_varint,
+)
+
+MASTER_KEY_BYTES_MAX: Final = 64
+"""The longest key a request may carry; ours have 32 bytes, Apache BookKeeper's 20."""
+
+LAC_PACKET_BYTES_MAX: Final = 64
+"""The longest explicit-LAC packet: two numbers and the largest digest, with room to spare."""
+
+MESSAGE_TEXT_CHARACTERS_MAX: Final = 512
+"""Where the sentence of an answer is cut off."""
+
+_FIXED32: Final = np.dtype("<u4")
+_FIXED64: Final = np.dtype("<i8")  # steps; those above 2^63 show as negative and are refused
+_UINT32_MASK: Final = 0xFFFF_FFFF
+_EMPTY: Final = memoryview(b"")
+_STATUSES: Final = tuple(Status)
+
+
+# -- AddRequest ------------------------------------------------------------------------------------
+
+_ADD_REQUEST_UNPACKED: Final = {0x29: 0x2A, 0x35: 0x32}
+
+
+def encode_add_request(
+    request_id: int,
+    ledger_id: int,
+    batch: EntryBatch | None,
+    *,
+    master_key: bytes = b"",
+    payload_crc32c: int = 0,
+    recovery: bool = False,
+    deferred_sync: bool = False,
+    lac_packet: bytes = b"",
+) -> bytes:
+    """The wire bytes of one add, or of an explicit LAC alone when `batch` is None.
+
+    The payload is copied once. Nothing is checked: the bookie does that.
+    """
+    head = bytearray()
+    if request_id:
+        head += b"\x08" + varint(request_id)
+    if ledger_id:
+        head += b"\x10" + int64_varint(ledger_id)
+    if master_key:
+        head += b"\x1a" + varint(len(master_key)) + master_key
+    if batch is not None:
+        if batch.first_entry_id:
+            head += b"\x20" + zigzag_varint(batch.first_entry_id)
+        _append_arrays(head, batch, b"\x2a", b"\x32")
+    if payload_crc32c:
+        head += b"\x3d" + payload_crc32c.to_bytes(4, "little")
+    if recovery:
+        head += b"\x40\x01"
+    if deferred_sync:
+        head += b"\x48\x01"
+    if lac_packet:
+        head += b"\x52" + varint(len(lac_packet)) + lac_packet
+    if batch is None:
+        return bytes(head)
+    head += b"\x7a" + varint(len(batch.payload))
+    return b"".join((head, batch.payload))
+
+
+def parse_add_request(data: bytes) -> tuple[int, AddCommand]:
+    """The request id and the command of one message.
+
+    The batch's payload and arrays are views of `data` and keep it alive. Bounds of ids and sizes
+    have been checked; the payload's checksum and its packets' headers have not.
+
+    Raises:
+        BadRequestError: Not a message, or one that breaks a bound; `request_id_of` may still tell
+            which request it was.
+    """
+    fields = scan(data, _ADD_REQUEST_UNPACKED)
+    numbers = fields.numbers
+    ledger_id = to_int64(numbers.get(0x10, 0))
+    lac_packet = fields.octets(0x52, LAC_PACKET_BYTES_MAX)
+    batch = _parse_batch(fields, ledger_id, to_sint64(numbers.get(0x20, 0)), 0x2A, 0x32)
+    if batch is None:
+        _check_ledger_id(ledger_id)
+        if not lac_packet:
+            raise BadRequestError("the request carries neither entries nor a last add confirmed")
+    elif batch.count > 1 and len(batch.payload) > BATCH_SIZE_BYTES_MAX:
+        raise BadRequestError(
+            f"a batch of {batch.count} entries has {len(batch.payload)} bytes; "
+            f"at most {BATCH_SIZE_BYTES_MAX} are allowed"
+        )
+    command = AddCommand(
+        batch,
+        ledger_id,
+        fields.octets(0x1A, MASTER_KEY_BYTES_MAX),
+        numbers.get(0x3D, 0),
+        bool(numbers.get(0x40, 0)),
+        bool(numbers.get(0x48, 0)),
+        lac_packet,
+    )
+    return numbers.get(0x08, 0), command
+
+
+def request_id_of(data: bytes) -> int:
+    """The request id of a message that may be malformed further on; 0 when it cannot be told."""
+    if data[:1] != b"\x08":
+        return 0
+    request_id = 0
+    for position, octet in enumerate(data[1:11]):
+        request_id |= (octet & 0x7F) << 7 * position
+        if octet < 0x80:
+            return request_id if request_id >> 64 == 0 else 0
+    return 0
+
+
+# -- AddResponse -----------------------------------------------------------------------------------
+
+
+class AddAnswer(NamedTuple):
+    """A bookie's answer to one add. `message` is one sentence, empty when the status is OK."""
+
+    request_id: int
+    status: Status
+    message: str
+
+
+def encode_add_response(request_id: int, status: Status, message: str = "") -> bytes:
+    """The wire bytes of the answer to one add."""
+    head = b"\x08" + varint(request_id) if request_id else b""
+    if status:
+        head += b"\x10" + varint(status)
+    if message:
+        head += _text_field(b"\x1a", message)
+    return head
+
+
+def parse_add_response(data: bytes) -> AddAnswer:
+    """The answer of a bookie.
+
+    Raises:
+        BadRequestError: The bytes are not such a message, or its status is unknown.
+    """
+    fields = scan(data, {})
+    numbers = fields.numbers
+    return AddAnswer(numbers.get(0x08, 0), _status(numbers.get(0x10, 0)), fields.text(0x1A))
+
+
+# -- ReadRequest -----------------------------------------------------------------------------------
+
+
+def encode_read_request(command: ReadCommand) -> bytes:
+    """The wire bytes of one read. Nothing is checked: the bookie does that."""
+    out = bytearray()
+    if command.ledger_id:
+        out += b"\x08" + int64_varint(command.ledger_id)
+    if command.first_entry_id:
+        out += b"\x10" + zigzag_varint(command.first_entry_id)
+    if command.last_entry_id:
+        out += b"\x18" + zigzag_varint(command.last_entry_id)
+    if command.max_entries:
+        out += b"\x20" + varint(command.max_entries)
+    if command.max_bytes:
+        out += b"\x28" + varint(command.max_bytes)
+    if command.fence:
+        out += b"\x30\x01"
+    if command.master_key:
+        out += b"\x3a" + varint(len(command.master_key)) + command.master_key
+    if command.stripe_modulus:
+        out += b"\x40" + varint(command.stripe_modulus)
+    if command.stripe_first_residue:
+        out += b"\x48" + varint(command.stripe_first_residue)
+    if command.stripe_count:
+        out += b"\x50" + varint(command.stripe_count)
+    return bytes(out)
+
+
+def parse_read_request(data: bytes) -> ReadCommand:
+    """The read that a message asks for; ids, limits and stripe are within their bounds.
+
+    Raises:
+        BadRequestError: Not a message, or one that breaks a bound.
+    """
+    fields = scan(data, {})
+    numbers = fields.numbers
+    command = ReadCommand(
+        to_int64(numbers.get(0x08, 0)),
+        to_sint64(numbers.get(0x10, 0)),
+        to_sint64(numbers.get(0x18, 0)),
+        numbers.get(0x20, 0) & _UINT32_MASK,
+        numbers.get(0x28, 0) & _UINT32_MASK,
+        bool(numbers.get(0x30, 0)),
+        fields.octets(0x3A, MASTER_KEY_BYTES_MAX),
+        numbers.get(0x40, 0) & _UINT32_MASK,
+        numbers.get(0x48, 0) & _UINT32_MASK,
+        numbers.get(0x50, 0) & _UINT32_MASK,
+    )
+    _check_ledger_id(command.ledger_id)
+    first, last = command.first_entry_id, command.last_entry_id
+    if first != NO_ENTRY and not 0 <= first <= last:
+        raise BadRequestError(f"entries {first} to {last} are not a range of entry ids")
+    modulus, count = command.stripe_modulus, command.stripe_count
+    if modulus and not (command.stripe_first_residue < modulus and 1 <= count <= modulus):
+        raise BadRequestError(
+            f"a stripe of {count} residues from {command.stripe_first_residue} on "
+            f"does not exist modulo {modulus}"
+        )
+    return command
+
+
+# -- ReadResponse ----------------------------------------------------------------------------------
+
+_READ_RESPONSE_UNPACKED: Final = {0x21: 0x22, 0x2D: 0x2A}
+
+
+def encode_read_response(reply: ReadReply) -> bytes:
+    """The wire bytes of the answer to one read; the payload is copied once."""
+    head = bytearray()
+    if reply.status:
+        head += b"\x08" + varint(reply.status)
+    if reply.message:
+        head += _text_field(b"\x12", reply.message)
+    batch = reply.batch
+    if batch is not None:
+        if batch.first_entry_id:
+            head += b"\x18" + zigzag_varint(batch.first_entry_id)
+        _append_arrays(head, batch, b"\x22", b"\x2a")
+    if reply.next_entry_id:
+        head += b"\x30" + zigzag_varint(reply.next_entry_id)
+    if reply.stopped_by:
+        head += b"\x38" + varint(reply.stopped_by)
+    if reply.max_lac:
+        head += b"\x40" + zigzag_varint(reply.max_lac)
+    if batch is None or not len(batch.payload):
+        return bytes(head)
+    head += b"\x7a" + varint(len(batch.payload))
+    return b"".join((head, batch.payload))
+
+
+def parse_read_response(data: bytes, ledger_id: int) -> ReadReply:
+    """The answer of a bookie to a read of `ledger_id`.
+
+    The batch is a view of `data`. Its bounds have been checked; ids and digests inside its packets
+    have not.
+
+    Raises:
+        BadRequestError: The bytes are not such a message, or its parts contradict each other.
+    """
+    fields = scan(data, _READ_RESPONSE_UNPACKED)
+    numbers = fields.numbers
+    return ReadReply(
+        _status(numbers.get(0x08, 0)),
+        fields.text(0x12),
+        _parse_batch(fields, ledger_id, to_sint64(numbers.get(0x18, 0)), 0x22, 0x2A),
+        to_sint64(numbers.get(0x30, 0)),
+        _status(numbers.get(0x38, 0)),
+        to_sint64(numbers.get(0x40, 0)),
+    )
+
+
+# -- what messages share ---------------------------------------------------------------------------
+
+
+def _append_arrays(head: bytearray, batch: EntryBatch, steps_tag: bytes, sizes_tag: bytes) -> None:
+    """Write the ids' steps and the entries' sizes as packed arrays."""
+    if batch.steps is not None and len(batch.steps):
+        _append_array(head, steps_tag, batch.steps, _FIXED64)
+    if len(batch.sizes):
+        _append_array(head, sizes_tag, batch.sizes, _FIXED32)
+
+
+def _append_array(head: bytearray, tag: bytes, values: NDArray[Any], dtype: np.dtype[Any]) -> None:
+    octets = values.astype(dtype, copy=False).tobytes()
+    head += tag
+    head += varint(len(octets))
+    head += octets
+
+
+def _parse_batch(
+    fields: Fields, ledger_id: int, first_entry_id: int, steps_tag: int, sizes_tag: int
+) -> EntryBatch | None:
+    """The entries of a message, None when it has none."""
+    sizes = fields.array(sizes_tag, _FIXED32)
+    steps = fields.array(steps_tag, _FIXED64)
+    payload = fields.view(0x7A)
+    if sizes is None:
+        if steps is not None or len(payload):
+            raise BadRequestError("the message has a payload or id steps, but no entry sizes")
+        return None
+    if steps is not None and len(steps) == len(sizes) - 1 and bool((steps == 1).all()):
+        steps = None
+    batch = EntryBatch(ledger_id, first_entry_id, steps, sizes, payload)
+    batch.check_bounds()
+    return batch
+
+
+def _check_ledger_id(ledger_id: int) -> None:
+    if not 0 <= ledger_id <= MAX_ID:
+        raise BadRequestError(f"ledger id {ledger_id} is not in 0 … 2^63-1")
+
+
+def _status(number: int) -> Status:
+    if number >= len(_STATUSES):
+        raise BadRequestError(f"the message has the unknown status {number}")
+    return _STATUSES[number]
+
+
+def _text_field(tag: bytes, text: str) -> bytes:
+    octets = text[:MESSAGE_TEXT_CHARACTERS_MAX].encode("utf-8", "replace")
+    return tag + varint(len(octets)) + octets

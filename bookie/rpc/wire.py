@@ -1,0 +1,225 @@
+"""Protobuf's wire format, as much of it as the hot messages need: varints, spans, packed arrays.
+
+A message is scanned once into two dictionaries keyed by the *tag* (field number and wire type), and
+nothing is copied: length-delimited fields stay spans of the message, packed arrays become numpy
+views of it. A known field with a foreign wire type has another tag, so it is skipped like any
+unknown field, as the generated code does.
+
+========= ====================== =====================================
+wire type what                   bytes
+========= ====================== =====================================
+0         varint                 7 bits a byte, low bits first, <= 10 bytes
+1         fixed64                8, little endian
+2         length-delimited       varint length, then the bytes
+5         fixed32                4, little endian
+========= ====================== =====================================
+
+Groups (3, 4) do not exist in proto3 and are refused. A message of more than `FIELDS_MAX` fields is
+refused too: no peer of ours sends one, and skipping a million fields would hold up the event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bookie.errors import BadRequestError
+
+FIELDS_MAX = 64
+"""The most fields a hot message may have, unknown ones and unpacked elements included."""
+
+_VARINT_64 = 1 << 64
+_SIGN_64 = 1 << 63
+_SMALL = [bytes((value,)) for value in range(128)]
+
+Span = tuple[int, int]
+"""Start and end (exclusive) of a length-delimited field inside its message."""
+
+
+def varint(value: int) -> bytes:
+    """The varint of `value` in 0 … 2**64 - 1."""
+    if value < 0x80:
+        return _SMALL[value]
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def int64_varint(value: int) -> bytes:
+    """The varint of an ``int64`` field: negative values take ten bytes."""
+    return varint(value if value >= 0 else value + _VARINT_64)
+
+
+def zigzag_varint(value: int) -> bytes:
+    """The varint of a ``sint64`` field: small magnitudes of either sign stay short."""
+    return varint(value << 1 if value >= 0 else (-value << 1) - 1)
+
+
+def to_int64(value: int) -> int:
+    """The ``int64`` that a scanned varint stands for."""
+    return value if value < _SIGN_64 else value - _VARINT_64
+
+
+def to_sint64(value: int) -> int:
+    """The ``sint64`` that a scanned varint stands for."""
+    return value >> 1 if not value & 1 else -(value >> 1) - 1
+
+
+class Fields:
+    """The fields of one scanned message, by tag. The last of a repeated scalar wins."""
+
+    __slots__ = ("data", "numbers", "spans")
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.numbers: dict[int, int] = {}
+        self.spans: dict[int, list[Span]] = {}
+
+    def octets(self, tag: int, size_max: int) -> bytes:
+        """A copy of a short ``bytes`` field, empty when absent.
+
+        Raises:
+            BadRequestError: The field is longer than `size_max` bytes.
+        """
+        spans = self.spans.get(tag)
+        if spans is None:
+            return b""
+        start, end = spans[-1]
+        if end - start > size_max:
+            raise BadRequestError(
+                f"a field of the message has {end - start} bytes; at most {size_max} are allowed"
+            )
+        return self.data[start:end]
+
+    def text(self, tag: int) -> str:
+        """A ``string`` field, empty when absent; bytes that are not UTF-8 are replaced."""
+        spans = self.spans.get(tag)
+        if spans is None:
+            return ""
+        start, end = spans[-1]
+        return self.data[start:end].decode("utf-8", "replace")
+
+    def view(self, tag: int) -> memoryview:
+        """A view of a ``bytes`` field; it keeps the message alive."""
+        spans = self.spans.get(tag)
+        if spans is None:
+            return memoryview(b"")
+        start, end = spans[-1]
+        return memoryview(self.data)[start:end]
+
+    def array(self, tag: int, dtype: np.dtype[Any]) -> NDArray[Any] | None:
+        """A packed array as a read-only view of the message, None when it has no elements.
+
+        Raises:
+            BadRequestError: The field's length is not a multiple of the element's.
+        """
+        spans = self.spans.get(tag)
+        if spans is None:
+            return None
+        parts = []
+        for start, end in spans:
+            count, rest = divmod(end - start, dtype.itemsize)
+            if rest:
+                raise BadRequestError(
+                    f"a packed array of {end - start} bytes does not hold whole elements of "
+                    f"{dtype.itemsize} bytes"
+                )
+            if count:
+                parts.append(np.frombuffer(self.data, dtype, count, start))
+        if not parts:
+            return None
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def scan(data: bytes, unpacked: Mapping[int, int]) -> Fields:
+    """Find the fields of a message without copying any of them.
+
+    Args:
+        data: The whole message.
+        unpacked: For each packed array of fixed-width integers, the tag under which a sender may
+            also write single elements, and the tag of the array they belong to.
+
+    Raises:
+        BadRequestError: The bytes are not a protobuf message, or one of too many fields.
+    """
+    fields = Fields(data)
+    numbers = fields.numbers
+    size = len(data)
+    position = 0
+    budget = FIELDS_MAX
+    try:
+        while position < size:
+            budget -= 1
+            if budget < 0:
+                raise BadRequestError(f"the message has more than {FIELDS_MAX} fields")
+            tag = data[position]
+            position += 1
+            if tag >= 0x80:
+                tag, position = _long_varint(data, position, tag)
+            if tag < 8:
+                raise BadRequestError("the message has a field with the number 0")
+            wire_type = tag & 7
+            if wire_type in _FIXED_SIZES:
+                end = position + _FIXED_SIZES[wire_type]
+                _note_fixed(fields, unpacked.get(tag), tag, (position, end))
+                position = end
+                continue
+            value = data[position]  # the number itself, or the length of what follows
+            position += 1
+            if value >= 0x80:
+                value, position = _long_varint(data, position, value)
+            if wire_type == 0:
+                numbers[tag] = value
+            elif wire_type == 2:
+                _note_span(fields, tag, (position, position + value))
+                position += value
+            else:
+                raise BadRequestError(f"the message has a field of wire type {wire_type}")
+    except IndexError:
+        position = size + 1
+    if position != size:
+        raise BadRequestError("the message ends inside a field")
+    return fields
+
+
+_FIXED_SIZES = {1: 8, 5: 4}
+
+
+def _note_span(fields: Fields, tag: int, span: Span) -> None:
+    """Note one span; elements of one array may come in several."""
+    spans = fields.spans.get(tag)
+    if spans is None:
+        fields.spans[tag] = [span]
+    else:
+        spans.append(span)
+
+
+def _note_fixed(fields: Fields, array_tag: int | None, tag: int, span: Span) -> None:
+    """Note a fixed-width number, or one element of the array of `array_tag`."""
+    if array_tag is None:
+        fields.numbers[tag] = int.from_bytes(fields.data[span[0] : span[1]], "little")
+    else:
+        _note_span(fields, array_tag, span)
+
+
+def _long_varint(data: bytes, position: int, first: int) -> tuple[int, int]:
+    """The rest of a varint whose first byte was not its last, and where it ends."""
+    value = first & 0x7F
+    shift = 7
+    while True:
+        octet = data[position]
+        position += 1
+        value |= (octet & 0x7F) << shift
+        if octet < 0x80:
+            if value >= _VARINT_64:
+                raise BadRequestError("a number of the message has more than 64 bits")
+            return value, position
+        shift += 7
+        if shift > 63:
+            raise BadRequestError("a number of the message has more than ten bytes")
