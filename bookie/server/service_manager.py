@@ -1,28 +1,23 @@
 """Talk to systemd: ready, stopping, still alive.
 
-The protocol is one datagram of ``NAME=value`` lines to the socket named in ``NOTIFY_SOCKET``.
-Source: sd_notify(3), sd_watchdog_enabled(3). Outside systemd every call does nothing.
+The protocol is one datagram of ``NAME=value`` lines to the socket that the manager named. Outside
+a service manager every call does nothing. Source: sd_notify(3), sd_watchdog_enabled(3).
 """
 
 from __future__ import annotations
 
-import os
 import socket
-from collections.abc import Mapping
+
+from bookie.config import Supervision
 
 
 class ServiceManager:
     """The service manager that started this process, if one did."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        """Read ``NOTIFY_SOCKET``, ``WATCHDOG_USEC`` and ``WATCHDOG_PID`` from `environment`."""
-        address = environment.get("NOTIFY_SOCKET", "")
+    def __init__(self, supervision: Supervision) -> None:
+        address = supervision.notify_socket
         # "@" stands for the zero byte of Linux's abstract namespace.
         self._address = "\0" + address[1:] if address.startswith("@") else address
-        microseconds = environment.get("WATCHDOG_USEC", "")
-        ours = environment.get("WATCHDOG_PID", "") in ("", str(os.getpid()))
-        self.watchdog_seconds = int(microseconds) / 1e6 if ours and microseconds.isdigit() else 0.0
-        """How long the manager waits for a sign of life before it kills; 0 means forever."""
 
     def ready(self, status: str) -> None:
         """The bookie takes traffic; `status` is shown by ``systemctl status``."""
@@ -37,7 +32,7 @@ class ServiceManager:
         self._send("STOPPING=1\nSTATUS=stopping")
 
     def alive(self) -> None:
-        """A sign of life; send one at least every half `watchdog_seconds`."""
+        """A sign of life; send one at least every half of the manager's interval."""
         self._send("WATCHDOG=1")
 
     def _send(self, message: str) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from bookie.config import Supervision
 from bookie.server.heartbeat import beat, observe_loop_lag
 from bookie.server.service_manager import ServiceManager
 
@@ -32,7 +33,7 @@ def manager_socket(
 def test_each_state_is_one_datagram(manager_socket: tuple[str, socket.socket]) -> None:
     """Ready, status, alive and stopping arrive as systemd spells them."""
     name, listener = manager_socket
-    manager = ServiceManager({"NOTIFY_SOCKET": name})
+    manager = ServiceManager(Supervision(name, None))
     manager.ready("serving")
     manager.status("read-only")
     manager.alive()
@@ -45,25 +46,10 @@ def test_each_state_is_one_datagram(manager_socket: tuple[str, socket.socket]) -
     ]
 
 
-@pytest.mark.parametrize("environment", [{}, {"NOTIFY_SOCKET": "/nonexistent/socket"}])
-def test_without_a_manager_nothing_happens(environment: dict[str, str]) -> None:
+@pytest.mark.parametrize("address", ["", "/nonexistent/socket"])
+def test_without_a_manager_nothing_happens(address: str) -> None:
     """Outside systemd, and when it does not listen, a notification is dropped."""
-    ServiceManager(environment).ready("serving")
-
-
-@pytest.mark.parametrize(
-    ("environment", "seconds"),
-    [
-        ({}, 0.0),
-        ({"WATCHDOG_USEC": "30000000"}, 30.0),
-        ({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": str(os.getpid())}, 30.0),
-        ({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "1"}, 0.0),
-        ({"WATCHDOG_USEC": "soon"}, 0.0),
-    ],
-)
-def test_watchdog_interval(environment: dict[str, str], seconds: float) -> None:
-    """The watchdog counts only when it was meant for this process."""
-    assert ServiceManager(environment).watchdog_seconds == seconds
+    ServiceManager(Supervision(address, None)).ready("serving")
 
 
 async def test_beat_is_at_once_and_again() -> None:

@@ -1,0 +1,81 @@
+"""``bookie config``: the settings of a bookie, shown, checked and explained."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from bookie.cli.options import ConfigFile, Output, OutputFormat
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    help="Show, check and explain the settings of a bookie.",
+)
+
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="SECTION.KEY=VALUE",
+        help="Override one setting; may be given more than once.",
+    ),
+]
+
+
+def parse_overrides(given: list[str] | None) -> dict[str, str]:
+    """Turn ``section.key=value`` words into what `load_settings` takes.
+
+    Raises:
+        typer.BadParameter: a word has another form.
+    """
+    overrides: dict[str, str] = {}
+    for word in given or []:
+        name, equals, value = word.partition("=")
+        if not equals or name.count(".") != 1:
+            raise typer.BadParameter(f"{word!r} must look like section.key=value")
+        overrides[name.strip()] = value
+    return overrides
+
+
+@app.command("show")
+def show(
+    config: ConfigFile = None, overrides: Set = None, output: Output = OutputFormat.TABLE
+) -> None:
+    """Print the settings in effect: defaults, file, environment, flags (as TOML, or JSON)."""
+    from bookie.config import load_settings, render_toml
+
+    settings = load_settings(config, parse_overrides(overrides))
+    if output is OutputFormat.JSON:
+        print(json.dumps(settings.model_dump(mode="json"), indent=2))
+    else:
+        print(render_toml(settings), end="")
+
+
+@app.command("check")
+def check(
+    config: ConfigFile = None, overrides: Set = None, output: Output = OutputFormat.TABLE
+) -> None:
+    """Say whether a bookie would accept the settings; exit with 2 and one sentence if not."""
+    from bookie.cli.output import print_record
+    from bookie.config import load_settings
+
+    settings = load_settings(config, parse_overrides(overrides))
+    if output is OutputFormat.JSON:
+        print_record({"valid": True, "bookie_id": settings.bookie.id}, output)
+    else:
+        print(f"{config if config is not None else 'the settings'}: valid")
+
+
+@app.command("default")
+def default(output: Output = OutputFormat.TABLE) -> None:
+    """Print a configuration file with every setting, its default and what it means."""
+    from bookie.config import Settings, render_toml
+
+    if output is OutputFormat.JSON:
+        print(json.dumps(Settings().model_dump(mode="json"), indent=2))
+    else:
+        print(render_toml(Settings()), end="")

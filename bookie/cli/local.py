@@ -1,0 +1,151 @@
+"""``bookie local``: a whole cluster of real bookie processes on this machine."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from bookie.server.local.cluster import LocalCluster
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command("local")
+def local(
+    data: Annotated[
+        Path,
+        typer.Option("--data", "-d", metavar="DIR", help="Where the cluster keeps everything."),
+    ],
+    bookies: Annotated[
+        int | None,
+        typer.Option(
+            "--bookies",
+            "-n",
+            min=1,
+            max=64,
+            help="How many bookies; those that DIR holds, or 3, when absent.",
+            show_default=False,
+        ),
+    ] = None,
+    metadata: Annotated[
+        str | None,
+        typer.Option(
+            "--metadata",
+            "-m",
+            metavar="URI",
+            help="A metadata store other than the embedded one, local://DIR/metadata.",
+        ),
+    ] = None,
+    base_port: Annotated[
+        int | None,
+        typer.Option(
+            "--base-port",
+            min=1,
+            max=65000,
+            help="The first port, two for each bookie; else free ones are chosen and kept.",
+            show_default=False,
+        ),
+    ] = None,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Start a bookie again when it dies.")
+    ] = False,
+) -> None:
+    """Run a whole cluster of bookie processes on this machine until Ctrl-C.
+
+    Started again on the same directory, the cluster comes back with its data and its ports.
+    """
+    import asyncio
+
+    asyncio.run(
+        _run(
+            data.absolute(),
+            bookies=bookies,
+            metadata=metadata,
+            base_port=base_port,
+            restart=restart,
+        )
+    )
+
+
+async def _run(
+    data: Path,
+    *,
+    bookies: int | None,
+    metadata: str | None,
+    base_port: int | None,
+    restart: bool,
+) -> None:
+    import asyncio
+
+    from bookie.server.local.cluster import local_cluster, watch_processes
+    from bookie.server.signals import until_signal
+
+    print(f"starting the cluster in {data} …", flush=True)
+    async with (
+        until_signal() as stop_requested,
+        local_cluster(data, bookies=bookies, metadata_uri=metadata, base_port=base_port) as cluster,
+    ):
+        _print_cluster(cluster)
+        async with asyncio.TaskGroup() as group:
+            watching = group.create_task(watch_processes(cluster, _report, restart=restart))
+            stopping = group.create_task(stop_requested.wait())
+            await asyncio.wait((watching, stopping), return_when=asyncio.FIRST_COMPLETED)
+            watching.cancel()
+            stopping.cancel()
+        print("stopping …", flush=True)
+    print(f"stopped; the same command starts it again with its data in {cluster.directory}")
+
+
+def _report(sentence: str) -> None:
+    print(sentence, flush=True)
+
+
+def _print_cluster(cluster: LocalCluster) -> None:
+    from bookie.cli.output import table_lines
+
+    lines = table_lines(
+        [
+            {
+                "bookie": bookie.id,
+                "address": bookie.address,
+                "pid": bookie.pid,
+                "metrics": f"http://127.0.0.1:{bookie.member.http_port}/metrics",
+                "log": str(bookie.log_path),
+            }
+            for bookie in cluster.bookies
+        ]
+    )
+    print(*lines, sep="\n")
+    command = _own_command()
+    size = min(3, len(cluster.bookies))
+    quorums = "" if size == 3 else f" --ensemble {size} --write-quorum {size} --ack-quorum {size}"
+    print(
+        f"""
+The cluster is up. In another terminal:
+
+  export BOOKIE_METADATA={cluster.metadata_uri}
+  {command} ledger create{quorums}            # prints the ledger's id, the first is 0
+  seq 1000 | {command} ledger append 0   # one entry a line
+  {command} ledger read 0 | tail -3
+  {command} cluster bookies
+
+Ctrl-C here stops it.""",
+        flush=True,
+    )
+
+
+def _own_command() -> str:
+    """What a user must type for this program: as it was started."""
+    program = Path(sys.argv[0])
+    if program.name == "__main__.py":
+        return f"{sys.executable} -m bookie"
+    import shutil
+
+    found = shutil.which(program.name)
+    if found is not None and Path(found).resolve() == program.resolve():
+        return program.name
+    return str(program)

@@ -1,0 +1,14 @@
+"""A whole cluster of real bookie processes on this machine, under one directory.
+
+==========================  ===================================================================
+``DIR/LOCK``                held while a supervisor runs
+``DIR/cluster.json``        metadata URI and each bookie's ports, so that they stay the same
+``DIR/metadata/``           the embedded metadata store, unless another one was named
+``DIR/bookie-1/``           one bookie: ``bookie.toml``, ``bookie.log`` (all it ever said),
+                            ``bookie.pid`` (while it runs), ``journal/``, ``ledgers/``
+==========================  ===================================================================
+
+Each bookie is a child process that runs ``bookie serve``. The supervisor plays the service manager
+of sd_notify(3): it knows that a bookie is ready because the bookie says so, and never polls. The
+kernel sends a child SIGTERM should the supervisor be killed, so nothing is left behind.
+"""

@@ -1,0 +1,138 @@
+"""Start a whole cluster, watch over its processes, stop it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from bookie.errors import KeyExistsError, OperationTimeoutError, ShuttingDownError
+from bookie.server.local.layout import locked, make_directory, prepare
+from bookie.server.local.process import BookieProcess, describe_end
+
+RESTART_DELAY_SECONDS = 1.0
+"""A bookie that cannot start must not turn into a busy loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalCluster:
+    """A running local cluster."""
+
+    directory: Path
+    metadata_uri: str
+    bookies: tuple[BookieProcess, ...]
+
+    def bookie(self, bookie_id: str) -> BookieProcess:
+        """The process of one bookie."""
+        return next(bookie for bookie in self.bookies if bookie.id == bookie_id)
+
+
+@asynccontextmanager
+async def local_cluster(
+    directory: Path,
+    *,
+    bookies: int | None = None,
+    metadata_uri: str | None = None,
+    base_port: int | None = None,
+    settings: Mapping[str, Mapping[str, object]] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> AsyncIterator[LocalCluster]:
+    """Start every bookie and stop them all at the end of the block, whatever happened in it.
+
+    Args:
+        directory: where everything is kept, absolute; made when it does not exist.
+        bookies: how many; those of the directory, or 3, when None.
+        metadata_uri: another metadata store than the embedded one.
+        base_port: the first of two ports per bookie; free ones are chosen and kept when None.
+        settings: more settings for each bookie, by section and key.
+        environment: variables of each bookie's process on top of this one's.
+
+    Raises:
+        DirectoryLockedError: another supervisor uses the directory.
+        ConfigurationError: the directory holds another cluster than asked for.
+        ShuttingDownError: a bookie did not start; the message is what it said.
+    """
+    make_directory(directory)
+    with locked(directory):
+        layout = prepare(
+            directory,
+            bookies=bookies,
+            metadata_uri=metadata_uri,
+            base_port=base_port,
+            settings=settings or {},
+        )
+        await _initialize(layout.metadata_uri)
+        processes = tuple(BookieProcess(member, directory / member.id) for member in layout.members)
+        try:
+            await start_all(processes, environment)
+            yield LocalCluster(directory, layout.metadata_uri, processes)
+        finally:
+            await stop_all(processes)
+
+
+async def start_all(
+    processes: Sequence[BookieProcess], environment: Mapping[str, str] | None = None
+) -> None:
+    """Start what does not run, all at once, and wait until every one is ready.
+
+    Raises:
+        ShuttingDownError: one did not start; the others may run.
+        OperationTimeoutError: one is not ready in time.
+    """
+    try:
+        async with asyncio.TaskGroup() as group:
+            for process in processes:
+                if process.pid is None:
+                    group.create_task(process.start(environment))
+    except* (ShuttingDownError, OperationTimeoutError) as errors:
+        raise errors.exceptions[0] from None
+
+
+async def stop_all(processes: Sequence[BookieProcess]) -> None:
+    """Stop what still runs, all at once."""
+    async with asyncio.TaskGroup() as group:
+        for process in processes:
+            if process.pid is not None:
+                group.create_task(process.stop())
+
+
+async def watch_processes(
+    cluster: LocalCluster, report: Callable[[str], None], *, restart: bool
+) -> None:
+    """Report every bookie that ends unasked, and start it again when `restart`; until cancelled.
+
+    Returns when no bookie runs any more.
+    """
+
+    async def watch(process: BookieProcess) -> None:
+        while True:
+            status = await process.wait()
+            if process.is_stopping:
+                return
+            report(f"{process.id} {describe_end(status, process.log_path)}")
+            if not restart:
+                return
+            await asyncio.sleep(RESTART_DELAY_SECONDS)
+            try:
+                await process.start()
+            except (ShuttingDownError, OperationTimeoutError) as error:
+                report(f"{error}; it is not started again")
+                return
+            report(f"{process.id} is back, pid {process.pid}")
+
+    async with asyncio.TaskGroup() as group:
+        for process in cluster.bookies:
+            group.create_task(watch(process))
+
+
+async def _initialize(metadata_uri: str) -> None:
+    """Make the cluster's instance id when the metadata store is new."""
+    from bookie.cluster.instance import initialize_cluster
+    from bookie.metadata.connect import open_store
+
+    async with open_store(metadata_uri) as store:
+        with contextlib.suppress(KeyExistsError):
+            await initialize_cluster(store)

@@ -1,0 +1,187 @@
+"""What a local cluster remembers between runs, and the configuration it writes for each bookie."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from bookie.errors import ConfigurationError, DirectoryLockedError
+
+BOOKIES_DEFAULT = 3
+_LAYOUT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One bookie of the cluster as `cluster.json` remembers it."""
+
+    id: str
+    port: int
+    http_port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What is remembered of a cluster between runs."""
+
+    metadata_uri: str
+    members: tuple[Member, ...]
+
+
+def make_directory(directory: Path) -> None:
+    """Make the cluster's directory, for this user alone.
+
+    Raises:
+        ConfigurationError: the path is not absolute.
+    """
+    if not directory.is_absolute():
+        raise ConfigurationError(f"{directory} must be an absolute path")
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+
+def prepare(
+    directory: Path,
+    *,
+    bookies: int | None,
+    metadata_uri: str | None,
+    base_port: int | None,
+    settings: Mapping[str, Mapping[str, object]],
+) -> Layout:
+    """Plan the cluster, remember it, and write the configuration of every bookie.
+
+    Raises:
+        ConfigurationError: as `load_layout` and `plan_layout` do.
+    """
+    layout = plan_layout(
+        directory,
+        load_layout(directory),
+        bookies=bookies,
+        metadata_uri=metadata_uri,
+        base_port=base_port,
+    )
+    save_layout(directory, layout)
+    for member in layout.members:
+        write_configuration(directory, layout, member, settings)
+    return layout
+
+
+def load_layout(directory: Path) -> Layout | None:
+    """The cluster that `directory` holds, None when it holds none.
+
+    Raises:
+        ConfigurationError: the file is not ours, or of a newer version.
+    """
+    path = directory / "cluster.json"
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if document["version"] != _LAYOUT_VERSION:
+            raise ConfigurationError(f"{path} was written by a newer version of bookie")
+        members = tuple(Member(**member) for member in document["members"])
+        return Layout(str(document["metadata_uri"]), members)
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError, KeyError) as error:
+        raise ConfigurationError(f"{path} does not describe a cluster") from error
+
+
+def save_layout(directory: Path, layout: Layout) -> None:
+    """Remember the cluster; replaces what was there at once or not at all."""
+    document = {
+        "version": _LAYOUT_VERSION,
+        "metadata_uri": layout.metadata_uri,
+        "members": [asdict(member) for member in layout.members],
+    }
+    temporary = directory / "cluster.json.tmp"
+    temporary.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    temporary.replace(directory / "cluster.json")
+
+
+def plan_layout(
+    directory: Path,
+    known: Layout | None,
+    *,
+    bookies: int | None,
+    metadata_uri: str | None,
+    base_port: int | None,
+) -> Layout:
+    """What to run: the known cluster, grown or moved to other ports when asked for.
+
+    Raises:
+        ConfigurationError: fewer bookies or another metadata store than the directory holds.
+    """
+    uri = metadata_uri or (known.metadata_uri if known else f"local://{directory}/metadata")
+    members = list(known.members) if known else []
+    count = bookies if bookies is not None else len(members) or BOOKIES_DEFAULT
+    if known is not None and count < len(members):
+        raise ConfigurationError(
+            f"{directory} holds a cluster of {len(members)} bookies; start it with at least so many"
+        )
+    if known is not None and uri != known.metadata_uri:
+        raise ConfigurationError(f"{directory} holds a cluster on {known.metadata_uri}, not {uri}")
+    if base_port is not None:
+        ports = list(range(base_port, base_port + 2 * count))
+        members = []
+    else:
+        ports = free_ports(2 * (count - len(members)))
+    while len(members) < count:
+        members.append(Member(f"bookie-{len(members) + 1}", ports.pop(0), ports.pop(0)))
+    return Layout(uri, tuple(members))
+
+
+def free_ports(count: int) -> list[int]:
+    """Different ports of the loopback address that nobody listens on now."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for candidate in sockets:
+            candidate.bind(("127.0.0.1", 0))
+        return [candidate.getsockname()[1] for candidate in sockets]
+
+
+@contextlib.contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Hold the directory against a second supervisor.
+
+    Raises:
+        DirectoryLockedError: another one holds it.
+    """
+    descriptor = os.open(directory / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as error:
+        raise DirectoryLockedError(f"another cluster runs in {directory}; stop it first") from error
+    finally:
+        os.close(descriptor)
+
+
+def write_configuration(
+    directory: Path,
+    layout: Layout,
+    member: Member,
+    settings: Mapping[str, Mapping[str, object]],
+) -> None:
+    """Write the `bookie.toml` of one bookie; `settings` are more keys, by section."""
+    home = directory / member.id
+    home.mkdir(exist_ok=True, mode=0o700)
+    sections: dict[str, dict[str, object]] = {
+        "bookie": {"id": member.id},
+        "listen": {"host": "127.0.0.1", "port": member.port},
+        "metadata": {"uri": layout.metadata_uri},
+        "storage": {"journal_dir": str(home / "journal"), "ledgers_dir": str(home / "ledgers")},
+        "http": {"host": "127.0.0.1", "port": member.http_port},
+        "log": {"format": "console"},
+    }
+    for name, values in settings.items():
+        sections.setdefault(name, {}).update(values)
+    lines = ["# Written by `bookie local` at each start."]
+    for name, values in sections.items():
+        lines.append(f"\n[{name}]")
+        # JSON's strings, numbers and booleans are also TOML's.
+        lines += [f"{key} = {json.dumps(value)}" for key, value in values.items()]
+    (home / "bookie.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
