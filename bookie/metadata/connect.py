@@ -7,7 +7,8 @@ and refused. Credentials never stand in the URI.
 from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager
-from urllib.parse import SplitResult, urlsplit
+from pathlib import Path
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from bookie.errors import ConfigurationError
 from bookie.metadata.memory import MemoryStore
@@ -40,6 +41,13 @@ def open_store(
         )
     if parts.scheme == "memory":
         return MemoryStore(parts.netloc, session_timeout_seconds=session_timeout_seconds)
+    if parts.scheme == "local":
+        # Lazy: only who uses it pays for loading LMDB.
+        from bookie.metadata.local import LocalStore
+
+        return LocalStore(
+            Path(unquote(parts.path)), session_timeout_seconds=session_timeout_seconds
+        )
     raise ConfigurationError(f"this build has no metadata backend for {parts.scheme}:// yet")
 
 

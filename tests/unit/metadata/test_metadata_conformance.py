@@ -21,6 +21,7 @@ from bookie.errors import (
     NoSuchKeyError,
 )
 from bookie.metadata.connect import open_store
+from bookie.metadata.local import LocalStore
 from bookie.metadata.memory import MemoryStore
 from bookie.metadata.store import (
     EXPIRY_EVENTS,
@@ -60,11 +61,15 @@ class Backend:
 
     async def expire(self, store: MetadataStore) -> None:
         """End the session of `store` as its peers would after a long silence."""
-        assert isinstance(store, MemoryStore)
-        store.expire_session()
+        if isinstance(store, MemoryStore):
+            store.expire_session()
+        elif isinstance(store, LocalStore):
+            environment, session = store._require_open(), store._session
+            await environment.submit(lambda tree: tree.end_session(session))
 
 
 _URIS: dict[str, Callable[[Path], str]] = {
+    "local": lambda directory: f"local://{directory}/metadata",
     "memory": lambda _: f"memory://test-{next(_names)}",
 }
 

@@ -1,0 +1,352 @@
+"""The store in a local directory: ``local:///abs/dir``, shared by the processes of one machine.
+
+LMDB holds the records (`local_tree`), one thread per process writes (`local_environment`), and
+sessions live by file locks and heartbeats (`local_sessions`). This module is what runs in the event
+loop: reads, which are short, and one task per store that keeps the session, looks after the
+sessions of others and polls for commits when the bell was not heard.
+
+A process that dies loses its ephemeral records within a quarter of a second; one that hangs, after
+its session timeout and a third.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from bookie.errors import (
+    BookieError,
+    MetadataClosedError,
+    MetadataUnavailableError,
+    SessionLostError,
+)
+from bookie.metadata.local_environment import LocalEnvironment, acquire, release
+from bookie.metadata.local_sessions import Bell, Coroner, SessionFile, begin_session
+from bookie.metadata.local_tree import SESSION_SIZE_BYTES, TreeWriter
+from bookie.metadata.store import (
+    ROOT,
+    Change,
+    Commit,
+    MetadataStore,
+    Operation,
+    Record,
+    Resync,
+    SessionEvent,
+    check_key,
+    check_prefix,
+    check_transaction,
+    is_under,
+)
+from bookie.metadata.subscription import Subscription
+
+TICK_SECONDS = 0.05
+"""How often a heartbeat is written and the log is polled."""
+
+INSPECTION_TICKS = 4
+"""How often, in ticks, the sessions of others are looked at."""
+
+_PAGE_NAMES = 256
+_PUMP_COMMITS = 256
+_STUCK_FRACTION = 3
+"""A write that takes this fraction of the session timeout counts as a lost connection."""
+
+
+class LocalStore(MetadataStore):
+    """A session with the metadata store in `directory`."""
+
+    def __init__(self, directory: Path, *, session_timeout_seconds: float = 30.0) -> None:
+        self.session_timeout_seconds = session_timeout_seconds
+        self._directory = directory
+        self._environment: LocalEnvironment | None = None
+        self._tasks = asyncio.TaskGroup()
+        self._keeper: asyncio.Task[None] | None = None
+        self._session = b""
+        self._session_file: SessionFile | None = None
+        self._bell: Bell | None = None
+        self._wake = asyncio.Event()
+        self._connected = True
+        self._cursor = 0
+        """The last commit that the watches have seen."""
+        self._watches: dict[Subscription[Change], tuple[str, int]] = {}
+        self._session_watches: set[Subscription[SessionEvent]] = set()
+
+    # ---- the session's life
+
+    async def __aenter__(self) -> Self:
+        environment = acquire(self._directory)
+        try:
+            await self._begin_session(environment)
+        except BaseException:
+            release(environment)
+            raise
+        self._environment = environment
+        await self._tasks.__aenter__()
+        self._keeper = self._tasks.create_task(self._keep(environment))
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        environment, self._environment = self._require_open(), None
+        assert self._keeper is not None
+        try:
+            self._keeper.cancel()
+            # The body's own error passes by the group, which would wrap it.
+            await self._tasks.__aexit__(None, None, None)
+            await self._end_session(environment)
+        finally:
+            self._drop_session()
+            closed = MetadataClosedError("the metadata store is closed")
+            for watch in self._watches:
+                watch.end(closed)
+            for session_watch in self._session_watches:
+                session_watch.end(closed)
+            release(environment)
+
+    async def _begin_session(self, environment: LocalEnvironment) -> None:
+        session = os.urandom(SESSION_SIZE_BYTES)
+        directory, timeout_seconds = environment.sessions_directory, self.session_timeout_seconds
+        files: list[SessionFile] = []
+
+        def begin(tree: TreeWriter) -> None:
+            files.append(begin_session(tree, directory, session, timeout_seconds))
+
+        def undo(tree: TreeWriter) -> None:
+            tree.end_session(session)
+            for file in files:
+                file.close()
+
+        try:
+            await environment.submit(begin)
+        except BookieError:
+            for file in files:
+                file.close()
+            raise
+        except asyncio.CancelledError:
+            environment.submit(undo)  # the session may still begin, behind our back
+            raise
+        self._session, self._session_file = session, files[0]
+        try:
+            self._bell = Bell(session)
+        except OSError:
+            return  # without sockets, polling must do
+        asyncio.get_running_loop().add_reader(self._bell.fileno(), self._hear)
+
+    async def _end_session(self, environment: LocalEnvironment) -> None:
+        session = self._session
+        try:
+            async with asyncio.timeout(self.session_timeout_seconds):
+                await environment.submit(lambda tree: tree.end_session(session))
+        except (TimeoutError, MetadataUnavailableError):
+            # A stopped process holds the write lock, or the disk failed. Our file's lock is about
+            # to be free, so the others end the session as soon as they can write.
+            return
+
+    def _drop_session(self) -> None:
+        if self._bell is not None:
+            asyncio.get_running_loop().remove_reader(self._bell.fileno())
+            self._bell.close()
+            self._bell = None
+        if self._session_file is not None:
+            self._session_file.close()
+            self._session_file = None
+
+    async def _keep(self, environment: LocalEnvironment) -> None:
+        """Beat, poll, and look after the sessions of others, until cancelled."""
+        tick_seconds = min(TICK_SECONDS, self.session_timeout_seconds / 6)
+        coroner = Coroner(environment.sessions_directory, tick_seconds * INSPECTION_TICKS)
+        burial: asyncio.Future[None] | None = None
+        ticks = 0
+        while True:
+            try:
+                async with asyncio.timeout(tick_seconds):
+                    await self._wake.wait()
+            except TimeoutError:
+                ticks += 1
+            self._wake.clear()
+            try:
+                await self._keep_own_session(environment)
+                self._pump()
+                if burial is not None and burial.done():
+                    burial.result()
+                    burial = None
+                if burial is None and ticks >= INSPECTION_TICKS:
+                    ticks = 0
+                    burial = self._inspect(environment, coroner)
+            except MetadataUnavailableError:
+                burial = None
+                self._set_connected(False)
+                continue
+            stuck_seconds = self.session_timeout_seconds / _STUCK_FRACTION
+            self._set_connected(environment.busy_seconds() < stuck_seconds)
+
+    async def _keep_own_session(self, environment: LocalEnvironment) -> None:
+        with environment.read() as tree:
+            alive = tree.has_session(self._session)
+        if alive:
+            if self._session_file is not None:
+                self._session_file.beat()
+            return
+        if self._session_file is not None:
+            # Others ended it: we were silent for too long.
+            self._set_connected(False)
+            self._announce(SessionEvent.SESSION_LOST)
+            self._drop_session()
+        await self._begin_session(environment)
+        self._set_connected(True)
+        self._announce(SessionEvent.SESSION_REESTABLISHED)
+
+    def _inspect(
+        self, environment: LocalEnvironment, coroner: Coroner
+    ) -> asyncio.Future[None] | None:
+        with environment.read() as tree:
+            sessions = tree.sessions()
+        dead = coroner.inspect(sessions, self._session)
+        if not dead:
+            return None
+        environment.forget_dead_readers()
+        # Not awaited: the heartbeat must not depend on the write lock.
+        return environment.submit(lambda tree: coroner.bury(tree, dead))
+
+    def _set_connected(self, connected: bool) -> None:
+        if connected is not self._connected:
+            self._connected = connected
+            self._announce(SessionEvent.RECONNECTED if connected else SessionEvent.CONNECTION_LOST)
+
+    def _announce(self, event: SessionEvent) -> None:
+        for subscription in self._session_watches:
+            subscription.push(event)
+
+    @asynccontextmanager
+    async def session_events(self) -> AsyncIterator[AsyncIterator[SessionEvent]]:
+        """See `MetadataStore.session_events`."""
+        self._require_open()
+        subscription = Subscription(overflow=SessionEvent.SESSION_REESTABLISHED)
+        self._session_watches.add(subscription)
+        try:
+            yield subscription
+        finally:
+            self._session_watches.discard(subscription)
+
+    # ---- reads and writes
+
+    async def get(self, key: str) -> Record | None:
+        """See `MetadataStore.get`."""
+        check_key(key)
+        with self._require_open().read() as tree:
+            return tree.record(key, self._session)
+
+    async def exists(self, key: str) -> bool:
+        """See `MetadataStore.exists`."""
+        check_prefix(key)
+        with self._require_open().read() as tree:
+            return (key != ROOT and tree.find(key) is not None) or tree.has_children(key)
+
+    async def get_children(self, key: str) -> list[str]:
+        """See `MetadataStore.get_children`."""
+        check_prefix(key)
+        names: list[str] = []
+        while True:
+            with self._require_open().read() as tree:
+                page = tree.child_names(key, names[-1] if names else "", _PAGE_NAMES)
+            names += page
+            if len(page) < _PAGE_NAMES:
+                return names
+            await asyncio.sleep(0)  # a page takes a fraction of a millisecond; then others run
+
+    async def scan_children(self, key: str, *, after: str = "") -> AsyncIterator[Record]:
+        """See `MetadataStore.scan_children`."""
+        check_prefix(key)
+        parent = key.rstrip("/")
+        while True:
+            with self._require_open().read() as tree:
+                names = tree.child_names(key, after, _PAGE_NAMES)
+                page = [tree.record(f"{parent}/{name}", self._session) for name in names]
+            for record in page:
+                if record is not None:
+                    yield record
+            if len(names) < _PAGE_NAMES:
+                return
+            after = names[-1]
+            await asyncio.sleep(0)
+
+    async def transaction(self, operations: Sequence[Operation]) -> list[int]:
+        """See `MetadataStore.transaction`; durable on the disk when it returns."""
+        environment = self._require_open()
+        check_transaction(operations)
+        operations, session = tuple(operations), self._session
+        try:
+            return await environment.submit(lambda tree: tree.transact(operations, session))
+        except SessionLostError:
+            self._wake.set()
+            raise
+
+    async def sync(self) -> None:
+        """See `MetadataStore.sync`: a read always shows the last commit of any process."""
+        self._require_open()
+
+    def _require_open(self) -> LocalEnvironment:
+        if self._environment is None:
+            raise MetadataClosedError("the metadata store is closed")
+        return self._environment
+
+    # ---- watches
+
+    @asynccontextmanager
+    async def watch(self, prefix: str) -> AsyncIterator[AsyncIterator[Change]]:
+        """See `MetadataStore.watch`."""
+        check_prefix(prefix)
+        with self._require_open().read() as tree:
+            version = tree.version()
+        if not self._watches:
+            self._cursor = version
+        subscription: Subscription[Change] = Subscription(overflow=Resync())
+        self._watches[subscription] = (prefix, version)
+        try:
+            yield subscription
+        finally:
+            del self._watches[subscription]
+
+    def _hear(self) -> None:
+        """Answer the bell."""
+        if self._bell is not None:
+            self._bell.silence()
+        try:
+            self._pump()
+        except MetadataUnavailableError:
+            self._wake.set()  # the keeper meets the same error and announces it
+
+    def _pump(self) -> None:
+        """Hand the commits since the last time to the watches."""
+        environment = self._environment
+        if environment is None or not self._watches:
+            return
+        with environment.read() as tree:
+            commits = tree.commits_after(self._cursor, _PUMP_COMMITS)
+            if commits is None:
+                self._cursor = tree.version()
+        if commits is None:
+            for subscription in self._watches:
+                subscription.push(Resync())
+            return
+        for commit in commits:
+            self._cursor = commit.version
+            self._deliver(commit)
+        if len(commits) == _PUMP_COMMITS:
+            asyncio.get_running_loop().call_soon(self._hear)
+
+    def _deliver(self, commit: Commit) -> None:
+        for subscription, (prefix, since) in self._watches.items():
+            if commit.version <= since:
+                continue
+            events = tuple(event for event in commit.events if is_under(prefix, event.key))
+            if events:
+                subscription.push(Commit(commit.version, events))

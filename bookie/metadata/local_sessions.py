@@ -1,0 +1,231 @@
+"""Who is alive among the processes that share a local metadata store, and the bell between them.
+
+A session is a row in the store and a file in ``sessions/``. Its owner holds a lock (flock) on the
+file for as long as it lives and writes its deadline into it, so a heartbeat needs neither a commit
+nor LMDB's write lock. The row is the authority: a session whose row is gone has ended, whatever its
+owner believes, and every commit checks the row of its session first. A peer ends a session when
+
+1. the machine was started anew since (boot id), or the file is gone, or its lock is free: the owner
+   is dead, and the kernel says so within one inspection; or
+2. the deadline passed and stayed unmoved for a third of the timeout, in which this peer itself ran
+   without a pause: the owner hangs. The second half keeps a machine that was suspended as a whole,
+   or a peer that was paused itself, from ending the sessions of the innocent.
+
+Deadlines are CLOCK_BOOTTIME, which is the same for all processes and never set. A process forked
+from an owner keeps the owner's lock; then only rule 2 applies.
+
+The bell is a datagram socket in the abstract namespace, one per session. It says "there are new
+commits" and nothing else: a lost ring is made up for by polling.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import struct
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from bookie.env import SystemClock
+from bookie.errors import MetadataUnavailableError
+from bookie.metadata.local_tree import SessionRow, TreeWriter
+
+_DEADLINE = struct.Struct(">Q")
+_GRACE_FRACTION = 3
+"""A passed deadline is believed after this fraction of the timeout."""
+
+
+def boot_time_seconds() -> float:
+    """Seconds since the machine started, time asleep included."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class SessionFile:
+    """The file of our own session, locked until `close` or death."""
+
+    def __init__(self, directory: Path, session: bytes, timeout_seconds: float) -> None:
+        self._path = _path(directory, session)
+        self._timeout_seconds = timeout_seconds
+        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self.beat()
+
+    def beat(self) -> None:
+        """Move the deadline to one timeout from now."""
+        deadline = boot_time_seconds() + self._timeout_seconds
+        os.pwrite(self._fd, _DEADLINE.pack(int(deadline * 1e9)), 0)
+
+    def close(self) -> None:
+        """Remove the file and free its lock."""
+        self._path.unlink(missing_ok=True)
+        os.close(self._fd)
+
+
+def begin_session(
+    tree: TreeWriter, directory: Path, session: bytes, timeout_seconds: float
+) -> SessionFile:
+    """Create the file and the row of a session, inside a write transaction.
+
+    LMDB's write lock, held here, keeps `_sweep` of other processes away from a file that has no row
+    and no lock yet.
+    """
+    try:
+        _sweep(directory, tree.sessions())
+        file = SessionFile(directory, session, timeout_seconds)
+    except OSError as error:
+        raise MetadataUnavailableError(
+            f"no session file can be created in {directory}: {error.strerror}"
+        ) from error
+    tree.begin_session(session, SessionRow(timeout_seconds, SystemClock().boot_id(), os.getpid()))
+    return file
+
+
+def _sweep(directory: Path, sessions: Iterable[bytes]) -> None:
+    """Remove the files that crashed processes left behind."""
+    known = {_path(directory, session).name for session in sessions}
+    for path in directory.iterdir():
+        if path.name not in known and path.suffix == ".session" and _is_unlocked(path):
+            path.unlink(missing_ok=True)
+
+
+class Coroner:
+    """Finds the dead sessions of others; one per process and store, inspecting now and then."""
+
+    def __init__(self, directory: Path, interval_seconds: float) -> None:
+        self._directory = directory
+        self._interval_seconds = interval_seconds
+        self._boot_id = SystemClock().boot_id()
+        self._inspected_at = time.monotonic()
+        self._overdue: dict[bytes, tuple[int, float]] = {}
+        """Session → the passed deadline, and since when we watch it stand still."""
+
+    def inspect(self, sessions: dict[bytes, SessionRow], own: bytes) -> list[bytes]:
+        """The sessions that are to be ended. Takes some microseconds per session."""
+        now = time.monotonic()
+        late_seconds = now - self._inspected_at - self._interval_seconds
+        self._inspected_at = now
+        dead = []
+        overdue: dict[bytes, tuple[int, float]] = {}
+        for session, row in sessions.items():
+            if session == own:
+                continue
+            grace_seconds = row.timeout_seconds / _GRACE_FRACTION
+            if late_seconds > grace_seconds:
+                # We were paused ourselves, so others may have been: their time starts again.
+                self._overdue.pop(session, None)
+            if self.is_dead(session, row):
+                dead.append(session)
+                continue
+            deadline = self._passed_deadline(session)
+            if deadline is None:
+                continue
+            before = self._overdue.get(session)
+            since = before[1] if before is not None and before[0] == deadline else now
+            if now - since >= grace_seconds:
+                dead.append(session)
+            overdue[session] = (deadline, since)
+        self._overdue = overdue
+        return dead
+
+    def is_dead(self, session: bytes, row: SessionRow) -> bool:
+        """Whether the owner of `session` is certainly gone (rule 1)."""
+        path = _path(self._directory, session)
+        return row.boot_id != self._boot_id or not path.exists() or _is_unlocked(path)
+
+    def bury(self, tree: TreeWriter, dead: Iterable[bytes]) -> None:
+        """End the sessions that still deserve it, inside a write transaction."""
+        sessions = tree.sessions()
+        for session in dead:
+            row = sessions.get(session)
+            if row is None:
+                continue
+            if self.is_dead(session, row) or self._passed_deadline(session) is not None:
+                tree.end_session(session)
+                _path(self._directory, session).unlink(missing_ok=True)
+
+    def _passed_deadline(self, session: bytes) -> int | None:
+        """The deadline of a session that has passed, in nanoseconds; None if it has not."""
+        try:
+            data = _path(self._directory, session).read_bytes()
+        except OSError:
+            return None
+        if len(data) != _DEADLINE.size:
+            return 0
+        (deadline,) = _DEADLINE.unpack(data)
+        return int(deadline) if deadline < boot_time_seconds() * 1e9 else None
+
+
+def _path(directory: Path, session: bytes) -> Path:
+    return directory / f"{session.hex()}.session"
+
+
+def _is_unlocked(path: Path) -> bool:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    try:
+        # Shared, so that two inspectors at once do not take each other for the owner.
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+class Bell:
+    """Our own end of the bell, and the rope of the others'."""
+
+    def __init__(self, session: bytes) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        try:
+            self._socket.bind(_address(session))
+        except OSError:
+            self._socket.close()
+            raise
+
+    def fileno(self) -> int:
+        """The descriptor that becomes readable when somebody rings."""
+        return self._socket.fileno()
+
+    def silence(self) -> None:
+        """Take the rings that have arrived."""
+        try:
+            while True:
+                self._socket.recv(16)
+        except BlockingIOError:
+            return
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._socket.close()
+
+
+class Ringer:
+    """Rings the bells of all sessions; used by the thread that commits."""
+
+    def __init__(self) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+
+    def ring(self, sessions: Iterable[bytes]) -> None:
+        """Wake the owners of `sessions`; one who cannot hear will poll."""
+        for session in sessions:
+            try:
+                self._socket.sendto(b"\0", _address(session))
+            except OSError:
+                # Full: it has not heard the last rings yet. Refused: it is gone, or in another
+                # network namespace.
+                continue
+
+    def close(self) -> None:
+        """Free the socket."""
+        self._socket.close()
+
+
+def _address(session: bytes) -> bytes:
+    return b"\0bookie-metadata-" + session.hex().encode()
