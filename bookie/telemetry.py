@@ -51,6 +51,7 @@ class Metrics:
     """
 
     journal_queue_bytes: Gauge
+    journal_queue_seconds: Histogram
     journal_group_requests: Histogram
     journal_group_bytes: Histogram
     journal_write_seconds: Histogram
@@ -93,6 +94,9 @@ class Metrics:
     def _declare_journal(self, declare: _Declare) -> None:
         self.journal_queue_bytes = declare.gauge(
             "journal_queue_bytes", "Bytes accepted and waiting for the journal thread."
+        )
+        self.journal_queue_seconds = declare.histogram(
+            "journal_queue_seconds", "Time the first request of a group waited for the thread."
         )
         self.journal_group_requests = declare.histogram(
             "journal_group_requests", "Requests written by one group commit.", COUNT_BUCKETS

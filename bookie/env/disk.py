@@ -55,6 +55,10 @@ class File(Protocol):
         """Bytes up to the end of the file."""
         ...
 
+    def truncate(self, size: int) -> None:
+        """Cut the file to `size` bytes, freeing what was allocated beyond; not yet durable."""
+        ...
+
     def drop_cache(self) -> None:
         """Sync, then ask the kernel to forget its copy, so that reads show what the device has."""
         ...
@@ -181,6 +185,10 @@ class PosixFile:
     def size(self) -> int:
         """See `File.size`."""
         return os.fstat(self._fd).st_size
+
+    def truncate(self, size: int) -> None:
+        """See `File.truncate`."""
+        os.ftruncate(self._fd, size)
 
     def drop_cache(self) -> None:
         """See `File.drop_cache`."""

@@ -27,8 +27,10 @@ class ReadTransaction(Protocol):
         """The value of `key`, or None."""
         ...
 
-    def scan(self, table: str, start: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Pairs with keys >= `start`, in key order."""
+    def range(
+        self, table: str, start: bytes, stop: bytes, pairs_max: int
+    ) -> list[tuple[bytes, bytes]]:
+        """Up to `pairs_max` pairs with ``start <= key < stop``, in key order."""
         ...
 
     def last_key(self, table: str) -> bytes | None:
@@ -82,12 +84,19 @@ class _LmdbTransaction:
     def get(self, table: str, key: bytes) -> bytes | None:
         return cast("bytes | None", self._transaction.get(key, db=self._tables[table]))
 
-    def scan(self, table: str, start: bytes) -> Iterator[tuple[bytes, bytes]]:
+    def range(
+        self, table: str, start: bytes, stop: bytes, pairs_max: int
+    ) -> list[tuple[bytes, bytes]]:
+        pairs: list[tuple[bytes, bytes]] = []
         with self._transaction.cursor(db=self._tables[table]) as cursor:
-            if cursor.set_range(start):
-                yield from cast(
-                    "Iterator[tuple[bytes, bytes]]", cursor.iternext(keys=True, values=True)
-                )
+            if pairs_max > 0 and cursor.set_range(start):
+                for pair in cast("Iterator[tuple[bytes, bytes]]", cursor.iternext()):
+                    if pair[0] >= stop:
+                        break
+                    pairs.append(pair)
+                    if len(pairs) == pairs_max:
+                        break
+        return pairs
 
     def last_key(self, table: str) -> bytes | None:
         with self._transaction.cursor(db=self._tables[table]) as cursor:

@@ -1,0 +1,239 @@
+"""Rows of the index beside its pages: one per ledger, one per file, and the journal mark.
+
+All integers are little endian. Every row carries a CRC32C of itself, because LMDB has no checksums.
+
+======  ====  =========================================================================
+ledger row
+---------------------------------------------------------------------------------------
+offset  size  meaning
+======  ====  =========================================================================
+0       4     CRC32C of everything after it
+4       1     version, 1
+5       1     flags: 1 fenced, 2 limbo, 4 key known, 8 deleted
+6       2     length of the key digest
+8       2     length of the explicit LAC packet
+10      2     zero
+12      8     deleted at, milliseconds since 1970
+20      8     highest LAC seen in any packet, -1 = none
+28      8     first entry id ever stored, -1 = none
+36      8     last entry id ever stored, -1 = none
+44      8     entries indexed
+52      8     bytes of the entries indexed
+60      …     key digest, explicit LAC packet
+======  ====  =========================================================================
+
+======  ====  =========================================================================
+file row
+---------------------------------------------------------------------------------------
+0       4     CRC32C of everything after it
+4       1     version, 1
+5       1     kind (`FileKind`)
+6       1     state (`FileState`)
+7       1     zero
+8       8     size in bytes as far as it is indexed
+16      8     live bytes: the sizes of all slots that point into the file
+======  ====  =========================================================================
+
+======  ====  =========================================================================
+mark
+---------------------------------------------------------------------------------------
+0       4     CRC32C of everything after it
+4       4     file number
+8       8     offset: everything before it is indexed
+16      8     sequence of the last block before it
+24      16    nonce of the file
+======  ====  =========================================================================
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from dataclasses import dataclass
+
+import crc32c
+
+from bookie.errors import ChecksumError, FormatError
+from bookie.ids import NO_ENTRY
+
+_VERSION = 1
+_CRC = struct.Struct("<I")
+_LEDGER = struct.Struct("<BBHHHqqqqQQ")
+_FILE = struct.Struct("<BBBBQQ")
+_MARK = struct.Struct("<IQQ16s")
+_LEDGER_KEY = struct.Struct(">Q")
+_FILE_KEY = struct.Struct(">I")
+
+_FENCED, _LIMBO, _KEY_KNOWN, _DELETED = 1, 2, 4, 8
+
+
+class FileState(enum.IntEnum):
+    """Whether a file may still grow."""
+
+    OPEN = 0
+    SEALED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerIndexRow:
+    """What the index keeps about one ledger.
+
+    `key_digest` is None while the ledger's key is unknown: nobody has shown one yet.
+    """
+
+    fenced: bool = False
+    limbo: bool = False
+    deleted_at_ms: int | None = None
+    key_digest: bytes | None = None
+    lac_packet: bytes = b""
+    max_lac: int = NO_ENTRY
+    first_entry_id: int = NO_ENTRY
+    last_entry_id: int = NO_ENTRY
+    entries: int = 0
+    payload_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FileRow:
+    """What the index keeps about one journal or log file."""
+
+    kind: int
+    state: FileState
+    size_bytes: int
+    live_bytes: int
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Mark:
+    """Everything before `offset` of file `file_number` is in the index; it never moves back."""
+
+    file_number: int
+    offset: int
+    sequence: int
+    nonce: bytes
+
+
+def ledger_key(ledger_id: int) -> bytes:
+    """Key of a ledger row: 8 bytes, big endian, so that rows are sorted by id."""
+    return _LEDGER_KEY.pack(ledger_id)
+
+
+def parse_ledger_key(key: bytes) -> int:
+    """The ledger id of a key."""
+    return int(_LEDGER_KEY.unpack(key)[0])
+
+
+def file_key(file_number: int) -> bytes:
+    """Key of a file row: 4 bytes, big endian."""
+    return _FILE_KEY.pack(file_number)
+
+
+def parse_file_key(key: bytes) -> int:
+    """The file number of a key."""
+    return int(_FILE_KEY.unpack(key)[0])
+
+
+def encode_ledger_row(row: LedgerIndexRow) -> bytes:
+    """The bytes of a ledger row."""
+    key = row.key_digest or b""
+    flags = (
+        (_FENCED if row.fenced else 0)
+        | (_LIMBO if row.limbo else 0)
+        | (_KEY_KNOWN if row.key_digest is not None else 0)
+        | (_DELETED if row.deleted_at_ms is not None else 0)
+    )
+    body = (
+        _LEDGER.pack(
+            _VERSION,
+            flags,
+            len(key),
+            len(row.lac_packet),
+            0,
+            row.deleted_at_ms or 0,
+            row.max_lac,
+            row.first_entry_id,
+            row.last_entry_id,
+            row.entries,
+            row.payload_bytes,
+        )
+        + key
+        + row.lac_packet
+    )
+    return _with_crc(body)
+
+
+def decode_ledger_row(data: bytes) -> LedgerIndexRow:
+    """The ledger row in `data`.
+
+    Raises:
+        ChecksumError: the row was damaged.
+        FormatError: the row was written by a newer version.
+    """
+    body = _checked(data, "ledger")
+    if len(body) < _LEDGER.size:
+        raise FormatError("a ledger row of the index is too short")
+    (version, flags, key_length, lac_length, _, deleted_at, max_lac, first, last, entries, size) = (
+        _LEDGER.unpack_from(body)
+    )
+    _check_version(version, "ledger")
+    end = _LEDGER.size + key_length + lac_length
+    if len(body) != end:
+        raise FormatError("a ledger row of the index has a wrong length")
+    key = bytes(body[_LEDGER.size : _LEDGER.size + key_length])
+    return LedgerIndexRow(
+        fenced=bool(flags & _FENCED),
+        limbo=bool(flags & _LIMBO),
+        deleted_at_ms=deleted_at if flags & _DELETED else None,
+        key_digest=key if flags & _KEY_KNOWN else None,
+        lac_packet=bytes(body[_LEDGER.size + key_length : end]),
+        max_lac=max_lac,
+        first_entry_id=first,
+        last_entry_id=last,
+        entries=entries,
+        payload_bytes=size,
+    )
+
+
+def encode_file_row(row: FileRow) -> bytes:
+    """The bytes of a file row."""
+    return _with_crc(_FILE.pack(_VERSION, row.kind, row.state, 0, row.size_bytes, row.live_bytes))
+
+
+def decode_file_row(data: bytes) -> FileRow:
+    """The file row in `data`; raises like `decode_ledger_row`."""
+    body = _checked(data, "file")
+    if len(body) != _FILE.size:
+        raise FormatError("a file row of the index has a wrong length")
+    version, kind, state, _, size, live = _FILE.unpack(body)
+    _check_version(version, "file")
+    if state not in (FileState.OPEN, FileState.SEALED):
+        raise FormatError("a file row of the index has an unknown state")
+    return FileRow(kind, FileState(state), size, live)
+
+
+def encode_mark(mark: Mark) -> bytes:
+    """The bytes of the mark."""
+    return _with_crc(_MARK.pack(mark.file_number, mark.offset, mark.sequence, mark.nonce))
+
+
+def decode_mark(data: bytes) -> Mark:
+    """The mark in `data`; raises like `decode_ledger_row`."""
+    body = _checked(data, "mark")
+    if len(body) != _MARK.size:
+        raise FormatError("the mark of the index has a wrong length")
+    return Mark(*_MARK.unpack(body))
+
+
+def _with_crc(body: bytes) -> bytes:
+    return _CRC.pack(crc32c.crc32c(body)) + body
+
+
+def _checked(data: bytes, kind: str) -> bytes:
+    if len(data) < _CRC.size or crc32c.crc32c(data[4:]) != _CRC.unpack_from(data)[0]:
+        raise ChecksumError(f"a {kind} row of the index is damaged")
+    return data[4:]
+
+
+def _check_version(version: int, kind: str) -> None:
+    if version != _VERSION:
+        raise FormatError(f"a {kind} row of the index has version {version}, newer than this one")

@@ -1,0 +1,251 @@
+"""The decision about one add, fence or LAC: one synchronous section that reads memory only.
+
+Fenced, read-only, key; then the write cache (readable from now on), then the journal queue:
+nothing else runs between these steps, because nothing awaits. Fences ride the same queue as adds,
+so a fence is in the journal after every add that was accepted before it.
+
+Source: rules R1 to R4 of bookie-local linearization: an add that was accepted before a fence may
+still be acknowledged, because every later fencing read sees it; a duplicate of equal bytes is
+acknowledged once the first copy is durable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from bookie.env import Failpoints
+from bookie.errors import BookieError
+from bookie.formats.batch import EntryBatch
+from bookie.formats.records import (
+    encode_deleted,
+    encode_entries_head,
+    encode_fence,
+    encode_lac,
+    encode_ledger,
+    encode_limbo,
+)
+from bookie.ids import Status
+from bookie.storage.journal import JournalRequest, RequestKind
+from bookie.storage.ledger_state import LedgerState
+from bookie.storage.write_cache import Generation, LedgerRuns, Run
+
+
+class Outcome(NamedTuple):
+    """What a request came to; `message` is one sentence, empty when OK."""
+
+    status: Status
+    message: str = ""
+
+
+Waiter = asyncio.Future[Outcome]
+
+OK = Outcome(Status.OK)
+FENCED = Outcome(Status.FENCED, "the ledger is fenced: another client took it over")
+DELETED = Outcome(Status.FENCED, "the ledger was deleted")
+UNAUTHORIZED = Outcome(Status.UNAUTHORIZED, "the key is not the ledger's")
+READ_ONLY = Outcome(Status.READ_ONLY, "the bookie takes no new entries")
+
+
+@dataclass(slots=True)
+class Admission:
+    """What the sections need of the engine; its fields change as the engine lives."""
+
+    submit: Callable[[JournalRequest], None]
+    mark_dirty: Callable[[LedgerState], None]
+    failpoints: Failpoints
+    loop: asyncio.AbstractEventLoop
+    generation: Generation
+    read_only: bool = False
+
+    def refusal(self, state: LedgerState, key: bytes, *, recovery: bool) -> Outcome | None:
+        """Why an add is refused before its bytes are looked at, or None."""
+        if state.deleted:
+            return DELETED
+        if not state.accepts_key(key):
+            return UNAUTHORIZED
+        if not recovery:
+            if state.fenced:
+                return FENCED
+            if self.read_only:
+                return READ_ONLY
+        return None
+
+    def add(
+        self,
+        state: LedgerState,
+        batch: EntryBatch,
+        payload_crc32c: int,
+        key: bytes,
+        *,
+        max_lac: int,
+        recovery: bool,
+        deferred_sync: bool,
+        lac_packet: bytes,
+    ) -> Waiter:
+        """Accept `batch`; it is readable when this returns, durable when the waiter says OK.
+
+        The caller has found no refusal, and no other bytes under these ids, in the same section.
+        """
+        if batch.first_entry_id <= state.last_entry_id:
+            state.comparisons += 1
+        run = Run(batch)
+        request = self._request(state, key)
+        head = encode_entries_head(batch, payload_crc32c, recovery)
+        payload_delta = request.size_bytes + len(head)
+        self._put(request, head, batch.payload)
+        if lac_packet:
+            self._put(request, encode_lac(state.ledger_id, lac_packet))
+            state.take_lac(lac_packet)
+        request.synced = recovery or not deferred_sync
+        request.essential = recovery
+        runs = self.generation.append(state.ledger_id, run)
+        state.saw_entries(run.first, run.last)
+        state.max_lac = max(state.max_lac, max_lac)
+        self.mark_dirty(state)
+        waiter: Waiter = self.loop.create_future()
+        request.complete = _AddDone(runs, run, payload_delta, waiter, self.failpoints, state)
+        self.submit(request)
+        return waiter
+
+    def publish_lac(self, state: LedgerState, packet: bytes, key: bytes) -> None:
+        """Take an explicit LAC: in memory now, in the journal with the next block, not synced."""
+        request = self._request(state, key)
+        self._put(request, encode_lac(state.ledger_id, packet))
+        request.synced = False
+        request.complete = _ignore
+        state.take_lac(packet)
+        self.mark_dirty(state)
+        self.submit(request)
+
+    def fence(self, state: LedgerState, key: bytes) -> Waiter:
+        """Fence the ledger, known here or not; the waiter says OK once the fence is durable."""
+        if state.fenced and state.fence_durable:
+            done: Waiter = self.loop.create_future()
+            done.set_result(OK)
+            return done
+        if state.fence_queued:
+            # The record is in the queue before us: durable when everything so far is.
+            return self.force()
+        request = self._request(state, key, essential=True)
+        self._put(request, encode_fence(state.ledger_id, state.key_digest or b""))
+        state.fenced = state.fence_queued = True
+        self.mark_dirty(state)
+        waiter: Waiter = self.loop.create_future()
+        request.complete = _FenceDone(state, waiter, self.failpoints)
+        self.submit(request)
+        return waiter
+
+    def delete(self, state: LedgerState, deleted_at_ms: int) -> Waiter:
+        """Forget the ledger's entries; the waiter says OK once that is durable."""
+        request = self._request(state, None, essential=True)
+        self._put(request, encode_deleted(state.ledger_id, deleted_at_ms))
+        state.deleted_at_ms = deleted_at_ms
+        self.mark_dirty(state)
+        return self._submit_and_wait(request)
+
+    def set_limbo(self, state: LedgerState, *, in_limbo: bool) -> Waiter:
+        """Enter (and fence) or leave limbo; the waiter says OK once that is durable."""
+        request = self._request(state, None, essential=True)
+        self._put(request, encode_limbo(state.ledger_id, in_limbo))
+        state.limbo = in_limbo
+        if in_limbo:
+            state.fenced = True
+        self.mark_dirty(state)
+        return self._submit_and_wait(request)
+
+    def force(self) -> Waiter:
+        """The waiter says OK once everything accepted so far is durable."""
+        return self._submit_and_wait(JournalRequest(RequestKind.FORCE, _ignore))
+
+    def _submit_and_wait(self, request: JournalRequest) -> Waiter:
+        waiter: Waiter = self.loop.create_future()
+
+        def complete(done: JournalRequest) -> None:
+            _resolve(waiter, done.error)
+
+        request.complete = complete
+        self.submit(request)
+        return waiter
+
+    def _request(
+        self, state: LedgerState, key: bytes | None, *, essential: bool = False
+    ) -> JournalRequest:
+        """A request for the ledger; at first sight it begins with the ledger and its key."""
+        request = JournalRequest(RequestKind.APPEND, _ignore, essential=essential)
+        state.exists = True
+        if key is not None and state.key_digest is None:
+            state.adopt_key(key)
+            state.journaled = False
+        if not state.journaled:
+            state.journaled = True
+            if state.key_digest is not None:
+                self._put(request, encode_ledger(state.ledger_id, state.key_digest))
+        return request
+
+    def _put(self, request: JournalRequest, head: bytes, *rest: bytes | memoryview) -> None:
+        request.buffers += (head, *rest)
+        request.size_bytes += len(head) + sum(map(len, rest))
+        request.records += 1
+
+
+class _AddDone:
+    """Completes one add: the run learns where it is, the waiter hears the outcome."""
+
+    __slots__ = ("delta", "failpoints", "run", "runs", "state", "waiter")
+
+    def __init__(
+        self,
+        runs: LedgerRuns,
+        run: Run,
+        delta: int,
+        waiter: Waiter,
+        failpoints: Failpoints,
+        state: LedgerState,
+    ) -> None:
+        self.runs = runs
+        self.run = run
+        self.delta = delta
+        self.waiter = waiter
+        self.failpoints = failpoints
+        self.state = state
+
+    def __call__(self, request: JournalRequest) -> None:
+        if request.error is not None:
+            self.runs.refused(self.run)
+            # The request also carried the first sight of the ledger; it has to come again.
+            self.state.journaled = False
+        else:
+            self.runs.written(self.run, request.file_number, request.offset + self.delta)
+            self.failpoints.hit("add.before_ack")
+        _resolve(self.waiter, request.error)
+
+
+class _FenceDone:
+    """Completes one fence."""
+
+    __slots__ = ("failpoints", "state", "waiter")
+
+    def __init__(self, state: LedgerState, waiter: Waiter, failpoints: Failpoints) -> None:
+        self.state = state
+        self.waiter = waiter
+        self.failpoints = failpoints
+
+    def __call__(self, request: JournalRequest) -> None:
+        self.state.fence_queued = False
+        if request.error is None:
+            self.state.fence_durable = True
+            self.failpoints.hit("fence.before_ack")
+        _resolve(self.waiter, request.error)
+
+
+def _ignore(request: JournalRequest) -> None:
+    """Nobody waits."""
+
+
+def _resolve(waiter: Waiter, error: BookieError | None) -> None:
+    """Tell the waiter, unless its caller was cancelled: then the waiter is gone, not the write."""
+    if not waiter.done():
+        waiter.set_result(OK if error is None else Outcome(error.status, str(error)))

@@ -1,0 +1,386 @@
+"""Starting the engine: from whatever the last process left to a state that may serve.
+
+The order is what makes it safe. Temporary files go; the kernel's copies of the index and of the
+journals are dropped, so that reads show what the device has; the index is opened, or rebuilt from
+the files when it is lost or damaged; the journal is replayed from the mark; a new journal file is
+made; one transaction commits all of it. A crash anywhere before that commit leaves a state from
+which the next boot does the same work again. The caller has locked the directories and checked the
+cookies before.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from bookie.config import StorageSettings
+from bookie.env import Environment
+from bookie.errors import (
+    ConfigurationError,
+    CookieError,
+    CorruptionError,
+    DiskFullError,
+)
+from bookie.formats.blocks import FILE_HEADER_SIZE_BYTES, FileHeader, FileKind
+from bookie.formats.index_rows import FileRow, FileState, Mark
+from bookie.storage.directories import Directories
+from bookie.storage.files import (
+    DISK_FULL_ERRNOS,
+    TEMPORARY_SUFFIX,
+    FileTable,
+    create_file,
+    file_name,
+    parse_file_name,
+)
+from bookie.storage.index import (
+    META_BOOKIE,
+    META_BOOT_ID,
+    META_CLEAN,
+    META_INSTANCE,
+    META_INTEGRITY,
+    TABLES,
+    CheckpointChange,
+    Committed,
+    Index,
+    LedgerChange,
+    SealedFile,
+)
+from bookie.storage.journal import SMALL_FILE_BYTES, JournalWriter, journal_path
+from bookie.storage.ledger_state import LedgerState
+from bookie.storage.replay import Replay, ReplayOutcome
+from bookie.telemetry import Metrics
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Whose data this is."""
+
+    bookie_id: str
+    instance_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class BootReport:
+    """What boot found, for the log and for the node's decision about integrity."""
+
+    clean: bool
+    """Whether the last process stopped in order."""
+    operating_system_crashed: bool
+    rebuilt: bool
+    blocks: int
+    entries: int
+    seconds: float
+    corrupt: tuple[str, ...]
+    """One sentence for each damage to something that had been durable."""
+    needs_integrity_check: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Booted:
+    """Everything the engine starts with."""
+
+    index: Index
+    files: FileTable
+    next_number: Callable[[], int]
+    writer: JournalWriter
+    mark: Mark
+    states: dict[int, LedgerState]
+    dead_files: tuple[int, ...]
+    report: BootReport
+
+
+class Boot:
+    """One start. Blocking; runs in a worker thread."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        settings: StorageSettings,
+        metrics: Metrics,
+        directories: Directories,
+        identity: Identity,
+    ) -> None:
+        self._env = environment
+        self._settings = settings
+        self._metrics = metrics
+        self._dirs = directories
+        self._identity = identity
+        self._corrupt: list[str] = []
+        self._next_number: Callable[[], int] = itertools.count(1).__next__
+
+    def run(self) -> Booted:
+        """Start; raises what makes a start impossible, and then nothing has been lost.
+
+        Raises:
+            FormatError: a newer version wrote something here.
+            CookieError: the index belongs to another bookie or cluster.
+            ConfigurationError: the device is full.
+        """
+        started = self._env.clock.monotonic()
+        self._remove_temporary()
+        index, rebuilt = self._open_index()
+        try:
+            clean = index.meta(META_CLEAN) == b"1" and not rebuilt
+            os_crashed = self._operating_system_crashed(index)
+            if not clean and (os_crashed or self._dirs.was_failed()):
+                index, damaged = self._verify(index)
+                rebuilt = rebuilt or damaged
+            return self._start(index, started, clean=clean, os_crashed=os_crashed, rebuilt=rebuilt)
+        except BaseException:
+            index.close()
+            raise
+
+    def _start(
+        self, index: Index, started: float, *, clean: bool, os_crashed: bool, rebuilt: bool
+    ) -> Booted:
+        self._check_identity(index)
+        rows = index.files()
+        journals, logs = self._files_on_disk()
+        self._start_numbers(rows, journals, logs)
+        outcome = self._outcome(index, rows, journals, logs, rebuilt=rebuilt)
+        self._corrupt += outcome.corrupt
+        integrity = bool(self._corrupt) or rebuilt or index.meta(META_INTEGRITY) == b"1"
+        writer, mark = self._new_journal(outcome)
+        removed = [number for number in rows if number not in journals and number not in logs]
+        self._env.failpoints.hit("boot.before_commit")
+        change = CheckpointChange(
+            mark=mark,
+            ledgers=[
+                LedgerChange(
+                    state.ledger_id,
+                    state.row(),
+                    outcome.generation.table_of(state.ledger_id),
+                )
+                for state in outcome.states.values()
+            ],
+            sealed=[*outcome.sealed, *self._forgotten(rows, journals, outcome)],
+            removed_files=[number for number in removed if rows[number].live_bytes == 0],
+            meta={
+                META_BOOKIE: self._identity.bookie_id.encode(),
+                META_INSTANCE: self._identity.instance_id.encode(),
+                META_CLEAN: b"0",
+                META_BOOT_ID: self._env.clock.boot_id().encode(),
+                META_INTEGRITY: b"1" if integrity else b"0",
+            },
+        )
+        committed = self._commit(index, change)
+        self._env.failpoints.hit("boot.after_commit")
+        for state in outcome.states.values():
+            state.entries, state.payload_bytes = committed.counts[state.ledger_id]
+        self._give_back(outcome, journals)
+        self._dirs.clear_failed()
+        self._dirs.make_reserve()
+        files = FileTable(self._env.disk)
+        for number, path in [*journals.items(), *logs.items(), *outcome.logs]:
+            files.add(number, path)
+        files.add(mark.file_number, journal_path(self._dirs.journal, mark.file_number))
+        report = BootReport(
+            clean=clean,
+            operating_system_crashed=os_crashed,
+            rebuilt=rebuilt,
+            blocks=outcome.blocks,
+            entries=outcome.entries,
+            seconds=self._env.clock.monotonic() - started,
+            corrupt=tuple(self._corrupt),
+            needs_integrity_check=integrity,
+        )
+        return Booted(
+            index,
+            files,
+            self._next_number,
+            writer,
+            mark,
+            outcome.states,
+            committed.dead_files,
+            report,
+        )
+
+    def _remove_temporary(self) -> None:
+        for directory in (self._dirs.journal, self._dirs.logs):
+            for name in self._env.disk.names(directory):
+                if name.endswith(TEMPORARY_SUFFIX) and not name.startswith("COOKIE"):
+                    self._env.disk.unlink(os.path.join(directory, name))
+
+    def _open_index(self) -> tuple[Index, bool]:
+        """The index, and whether it has to be rebuilt."""
+        data = os.path.join(self._dirs.index, "data.mdb")
+        if "data.mdb" in self._env.disk.names(self._dirs.index):
+            file = self._env.disk.open(data, writable=True)
+            file.drop_cache()
+            file.close()
+        try:
+            index = self._try_open()
+            if index.check_format():
+                index.mark()
+                return index, False
+        except CorruptionError as error:
+            if "newer" in str(error):
+                raise
+            self._corrupt.append(str(error))
+            self._dirs.set_index_aside(str(self._env.clock.now_ms()))
+            index = self._try_open()
+        journals, logs = self._files_on_disk()
+        return index, bool(journals or logs)
+
+    def _try_open(self) -> Index:
+        return Index(self._env.open_kv(self._dirs.index, self._settings.index_map_bytes, TABLES))
+
+    def _verify(self, index: Index) -> tuple[Index, bool]:
+        """Walk every page; a damaged index is set aside, to be rebuilt."""
+        try:
+            index.verify_pages()
+        except CorruptionError as error:
+            self._corrupt.append(str(error))
+            index.close()
+            self._dirs.set_index_aside(str(self._env.clock.now_ms()))
+            return self._try_open(), True
+        return index, False
+
+    def _operating_system_crashed(self, index: Index) -> bool:
+        before = index.meta(META_BOOT_ID)
+        return before is not None and before.decode() != self._env.clock.boot_id()
+
+    def _check_identity(self, index: Index) -> None:
+        for name, ours in (
+            (META_BOOKIE, self._identity.bookie_id),
+            (META_INSTANCE, self._identity.instance_id),
+        ):
+            found = index.meta(name)
+            if found is not None and found.decode() != ours:
+                raise CookieError(
+                    f"the index in {self._dirs.index} belongs to {found.decode()!r}, "
+                    f"not to {ours!r}"
+                )
+
+    def _files_on_disk(self) -> tuple[dict[int, str], dict[int, str]]:
+        found: dict[FileKind, dict[int, str]] = {FileKind.JOURNAL: {}, FileKind.ENTRY_LOG: {}}
+        for directory in (self._dirs.journal, self._dirs.logs):
+            for name in self._env.disk.names(directory):
+                parsed = parse_file_name(name)
+                if parsed is not None:
+                    found[parsed[0]][parsed[1]] = os.path.join(directory, name)
+        return (
+            dict(sorted(found[FileKind.JOURNAL].items())),
+            dict(sorted(found[FileKind.ENTRY_LOG].items())),
+        )
+
+    def _start_numbers(
+        self, rows: dict[int, FileRow], journals: dict[int, str], logs: dict[int, str]
+    ) -> None:
+        highest = max([0, *rows, *journals, *logs])
+        self._next_number = itertools.count(highest + 1).__next__
+
+    def _outcome(
+        self,
+        index: Index,
+        rows: dict[int, FileRow],
+        journals: dict[int, str],
+        logs: dict[int, str],
+        *,
+        rebuilt: bool,
+    ) -> ReplayOutcome:
+        if rebuilt:
+            return self._replay(index).rebuild(sorted([*journals.items(), *logs.items()]))
+        for number in [number for number in logs if number not in rows]:
+            # Written by a boot or compaction that never committed.
+            self._env.disk.unlink(logs.pop(number))
+        for number, row in rows.items():
+            if row.live_bytes and number not in journals and number not in logs:
+                self._corrupt.append(f"file {number} is missing, with {row.live_bytes} live bytes")
+        mark = index.mark()
+        if mark is not None and mark.file_number not in journals:
+            self._corrupt.append(f"the journal file {mark.file_number} of the mark is missing")
+        wanted = [
+            (number, path)
+            for number, path in journals.items()
+            if mark is None or number >= mark.file_number
+        ]
+        try:
+            return self._replay(index).replay(wanted, mark)
+        except (DiskFullError, OSError) as error:
+            if not isinstance(error, DiskFullError) and error.errno not in DISK_FULL_ERRNOS:
+                raise
+            self._dirs.release_reserve()
+            self._remove_temporary()
+            return self._replay(index).replay(wanted, mark)
+
+    def _replay(self, index: Index) -> Replay:
+        return Replay(
+            self._env,
+            index.ledger,
+            self._next_number,
+            self._dirs.logs,
+            self._settings.block_alignment_bytes,
+            self._settings.journal_file_bytes_max,
+        )
+
+    def _forgotten(
+        self, rows: dict[int, FileRow], journals: dict[int, str], outcome: ReplayOutcome
+    ) -> list[SealedFile]:
+        """Older journals that the index does not know, or knows as growing: they ended."""
+        replayed = {item.number for item in outcome.sealed}
+        return [
+            SealedFile(number, FileKind.JOURNAL, self._size_of(path))
+            for number, path in journals.items()
+            if number not in replayed
+            and (number not in rows or rows[number].state is FileState.OPEN)
+        ]
+
+    def _size_of(self, path: str) -> int:
+        file = self._env.disk.open(path)
+        try:
+            return file.size()
+        finally:
+            file.close()
+
+    def _new_journal(self, outcome: ReplayOutcome) -> tuple[JournalWriter, Mark]:
+        number = self._next_number()
+        header = FileHeader(
+            FileKind.JOURNAL,
+            number,
+            self._env.clock.nonce(),
+            self._settings.block_alignment_bytes,
+        )
+        size = self._settings.journal_file_bytes_max
+        try:
+            file = create_file(self._env.disk, self._dirs.journal, header, size)
+        except DiskFullError as error:
+            self._dirs.release_reserve()
+            size = min(size, SMALL_FILE_BYTES)
+            try:
+                file = create_file(self._env.disk, self._dirs.journal, header, size)
+            except DiskFullError:
+                raise ConfigurationError(
+                    f"the device of {self._dirs.journal} is full: not even "
+                    f"{size >> 20} MiB are left for the journal"
+                ) from error
+        writer = JournalWriter(
+            self._env,
+            self._settings,
+            self._metrics,
+            self._next_number,
+            self._dirs.release_reserve,
+        )
+        path = os.path.join(self._dirs.journal, file_name(FileKind.JOURNAL, number))
+        return writer, writer.start(header, file, path, size, outcome.predecessor)
+
+    def _commit(self, index: Index, change: CheckpointChange) -> Committed:
+        try:
+            return index.commit(change)
+        except DiskFullError:
+            self._dirs.release_reserve()
+            return index.commit(change)
+
+    def _give_back(self, outcome: ReplayOutcome, journals: dict[int, str]) -> None:
+        """Free what was allocated beyond the end of the last journal, unless it is evidence."""
+        if self._corrupt:
+            return
+        for sealed in outcome.sealed:
+            path = journals.get(sealed.number)
+            if path is not None and sealed.size_bytes >= FILE_HEADER_SIZE_BYTES:
+                file = self._env.disk.open(path, writable=True)
+                if file.size() > sealed.size_bytes:
+                    file.truncate(sealed.size_bytes)
+                file.close()

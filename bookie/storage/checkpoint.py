@@ -1,0 +1,208 @@
+"""The checkpoint: what is accepted since the last one moves from memory into the index.
+
+Its lines are the order, and nothing else moves the mark:
+
+1. in one synchronous section the generation is swapped and a barrier is queued behind everything
+   that was accepted into the old generation;
+2. the barrier's block is synced; the mark is its end;
+3. the rows of changed ledgers are taken now: ahead of the mark is harmless, behind would lose;
+4. one index transaction writes slots, rows, file statistics and the mark;
+5. the old generation goes; readers that hold it may finish;
+6. files below the mark without a live byte are unlinked.
+
+When the device is full at step 4 nothing has happened: the generation is kept, the same step is
+tried again later, and the bookie takes no new entries meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from bookie.env import Environment
+from bookie.errors import DiskFullError, StorageFailedError
+from bookie.formats.blocks import FileKind
+from bookie.formats.index_rows import LedgerIndexRow, Mark
+from bookie.storage.accept import Admission
+from bookie.storage.files import FileTable
+from bookie.storage.index import CheckpointChange, Committed, Index, LedgerChange, SealedFile
+from bookie.storage.journal import JournalRequest, RequestKind, RolledFile
+from bookie.storage.ledger_state import LedgerState
+from bookie.storage.write_cache import Generation
+from bookie.telemetry import Metrics
+
+
+@dataclass(slots=True)
+class _Frozen:
+    """A generation on its way into the index."""
+
+    generation: Generation
+    dirty: dict[int, LedgerState]
+    mark: Mark | None = None
+    sealed: list[SealedFile] = field(default_factory=list)
+
+
+class Checkpointer:
+    """Owns the frozen generation and the sets of changed ledgers."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        metrics: Metrics,
+        admission: Admission,
+        index: Index,
+        files: FileTable,
+        dead_files: tuple[int, ...],
+        release_reserve: Callable[[], None],
+    ) -> None:
+        self._env = environment
+        self._metrics = metrics
+        self._admission = admission
+        self._index = index
+        self._files = files
+        self._release_reserve = release_reserve
+        self._frozen: _Frozen | None = None
+        self._dirty: dict[int, LedgerState] = {}
+        self._sealed: list[SealedFile] = []
+        self._dead = list(dead_files)
+        self._removed: list[int] = []
+        self._lock = asyncio.Lock()
+        self.more_to_do = bool(dead_files)
+        """Whether another checkpoint has work even without new entries."""
+
+    def mark_dirty(self, state: LedgerState) -> None:
+        """The state differs from its row in the index."""
+        self._dirty[state.ledger_id] = state
+
+    def is_dirty(self, ledger_id: int) -> bool:
+        """Whether the index does not have all of the ledger yet."""
+        return ledger_id in self._dirty or (
+            self._frozen is not None and ledger_id in self._frozen.dirty
+        )
+
+    def dirty_states(self) -> list[LedgerState]:
+        """The states that the index does not have yet, newest last."""
+        frozen = self._frozen.dirty if self._frozen is not None else {}
+        return list({**frozen, **self._dirty}.values())
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether a checkpoint would change anything."""
+        return bool(self._dirty) or self._frozen is not None or self.more_to_do
+
+    def generations(self) -> tuple[Generation, ...]:
+        """What is not in the index yet, oldest first."""
+        if self._frozen is None:
+            return (self._admission.generation,)
+        return (self._frozen.generation, self._admission.generation)
+
+    def rolled(self, file: RolledFile) -> None:
+        """A journal file took its last block."""
+        self._sealed.append(SealedFile(file.number, FileKind.JOURNAL, file.end_offset))
+
+    async def run(self, meta: dict[bytes, bytes] | None = None) -> None:
+        """Make one checkpoint; concurrent callers queue up.
+
+        Raises:
+            DiskFullError: the index has no room; nothing was lost, and the next run tries again.
+            StorageFailedError: the device failed; the process must end.
+        """
+        async with self._lock:
+            with self._metrics.checkpoint_seconds.time():
+                await self._run(meta or {})
+            self._metrics.checkpoints_total.inc()
+
+    async def _run(self, meta: dict[bytes, bytes]) -> None:
+        frozen = self._frozen
+        if frozen is None:
+            frozen = await self._swap()
+        assert frozen.mark is not None
+        rows = {ledger_id: state.row() for ledger_id, state in frozen.dirty.items()}
+        self._env.failpoints.hit("checkpoint.before_commit")
+        removed = list(self._removed)
+        try:
+            committed = await self._env.workers.run(
+                "index", self._commit, frozen, rows, removed, meta
+            )
+        except DiskFullError:
+            self._release_reserve()
+            raise
+        except OSError as error:
+            raise StorageFailedError(f"the index failed: {error}") from error
+        self._env.failpoints.hit("checkpoint.after_commit")
+        self._frozen = None
+        for ledger_id, (entries, size) in committed.counts.items():
+            state = frozen.dirty[ledger_id]
+            state.entries, state.payload_bytes = entries, size
+        del self._removed[: len(removed)]
+        self._metrics.index_pages_total.inc(committed.pages)
+        self._dead = [number for number in committed.dead_files if number not in self._removed]
+        await self._unlink_dead()
+        self.more_to_do = bool(self._removed) or committed.deletions_left
+
+    async def _swap(self) -> _Frozen:
+        """Steps 1 and 2. From here on new adds go to a new generation."""
+        frozen = _Frozen(self._admission.generation, self._dirty)
+        self._frozen = frozen
+        self._admission.generation = Generation()
+        self._dirty = {}
+        barrier: asyncio.Future[Mark] = asyncio.get_running_loop().create_future()
+
+        def complete(request: JournalRequest) -> None:
+            if barrier.done():
+                return
+            if request.error is not None:
+                barrier.set_exception(request.error)
+                return
+            assert request.mark is not None
+            frozen.sealed, self._sealed = self._sealed, []
+            barrier.set_result(request.mark)
+
+        self._admission.submit(JournalRequest(RequestKind.BARRIER, complete))
+        self._env.failpoints.hit("checkpoint.after_swap")
+        frozen.mark = await barrier
+        self._env.failpoints.hit("checkpoint.after_barrier")
+        return frozen
+
+    def _commit(
+        self,
+        frozen: _Frozen,
+        rows: dict[int, LedgerIndexRow],
+        removed: list[int],
+        meta: dict[bytes, bytes],
+    ) -> Committed:
+        """Step 4, in the index thread. The frozen generation does not change any more."""
+        assert frozen.mark is not None
+        changes = [
+            LedgerChange(ledger_id, row, frozen.generation.table_of(ledger_id))
+            for ledger_id, row in rows.items()
+        ]
+        change = CheckpointChange(
+            mark=frozen.mark,
+            ledgers=changes,
+            sealed=frozen.sealed,
+            removed_files=removed,
+            meta=meta,
+        )
+        with self._metrics.index_commit_seconds.time():
+            return self._index.commit(change)
+
+    async def _unlink_dead(self) -> None:
+        """Step 6. The row of an unlinked file goes with the next transaction."""
+        if not self._dead:
+            return
+        self._env.failpoints.hit("checkpoint.before_unlink")
+        paths = []
+        for number in self._dead:
+            path = self._files.path(number)
+            self._files.remove(number)
+            self._removed.append(number)
+            if path is not None:
+                paths.append(path)
+        self._dead = []
+        await self._env.workers.run("index", self._unlink, paths)
+
+    def _unlink(self, paths: list[str]) -> None:
+        for path in paths:
+            self._env.disk.unlink(path)

@@ -1,0 +1,148 @@
+"""The directories of one bookie: layout, locks, cookie files and the reserve.
+
+::
+
+    journal_dir/   00000001.journal …        COOKIE  LOCK
+    ledgers_dir/   index/data.mdb  logs/00000007.log …   COOKIE  LOCK  RESERVE  FAILED
+
+`COOKIE` says whose directory it is, `LOCK` keeps a second process out, `RESERVE` is space that is
+given up when the device is full, `FAILED` is left by a process that ended because a disk failed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from bookie.config import StorageSettings
+from bookie.env import Disk
+from bookie.errors import ConfigurationError
+from bookie.storage.files import DISK_FULL_ERRNOS, TEMPORARY_SUFFIX
+
+_COOKIE = "COOKIE"
+_LOCK = "LOCK"
+_RESERVE = "RESERVE"
+_FAILED = "FAILED"
+COOKIE_BYTES_MAX = 64 * 1024
+
+
+class Directories:
+    """Paths of one bookie, locked for this process."""
+
+    def __init__(self, disk: Disk, settings: StorageSettings) -> None:
+        self._disk = disk
+        self._reserve_bytes = settings.reserve_bytes
+        self.journal = os.path.abspath(settings.journal_dir)
+        self.ledgers = os.path.abspath(settings.ledgers_dir)
+        self.index = os.path.join(self.ledgers, "index")
+        self.logs = os.path.join(self.ledgers, "logs")
+        if self.journal == self.ledgers:
+            raise ConfigurationError("journal_dir and ledgers_dir must be two directories")
+
+    def roots(self) -> tuple[str, str]:
+        """The directories that carry a cookie."""
+        return self.journal, self.ledgers
+
+    def read_cookie(self, root: str) -> bytes | None:
+        """The cookie file of a root, or None when there is none."""
+        try:
+            file = self._disk.open(os.path.join(root, _COOKIE))
+        except FileNotFoundError:
+            return None
+        try:
+            return file.pread(COOKIE_BYTES_MAX, 0)
+        finally:
+            file.close()
+
+    def write_cookie(self, root: str, data: bytes) -> None:
+        """Write the cookie file of a root; durable when it returns."""
+        path = os.path.join(root, _COOKIE)
+        self._disk.unlink(path + TEMPORARY_SUFFIX)
+        file = self._disk.create(path + TEMPORARY_SUFFIX, 0)
+        try:
+            file.pwritev([data], 0)
+            file.fdatasync()
+        finally:
+            file.close()
+        self._disk.rename(path + TEMPORARY_SUFFIX, path)
+        self._disk.sync_directory(root)
+
+    def is_empty(self, root: str) -> bool:
+        """Whether a root holds no data of any bookie."""
+        names = set(self._disk.names(root)) - {
+            _LOCK,
+            _COOKIE,
+            _COOKIE + TEMPORARY_SUFFIX,
+            "lost+found",
+        }
+        if root == self.ledgers:
+            for child in ("index", "logs"):
+                if child in names and not self._disk.names(os.path.join(root, child)):
+                    names.discard(child)
+        return not names
+
+    def make_reserve(self) -> None:
+        """Allocate the reserve if it is missing and the device has room to spare."""
+        if _RESERVE in self._disk.names(self.ledgers) or not self._reserve_bytes:
+            return
+        if self._disk.usage(self.ledgers).free_bytes < 2 * self._reserve_bytes:
+            return
+        path = os.path.join(self.ledgers, _RESERVE)
+        try:
+            self._disk.create(path, self._reserve_bytes).close()
+        except OSError as error:
+            self._disk.unlink(path)
+            if error.errno not in DISK_FULL_ERRNOS:
+                raise
+
+    def release_reserve(self) -> None:
+        """Give the reserve's space up: fences, recovery adds and checkpoints must go on."""
+        self._disk.unlink(os.path.join(self.ledgers, _RESERVE))
+
+    def mark_failed(self) -> None:
+        """Leave word that a disk failed; best effort, the disk did fail."""
+        try:
+            self._disk.create(os.path.join(self.ledgers, _FAILED), 0).close()
+        except OSError:
+            return
+
+    def was_failed(self) -> bool:
+        """Whether the last process ended because a disk failed."""
+        return _FAILED in self._disk.names(self.ledgers)
+
+    def clear_failed(self) -> None:
+        """Forget the word of `mark_failed`."""
+        self._disk.unlink(os.path.join(self.ledgers, _FAILED))
+
+    def set_index_aside(self, suffix: str) -> None:
+        """Move a damaged index out of the way, to be rebuilt; it is kept for inspection."""
+        self._disk.rename(self.index, f"{self.index}.damaged-{suffix}")
+        self._disk.make_directory(self.index)
+        self._disk.sync_directory(self.ledgers)
+
+
+@contextmanager
+def locked_directories(disk: Disk, settings: StorageSettings) -> Iterator[Directories]:
+    """Create what is missing and lock both roots for the duration of the block.
+
+    Raises:
+        DirectoryLockedError: another process uses one of them.
+        ConfigurationError: a directory cannot be created or written.
+    """
+    directories = Directories(disk, settings)
+    locks = []
+    try:
+        for root in directories.roots():
+            try:
+                disk.make_directory(root)
+                locks.append(disk.lock(os.path.join(root, _LOCK)))
+            except OSError as error:
+                reason = error.strerror or str(error)
+                raise ConfigurationError(f"cannot use the directory {root}: {reason}") from error
+        for path in (directories.index, directories.logs):
+            disk.make_directory(path)
+        yield directories
+    finally:
+        for lock in reversed(locks):
+            lock.close()

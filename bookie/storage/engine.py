@@ -1,0 +1,447 @@
+"""The storage engine: journal, write cache, index and files, put together for one bookie.
+
+Everything public runs in one event loop thread. What may block runs on workers: the journal thread
+(group commit), the index thread (checkpoints), read threads. A failed write or sync of committed
+structure ends the engine: `open_engine` raises `StorageFailedError`, and the process must exit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from bookie.config import StorageSettings
+from bookie.env import BatchWorker, Environment
+from bookie.errors import BookieError, CorruptionError, DiskFullError, StorageFailedError
+from bookie.formats.batch import EntryBatch
+from bookie.formats.index_rows import LedgerIndexRow
+from bookie.ids import MAX_ID, Status
+from bookie.storage.accept import Admission, Outcome
+from bookie.storage.boot import Boot, Booted, BootReport, Identity
+from bookie.storage.checkpoint import Checkpointer
+from bookie.storage.directories import Directories
+from bookie.storage.index import META_CLEAN, META_INTEGRITY
+from bookie.storage.journal import BlockDone, JournalRequest, RequestKind
+from bookie.storage.ledger_state import LedgerState, LedgerStates
+from bookie.storage.reader import ALL_IDS, EntryReader, ReadResult, Stripe
+from bookie.storage.write_cache import Generation
+from bookie.telemetry import Metrics, event_log
+
+_log = event_log(__name__)
+
+COMPARE_SPAN_MAX = 4096
+"""Ids that one look-up covers when an add is compared with what is stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredLedger:
+    """One row of a listing."""
+
+    ledger_id: int
+    row: LedgerIndexRow
+
+
+class Engine:
+    """An open engine; made by `open_engine`."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        settings: StorageSettings,
+        metrics: Metrics,
+        directories: Directories,
+        booted: Booted,
+    ) -> None:
+        self._env = environment
+        self._settings = settings
+        self._metrics = metrics
+        self._directories = directories
+        self._booted = booted
+        self._index = booted.index
+        self._files = booted.files
+        self.report: BootReport = booted.report
+        self._pending: deque[JournalRequest] = deque()
+        self._worker: BatchWorker[JournalRequest] | None = None
+        self._failure: BookieError | None = None
+        self._wake = asyncio.Event()
+        self._journaled_bytes = 0
+        self._last_block_at = environment.clock.monotonic()
+        self._vouched = True
+        self.admission = Admission(
+            submit=self._submit,
+            mark_dirty=self._mark_dirty,
+            failpoints=environment.failpoints,
+            loop=asyncio.get_running_loop(),
+            generation=Generation(),
+        )
+        self._checkpointer = Checkpointer(
+            environment,
+            metrics,
+            self.admission,
+            booted.index,
+            booted.files,
+            booted.dead_files,
+            directories.release_reserve,
+        )
+        self.states = LedgerStates(self._load_row, self._checkpointer.is_dirty)
+        self._reader = EntryReader(
+            environment, booted.index, booted.files, metrics, settings.page_gap_bytes
+        )
+
+    # --- ledgers -------------------------------------------------------------------------
+
+    async def load(self, ledger_id: int) -> LedgerState:
+        """The state of a ledger, known here or not; to be had before any decision about it."""
+        return self.states.get(ledger_id) or await self.states.load(ledger_id)
+
+    async def ledgers(self, after: int, count_max: int) -> list[StoredLedger]:
+        """Up to `count_max` ledgers with ids above `after`, ascending, deleted ones left out.
+
+        What is only in memory yet is included, with the counts of the last checkpoint.
+        """
+        rows = await self._env.workers.run("read", self._index.ledgers, after, count_max)
+        limit = rows[-1][0] if len(rows) == count_max else MAX_ID
+        merged = dict(rows)
+        for state in self._checkpointer.dirty_states():
+            if after < state.ledger_id <= limit and state.exists:
+                merged[state.ledger_id] = state.row()
+        return [
+            StoredLedger(ledger_id, row)
+            for ledger_id, row in sorted(merged.items())[:count_max]
+            if row.deleted_at_ms is None
+        ]
+
+    async def entry_ranges(
+        self, state: LedgerState, first: int, last: int
+    ) -> AsyncIterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+        """Ranges of stored ids within ``first … last``: arrays of first and last ids, ascending.
+
+        Ranges of one item are disjoint and not adjacent; a range may go on in the next item.
+
+        Raises:
+            CorruptionError: a page of the index is damaged; the listing is not complete.
+        """
+        last = min(last, state.last_entry_id)
+        recent = [
+            runs.entry_ids()
+            for generation in self._checkpointer.generations()
+            if (runs := generation.ledgers.get(state.ledger_id)) is not None
+        ]
+        ids_in_memory = np.unique(np.concatenate(recent)) if recent else np.zeros(0, np.int64)
+        cursor = max(first, 0)
+        while cursor <= last:
+            ids, following = await self._env.workers.run(
+                "read", self._index.entry_ids, state.ledger_id, cursor, last
+            )
+            low, high = np.searchsorted(ids_in_memory, [cursor, following])
+            ids = np.union1d(ids, ids_in_memory[low:high])
+            ids = ids[ids <= last]
+            if len(ids):
+                breaks = np.flatnonzero(ids[1:] - ids[:-1] > 1)
+                yield (
+                    ids[np.concatenate(([0], breaks + 1))],
+                    ids[np.concatenate((breaks, [len(ids) - 1]))],
+                )
+            cursor = following
+
+    # --- adds ----------------------------------------------------------------------------
+
+    def overlaps(self, state: LedgerState, batch: EntryBatch) -> bool:
+        """Whether ids of `batch` may be stored already, so that bytes must be compared."""
+        return batch.first_entry_id <= state.last_entry_id
+
+    async def add_over(
+        self,
+        state: LedgerState,
+        batch: EntryBatch,
+        payload_crc32c: int,
+        key: bytes,
+        *,
+        max_lac: int,
+        deferred_sync: bool,
+        lac_packet: bytes,
+    ) -> Outcome:
+        """A plain add over ids that may be stored: equal bytes are acknowledged, others refused.
+
+        Nothing else is promised about the time between the comparison and the decision: when
+        another add touched these ids meanwhile, the comparison is made again.
+        """
+        while True:
+            before = (state.comparisons, state.last_entry_id)
+            same, missing = await self._compare(state, batch)
+            refusal = self.admission.refusal(state, key, recovery=False)
+            if refusal is not None:
+                return refusal
+            unchanged = state.comparisons == before[0] and (
+                batch.last_entry_id <= before[1] or state.last_entry_id == before[1]
+            )
+            if not unchanged:
+                continue
+            if not same:
+                self._metrics.errors_total.labels("conflict").inc()
+                _log.error(
+                    "conflicting_add",
+                    ledger_id=state.ledger_id,
+                    first_entry_id=batch.first_entry_id,
+                )
+                return Outcome(
+                    Status.CONFLICT,
+                    f"other bytes are stored for an entry of ledger {state.ledger_id} "
+                    f"between {batch.first_entry_id} and {batch.last_entry_id}",
+                )
+            if not missing:
+                # All of it is in the journal queue or beyond: wait for its durability.
+                return await self.admission.force()
+            return await self.admission.add(
+                state,
+                batch,
+                payload_crc32c,
+                key,
+                max_lac=max_lac,
+                recovery=False,
+                deferred_sync=deferred_sync,
+                lac_packet=lac_packet,
+            )
+
+    async def _compare(self, state: LedgerState, batch: EntryBatch) -> tuple[bool, bool]:
+        """Whether every stored entry equals the batch's, and whether some are not stored."""
+        ids, offsets = batch.entry_ids(), batch.offsets()
+        view = memoryview(batch.payload)
+        missing = False
+        start = 0
+        while start < len(ids):
+            stop = int(np.searchsorted(ids, int(ids[start]) + COMPARE_SPAN_MAX, "left"))
+            present, stored = await self._reader.stored(
+                state.ledger_id, ids[start:stop], self._checkpointer.generations()
+            )
+            if stored is None:
+                raise CorruptionError(
+                    f"stored entries of ledger {state.ledger_id} cannot be read for comparison"
+                )
+            if present.all():
+                ours: bytes | memoryview = view[int(offsets[start]) : int(offsets[stop])]
+            else:
+                missing = True
+                where = np.flatnonzero(present) + start
+                ours = b"".join(view[int(offsets[i]) : int(offsets[i + 1])] for i in where)
+            if ours != stored:
+                return False, missing
+            start = stop
+        return True, missing
+
+    # --- reads ---------------------------------------------------------------------------
+
+    async def read(
+        self,
+        state: LedgerState,
+        first: int,
+        last: int,
+        *,
+        entries_max: int,
+        bytes_max: int,
+        stripe: Stripe = ALL_IDS,
+    ) -> ReadResult:
+        """Read stored entries; see `EntryReader.read`."""
+        return await self._reader.read(
+            state.ledger_id,
+            first,
+            last,
+            self._checkpointer.generations(),
+            entries_max=entries_max,
+            bytes_max=bytes_max,
+            stripe=stripe,
+        )
+
+    # --- life ----------------------------------------------------------------------------
+
+    @property
+    def needs_integrity_check(self) -> bool:
+        """Whether durable data was found damaged or missing and nobody has checked since."""
+        return self._index.meta(META_INTEGRITY) == b"1"
+
+    async def clear_integrity_check(self) -> None:
+        """The check was made; durable when it returns."""
+        await self._env.workers.run("index", self._index.put_meta, {META_INTEGRITY: b"0"})
+
+    async def checkpoint(self) -> None:
+        """Make a checkpoint now; raises like `Checkpointer.run`."""
+        await self._checkpointer.run()
+
+    def start(self) -> None:
+        """Start the journal thread."""
+        for state in self._booted.states.values():
+            self.states.put(state)
+        self._worker = self._env.workers.batch_worker(
+            "bookie-journal", self._booted.writer.handle, self._block_done, self._failed
+        )
+
+    async def housekeep(self) -> None:
+        """Checkpoints and vouching, until cancelled.
+
+        Raises:
+            StorageFailedError: the engine failed.
+        """
+        last_checkpoint = self._env.clock.monotonic()
+        while True:
+            try:
+                async with asyncio.timeout(self._settings.vouch_idle_seconds):
+                    await self._wake.wait()
+            except TimeoutError:
+                self._vouch_if_idle()
+            self._wake.clear()
+            if self._failure is not None:
+                raise self._failure
+            now = self._env.clock.monotonic()
+            self._metrics.ledger_states.set(len(self.states))
+            waited = now - last_checkpoint >= self._settings.checkpoint_interval_seconds
+            if self._is_checkpoint_due() or (waited and self._checkpointer.has_changes):
+                await self._checkpoint_or_read_only()
+                last_checkpoint = now
+
+    async def close(self) -> None:
+        """Stop in order: checkpoint, journal thread, files. Nothing may be in flight."""
+        try:
+            if self._failure is None:
+                await self._checkpointer.run({META_CLEAN: b"1"})
+        except DiskFullError as error:
+            _log.warning("last_checkpoint_skipped", reason=str(error))
+        finally:
+            if self._worker is not None:
+                self._worker.close()
+            self._booted.writer.close()
+            self._files.close()
+            self._index.close()
+
+    async def _checkpoint_or_read_only(self) -> None:
+        self._journaled_bytes = 0
+        try:
+            await self._checkpointer.run()
+        except DiskFullError as error:
+            self._turn_read_only(str(error))
+        except CorruptionError as error:
+            # A page of the index is damaged: the next boot walks it and rebuilds it.
+            self._failed(error)
+
+    def _turn_read_only(self, reason: str) -> None:
+        if not self.admission.read_only:
+            self.admission.read_only = True
+            _log.warning("read_only", reason=reason)
+
+    def _is_checkpoint_due(self) -> bool:
+        return (
+            self._journaled_bytes >= self._settings.checkpoint_journal_bytes
+            or self.admission.generation.entries >= self._settings.checkpoint_entries
+        )
+
+    def _vouch_if_idle(self) -> None:
+        idle = self._env.clock.monotonic() - self._last_block_at
+        if not self._vouched and not self._pending and idle >= self._settings.vouch_idle_seconds:
+            self._submit(JournalRequest(RequestKind.VOUCH, lambda request: None))
+            self._vouched = True
+
+    async def _load_row(self, ledger_id: int) -> LedgerIndexRow | None:
+        row = await self._env.workers.run("read", self._index.ledger, ledger_id)
+        if row is not None and row.deleted_at_ms is not None:
+            age_ms = self._env.clock.now_ms() - row.deleted_at_ms
+            if age_ms > self._settings.deleted_ledger_retention_seconds * 1000:
+                return None
+        return row
+
+    def _mark_dirty(self, state: LedgerState) -> None:
+        self._checkpointer.mark_dirty(state)
+
+    def _submit(self, request: JournalRequest) -> None:
+        if self._failure is not None:
+            request.error = self._failure
+            request.complete(request)
+            return
+        assert self._worker is not None, "the engine was not started"
+        request.submitted_at = self._env.clock.monotonic()
+        self._pending.append(request)
+        self._metrics.journal_queue_bytes.inc(request.size_bytes)
+        self._worker.submit(request)
+
+    def _block_done(self, block: BlockDone) -> None:
+        """One completion of the journal thread, in the event loop."""
+        if self._failure is not None:
+            return
+        now = self._env.clock.monotonic()
+        self._metrics.journal_handback_seconds.observe(now - block.finished_at)
+        for number, path in block.created:
+            self._files.add(number, path)
+        for rolled in block.rolled:
+            self._checkpointer.rolled(rolled)
+        size = 0
+        for request in block.requests:
+            done = self._pending.popleft()
+            assert done is request, "the journal completes in the order of submission"
+            size += request.size_bytes
+            if isinstance(request.error, DiskFullError):
+                self._turn_read_only(str(request.error))
+            request.complete(request)
+        self._metrics.journal_queue_bytes.dec(size)
+        self._journaled_bytes += size
+        self._last_block_at = now
+        if size:
+            self._vouched = False
+        if self._is_checkpoint_due():
+            self._wake.set()
+
+    def _failed(self, error: BaseException) -> None:
+        """The journal or the index failed: nothing is answered any more, the process must end."""
+        if self._failure is not None:
+            return
+        self._failure = StorageFailedError(f"storage failed: {error}")
+        self._failure.__cause__ = error
+        self._metrics.errors_total.labels("storage_failed").inc()
+        _log.error("storage_failed", reason=str(error))
+        self._directories.mark_failed()
+        while self._pending:
+            request = self._pending.popleft()
+            request.error = self._failure
+            request.complete(request)
+        self._wake.set()
+
+
+@asynccontextmanager
+async def open_engine(
+    environment: Environment,
+    settings: StorageSettings,
+    metrics: Metrics,
+    directories: Directories,
+    identity: Identity,
+) -> AsyncIterator[Engine]:
+    """Boot, serve, and stop in order at the end of the block.
+
+    Raises:
+        StorageFailedError: (in a group) a disk failed; the process must exit with code 74.
+        FormatError, CookieError, ConfigurationError: see `Boot.run`.
+    """
+    boot = Boot(environment, settings, metrics, directories, identity)
+    booted = await environment.workers.run("index", boot.run)
+    engine = Engine(environment, settings, metrics, directories, booted)
+    engine.start()
+    _log.info(
+        "engine_started",
+        clean=booted.report.clean,
+        rebuilt=booted.report.rebuilt,
+        replayed_blocks=booted.report.blocks,
+        replayed_entries=booted.report.entries,
+        seconds=round(booted.report.seconds, 3),
+        corrupt=list(booted.report.corrupt),
+    )
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            housekeeper = tasks.create_task(engine.housekeep(), name="engine-housekeeper")
+            try:
+                yield engine
+            finally:
+                housekeeper.cancel()
+    finally:
+        await engine.close()

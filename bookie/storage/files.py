@@ -1,0 +1,140 @@
+"""Numbered files of records: journals and entry logs, their names, creation and reading.
+
+One number space serves both kinds, so that a location (file, offset, size) needs no kind. A file
+comes into being durable and complete (header written and synced under a temporary name, renamed,
+directory synced) or not at all.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections import OrderedDict
+
+from bookie.env import Disk, File
+from bookie.errors import DiskFullError
+from bookie.formats.blocks import (
+    FILE_HEADER_SIZE_BYTES,
+    FileHeader,
+    FileKind,
+    decode_file_header,
+)
+
+TEMPORARY_SUFFIX = ".tmp"
+_SUFFIX = {FileKind.JOURNAL: ".journal", FileKind.ENTRY_LOG: ".log"}
+OPEN_FILES_MAX = 256
+"""Files kept open for reading."""
+
+DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
+
+
+def file_name(kind: FileKind, number: int) -> str:
+    """``00000007.journal`` or ``00000007.log``."""
+    return f"{number:08d}{_SUFFIX[kind]}"
+
+
+def parse_file_name(name: str) -> tuple[FileKind, int] | None:
+    """Kind and number of a file of ours, or None."""
+    for kind, suffix in _SUFFIX.items():
+        stem = name.removesuffix(suffix)
+        if stem != name and stem.isascii() and stem.isdigit():
+            return kind, int(stem)
+    return None
+
+
+def create_file(
+    disk: Disk, directory: str, header: FileHeader, allocate_bytes: int, *, publish: bool = True
+) -> File:
+    """Create the file that `header` describes in `directory`, with its header durable.
+
+    With `publish` false the file keeps its temporary name until `publish_file`.
+
+    Raises:
+        DiskFullError: there is no room; nothing was left behind.
+        OSError: the device failed.
+    """
+    path = os.path.join(directory, file_name(header.kind, header.number)) + TEMPORARY_SUFFIX
+    try:
+        file = disk.create(path, allocate_bytes)
+    except OSError as error:
+        if error.errno in DISK_FULL_ERRNOS:
+            disk.unlink(path)
+            raise DiskFullError(f"no room for a new file in {directory}") from error
+        raise
+    file.pwritev([header.encode()], 0)
+    if publish:
+        file.fdatasync()
+        publish_file(disk, directory, header)
+    return file
+
+
+def publish_file(disk: Disk, directory: str, header: FileHeader) -> None:
+    """Give a synced file its final name, durably."""
+    path = os.path.join(directory, file_name(header.kind, header.number))
+    disk.rename(path + TEMPORARY_SUFFIX, path)
+    disk.sync_directory(directory)
+
+
+def read_header(file: File) -> FileHeader:
+    """The header of an open file.
+
+    Raises:
+        FormatError: it is not one of ours, or a newer version wrote it.
+    """
+    return decode_file_header(file.pread(FILE_HEADER_SIZE_BYTES, 0))
+
+
+class FileTable:
+    """Where each numbered file is, with the most recently read ones kept open.
+
+    Used from the event loop and from read threads; each call is short and the dictionaries are
+    only changed in the event loop.
+    """
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self._paths: dict[int, str] = {}
+        self._open: OrderedDict[int, File] = OrderedDict()
+
+    def add(self, number: int, path: str) -> None:
+        """A file that may be read from now on."""
+        self._paths[number] = path
+
+    def remove(self, number: int) -> None:
+        """A file that is about to be unlinked; readers that hold it open may finish."""
+        self._paths.pop(number, None)
+        # Not closed: a read thread may be using it. The last reference closes it.
+        self._open.pop(number, None)
+
+    def path(self, number: int) -> str | None:
+        """The path of a file, or None when there is none."""
+        return self._paths.get(number)
+
+    def numbers(self) -> list[int]:
+        """The numbers of all files, ascending."""
+        return sorted(self._paths)
+
+    def get(self, number: int) -> File:
+        """The open file `number`.
+
+        Raises:
+            FileNotFoundError: it is gone; the caller looks the entry up once more.
+        """
+        file = self._open.get(number)
+        if file is not None:
+            self._open.move_to_end(number)
+            return file
+        path = self._paths.get(number)
+        if path is None:
+            raise FileNotFoundError(errno.ENOENT, f"file number {number} is gone")
+        file = self._disk.open(path)
+        self._open[number] = file
+        if len(self._open) > OPEN_FILES_MAX:
+            self._open.popitem(last=False)
+        return file
+
+    def close(self) -> None:
+        """Close every file; nothing may be reading."""
+        for file in self._open.values():
+            file.close()
+        self._open.clear()

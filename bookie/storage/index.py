@@ -1,0 +1,403 @@
+"""The index: where each entry is, what is known of each ledger and file, and the journal mark.
+
+Derived state: everything in it can be made again from the files. It changes only in one write
+transaction per checkpoint, which moves the mark in the same breath (`commit`).
+
+==============  ===========================================================================
+table           key → value
+==============  ===========================================================================
+``locations``   ledger id, page number (big endian) → page of up to 64 slots, with a CRC32C
+``ledgers``     ledger id → `LedgerIndexRow`
+``files``       file number → `FileRow`
+``meta``        name → value, see the ``META_`` constants
+==============  ===========================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from bookie.env import KeyValueStore, ReadTransaction, WriteTransaction
+from bookie.errors import CorruptionError, FormatError
+from bookie.formats.index_rows import (
+    FileRow,
+    FileState,
+    LedgerIndexRow,
+    Mark,
+    decode_file_row,
+    decode_ledger_row,
+    decode_mark,
+    encode_file_row,
+    encode_ledger_row,
+    encode_mark,
+    file_key,
+    ledger_key,
+    parse_file_key,
+    parse_ledger_key,
+)
+from bookie.formats.page_columns import decode_pages, encode_pages
+from bookie.formats.pages import SLOTS_PER_PAGE, page_key
+from bookie.ids import MAX_ID, NO_ENTRY
+from bookie.storage.window import Window
+from bookie.storage.write_cache import EMPTY_TABLE, LocationTable
+
+TABLES = ("locations", "ledgers", "files", "meta")
+INDEX_FORMAT_VERSION = 1
+
+META_FORMAT = b"format"
+META_MARK = b"mark"
+META_BOOKIE = b"bookie_id"
+META_INSTANCE = b"instance_id"
+META_CLEAN = b"clean"
+META_BOOT_ID = b"boot_id"
+META_INTEGRITY = b"needs_integrity_check"
+META_DELETING = b"deleting/"
+
+PAGES_PER_READ = 1024
+PAGES_DELETED_MAX = 10_000
+"""Pages of deleted ledgers that one transaction removes."""
+
+DELETIONS_PER_COMMIT = 1024
+"""Deleted ledgers that one transaction looks at."""
+
+Slots = npt.NDArray[np.uint32]
+"""Shape (pages, 64, 3): file, offset, size; a size of 0 marks an empty slot."""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerChange:
+    """What one checkpoint knows anew about one ledger.
+
+    `row` holds the flags and bounds; its counts are ignored, the transaction computes them from
+    the slots it changes.
+    """
+
+    ledger_id: int
+    row: LedgerIndexRow
+    table: LocationTable = EMPTY_TABLE
+
+
+@dataclass(frozen=True, slots=True)
+class SealedFile:
+    """A file that will not grow any more."""
+
+    number: int
+    kind: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What the transaction found."""
+
+    counts: dict[int, tuple[int, int]]
+    """Ledger id → entries and bytes indexed."""
+    dead_files: tuple[int, ...]
+    """Sealed files below the mark that no slot points into."""
+    pages: int
+    deletions_left: bool
+    """Whether pages of deleted ledgers are left for a later transaction."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointChange:
+    """Everything that one index transaction does."""
+
+    mark: Mark
+    ledgers: Sequence[LedgerChange] = ()
+    sealed: Sequence[SealedFile] = ()
+    removed_files: Sequence[int] = ()
+    """Files that were unlinked; their rows go."""
+    meta: dict[bytes, bytes] = field(default_factory=dict)
+
+
+class Index:
+    """The four tables. Reads may come from any thread; `commit` from one at a time."""
+
+    def __init__(self, store: KeyValueStore) -> None:
+        self._store = store
+
+    def close(self) -> None:
+        """Close the store."""
+        self._store.close()
+
+    # --- reading -------------------------------------------------------------------------
+
+    def mark(self) -> Mark | None:
+        """The committed mark, or None in a new index."""
+        with self._store.read() as txn:
+            data = txn.get("meta", META_MARK)
+        return None if data is None else decode_mark(data)
+
+    def meta(self, name: bytes) -> bytes | None:
+        """A value of ``meta``."""
+        with self._store.read() as txn:
+            return txn.get("meta", name)
+
+    def check_format(self) -> bool:
+        """Whether the index has content of this format; False when it is new.
+
+        Raises:
+            FormatError: a newer version wrote it.
+        """
+        data = self.meta(META_FORMAT)
+        if data is None:
+            return False
+        version = int(data)
+        if version > INDEX_FORMAT_VERSION:
+            raise FormatError(
+                f"the index has format {version}, newer than {INDEX_FORMAT_VERSION} of this version"
+            )
+        return True
+
+    def ledger(self, ledger_id: int) -> LedgerIndexRow | None:
+        """The row of one ledger."""
+        with self._store.read() as txn:
+            data = txn.get("ledgers", ledger_key(ledger_id))
+        return None if data is None else decode_ledger_row(data)
+
+    def ledgers(self, after: int, count_max: int) -> list[tuple[int, LedgerIndexRow]]:
+        """Up to `count_max` rows of ledgers with ids above `after`, ascending."""
+        with self._store.read() as txn:
+            pairs = txn.range("ledgers", ledger_key(after + 1), b"\xff" * 9, count_max)
+        return [(parse_ledger_key(key), decode_ledger_row(row)) for key, row in pairs]
+
+    def files(self) -> dict[int, FileRow]:
+        """Every file row."""
+        with self._store.read() as txn:
+            return _files(txn)
+
+    def lay_under(self, ledger_id: int, window: Window) -> None:
+        """Put what the index knows of the ledger into an empty `window`.
+
+        Raises:
+            ChecksumError: a page is damaged; nothing may be concluded from the window.
+        """
+        first_page = window.first // SLOTS_PER_PAGE
+        last_page = window.last // SLOTS_PER_PAGE
+        with self._store.read() as txn:
+            pairs = txn.range(
+                "locations",
+                page_key(ledger_id, first_page),
+                page_key(ledger_id, last_page + 1),
+                last_page - first_page + 1,
+            )
+        if not pairs:
+            return
+        numbers, slots = decode_pages(pairs)
+        span = np.zeros((last_page - first_page + 1, SLOTS_PER_PAGE, 3), np.uint32)
+        span[numbers - first_page] = slots
+        start = window.first - first_page * SLOTS_PER_PAGE
+        part = span.reshape(-1, 3)[start : start + window.last - window.first + 1]
+        window.files[:] = part[:, 0]
+        window.offsets[:] = part[:, 1]
+        window.sizes[:] = part[:, 2]
+
+    def entry_ids(self, ledger_id: int, first: int, last: int) -> tuple[npt.NDArray[np.int64], int]:
+        """Stored ids from `first` on, and the first id that was not looked at.
+
+        At most `PAGES_PER_READ` pages are read; call again from the returned id until it is above
+        `last`.
+        """
+        with self._store.read() as txn:
+            pairs = txn.range(
+                "locations",
+                page_key(ledger_id, first // SLOTS_PER_PAGE),
+                page_key(ledger_id, last // SLOTS_PER_PAGE + 1),
+                PAGES_PER_READ,
+            )
+        if not pairs:
+            return np.zeros(0, np.int64), last + 1
+        numbers, slots = decode_pages(pairs)
+        ids = (numbers[:, None] * SLOTS_PER_PAGE + np.arange(SLOTS_PER_PAGE)).reshape(-1)
+        ids = ids[slots[:, :, 2].reshape(-1) > 0]
+        ids = ids[(ids >= first) & (ids <= last)]
+        done = len(pairs) < PAGES_PER_READ
+        following = last + 1 if done else (int(numbers[-1]) + 1) * SLOTS_PER_PAGE
+        return ids, following
+
+    def verify_pages(self) -> int:
+        """Check the CRC of every page and row; returns how many pages there are.
+
+        Raises:
+            CorruptionError: the index is damaged and has to be rebuilt.
+        """
+        pages = 0
+        start = page_key(0, 0)
+        while True:
+            with self._store.read() as txn:
+                pairs = txn.range("locations", start, b"\xff" * 17, PAGES_PER_READ)
+            if not pairs:
+                break
+            decode_pages(pairs)
+            pages += len(pairs)
+            start = pairs[-1][0] + b"\x00"
+        after = NO_ENTRY
+        while rows := self.ledgers(after, PAGES_PER_READ):
+            after = rows[-1][0]
+        self.files()
+        return pages
+
+    # --- writing -------------------------------------------------------------------------
+
+    def commit(self, change: CheckpointChange) -> Committed:
+        """Apply `change` in one durable transaction.
+
+        Raises:
+            DiskFullError: no room; nothing happened and the change may be tried again.
+            OSError: the store failed; what is on disk is unknown and the process must end.
+            CorruptionError: a page or row that had to be changed is damaged; nothing happened.
+        """
+        with self._store.write() as txn:
+            transaction = _Commit(txn)
+            before = txn.get("meta", META_MARK)
+            assert before is None or _position(decode_mark(before)) <= _position(change.mark), (
+                "the mark never moves back"
+            )
+            for sealed in change.sealed:
+                transaction.seal(sealed)
+            for ledger in sorted(change.ledgers, key=lambda item: item.ledger_id):
+                transaction.apply(ledger)
+            deletions_left = transaction.delete_pages()
+            for number in change.removed_files:
+                transaction.files.pop(number, None)
+                txn.delete("files", file_key(number))
+            txn.put("meta", META_FORMAT, str(INDEX_FORMAT_VERSION).encode())
+            for name, value in change.meta.items():
+                txn.put("meta", name, value)
+            txn.put("meta", META_MARK, encode_mark(change.mark))
+            transaction.write_files()
+            dead = tuple(
+                number
+                for number, row in sorted(transaction.files.items())
+                if row.live_bytes == 0
+                and row.state is FileState.SEALED
+                and number < change.mark.file_number
+            )
+        return Committed(transaction.counts, dead, transaction.pages, deletions_left)
+
+    def put_meta(self, values: dict[bytes, bytes]) -> None:
+        """Set values of ``meta`` durably; raises like `commit`."""
+        with self._store.write() as txn:
+            for name, value in values.items():
+                txn.put("meta", name, value)
+
+
+class _Commit:
+    """One write transaction while it is being made: live bytes and counts follow the slots."""
+
+    def __init__(self, txn: WriteTransaction) -> None:
+        self._txn = txn
+        self.files = _files(txn)
+        self._files_before = dict(self.files)
+        self.counts: dict[int, tuple[int, int]] = {}
+        self.pages = 0
+        self._live_delta: dict[int, int] = {}
+
+    def seal(self, sealed: SealedFile) -> None:
+        row = self.files.get(sealed.number, FileRow(sealed.kind, FileState.OPEN, 0, 0))
+        self.files[sealed.number] = replace(
+            row, kind=sealed.kind, state=FileState.SEALED, size_bytes=sealed.size_bytes
+        )
+
+    def apply(self, change: LedgerChange) -> None:
+        txn = self._txn
+        key = ledger_key(change.ledger_id)
+        data = txn.get("ledgers", key)
+        old = LedgerIndexRow() if data is None else decode_ledger_row(data)
+        entries, size = old.entries, old.payload_bytes
+        if change.row.deleted_at_ms is not None:
+            if entries:
+                txn.put("meta", META_DELETING + key, b"")
+            entries = size = 0
+        elif len(change.table.ids):
+            entry_delta, byte_delta = self._put_slots(change, old)
+            entries, size = entries + entry_delta, size + byte_delta
+        row = replace(change.row, entries=entries, payload_bytes=size)
+        txn.put("ledgers", key, encode_ledger_row(row))
+        self.counts[change.ledger_id] = (entries, size)
+
+    def _put_slots(self, change: LedgerChange, old: LedgerIndexRow) -> tuple[int, int]:
+        """Write the slots of one ledger; returns how many entries and bytes it has more."""
+        ledger_id, table = change.ledger_id, change.table
+        page_of = table.ids // SLOTS_PER_PAGE
+        numbers, inverse = np.unique(page_of, return_inverse=True)
+        slots = np.zeros((len(numbers), SLOTS_PER_PAGE, 3), np.uint32)
+        old_last_page = old.last_entry_id // SLOTS_PER_PAGE if old.last_entry_id >= 0 else -1
+        existing = int(np.searchsorted(numbers, old_last_page, "right"))
+        for index in range(existing):
+            data = self._txn.get("locations", page_key(ledger_id, int(numbers[index])))
+            if data is not None:
+                _, pages = decode_pages([(page_key(ledger_id, int(numbers[index])), data)])
+                slots[index] = pages[0]
+        where = table.ids - page_of * SLOTS_PER_PAGE
+        replaced = slots[inverse, where]
+        replaced = replaced[replaced[:, 2] > 0]
+        slots[inverse, where, 0] = table.files
+        slots[inverse, where, 1] = table.offsets
+        slots[inverse, where, 2] = table.sizes
+        self._txn.put_many("locations", encode_pages(ledger_id, numbers, slots))
+        self.pages += len(numbers)
+        self._count_live(table.files, table.sizes, 1)
+        self._count_live(replaced[:, 0], replaced[:, 2], -1)
+        added = int(table.sizes.sum(dtype=np.int64)) - int(replaced[:, 2].sum(dtype=np.int64))
+        return len(table.ids) - len(replaced), added
+
+    def delete_pages(self) -> bool:
+        """Remove pages of deleted ledgers, a bounded number; whether some are left."""
+        budget = PAGES_DELETED_MAX
+        pending = self._txn.range(
+            "meta", META_DELETING, META_DELETING + b"\xff" * 9, DELETIONS_PER_COMMIT
+        )
+        for name, _ in pending:
+            ledger_id = parse_ledger_key(name[len(META_DELETING) :])
+            pairs = self._txn.range(
+                "locations", page_key(ledger_id, 0), page_key(ledger_id, MAX_ID), budget
+            )
+            if pairs:
+                _, slots = decode_pages(pairs)
+                used = slots.reshape(-1, 3)
+                used = used[used[:, 2] > 0]
+                self._count_live(used[:, 0], used[:, 2], -1)
+                for key, _ in pairs:
+                    self._txn.delete("locations", key)
+                budget -= len(pairs)
+                if budget <= 0:
+                    return True
+            self._txn.delete("meta", name)
+        return len(pending) == DELETIONS_PER_COMMIT
+
+    def _count_live(self, files: npt.NDArray[np.uint32], sizes: Slots, sign: int) -> None:
+        if not len(files):
+            return
+        numbers, inverse = np.unique(files, return_inverse=True)
+        # Sums are below 2**53, where the float accumulator of bincount is exact.
+        totals = np.bincount(inverse, weights=sizes)
+        for number, total in zip(numbers.tolist(), totals.tolist(), strict=True):
+            self._live_delta[number] = self._live_delta.get(number, 0) + sign * int(total)
+
+    def write_files(self) -> None:
+        from bookie.formats.blocks import FileKind
+
+        for number, delta in self._live_delta.items():
+            row = self.files.get(number, FileRow(FileKind.JOURNAL, FileState.OPEN, 0, 0))
+            live = row.live_bytes + delta
+            if live < 0:
+                raise CorruptionError(f"file {number} would have {live} live bytes")
+            self.files[number] = replace(row, live_bytes=live)
+        for number, row in sorted(self.files.items()):
+            if self._files_before.get(number) != row:
+                self._txn.put("files", file_key(number), encode_file_row(row))
+
+
+def _files(txn: ReadTransaction) -> dict[int, FileRow]:
+    pairs: Iterable[tuple[bytes, bytes]] = txn.range("files", file_key(0), b"\xff" * 5, 2**31)
+    return {parse_file_key(key): decode_file_row(row) for key, row in pairs}
+
+
+def _position(mark: Mark) -> tuple[int, int]:
+    return mark.file_number, mark.offset

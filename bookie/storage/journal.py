@@ -1,0 +1,339 @@
+"""The journal: group commit by one thread that takes all that is queued.
+
+The thread writes one block with everything it found in its queue, syncs it once, and hands one
+completion back to the event loop; while it waits for the device, the next group gathers. Order is
+the order of submission: whatever was submitted before a fence is in the journal before it.
+
+What a completion means, by kind and flag:
+
+=========  ================  =================================================================
+kind       synced            complete when
+=========  ================  =================================================================
+APPEND     yes               the records are durable
+APPEND     no                the records are written (readable, not durable)
+FORCE      any               everything submitted before it is durable
+BARRIER    any               as FORCE; it ends its block, and `mark` is that end
+VOUCH      any               as FORCE; an empty block that says so is durable as well
+=========  ================  =================================================================
+
+`durable_upto` advances only by fdatasync of the file, never by a flag of a single write, because
+such a flag syncs only its own range. A failed write or sync is never retried: the thread ends, the
+engine stops answering, the process exits.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from bookie.config import StorageSettings
+from bookie.env import Environment, File
+from bookie.errors import BookieError, DiskFullError
+from bookie.formats.blocks import (
+    BLOCK_HEADER_SIZE_BYTES,
+    FILE_HEADER_SIZE_BYTES,
+    BlockHeader,
+    FileHeader,
+    FileKind,
+    block_size_on_disk,
+    body_crc,
+    encode_block_header,
+    padding,
+)
+from bookie.formats.index_rows import Mark
+from bookie.formats.records import encode_link
+from bookie.storage.files import create_file, file_name
+from bookie.storage.window import Buffer
+from bookie.telemetry import Metrics
+
+BUFFERS_PER_BLOCK_MAX = 1000
+"""Below IOV_MAX (1024), so that a block is one system call."""
+
+SMALL_FILE_BYTES = 16 * 1024 * 1024
+"""Size of a journal file that is made from the reserve when the device is full."""
+
+
+class RequestKind(enum.Enum):
+    """What a request asks of the journal thread."""
+
+    APPEND = enum.auto()
+    FORCE = enum.auto()
+    BARRIER = enum.auto()
+    VOUCH = enum.auto()
+
+
+@dataclass(slots=True, eq=False)
+class JournalRequest:
+    """Records to append, or a wait for durability.
+
+    The event loop makes it and gets it back, completed; between the two only the journal thread
+    touches it.
+    """
+
+    kind: RequestKind
+    complete: Callable[[JournalRequest], None]
+    """Called in the event loop once the request is done or refused."""
+    buffers: list[Buffer] = field(default_factory=list)
+    size_bytes: int = 0
+    records: int = 0
+    synced: bool = True
+    essential: bool = False
+    """Fences and recovery adds: they may use the reserve of a full device."""
+    submitted_at: float = 0.0
+    file_number: int = 0
+    offset: int = 0
+    """Where the first record stands."""
+    mark: Mark | None = None
+    """For a BARRIER: the end of its block."""
+    error: BookieError | None = None
+    """Set when the request was refused; nothing of it was written."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolledFile:
+    """A journal file that took its last block and ends at `end_offset`."""
+
+    number: int
+    end_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockDone:
+    """One completion: the requests of one block, and what became of the files meanwhile."""
+
+    requests: list[JournalRequest]
+    finished_at: float
+    rolled: tuple[RolledFile, ...] = ()
+    created: tuple[tuple[int, str], ...] = ()
+    """Number and path of files that exist since."""
+
+
+@dataclass(slots=True)
+class _OpenJournal:
+    file: File
+    header: FileHeader
+    path: str
+    size_bytes: int
+    end: int = FILE_HEADER_SIZE_BYTES
+    durable_upto: int = FILE_HEADER_SIZE_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Predecessor:
+    """The file before the journal's first one, as that file's link will name it."""
+
+    number: int
+    nonce: bytes
+    end: int
+
+
+class JournalWriter:
+    """What the journal thread does. Not thread-safe: one thread calls it.
+
+    `next_number` gives a file number that was never used; `release_reserve` frees the space that is
+    kept for a full device (both may be called from the journal thread).
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        settings: StorageSettings,
+        metrics: Metrics,
+        next_number: Callable[[], int],
+        release_reserve: Callable[[], None],
+    ) -> None:
+        self._env = environment
+        self._settings = settings
+        self._metrics = metrics
+        self._next_number = next_number
+        self._release_reserve = release_reserve
+        self._sequence = 0
+        self._link: bytes = b""
+        self._rolled: list[RolledFile] = []
+        self._created: list[tuple[int, str]] = []
+        self._open: _OpenJournal | None = None
+
+    def start(
+        self,
+        header: FileHeader,
+        file: File,
+        path: str,
+        size_bytes: int,
+        predecessor: Predecessor | None,
+    ) -> Mark:
+        """Begin with a file that boot has published; returns the mark of its start."""
+        self._open = _OpenJournal(file, header, path, size_bytes)
+        if predecessor is not None:
+            self._link = encode_link(predecessor.number, predecessor.nonce, predecessor.end)
+        return Mark(header.number, FILE_HEADER_SIZE_BYTES, 0, header.nonce)
+
+    def handle(self, items: list[JournalRequest], post: Callable[[BlockDone], None]) -> None:
+        """Write everything in `items`, in order, as few blocks as their limits allow."""
+        block: list[JournalRequest] = []
+        size, buffers = 0, 0
+        for item in items:
+            if block and (
+                size + item.size_bytes > self._settings.block_bytes_max
+                or buffers + len(item.buffers) > BUFFERS_PER_BLOCK_MAX
+            ):
+                self._commit(block, post)
+                block, size, buffers = [], 0, 0
+            block.append(item)
+            size += item.size_bytes
+            buffers += len(item.buffers)
+            if item.kind is RequestKind.BARRIER:
+                self._commit(block, post)
+                block, size, buffers = [], 0, 0
+        if block:
+            self._commit(block, post)
+
+    def close(self) -> None:
+        """Close the file, giving back what was never used; the worker must have ended."""
+        if self._open is not None:
+            if self._open.durable_upto == self._open.end:
+                self._open.file.truncate(self._open.end)
+            self._open.file.close()
+            self._open = None
+
+    @property
+    def current(self) -> _OpenJournal:
+        """The file that takes the next block."""
+        assert self._open is not None, "the journal was not started"
+        return self._open
+
+    def _commit(self, requests: list[JournalRequest], post: Callable[[BlockDone], None]) -> None:
+        started = self._env.clock.monotonic()
+        metrics = self._metrics
+        accepted = self._make_room(requests)
+        size = sum(request.size_bytes for request in accepted)
+        vouch = any(request.kind is RequestKind.VOUCH for request in accepted)
+        if vouch:
+            self._sync()
+        if size or vouch:
+            self._write(accepted, size)
+        if any(request.synced for request in accepted):
+            self._sync()
+        journal = self.current
+        for request in accepted:
+            if request.kind is RequestKind.BARRIER:
+                request.mark = Mark(
+                    journal.header.number, journal.end, self._sequence, journal.header.nonce
+                )
+        metrics.journal_group_requests.observe(len(accepted))
+        metrics.journal_group_bytes.observe(size)
+        metrics.journal_queue_seconds.observe(started - requests[0].submitted_at)
+        post(
+            BlockDone(
+                requests,
+                self._env.clock.monotonic(),
+                tuple(self._rolled),
+                tuple(self._created),
+            )
+        )
+        self._rolled.clear()
+        self._created.clear()
+
+    def _write(self, requests: list[JournalRequest], size: int) -> None:
+        journal = self.current
+        sequence = self._sequence + 1
+        buffers: list[Buffer] = [self._link] if self._link else []
+        records = len(buffers)
+        position = journal.end + BLOCK_HEADER_SIZE_BYTES + len(self._link)
+        for request in requests:
+            request.file_number = journal.header.number
+            request.offset = position
+            position += request.size_bytes
+            records += request.records
+            buffers += request.buffers
+        body_length = size + len(self._link)
+        nonce = journal.header.nonce
+        header = encode_block_header(
+            nonce,
+            BlockHeader(
+                sequence=sequence,
+                durable_upto=journal.durable_upto,
+                body_length=body_length,
+                record_count=records,
+                body_crc=body_crc(nonce, sequence, buffers),
+            ),
+        )
+        length = BLOCK_HEADER_SIZE_BYTES + body_length
+        block = [header, *buffers, padding(length, journal.header.alignment)]
+        self._env.failpoints.hit("journal.before_write")
+        with self._metrics.journal_write_seconds.time():
+            journal.file.pwritev(block, journal.end)
+        self._env.failpoints.hit("journal.after_write")
+        self._metrics.journal_bytes_total.inc(length)
+        journal.end += block_size_on_disk(body_length, journal.header.alignment)
+        self._sequence = sequence
+        self._link = b""
+
+    def _sync(self) -> None:
+        journal = self.current
+        if journal.durable_upto == journal.end:
+            return
+        self._env.failpoints.hit("journal.before_sync")
+        with self._metrics.journal_sync_seconds.time():
+            journal.file.fdatasync()
+        self._env.failpoints.hit("journal.after_sync")
+        journal.durable_upto = journal.end
+
+    def _make_room(self, requests: list[JournalRequest]) -> list[JournalRequest]:
+        """The requests that fit, after a roll if one is needed; the others carry an error."""
+        if self._fits(requests):
+            return requests
+        try:
+            self._roll(self._settings.journal_file_bytes_max)
+        except DiskFullError as error:
+            for request in requests:
+                if request.size_bytes and not request.essential:
+                    request.error = error
+            essential = [request for request in requests if request.error is None]
+            return self._make_room_from_reserve(essential)
+        return requests
+
+    def _make_room_from_reserve(self, requests: list[JournalRequest]) -> list[JournalRequest]:
+        if self._fits(requests):
+            return requests
+        self._release_reserve()
+        try:
+            self._roll(SMALL_FILE_BYTES)
+        except DiskFullError as error:
+            for request in requests:
+                if request.size_bytes:
+                    request.error = error
+            return [request for request in requests if request.error is None]
+        return requests
+
+    def _fits(self, requests: list[JournalRequest]) -> bool:
+        size = sum(request.size_bytes for request in requests)
+        journal = self.current
+        # One empty block more must always fit: the one that vouches for the last.
+        needed = block_size_on_disk(size + len(self._link), journal.header.alignment)
+        return journal.end + needed + journal.header.alignment <= journal.size_bytes
+
+    def _roll(self, size_bytes: int) -> None:
+        """Go on in a new file; the old one is durable before the new one takes a record."""
+        self._env.failpoints.hit("journal.before_roll")
+        old = self.current
+        number = self._next_number()
+        header = FileHeader(FileKind.JOURNAL, number, self._env.clock.nonce(), old.header.alignment)
+        directory = str(self._settings.journal_dir)
+        file = create_file(self._env.disk, directory, header, size_bytes)
+        self._env.failpoints.hit("journal.after_create")
+        self._sync()
+        # What was allocated and never used goes back to the file system.
+        old.file.truncate(old.end)
+        old.file.close()
+        path = journal_path(directory, number)
+        self._open = _OpenJournal(file, header, path, size_bytes)
+        self._link = encode_link(old.header.number, old.header.nonce, old.end)
+        self._rolled.append(RolledFile(old.header.number, old.end))
+        self._created.append((number, path))
+        self._env.failpoints.hit("journal.after_roll")
+
+
+def journal_path(directory: str, number: int) -> str:
+    """Path of a journal file."""
+    return f"{directory}/{file_name(FileKind.JOURNAL, number)}"

@@ -1,0 +1,190 @@
+"""What the engine knows of each ledger in memory, loaded from the index when first asked for.
+
+A state is loaded (awaited, de-duplicated) before the synchronous section that decides about a
+request, so that the section reads memory only. It is evicted only when it is clean (the index has
+all of it) and nobody holds it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+
+from bookie.formats.entry import lac_packet_ids
+from bookie.formats.index_rows import LedgerIndexRow
+from bookie.ids import NO_ENTRY
+
+STATES_MAX = 100_000
+"""Clean states that are kept in memory."""
+
+
+class LedgerState:
+    """One ledger on this bookie. Changed only inside synchronous sections of the engine."""
+
+    __slots__ = (
+        "_key",
+        "comparisons",
+        "deleted_at_ms",
+        "entries",
+        "exists",
+        "fence_durable",
+        "fence_queued",
+        "fenced",
+        "first_entry_id",
+        "journaled",
+        "key_digest",
+        "lac_packet",
+        "last_entry_id",
+        "ledger_id",
+        "limbo",
+        "max_lac",
+        "payload_bytes",
+        "users",
+    )
+
+    def __init__(self, ledger_id: int, row: LedgerIndexRow | None) -> None:
+        known = row or LedgerIndexRow()
+        self.ledger_id = ledger_id
+        self.exists = row is not None
+        """Whether this bookie ever stored anything about the ledger."""
+        self.journaled = row is not None
+        """Whether the ledger and its key are in the journal or the index."""
+        self.fenced = known.fenced
+        self.fence_durable = known.fenced
+        """Whether the fence is known to survive a crash."""
+        self.fence_queued = False
+        """Whether a fence record is on its way through the journal."""
+        self.limbo = known.limbo
+        self.deleted_at_ms = known.deleted_at_ms
+        self.key_digest = known.key_digest
+        self.lac_packet = known.lac_packet
+        self.max_lac = known.max_lac
+        self.first_entry_id = known.first_entry_id
+        self.last_entry_id = known.last_entry_id
+        self.entries = known.entries
+        self.payload_bytes = known.payload_bytes
+        self.comparisons = 0
+        """Accepted requests that touched ids at or below `last_entry_id`."""
+        self.users = 0
+        """Requests that hold this state across an await."""
+        self._key: bytes | None = None
+
+    @property
+    def deleted(self) -> bool:
+        """Whether the ledger was deleted here."""
+        return self.deleted_at_ms is not None
+
+    def accepts_key(self, key: bytes) -> bool:
+        """Whether `key` is the ledger's, compared in constant time; any key if none is known."""
+        if self.key_digest is None:
+            return True
+        if self._key is not None and hmac.compare_digest(self._key, key):
+            return True
+        if not hmac.compare_digest(self.key_digest, digest_of_key(key)):
+            return False
+        self._key = key
+        return True
+
+    def adopt_key(self, key: bytes) -> None:
+        """Bind the ledger to `key` if it has none yet."""
+        if self.key_digest is None:
+            self.key_digest = digest_of_key(key)
+            self._key = key
+
+    def row(self) -> LedgerIndexRow:
+        """The state as the index keeps it."""
+        return LedgerIndexRow(
+            fenced=self.fenced,
+            limbo=self.limbo,
+            deleted_at_ms=self.deleted_at_ms,
+            key_digest=self.key_digest,
+            lac_packet=self.lac_packet,
+            max_lac=self.max_lac,
+            first_entry_id=self.first_entry_id,
+            last_entry_id=self.last_entry_id,
+            entries=self.entries,
+            payload_bytes=self.payload_bytes,
+        )
+
+    def take_lac(self, packet: bytes) -> None:
+        """Keep an explicit LAC packet unless a newer one is known."""
+        lac = lac_packet_ids(packet).last_add_confirmed
+        if not self.lac_packet or lac >= lac_packet_ids(self.lac_packet).last_add_confirmed:
+            self.lac_packet = packet
+        self.max_lac = max(self.max_lac, lac)
+
+    def saw_entries(self, first: int, last: int) -> None:
+        """Widen the bounds of what is stored."""
+        if self.first_entry_id == NO_ENTRY or first < self.first_entry_id:
+            self.first_entry_id = first
+        self.last_entry_id = max(self.last_entry_id, last)
+
+
+def digest_of_key(key: bytes) -> bytes:
+    """What is stored instead of a ledger's key; empty for the empty key."""
+    return hashlib.sha256(b"ledger key\x00" + key).digest() if key else b""
+
+
+class LedgerStates:
+    """The states in memory."""
+
+    def __init__(
+        self,
+        load_row: Callable[[int], Awaitable[LedgerIndexRow | None]],
+        is_dirty: Callable[[int], bool],
+        states_max: int = STATES_MAX,
+    ) -> None:
+        self._load_row = load_row
+        self._is_dirty = is_dirty
+        self._states_max = states_max
+        self._states: OrderedDict[int, LedgerState] = OrderedDict()
+        self._loading: dict[int, asyncio.Future[None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def get(self, ledger_id: int) -> LedgerState | None:
+        """The state if it is in memory."""
+        state = self._states.get(ledger_id)
+        if state is not None:
+            self._states.move_to_end(ledger_id)
+        return state
+
+    def put(self, state: LedgerState) -> None:
+        """Make `state` known (boot)."""
+        self._states[state.ledger_id] = state
+
+    async def load(self, ledger_id: int) -> LedgerState:
+        """The state, from the index if need be; concurrent callers share one look-up."""
+        while True:
+            state = self.get(ledger_id)
+            if state is not None:
+                return state
+            pending = self._loading.get(ledger_id)
+            if pending is None:
+                return await self._load(ledger_id)
+            await asyncio.wait([pending])
+
+    async def _load(self, ledger_id: int) -> LedgerState:
+        pending: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._loading[ledger_id] = pending
+        try:
+            row = await self._load_row(ledger_id)
+        finally:
+            del self._loading[ledger_id]
+            pending.set_result(None)
+        state = LedgerState(ledger_id, row)
+        self._states[ledger_id] = state
+        if len(self._states) > self._states_max:
+            self._evict()
+        return state
+
+    def _evict(self) -> None:
+        """Forget the least recently used clean states, a bounded number of looks."""
+        for ledger_id in list(self._states)[: self._states_max // 100 + 1]:
+            state = self._states[ledger_id]
+            if state.users == 0 and not self._is_dirty(ledger_id):
+                del self._states[ledger_id]

@@ -1,0 +1,252 @@
+"""Reading entries: look up where they are, fetch the bytes, check that they are the right ones.
+
+The look-up takes references to both generations first and opens the index transaction after; the
+reverse order could miss an entry that a checkpoint moves between the two, and "no such entry" would
+be a lie. A transaction never spans an await. An entry that the look-up found but that cannot be
+read, or that turns out to be another one, is an I/O error, never a missing entry.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from bookie.env import Environment
+from bookie.errors import CorruptionError
+from bookie.formats.batch import EntryBatch, headers_of
+from bookie.ids import Status
+from bookie.storage.files import FileTable
+from bookie.storage.index import Index
+from bookie.storage.window import Buffer, Extent, Window
+from bookie.storage.write_cache import Generation
+from bookie.telemetry import Metrics
+
+
+@dataclass(frozen=True, slots=True)
+class Stripe:
+    """Which ids of a range a reader wants; a modulus of 0 means all."""
+
+    modulus: int = 0
+    first_residue: int = 0
+    count: int = 0
+
+
+ALL_IDS = Stripe()
+
+
+@dataclass(frozen=True, slots=True)
+class ReadResult:
+    """Consecutive wanted entries, and what stopped the read at `next_entry_id`."""
+
+    batch: EntryBatch | None
+    next_entry_id: int
+    stopped_by: Status
+    message: str = ""
+
+
+class EntryReader:
+    """Reads from the generations, the index and the files. Runs in the event loop."""
+
+    def __init__(
+        self, environment: Environment, index: Index, files: FileTable, metrics: Metrics, gap: int
+    ) -> None:
+        self._env = environment
+        self._index = index
+        self._files = files
+        self._metrics = metrics
+        self._gap = gap
+
+    async def read(
+        self,
+        ledger_id: int,
+        first: int,
+        last: int,
+        generations: tuple[Generation, ...],
+        *,
+        entries_max: int,
+        bytes_max: int,
+        stripe: Stripe = ALL_IDS,
+    ) -> ReadResult:
+        """Read wanted ids of ``first … last``, in order, up to the first hole or limit.
+
+        `generations` are oldest first, taken in the same synchronous section that decided about
+        the request. At least one entry is returned if the first wanted id is stored, however large.
+        """
+        try:
+            return await self._read(
+                ledger_id, first, last, generations, entries_max, bytes_max, stripe
+            )
+        except FileNotFoundError:
+            # A compaction moved the entries and removed their old file: look up once more.
+            try:
+                return await self._read(
+                    ledger_id, first, last, generations, entries_max, bytes_max, stripe
+                )
+            except FileNotFoundError as error:
+                return self._failed(ledger_id, first, f"its file is gone: {error}")
+        except CorruptionError as error:
+            return self._failed(ledger_id, first, str(error))
+
+    async def _read(
+        self,
+        ledger_id: int,
+        first: int,
+        last: int,
+        generations: tuple[Generation, ...],
+        entries_max: int,
+        bytes_max: int,
+        stripe: Stripe,
+    ) -> ReadResult:
+        span = min(last - first + 1, _span_for(entries_max, stripe))
+        window = Window(first, span)
+        self._index.lay_under(ledger_id, window)
+        for generation in generations:
+            generation.lay_over(ledger_id, window)
+        wanted = window.wanted(stripe.modulus, stripe.first_residue, stripe.count)[:entries_max]
+        if not len(wanted):
+            return ReadResult(None, window.last + 1, Status.OK)
+        ids, stopped_by, following = _choose(window, wanted, bytes_max)
+        if not len(ids):
+            return ReadResult(None, following, stopped_by, "no such entry")
+        extents = window.extents(ids)
+        payload, complete = await self._fetch(window, extents)
+        if complete < len(extents):
+            kept = sum(extent.count for extent in extents[:complete])
+            following, stopped_by = int(ids[kept]), Status.IO_ERROR
+            ids = ids[:kept]
+            if not kept:
+                return self._failed(ledger_id, following, "its bytes cannot be read")
+        batch = _batch(ledger_id, ids, window.sizes[ids - window.first], payload)
+        return self._verified(batch, following, stopped_by)
+
+    async def stored(
+        self, ledger_id: int, ids: npt.NDArray[np.int64], generations: tuple[Generation, ...]
+    ) -> tuple[npt.NDArray[np.bool_], Buffer | None]:
+        """Which of `ids` (ascending, close together) are stored, and their packets.
+
+        The packets of the stored ones come one after the other, None if they cannot be read.
+        """
+        window = Window(int(ids[0]), int(ids[-1]) - int(ids[0]) + 1)
+        self._index.lay_under(ledger_id, window)
+        for generation in generations:
+            generation.lay_over(ledger_id, window)
+        present = window.sizes[ids - window.first] > 0
+        if not present.any():
+            return present, b""
+        extents = window.extents(ids[present])
+        payload, complete = await self._fetch(window, extents)
+        return present, payload if complete == len(extents) else None
+
+    def _verified(self, batch: EntryBatch, following: int, stopped_by: Status) -> ReadResult:
+        """Cut the batch before the first packet that is not the entry it should be."""
+        ledger_ids, entry_ids, _, _ = headers_of(batch)
+        ids = batch.entry_ids()
+        wrong = np.flatnonzero((ledger_ids != batch.ledger_id) | (entry_ids != ids))
+        if not len(wrong):
+            return ReadResult(batch, following, stopped_by)
+        bad = int(ids[wrong[0]])
+        failed = self._failed(batch.ledger_id, bad, "other bytes stand in its place")
+        if wrong[0] == 0:
+            return failed
+        return ReadResult(batch.clip(batch.first_entry_id, bad - 1), bad, Status.IO_ERROR)
+
+    def _failed(self, ledger_id: int, entry_id: int, reason: str) -> ReadResult:
+        self._metrics.errors_total.labels("read").inc()
+        return ReadResult(
+            None,
+            entry_id,
+            Status.IO_ERROR,
+            f"entry {entry_id} of ledger {ledger_id} is stored here but {reason}",
+        )
+
+    async def _fetch(self, window: Window, extents: list[Extent]) -> tuple[Buffer, int]:
+        """The bytes of `extents` one after the other, and how many extents could be read."""
+        pieces: list[Buffer] = []
+        done = 0
+        while done < len(extents):
+            group = self._group(extents, done)
+            head, tail = extents[done], extents[group - 1]
+            if head.file < 0:
+                buffer = memoryview(window.memory[-head.file - 1])
+                pieces.append(buffer[head.offset : head.offset + head.length])
+                self._metrics.reads_total.labels("cache").inc()
+            else:
+                size = tail.offset + tail.length - head.offset
+                try:
+                    data = await self._pread(head.file, size, head.offset)
+                except FileNotFoundError:
+                    raise
+                except OSError:
+                    break
+                if len(data) != size:
+                    break
+                view = memoryview(data)
+                for extent in extents[done:group]:
+                    start = extent.offset - head.offset
+                    pieces.append(view[start : start + extent.length])
+            done = group
+        if len(pieces) == 1:
+            return pieces[0], done
+        return b"".join(pieces), done
+
+    def _group(self, extents: list[Extent], start: int) -> int:
+        """End of the extents from `start` on that one read fetches: same file, small gaps."""
+        stop = start + 1
+        previous = extents[start]
+        while stop < len(extents) and previous.file > 0:
+            extent = extents[stop]
+            gap = extent.offset - previous.offset - previous.length
+            if extent.file != previous.file or not 0 <= gap <= self._gap:
+                break
+            previous = extent
+            stop += 1
+        return stop
+
+    async def _pread(self, number: int, size: int, offset: int) -> bytes:
+        file = self._files.get(number)
+        data = file.pread_cached(size, offset)
+        if data is not None:
+            self._metrics.reads_total.labels("journal_file").inc()
+            return data
+        self._metrics.reads_total.labels("thread").inc()
+        return await self._env.workers.run("read", file.pread, size, offset)
+
+
+def _span_for(entries_max: int, stripe: Stripe) -> int:
+    """Ids to look at so that `entries_max` wanted ones are among them."""
+    if stripe.modulus == 0:
+        return entries_max
+    return -(-entries_max * stripe.modulus // stripe.count) + stripe.modulus
+
+
+def _choose(
+    window: Window, wanted: npt.NDArray[np.int64], bytes_max: int
+) -> tuple[npt.NDArray[np.int64], Status, int]:
+    """The wanted ids to return, why there are no more, and the first wanted id left out."""
+    sizes = window.sizes[wanted - window.first]
+    holes = np.flatnonzero(sizes == 0)
+    present = int(holes[0]) if len(holes) else len(wanted)
+    totals = np.cumsum(sizes[:present])
+    count = min(present, max(1, int(np.searchsorted(totals, bytes_max, "right"))))
+    if count < present:
+        return wanted[:count], Status.OK, int(wanted[count])
+    if present < len(wanted):
+        return wanted[:count], Status.NO_SUCH_ENTRY, int(wanted[present])
+    return wanted, Status.OK, int(wanted[-1]) + 1
+
+
+def _batch(
+    ledger_id: int, ids: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], payload: Buffer
+) -> EntryBatch:
+    steps = ids[1:] - ids[:-1]
+    contiguous = bool(np.all(steps == 1))
+    view = payload if isinstance(payload, bytes) else memoryview(payload)
+    return EntryBatch(
+        ledger_id=ledger_id,
+        first_entry_id=int(ids[0]),
+        steps=None if contiguous else steps,
+        sizes=sizes,
+        payload=view,
+    )

@@ -1,0 +1,236 @@
+"""What has been accepted since the last checkpoint, per ledger and generation.
+
+A generation keeps a payload only until its block is written; from then on it keeps locations, and
+reads come from the page cache. Written runs are folded into sorted tables of 20 bytes an entry, so
+that a million single appends do not become a million objects.
+
+The order of runs is the order of acceptance; where ids overlap, the newest run wins.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from bookie.formats.batch import EntryBatch
+from bookie.storage.window import Buffer, Window
+
+FOLD_RUNS = 64
+"""Written runs of one ledger that are folded into a table at once."""
+
+U32 = npt.NDArray[np.uint32]
+
+
+@dataclass(frozen=True, slots=True)
+class LocationTable:
+    """Locations of entries, ascending by id, each id once."""
+
+    ids: npt.NDArray[np.int64]
+    files: U32
+    offsets: U32
+    sizes: U32
+
+    def lay_over(self, window: Window) -> None:
+        """Put the part that lies in `window` over it."""
+        low = int(np.searchsorted(self.ids, window.first, "left"))
+        high = int(np.searchsorted(self.ids, window.last, "right"))
+        if low < high:
+            part = slice(low, high)
+            window.put(
+                self.ids[part],
+                self.files[part].astype(np.int64),
+                self.offsets[part].astype(np.int64),
+                self.sizes[part].astype(np.int64),
+            )
+
+
+EMPTY_TABLE = LocationTable(
+    np.zeros(0, np.int64), np.zeros(0, np.uint32), np.zeros(0, np.uint32), np.zeros(0, np.uint32)
+)
+
+
+def merge_tables(tables: list[LocationTable]) -> LocationTable:
+    """One table; of an id in several tables the last one wins."""
+    if not tables:
+        return EMPTY_TABLE
+    if len(tables) == 1:
+        return tables[0]
+    ids = np.concatenate([table.ids for table in tables])
+    files = np.concatenate([table.files for table in tables])
+    offsets = np.concatenate([table.offsets for table in tables])
+    sizes = np.concatenate([table.sizes for table in tables])
+    if bool(np.all(ids[1:] > ids[:-1])):
+        return LocationTable(ids, files, offsets, sizes)
+    order = np.argsort(ids, kind="stable")
+    ids = ids[order]
+    last_of_id = np.append(ids[1:] != ids[:-1], True)
+    order = order[last_of_id]
+    return LocationTable(ids[last_of_id], files[order], offsets[order], sizes[order])
+
+
+class Run:
+    """One accepted batch: in memory until it is written, then a location."""
+
+    __slots__ = ("_starts", "batch_ids", "file", "first", "last", "offset", "payload", "sizes")
+
+    def __init__(self, batch: EntryBatch) -> None:
+        self.first = batch.first_entry_id
+        self.last = batch.last_entry_id
+        self.batch_ids = None if batch.is_contiguous else batch.entry_ids()
+        # A copy: the batch's arrays may be views that keep the whole message alive.
+        self.sizes: U32 = np.array(batch.sizes, dtype=np.uint32)
+        self._starts: npt.NDArray[np.int64] | None = None
+        self.payload: Buffer | None = batch.payload
+        self.file = 0
+        self.offset = 0
+
+    def starts(self) -> npt.NDArray[np.int64]:
+        """Offset of each packet within the payload."""
+        if self._starts is None:
+            starts = np.zeros(len(self.sizes), np.int64)
+            np.cumsum(self.sizes[:-1], out=starts[1:])
+            self._starts = starts
+        return self._starts
+
+    def ids(self) -> npt.NDArray[np.int64]:
+        """The entry ids."""
+        if self.batch_ids is not None:
+            return self.batch_ids
+        return np.arange(len(self.sizes), dtype=np.int64) + self.first
+
+    def lay_over(self, window: Window) -> None:
+        """Put the part that lies in `window` over it."""
+        if self.last < window.first or self.first > window.last:
+            return
+        if self.payload is None:
+            file, base = self.file, self.offset
+        else:
+            file, base = window.remember(self.payload), 0
+        if self.batch_ids is None:
+            low = max(window.first - self.first, 0)
+            high = min(window.last, self.last) - self.first + 1
+            window.put_contiguous(
+                self.first + low, file, self.starts()[low:high] + base, self.sizes[low:high]
+            )
+            return
+        low = int(np.searchsorted(self.batch_ids, window.first, "left"))
+        high = int(np.searchsorted(self.batch_ids, window.last, "right"))
+        window.put(
+            self.batch_ids[low:high], file, self.starts()[low:high] + base, self.sizes[low:high]
+        )
+
+    def table(self) -> LocationTable:
+        """The run as a table; it must be written."""
+        assert self.payload is None, "a run is folded only after its block was written"
+        count = len(self.sizes)
+        return LocationTable(
+            self.ids(),
+            np.full(count, self.file, np.uint32),
+            (self.starts() + self.offset).astype(np.uint32),
+            self.sizes,
+        )
+
+
+class LedgerRuns:
+    """The runs of one ledger in one generation."""
+
+    __slots__ = ("_firsts", "_ordered", "_runs", "_tables", "_written")
+
+    def __init__(self) -> None:
+        self._tables: list[LocationTable] = []
+        self._runs: list[Run] = []
+        self._firsts: list[int] = []
+        # Whether each run begins above the end of the one before it: then a read may bisect.
+        self._ordered = True
+        self._written = 0
+
+    def append(self, run: Run) -> None:
+        """Accept `run`; it is readable from now on."""
+        if self._runs and run.first <= self._runs[-1].last:
+            self._ordered = False
+        self._runs.append(run)
+        self._firsts.append(run.first)
+
+    def written(self, run: Run, file: int, offset: int) -> None:
+        """The payload of `run` now stands at `offset` of `file`; runs are written in order."""
+        run.file, run.offset, run.payload = file, offset, None
+        self._written += 1
+        if self._written >= FOLD_RUNS:
+            self._fold()
+
+    def refused(self, run: Run) -> None:
+        """The journal had no room for `run`; it was never acknowledged and is gone."""
+        index = self._runs.index(run)
+        del self._runs[index], self._firsts[index]
+
+    def lay_over(self, window: Window) -> None:
+        """Put everything that lies in `window` over it, oldest first."""
+        for table in self._tables:
+            table.lay_over(window)
+        if not self._ordered:
+            for run in self._runs:
+                run.lay_over(window)
+            return
+        start = max(bisect_right(self._firsts, window.first) - 1, 0)
+        for index in range(start, len(self._runs)):
+            run = self._runs[index]
+            if run.first > window.last:
+                break
+            run.lay_over(window)
+
+    def entry_ids(self) -> npt.NDArray[np.int64]:
+        """Every id, ascending and unique, written or not."""
+        parts = [table.ids for table in self._tables] + [run.ids() for run in self._runs]
+        return np.unique(np.concatenate(parts)) if parts else np.zeros(0, np.int64)
+
+    def table(self) -> LocationTable:
+        """Everything as one table; every run must be written."""
+        return merge_tables([*self._tables, *(run.table() for run in self._runs)])
+
+    def _fold(self) -> None:
+        count = self._written
+        self._tables.append(merge_tables([run.table() for run in self._runs[:count]]))
+        del self._runs[:count], self._firsts[:count]
+        self._written = 0
+        self._ordered = all(
+            later.first > earlier.last
+            for earlier, later in zip(self._runs, self._runs[1:], strict=False)
+        )
+        # Each merge at least doubles the smaller table, so that folding stays n log n.
+        while len(self._tables) > 1 and len(self._tables[-2].ids) <= 2 * len(self._tables[-1].ids):
+            newer = self._tables.pop()
+            self._tables[-1] = merge_tables([self._tables[-1], newer])
+
+
+class Generation:
+    """Everything accepted between two checkpoints."""
+
+    __slots__ = ("entries", "ledgers", "payload_bytes")
+
+    def __init__(self) -> None:
+        self.ledgers: dict[int, LedgerRuns] = {}
+        self.entries = 0
+        self.payload_bytes = 0
+
+    def append(self, ledger_id: int, run: Run) -> LedgerRuns:
+        """Accept `run`; returns where to report that it was written."""
+        runs = self.ledgers.get(ledger_id)
+        if runs is None:
+            runs = self.ledgers[ledger_id] = LedgerRuns()
+        runs.append(run)
+        self.entries += len(run.sizes)
+        return runs
+
+    def table_of(self, ledger_id: int) -> LocationTable:
+        """Everything of one ledger; every run of it must be written."""
+        runs = self.ledgers.get(ledger_id)
+        return EMPTY_TABLE if runs is None else runs.table()
+
+    def lay_over(self, ledger_id: int, window: Window) -> None:
+        """Put what this generation knows of the ledger over `window`."""
+        runs = self.ledgers.get(ledger_id)
+        if runs is not None:
+            runs.lay_over(window)
