@@ -1,0 +1,110 @@
+"""A process that uses a local metadata store and is told by its parent when to do what.
+
+``python metadata_worker.py ROLE DIRECTORY SESSION-TIMEOUT ARGUMENT``; it reports line by line on
+standard output.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+
+from bookie.errors import BadVersionError, MetadataError, SessionLostError
+from bookie.metadata.connect import open_store
+from bookie.metadata.local import LocalStore
+from bookie.metadata.local_tree import TreeWriter
+from bookie.metadata.store import Delete, MetadataStore, Put
+
+
+def _say(*words: object) -> None:
+    print(*words, flush=True)
+
+
+async def _count(store: MetadataStore, times: str) -> None:
+    """Increment /counter by compare-and-set."""
+    done = 0
+    while done < int(times):
+        record = await store.get("/counter")
+        assert record is not None
+        try:
+            await store.put("/counter", b"%d" % (int(record.value) + 1), version=record.version)
+        except BadVersionError:
+            continue
+        done += 1
+
+
+async def _hold(store: MetadataStore, count: str) -> None:
+    """Own ephemeral records, and report what happens to the session."""
+    await store.transaction(
+        [Put(f"/leases/{i}", b"held", ephemeral=True) for i in range(int(count))]
+    )
+    async with store.session_events() as events:
+        _say("ready")
+        async for event in events:
+            _say(event.value)
+
+
+async def _churn(store: MetadataStore, seed: str) -> None:
+    """Write, delete and lease at random for ever; report what is durable."""
+    dice = random.Random(int(seed))
+
+    async def work() -> None:
+        while True:
+            key = f"/churn/{dice.randrange(6)}/{dice.randrange(6)}"
+            lease = f"/leases/{seed}/{dice.randrange(4)}"
+            try:
+                match dice.randrange(4):
+                    case 0:
+                        await store.delete(key)
+                    case 1:
+                        await store.transaction([Delete(key), Put(key + "-moved", b"")])
+                    case 2:
+                        await store.put(lease, b"", ephemeral=True)
+                    case _:
+                        version = await store.put(f"/acknowledged/{seed}", b"")
+                        _say("acknowledged", version)
+            except SessionLostError:
+                raise
+            except MetadataError:
+                await store.put(key, b"x")
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(3):
+            tasks.create_task(work())
+
+
+async def _hold_transaction(store: MetadataStore, kind: str) -> None:
+    """Stay inside a transaction until the parent sends a line."""
+    assert isinstance(store, LocalStore)
+    environment = store._require_open()
+
+    def wait(_: TreeWriter | None = None) -> None:
+        _say("inside")
+        sys.stdin.readline()
+
+    if kind == "write":
+        await environment.submit(wait)
+    else:
+        with environment.read():
+            wait()
+    _say("outside")
+
+
+_ROLES = {
+    "count": _count,
+    "hold": _hold,
+    "churn": _churn,
+    "transaction": _hold_transaction,
+}
+
+
+async def _main(role: str, directory: str, timeout_seconds: str, argument: str) -> None:
+    async with open_store(
+        f"local://{directory}", session_timeout_seconds=float(timeout_seconds)
+    ) as store:
+        await _ROLES[role](store, argument)
+
+
+if __name__ == "__main__":
+    asyncio.run(_main(*sys.argv[1:]))
