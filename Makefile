@@ -1,17 +1,113 @@
-# Every verb of this repository; `make help` lists them. PYTHON names the interpreter to build on.
+# Every verb of this repository; `make help` lists them.
+#
+#   make run     a cluster of three bookies on this machine, nothing else needed
+#   make test    everything that PyPI alone can run
+#
+# PYTHON names the interpreter to build .venv on; without it the first python3.11 or newer is taken.
+# The environment is built once and again only when a file under requirements/ changes.
 .DEFAULT_GOAL := help
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
 SHELL := /bin/bash
 
 VENV ?= .venv
+DATA ?= ./data
 BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help proto proto-check
+.PHONY: help setup run test-core test test-system soak lint types imports check format \
+	proto proto-check lock docker clean
 
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
 
-proto: ## generate bookie/_pb from proto/
+# ---- the environment ------------------------------------------------------------------------------
+
+$(VENV)/.made:
+	@python="$(PYTHON)"; \
+	for candidate in python3.11 python3.12 python3.13 python3.14 python3; do \
+	  [ -n "$$python" ] && break; \
+	  "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+	    && python="$$candidate"; \
+	done; \
+	[ -n "$$python" ] || { echo "bookie needs Python 3.11 or newer: apt-get install python3" >&2; exit 1; }; \
+	"$$python" -c 'import ensurepip' 2>/dev/null || { \
+	  echo "$$python cannot make environments: apt-get install python3-venv" >&2; exit 1; }; \
+	echo "making $(VENV) with $$("$$python" --version)"; \
+	"$$python" -m venv --clear $(VENV)
+	@touch $@
+
+$(VENV)/.core: $(VENV)/.made requirements/core.txt requirements/build.txt pyproject.toml
+	@echo "installing bookie into $(VENV)"
+	@$(PIP) install -r requirements/build.txt -r requirements/core.txt
+	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.core requirements/test.txt
+	@echo "installing what the tests need"
+	@$(PIP) install -r requirements/core.txt -r requirements/test.txt
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.test requirements/dev.txt
+	@echo "installing what the checks need"
+	@$(PIP) install -r requirements/core.txt -r requirements/test.txt -r requirements/dev.txt
+	@touch $@
+
+setup: $(VENV)/.dev ## make .venv with everything that tests and checks need
+
+# ---- use it ---------------------------------------------------------------------------------------
+
+run: $(VENV)/.core ## three bookies on this machine, data in ./data; Ctrl-C stops them
+	@exec $(BIN)/bookie local --bookies 3 --data $(DATA)
+
+docker: ## build the container image bookie
+	docker build --tag bookie .
+
+# ---- test it --------------------------------------------------------------------------------------
+
+test-core: $(VENV)/.test ## unit and property tests: no processes are killed, under four minutes
+	$(PYTEST) tests/unit tests/property
+
+test: $(VENV)/.test ## every test that needs nothing but PyPI
+	$(PYTEST) --ignore=tests/system
+
+test-system: $(VENV)/.test ## tests that need root or Debian packages (.ci/run installs them)
+	$(PYTEST) tests/system
+
+soak: $(VENV)/.test ## the same tests with their long counts; takes an hour or more
+	$(PYTEST) --hypothesis-profile=soak tests/unit tests/property
+
+# ---- check it -------------------------------------------------------------------------------------
+
+lint: $(VENV)/.dev ## formatting and ruff's rules
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(VENV)/.dev ## mypy --strict over the package and the tests
+	$(BIN)/mypy
+
+imports: $(VENV)/.dev ## the floors: who may import whom
+	$(BIN)/lint-imports --no-logo
+
+check: lint types imports proto-check test ## everything a change must pass
+
+format: $(VENV)/.dev ## format, and fix what can be fixed safely
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+# ---- generate -------------------------------------------------------------------------------------
+
+proto: $(VENV)/.dev ## generate bookie/_pb from proto/
 	$(BIN)/python proto/generate.py
 
-proto-check: ## fail if bookie/_pb is not what proto/ says
+proto-check: $(VENV)/.dev ## fail if bookie/_pb is not what proto/ says
 	$(BIN)/python proto/generate.py --check
+
+lock: $(VENV)/.dev ## pin under requirements/ what .venv holds
+	$(BIN)/python requirements/lock.py
+
+clean: ## remove what was built; the data of `make run` stays
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+	  .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

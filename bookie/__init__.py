@@ -23,6 +23,6 @@ def __getattr__(name: str) -> object:
     module_name = _LAZY.get(name)
     if module_name is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module  # noqa: PLC0415  (lazy by design)
+    from importlib import import_module
 
     return getattr(import_module(module_name), name)
