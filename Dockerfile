@@ -1,0 +1,42 @@
+# A bookie in a container: small, without root, asked for its health.
+#
+#   docker build --tag bookie .
+#   docker run --name b1 -e BOOKIE_BOOKIE__ID=b1 -e BOOKIE_METADATA=etcd://etcd:2379/ledgers bookie
+#
+# Every setting is a variable BOOKIE_SECTION__KEY; a file mounted over /etc/bookie/bookie.toml works
+# as well. Inside the container the bookie listens on every address: what may reach it is decided by
+# the network it is attached to.
+ARG BASE_IMAGE=python:3.11-slim
+
+FROM ${BASE_IMAGE} AS build
+WORKDIR /src
+RUN python -m venv /opt/bookie
+COPY requirements/build.txt requirements/core.txt requirements/
+RUN /opt/bookie/bin/pip install --no-cache-dir -r requirements/build.txt -r requirements/core.txt
+COPY pyproject.toml README.md LICENSE ./
+COPY bookie bookie
+RUN /opt/bookie/bin/pip install --no-cache-dir --no-deps --no-build-isolation . \
+ && /opt/bookie/bin/pip uninstall --yes setuptools pip
+
+FROM ${BASE_IMAGE}
+LABEL org.opencontainers.image.title="bookie" \
+      org.opencontainers.image.description="A storage node for replicated logs." \
+      org.opencontainers.image.licenses="Apache-2.0"
+COPY --from=build /opt/bookie /opt/bookie
+COPY conf/bookie.toml /etc/bookie/bookie.toml
+RUN install -d -o 10001 -g 10001 -m 0700 /var/lib/bookie \
+      /var/lib/bookie/journal /var/lib/bookie/ledgers /var/lib/bookie/metadata
+ENV PATH=/opt/bookie/bin:$PATH \
+    BOOKIE_LISTEN__HOST=0.0.0.0 \
+    BOOKIE_HTTP__HOST=0.0.0.0 \
+    BOOKIE_HTTP__PORT=8000
+USER 10001:10001
+WORKDIR /var/lib/bookie
+# The journal wants the faster device; the three may be one volume mounted at /var/lib/bookie.
+VOLUME ["/var/lib/bookie/journal", "/var/lib/bookie/ledgers", "/var/lib/bookie/metadata"]
+EXPOSE 3181 8000
+# Starting may replay a journal; a bookie that still replays counts as healthy once it answers.
+HEALTHCHECK --interval=15s --timeout=5s --start-period=60s --retries=4 \
+  CMD ["python", "-c", "import os, urllib.request as r; r.urlopen('http://127.0.0.1:' + os.environ['BOOKIE_HTTP__PORT'] + '/healthz', timeout=4)"]
+ENTRYPOINT ["bookie"]
+CMD ["serve", "--config", "/etc/bookie/bookie.toml"]
