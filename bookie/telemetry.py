@@ -14,6 +14,7 @@ a client needs neither.
 
 from __future__ import annotations
 
+import datetime
 import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -330,7 +331,7 @@ class _EventFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """One line (for the console, tracebacks follow on their own lines)."""
         line: dict[str, Any] = {
-            "timestamp": self.formatTime(record),
+            "timestamp": _timestamp(record),
             "level": record.levelname.lower(),
             "logger": record.name,
         }
@@ -343,9 +344,8 @@ class _EventFormatter(logging.Formatter):
         rendered: str = self._render(None, record.levelname.lower(), line)
         return rendered
 
-    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802
-        """UTC with microseconds, as in RFC 3339."""
-        import datetime
 
-        moment = datetime.datetime.fromtimestamp(record.created, tz=datetime.UTC)
-        return moment.strftime(datefmt or "%Y-%m-%dT%H:%M:%S.%fZ")
+def _timestamp(record: logging.LogRecord) -> str:
+    """UTC with microseconds, as in RFC 3339."""
+    moment = datetime.datetime.fromtimestamp(record.created, tz=datetime.UTC)
+    return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")

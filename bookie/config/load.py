@@ -150,6 +150,6 @@ def _sentence(error: ValidationError, given: Mapping[tuple[str, str], _Given]) -
             origin = given[section, key].origin if (section, key) in given else "default"
             return f"{origin}: {section}.{key}: {text}"
         case (str(section),):
-            return f"[{section}] {text}"
+            return f"{section}: {text}"
         case _:
             return text

@@ -27,10 +27,10 @@ class Stored(Protocol):
     """What the judge must know of a record. `owner` is a session id, or `NO_OWNER`."""
 
     @property
-    def version(self) -> int: ...  # noqa: D102
+    def version(self) -> int: ...  # noqa: D102  (the class says it)
 
     @property
-    def owner(self) -> bytes: ...  # noqa: D102
+    def owner(self) -> bytes: ...  # noqa: D102  (the class says it)
 
 
 class Tree(Protocol):

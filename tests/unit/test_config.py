@@ -136,17 +136,17 @@ def test_variables_of_others_are_left_alone() -> None:
         (
             {"storage.checkpoint_journal_bytes": "1MiB"},
             {},
-            "[storage] block_bytes_max must be at most checkpoint_journal_bytes",
+            "storage: block_bytes_max must be at most checkpoint_journal_bytes",
         ),
         (
             {"limits.disk_usage_max": "0.5"},
             {},
-            "[limits] disk_usage_low_watermark must be at most disk_usage_max",
+            "limits: disk_usage_low_watermark must be at most disk_usage_max",
         ),
         (
             {"storage.journal_dir": "/d", "storage.ledgers_dir": "/d"},
             {},
-            "[storage] journal_dir and ledgers_dir must be two directories",
+            "storage: journal_dir and ledgers_dir must be two directories",
         ),
         (
             {"rpc.message_bytes_max": "4MiB"},

@@ -21,7 +21,9 @@ def test_an_ensemble_has_different_bookies() -> None:
 
 def test_too_few_candidates() -> None:
     """One sentence says how many are wanted and how many are there."""
-    with pytest.raises(NotEnoughBookiesError, match="ensemble of 3 is wanted, but only 2"):
+    with pytest.raises(
+        NotEnoughBookiesError, match="ensemble of 3 is wanted, but there are only 2"
+    ):
         choose_ensemble(["a", "b", "b"], 3, pick=random.Random(1).randrange)
 
 

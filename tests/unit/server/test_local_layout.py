@@ -85,9 +85,12 @@ def test_written_configuration_is_valid(tmp_path: Path) -> None:
 
 def test_second_supervisor_is_refused(tmp_path: Path) -> None:
     """Two supervisors on one directory: the second is told in one sentence."""
-    with locked(tmp_path):
-        with pytest.raises(DirectoryLockedError, match="another cluster runs in"), locked(tmp_path):
-            pytest.fail("locked twice")
+    with (
+        locked(tmp_path),
+        pytest.raises(DirectoryLockedError, match="another cluster runs in"),
+        locked(tmp_path),
+    ):
+        pytest.fail("locked twice")
     with locked(tmp_path):
         pass
 

@@ -1,0 +1,57 @@
+"""What all tests share: how hypothesis searches, and a check that a test leaves nothing running."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# The default run is the same every time and fast; `soak` looks for what it has not seen yet.
+settings.register_profile("default", max_examples=60, deadline=None, derandomize=True)
+settings.register_profile(
+    "soak", max_examples=5000, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("default")
+
+THREAD_END_SECONDS_MAX = 5.0
+"""A thread that was told to end has ended by then, even on a busy machine."""
+
+
+@pytest.fixture(autouse=True)
+def _leaves_nothing_running() -> Iterator[None]:
+    """Fail a test that leaves a thread or a child process behind.
+
+    Daemon threads are not counted: libraries keep some for the life of the process.
+    """
+    threads, children = set(threading.enumerate()), _children()
+    yield
+    for thread in set(threading.enumerate()) - threads:
+        if not thread.daemon:
+            thread.join(THREAD_END_SECONDS_MAX)
+            assert not thread.is_alive(), f"the test left the thread {thread.name} running"
+    left = [f"{pid} {_command(pid)}" for pid in _children() - children]
+    left = [line for line in left if "multiprocessing.resource_tracker" not in line]
+    assert not left, f"the test left child processes: {left}"
+
+
+def _children() -> set[int]:
+    """The process ids of this process's children, zombies included."""
+    found: set[int] = set()
+    for path in Path(f"/proc/{os.getpid()}/task").glob("*/children"):
+        try:
+            found.update(map(int, path.read_text(encoding="ascii").split()))
+        except OSError:
+            continue  # the thread ended meanwhile
+    return found
+
+
+def _command(pid: int) -> str:
+    try:
+        raw = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return "(ended)"
+    return raw.replace(b"\0", b" ").decode(errors="replace").strip() or "(zombie)"
