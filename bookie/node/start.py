@@ -1,0 +1,76 @@
+"""The order in which a bookie comes up, and, by nesting, in which it goes down.
+
+1. the directories are locked for this process;
+2. the cookies are compared, or stamped if the bookie is new;
+3. the engine boots: index, replay, new journal;
+4. if durable data may have been lost, every open ledger of this bookie is fenced and in limbo;
+5. requests are served.
+
+Registration comes after all of it and belongs to the caller: nobody may be told that this bookie is
+there before it can be believed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import bookie
+from bookie.cluster.cookies import CookieManager
+from bookie.cluster.ledgers import LedgerManager
+from bookie.config import NodeSettings, StorageSettings
+from bookie.env import Environment
+from bookie.node.bookie import Bookie, open_bookie
+from bookie.node.identity import ensure_identity
+from bookie.node.integrity import put_open_ledgers_in_limbo
+from bookie.storage.boot import Identity
+from bookie.storage.directories import locked_directories
+from bookie.storage.engine import Engine, open_engine
+from bookie.telemetry import Metrics
+
+
+@dataclass(frozen=True, slots=True)
+class StartedBookie:
+    """A bookie that serves, and the engine under it."""
+
+    bookie: Bookie
+    engine: Engine
+
+
+@asynccontextmanager
+async def start_bookie(
+    environment: Environment,
+    storage: StorageSettings,
+    limits: NodeSettings,
+    metrics: Metrics,
+    *,
+    cookies: CookieManager,
+    ledgers: LedgerManager,
+    bookie_id: str,
+    instance_id: str,
+) -> AsyncIterator[StartedBookie]:
+    """A bookie for the duration of the block; stopped in order at its end.
+
+    Raises:
+        DirectoryLockedError, CookieError: the directories are not ours to use.
+        FormatError: a newer version wrote something in them.
+        ConfigurationError: a directory cannot be used, or its device is full.
+        StorageFailedError: (in a group) a disk failed; the process must exit with code 74.
+    """
+    identity = Identity(bookie_id, instance_id)
+    with locked_directories(environment.disk, storage) as directories:
+        await ensure_identity(environment, directories, cookies, bookie_id, instance_id)
+        async with open_engine(environment, storage, metrics, directories, identity) as engine:
+            if engine.needs_integrity_check:
+                await put_open_ledgers_in_limbo(engine, ledgers, bookie_id)
+            async with open_bookie(
+                engine,
+                limits,
+                metrics,
+                bookie_id=bookie_id,
+                instance_id=instance_id,
+                version=bookie.__version__,
+                usage=lambda: environment.disk.usage(directories.ledgers),
+            ) as served:
+                yield StartedBookie(served, engine)
