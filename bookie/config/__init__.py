@@ -18,7 +18,7 @@ from bookie.config.sections import (
     Settings,
     StorageSettings,
 )
-from bookie.config.supervision import Supervision, read_supervision
+from bookie.config.supervision import Supervision, read_failpoints, read_supervision
 
 __all__ = [
     "BookieSettings",
@@ -33,6 +33,7 @@ __all__ = [
     "StorageSettings",
     "Supervision",
     "load_settings",
+    "read_failpoints",
     "read_supervision",
     "render_toml",
 ]

@@ -1,10 +1,16 @@
-"""What a service manager tells the daemon through its environment, as `sd_notify(3)` defines it."""
+"""What those who start the daemon tell it through its environment, beside settings.
+
+A service manager says how it wants to be notified, as `sd_notify(3)` defines it. A test of crashes
+says where the process shall be killed.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+FAILPOINT_VARIABLE = "BOOKIE_FAILPOINT"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,3 +40,9 @@ def read_supervision(
     if microseconds.isdecimal() and int(microseconds) > 0 and watched == str(pid or os.getpid()):
         seconds = int(microseconds) / 1e6
     return Supervision(variables.get("NOTIFY_SOCKET", ""), seconds)
+
+
+def read_failpoints(environment: Mapping[str, str] | None = None) -> str:
+    """The failpoints to arm (``name:nth``, comma separated); empty, as always outside tests."""
+    variables = os.environ if environment is None else environment
+    return variables.get(FAILPOINT_VARIABLE, "")
