@@ -33,8 +33,8 @@ class ReadTransaction(Protocol):
         """Up to `pairs_max` pairs with ``start <= key < stop``, in key order."""
         ...
 
-    def last_key(self, table: str) -> bytes | None:
-        """The largest key, or None."""
+    def count(self, table: str) -> int:
+        """How many keys there are."""
         ...
 
 
@@ -98,9 +98,8 @@ class _LmdbTransaction:
                         break
         return pairs
 
-    def last_key(self, table: str) -> bytes | None:
-        with self._transaction.cursor(db=self._tables[table]) as cursor:
-            return bytes(cursor.key()) if cursor.last() else None
+    def count(self, table: str) -> int:
+        return int(self._transaction.stat(self._tables[table])["entries"])
 
     def put(self, table: str, key: bytes, value: bytes) -> None:
         self._transaction.put(key, value, db=self._tables[table])

@@ -6,6 +6,10 @@ from dataclasses import dataclass
 
 from bookie.formats.batch import EntryBatch
 from bookie.ids import NO_ENTRY, Status
+from bookie.storage.accept import Outcome
+
+Reply = Outcome
+"""The outcome of a request that returns nothing else: status and message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +48,6 @@ class ReadCommand:
     stripe_modulus: int = 0
     stripe_first_residue: int = 0
     stripe_count: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """The outcome of a request that returns nothing else; `message` is empty when OK."""
-
-    status: Status
-    message: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -217,6 +217,7 @@ class _AddDone:
             self.runs.refused(self.run)
             # The request also carried the first sight of the ledger; it has to come again.
             self.state.journaled = False
+            self.state.bounds_uncertain = True
         else:
             self.runs.written(self.run, request.file_number, request.offset + self.delta)
             self.failpoints.hit("add.before_ack")

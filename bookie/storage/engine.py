@@ -100,10 +100,11 @@ class Engine:
         """The state of a ledger, known here or not; to be had before any decision about it."""
         return self.states.get(ledger_id) or await self.states.load(ledger_id)
 
-    async def ledgers(self, after: int, count_max: int) -> list[StoredLedger]:
-        """Up to `count_max` ledgers with ids above `after`, ascending, deleted ones left out.
+    async def ledgers(self, after: int, count_max: int) -> tuple[list[StoredLedger], int]:
+        """Ledgers with ids above `after`, ascending, and the id to go on from.
 
-        What is only in memory yet is included, with the counts of the last checkpoint.
+        Looks at up to `count_max` rows; deleted ledgers are left out. What is only in memory yet is
+        included, with the counts of the last checkpoint. The id is `MAX_ID` at the end.
         """
         rows = await self._env.workers.run("read", self._index.ledgers, after, count_max)
         limit = rows[-1][0] if len(rows) == count_max else MAX_ID
@@ -111,11 +112,16 @@ class Engine:
         for state in self._checkpointer.dirty_states():
             if after < state.ledger_id <= limit and state.exists:
                 merged[state.ledger_id] = state.row()
-        return [
+        page = [
             StoredLedger(ledger_id, row)
-            for ledger_id, row in sorted(merged.items())[:count_max]
+            for ledger_id, row in sorted(merged.items())
             if row.deleted_at_ms is None
         ]
+        return page, limit
+
+    def ledger_count(self) -> int:
+        """Ledgers in the index, deleted ones included until their rows go."""
+        return self._index.ledger_count()
 
     async def entry_ranges(
         self, state: LedgerState, first: int, last: int

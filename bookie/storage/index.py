@@ -166,6 +166,11 @@ class Index:
             pairs = txn.range("ledgers", ledger_key(after + 1), b"\xff" * 9, count_max)
         return [(parse_ledger_key(key), decode_ledger_row(row)) for key, row in pairs]
 
+    def ledger_count(self) -> int:
+        """How many ledger rows there are."""
+        with self._store.read() as txn:
+            return txn.count("ledgers")
+
     def files(self) -> dict[int, FileRow]:
         """Every file row."""
         with self._store.read() as txn:

@@ -26,6 +26,7 @@ class LedgerState:
 
     __slots__ = (
         "_key",
+        "bounds_uncertain",
         "comparisons",
         "deleted_at_ms",
         "entries",
@@ -66,6 +67,8 @@ class LedgerState:
         self.last_entry_id = known.last_entry_id
         self.entries = known.entries
         self.payload_bytes = known.payload_bytes
+        self.bounds_uncertain = False
+        """Whether `last_entry_id` may be too high, because the journal refused an add."""
         self.comparisons = 0
         """Accepted requests that touched ids at or below `last_entry_id`."""
         self.users = 0

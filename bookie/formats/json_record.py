@@ -1,0 +1,149 @@
+"""Small records as canonical JSON: one line of ASCII with sorted keys, a format name and a version.
+
+::
+
+    {"format":"bookie-…","version":1,…}
+
+Equal values have equal bytes. A reader ignores keys that it does not know, so a field may be added
+without a new version if older readers may overlook it; otherwise the version rises and older
+readers refuse.
+
+:func:`encode` and :func:`decode` handle the frame; :class:`Fields` takes typed values out of a
+decoded record and names the field that is wrong.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from bookie.errors import FormatError
+from bookie.ids import MAX_ID
+
+_TAKEN = frozenset({"format", "version"})
+
+
+def encode(format_name: str, version: int, fields: Mapping[str, object]) -> bytes:
+    """The bytes of a record. Fields are text, numbers, booleans, None, lists and maps of these."""
+    assert not _TAKEN & fields.keys()
+    record = {"format": format_name, "version": version, **fields}
+    text = json.dumps(
+        record, ensure_ascii=True, allow_nan=False, sort_keys=True, separators=(",", ":")
+    )
+    return text.encode("ascii")
+
+
+def decode(format_name: str, newest_version: int, data: bytes) -> Fields:
+    """The fields of a record of `format_name`, at most of `newest_version`.
+
+    Raises:
+        FormatError: not JSON, another format, or a newer version.
+    """
+    try:
+        record = json.loads(data.decode("utf-8"), parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"not a {format_name} record: {error}") from error
+    if not isinstance(record, dict) or record.get("format") != format_name:
+        raise FormatError(f"not a {format_name} record: its format is named otherwise")
+    fields = Fields(format_name, record)
+    version = fields.integer("version", minimum=1)
+    if version > newest_version:
+        raise FormatError(
+            f"the {format_name} record was written by a newer version: format {version}, "
+            f"and this program reads up to {newest_version}"
+        )
+    return fields
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """A JSON object whose values are taken out by name and type.
+
+    Every method raises FormatError, naming the field, if it is missing or of another type.
+    """
+
+    where: str
+    values: Mapping[str, object]
+
+    def text(self, name: str) -> str:
+        """A string."""
+        value = self.values.get(name)
+        if not isinstance(value, str):
+            raise self._wrong(name, "text")
+        return value
+
+    def integer(self, name: str, *, minimum: int = -(2**63), maximum: int = MAX_ID) -> int:
+        """A whole number in `minimum` … `maximum` (inclusive)."""
+        value = self.values.get(name)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise self._wrong(name, "a whole number")
+        if not minimum <= value <= maximum:
+            raise FormatError(
+                f"{self.where}: {name} is {value}, which is not in {minimum} … {maximum}"
+            )
+        return value
+
+    def optional_integer(
+        self, name: str, *, minimum: int = -(2**63), maximum: int = MAX_ID
+    ) -> int | None:
+        """A whole number, or None if the field is null or missing."""
+        if self.values.get(name) is None:
+            return None
+        return self.integer(name, minimum=minimum, maximum=maximum)
+
+    def number(self, name: str) -> float:
+        """A number, whole or not."""
+        value = self.values.get(name)
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise self._wrong(name, "a number")
+        try:
+            return float(value)
+        except OverflowError as error:
+            raise self._wrong(name, "a number of a sensible size") from error
+
+    def boolean(self, name: str) -> bool:
+        """True or false."""
+        value = self.values.get(name)
+        if not isinstance(value, bool):
+            raise self._wrong(name, "true or false")
+        return value
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """A list of strings."""
+        values = self._list(name)
+        if not all(isinstance(value, str) for value in values):
+            raise self._wrong(name, "a list of texts")
+        return tuple(str(value) for value in values)
+
+    def objects(self, name: str) -> Iterator[Fields]:
+        """The objects in a list."""
+        for index, value in enumerate(self._list(name)):
+            if not isinstance(value, dict):
+                raise self._wrong(name, "a list of objects")
+            yield Fields(f"{self.where}: {name}[{index}]", value)
+
+    def inner(self, name: str) -> Fields:
+        """An object."""
+        value = self.values.get(name)
+        if not isinstance(value, dict):
+            raise self._wrong(name, "an object")
+        return Fields(f"{self.where}: {name}", value)
+
+    def names(self) -> list[str]:
+        """The names of all fields."""
+        return list(self.values)
+
+    def _list(self, name: str) -> list[object]:
+        value = self.values.get(name)
+        if not isinstance(value, list):
+            raise self._wrong(name, "a list")
+        return value
+
+    def _wrong(self, name: str, wanted: str) -> FormatError:
+        problem = "is missing" if name not in self.values else f"is not {wanted}"
+        return FormatError(f"{self.where}: {name} {problem}")
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is not a number")

@@ -1,0 +1,112 @@
+"""What a bookie says of itself while it is alive: the value of its leased registration record.
+
+Canonical JSON (:mod:`bookie.formats.json_record`), format ``bookie-registration``, version 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from bookie.errors import BadRequestError, FormatError
+from bookie.formats import json_record
+from bookie.ids import is_valid_bookie_id
+
+_FORMAT = "bookie-registration"
+_VERSION = 1
+_PORT_MAX = 65535
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """An address under which a bookie serves something."""
+
+    name: str
+    """What is served there: "bookie" for the entry service, "http" for metrics and health."""
+    host: str
+    port: int
+    protocol: str
+    """How to speak to it: "grpc", "grpcs", "http", …"""
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """A bookie as others see it. Capacity and load are as of the last update."""
+
+    bookie_id: str
+    endpoints: tuple[Endpoint, ...]
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """What placement goes by: rack, zone, region, …"""
+    total_bytes: int = 0
+    """Size of the ledger device."""
+    free_bytes: int = 0
+    load: float = 0.0
+    """How busy the bookie is: 0 idle, 1 at its limit."""
+    read_only: bool = False
+    version: str = ""
+    """The program's version."""
+
+    def endpoint(self, name: str) -> Endpoint | None:
+        """The endpoint called `name`, or None."""
+        return next((endpoint for endpoint in self.endpoints if endpoint.name == name), None)
+
+
+def encode_registration(registration: Registration) -> bytes:
+    """The record's bytes.
+
+    Raises:
+        BadRequestError: the load is not a number.
+    """
+    fields = {
+        "bookie_id": registration.bookie_id,
+        "endpoints": [
+            {
+                "name": endpoint.name,
+                "host": endpoint.host,
+                "port": endpoint.port,
+                "protocol": endpoint.protocol,
+            }
+            for endpoint in registration.endpoints
+        ],
+        "labels": dict(registration.labels),
+        "total_bytes": registration.total_bytes,
+        "free_bytes": registration.free_bytes,
+        "load": registration.load,
+        "read_only": registration.read_only,
+        "program_version": registration.version,
+    }
+    try:
+        return json_record.encode(_FORMAT, _VERSION, fields)
+    except ValueError as error:
+        raise BadRequestError(f"the registration of {registration.bookie_id}: {error}") from error
+
+
+def decode_registration(data: bytes) -> Registration:
+    """The registration in `data`.
+
+    Raises:
+        FormatError: not a registration, damaged, or of a newer version.
+    """
+    fields = json_record.decode(_FORMAT, _VERSION, data)
+    bookie_id = fields.text("bookie_id")
+    if not is_valid_bookie_id(bookie_id):
+        raise FormatError(f"{_FORMAT}: {bookie_id!r} cannot be a bookie's id")
+    labels = fields.inner("labels")
+    return Registration(
+        bookie_id=bookie_id,
+        endpoints=tuple(
+            Endpoint(
+                name=endpoint.text("name"),
+                host=endpoint.text("host"),
+                port=endpoint.integer("port", minimum=0, maximum=_PORT_MAX),
+                protocol=endpoint.text("protocol"),
+            )
+            for endpoint in fields.objects("endpoints")
+        ),
+        labels={name: labels.text(name) for name in labels.names()},
+        total_bytes=fields.integer("total_bytes", minimum=0),
+        free_bytes=fields.integer("free_bytes", minimum=0),
+        load=fields.number("load"),
+        read_only=fields.boolean("read_only"),
+        version=fields.text("program_version"),
+    )

@@ -1,0 +1,467 @@
+"""One bookie: what it answers to adds, reads, fences and LAC requests.
+
+Everything runs in one event loop thread. An add is decided in one synchronous section unless the
+ledger's state has to be loaded or stored bytes have to be compared first; then a task of this
+bookie does it. A cancelled caller never cancels a write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+
+import crc32c
+
+from bookie.config import NodeSettings
+from bookie.env import DiskUsage
+from bookie.errors import BadRequestError, BookieError, CorruptionError
+from bookie.formats.batch import check_headers
+from bookie.formats.entry import lac_packet_ids
+from bookie.ids import MAX_ID, NO_ENTRY, Status
+from bookie.node.budget import ByteBudget
+from bookie.node.commands import (
+    AddCommand,
+    Info,
+    LacReply,
+    LacState,
+    LedgerRow,
+    ReadCommand,
+    ReadReply,
+    Reply,
+)
+from bookie.node.lac_watch import LacCallback, LacWatches, lac_state
+from bookie.node.reads import IdRanges, Reads
+from bookie.storage.accept import UNAUTHORIZED
+from bookie.storage.engine import Engine
+from bookie.storage.ledger_state import LedgerState
+from bookie.telemetry import Metrics, event_log
+
+_log = event_log(__name__)
+
+LAC_PACKET_BYTES_MAX = 64
+KEY_BYTES_MAX = 64
+
+_SHUTTING_DOWN = Reply(Status.SHUTTING_DOWN, "the bookie is stopping")
+
+
+class Bookie:
+    """Serves requests on an engine. Made by `open_bookie`."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        settings: NodeSettings,
+        metrics: Metrics,
+        *,
+        bookie_id: str,
+        instance_id: str,
+        version: str,
+        usage: Callable[[], DiskUsage],
+        spawn: Callable[[Coroutine[object, object, None]], object],
+    ) -> None:
+        self.bookie_id = bookie_id
+        self.instance_id = instance_id
+        self._version = version
+        self._engine = engine
+        self._settings = settings
+        self._metrics = metrics
+        self._usage = usage
+        self._spawn = spawn
+        self._reads = Reads(engine, settings)
+        self._adds_in_flight = ByteBudget(
+            settings.in_flight_add_bytes_max, metrics.in_flight_add_bytes.set
+        )
+        self._reads_in_flight = ByteBudget(
+            settings.in_flight_read_bytes_max, metrics.in_flight_read_bytes.set
+        )
+        self._watches = LacWatches(metrics.lac_watches.set)
+        self._closing = False
+        self.set_read_only(settings.read_only)
+
+    # --- state ---------------------------------------------------------------------------
+
+    @property
+    def read_only(self) -> bool:
+        """Whether new entries are refused; recovery adds and fences are not."""
+        return self._engine.admission.read_only
+
+    def set_read_only(self, read_only: bool) -> None:
+        """Refuse new entries from now on, or take them again."""
+        if self._engine.admission.read_only != read_only:
+            _log.info("read_only" if read_only else "writable", reason="command")
+        self._engine.admission.read_only = read_only
+
+    def stop_accepting(self) -> None:
+        """Answer SHUTTING_DOWN from now on; what was accepted is still completed."""
+        self._closing = True
+
+    async def info(self) -> Info:
+        """The bookie as it describes itself."""
+        usage = self._usage()
+        return Info(
+            bookie_id=self.bookie_id,
+            instance_id=self.instance_id,
+            version=self._version,
+            read_only=self.read_only,
+            total_bytes=usage.total_bytes,
+            free_bytes=usage.free_bytes,
+            ledgers=self._engine.ledger_count(),
+        )
+
+    # --- adds ----------------------------------------------------------------------------
+
+    async def admit_add(self, size: int) -> None:
+        """Wait until `size` bytes of adds may be in flight; `add` gives them back."""
+        await self._adds_in_flight.take(size)
+
+    def add(self, command: AddCommand, admitted: int = 0) -> asyncio.Future[Reply]:
+        """Decide about an add now, or as soon as its ledger's state is known.
+
+        The future has the reply once the request is durable (written, if `deferred_sync`) or
+        refused. `admitted` bytes go back to the budget then, whoever is still listening.
+        """
+        future = self._add(command)
+        if admitted:
+            future.add_done_callback(lambda _: self._adds_in_flight.give_back(admitted))
+        return future
+
+    def _add(self, command: AddCommand) -> asyncio.Future[Reply]:
+        max_lac, problem = _check_add(command)
+        if problem is not None:
+            return self._settled(problem)
+        if self._closing:
+            return self._settled(_SHUTTING_DOWN)
+        state = self._engine.states.get(command.ledger_id)
+        if state is None or self._must_compare(state, command):
+            return self._add_later(command, max_lac)
+        return self._add_to(state, command, max_lac)
+
+    def _must_compare(self, state: LedgerState, command: AddCommand) -> bool:
+        return (
+            command.batch is not None
+            and not command.recovery
+            and self._engine.overlaps(state, command.batch)
+        )
+
+    def _add_to(
+        self, state: LedgerState, command: AddCommand, max_lac: int
+    ) -> asyncio.Future[Reply]:
+        """The synchronous section: refuse, or accept into cache and journal."""
+        admission = self._engine.admission
+        batch = command.batch
+        refusal = admission.refusal(state, command.master_key, recovery=command.recovery)
+        if refusal is not None and not (batch is None and refusal.status is Status.READ_ONLY):
+            return self._settled(refusal)
+        lac_before = state.max_lac
+        if batch is None:
+            admission.publish_lac(state, command.lac_packet, command.master_key)
+            self._notify(state, lac_before)
+            return self._settled(Reply(Status.OK))
+        waiter = admission.add(
+            state,
+            batch,
+            command.payload_crc32c,
+            command.master_key,
+            max_lac=max_lac,
+            recovery=command.recovery,
+            deferred_sync=command.deferred_sync,
+            lac_packet=command.lac_packet,
+        )
+        self._metrics.entries_added_total.inc(batch.count)
+        self._metrics.bytes_added_total.inc(batch.payload_bytes)
+        self._notify(state, lac_before)
+        return waiter
+
+    def _add_later(self, command: AddCommand, max_lac: int) -> asyncio.Future[Reply]:
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._spawn(self._add_after_load(command, max_lac, future))
+        return future
+
+    async def _add_after_load(
+        self, command: AddCommand, max_lac: int, future: asyncio.Future[Reply]
+    ) -> None:
+        try:
+            state = await self._engine.load(command.ledger_id)
+            state.users += 1
+            try:
+                if self._must_compare(state, command):
+                    reply = await self._add_over(state, command, max_lac)
+                else:
+                    reply = await self._add_to(state, command, max_lac)
+            finally:
+                state.users -= 1
+        except BookieError as error:
+            reply = Reply(error.status, str(error))
+        except asyncio.CancelledError:
+            _settle(future, _SHUTTING_DOWN)
+            raise
+        _settle(future, reply)
+
+    async def _add_over(self, state: LedgerState, command: AddCommand, max_lac: int) -> Reply:
+        assert command.batch is not None
+        refusal = self._engine.admission.refusal(state, command.master_key, recovery=False)
+        if refusal is not None:
+            return refusal
+        lac_before = state.max_lac
+        try:
+            reply = await self._engine.add_over(
+                state,
+                command.batch,
+                command.payload_crc32c,
+                command.master_key,
+                max_lac=max_lac,
+                deferred_sync=command.deferred_sync,
+                lac_packet=command.lac_packet,
+            )
+        except CorruptionError as error:
+            return Reply(Status.IO_ERROR, str(error))
+        self._notify(state, lac_before)
+        return reply
+
+    async def force(self, ledger_id: int) -> Reply:
+        """OK once everything accepted so far, of any ledger, is durable."""
+        if not 0 <= ledger_id <= MAX_ID:
+            return Reply(Status.BAD_REQUEST, f"ledger id {ledger_id} is out of range")
+        if self._closing:
+            return _SHUTTING_DOWN
+        return await self._engine.admission.force()
+
+    # --- fences and LAC --------------------------------------------------------------------
+
+    async def fence(self, ledger_id: int, key: bytes) -> LacReply:
+        """Fence the ledger, durably before any answer, and say where it may end."""
+        state, refusal = await self._fenced(ledger_id, key)
+        if refusal is not None:
+            return LacReply(refusal.status, refusal.message, fenced=state is not None)
+        assert state is not None
+        return await self._lac(state)
+
+    async def read_lac(self, ledger_id: int, key: bytes) -> LacReply:
+        """Where the ledger may end, as far as this bookie knows. Never fences."""
+        state, refusal = await self._authorized(ledger_id, key)
+        if refusal is not None:
+            return LacReply(refusal.status, refusal.message)
+        assert state is not None
+        return await self._lac(state)
+
+    async def write_lac(self, ledger_id: int, key: bytes, packet: bytes) -> Reply:
+        """Take an explicit LAC: known to readers at once, journalled with the next block."""
+        return await self.add(AddCommand(None, ledger_id, key, 0, lac_packet=packet))
+
+    def watch(self, callback: LacCallback) -> LacWatcher:
+        """A watcher that tells `callback` about the ledgers it subscribes to."""
+        return LacWatcher(self, callback)
+
+    def add_watch(self, ledger_id: int, callback: LacCallback) -> None:
+        """Tell `callback` the ledger's state now and at every change, until `remove_watch`.
+
+        Raises:
+            BadRequestError: the id is out of range, or too many ledgers are watched.
+        """
+        if not 0 <= ledger_id <= MAX_ID:
+            raise BadRequestError(f"ledger id {ledger_id} is out of range")
+        if len(self._watches) >= self._settings.lac_watches_max:
+            raise BadRequestError("this bookie watches as many ledgers as it may")
+        # Registered before the state is read: an update may come twice, never not at all.
+        self._watches.add(ledger_id, callback)
+        self._spawn(self._first_update(ledger_id, callback))
+
+    def remove_watch(self, ledger_id: int, callback: LacCallback) -> None:
+        """Stop telling `callback` about the ledger."""
+        self._watches.remove(ledger_id, callback)
+
+    async def _first_update(self, ledger_id: int, callback: LacCallback) -> None:
+        try:
+            callback(lac_state(await self._engine.load(ledger_id)))
+        except CorruptionError:
+            callback(LacState(ledger_id, NO_ENTRY, fenced=False, status=Status.IO_ERROR))
+
+    async def _lac(self, state: LedgerState) -> LacReply:
+        try:
+            return await self._reads.read_lac(state)
+        except CorruptionError as error:
+            return LacReply(Status.IO_ERROR, str(error), fenced=state.fenced)
+
+    async def _authorized(
+        self, ledger_id: int, key: bytes, *, key_needed: bool = False
+    ) -> tuple[LedgerState | None, Reply | None]:
+        """The ledger's state, or why the request is refused. An empty key asks for nothing."""
+        if not 0 <= ledger_id <= MAX_ID or len(key) > KEY_BYTES_MAX:
+            return None, Reply(Status.BAD_REQUEST, f"ledger id {ledger_id} or key out of range")
+        if self._closing:
+            return None, _SHUTTING_DOWN
+        try:
+            state = await self._engine.load(ledger_id)
+        except CorruptionError as error:
+            return None, Reply(Status.IO_ERROR, str(error))
+        if (key or key_needed) and not state.accepts_key(key):
+            return None, UNAUTHORIZED
+        return state, None
+
+    async def _fenced(self, ledger_id: int, key: bytes) -> tuple[LedgerState | None, Reply | None]:
+        """The fenced state, its fence durable, or why it could not be fenced."""
+        state, refusal = await self._authorized(ledger_id, key, key_needed=True)
+        if state is None or refusal is not None:
+            return None, refusal
+        if state.deleted:
+            # Adds to a deleted ledger are refused already, and that is durable.
+            return state, None
+        was_fenced = state.fenced
+        outcome = await self._engine.admission.fence(state, key)
+        if outcome.status is not Status.OK:
+            return state, outcome
+        if not was_fenced:
+            self._watches.notify(state)
+        return state, None
+
+    def _notify(self, state: LedgerState, lac_before: int) -> None:
+        if state.max_lac > lac_before:
+            self._watches.notify(state)
+
+    # --- reads -----------------------------------------------------------------------------
+
+    async def read(self, command: ReadCommand) -> ReadReply:
+        """Read entries, fencing the ledger first if asked to.
+
+        Fencing reads belong to recovery and are never refused for want of budget.
+        """
+        size = self._reads.size_of(command)
+        if command.fence:
+            await self._reads_in_flight.take(size)
+        elif not self._reads_in_flight.try_take(size):
+            return ReadReply(Status.TOO_MANY_REQUESTS, "too many bytes of reads are in flight")
+        try:
+            with self._metrics.read_seconds.time():
+                reply = await self._read(command)
+        finally:
+            self._reads_in_flight.give_back(size)
+        if reply.batch is not None:
+            self._metrics.entries_read_total.inc(reply.batch.count)
+            self._metrics.bytes_read_total.inc(reply.batch.payload_bytes)
+        return reply
+
+    async def _read(self, command: ReadCommand) -> ReadReply:
+        if command.fence:
+            state, refusal = await self._fenced(command.ledger_id, command.master_key)
+        else:
+            state, refusal = await self._authorized(command.ledger_id, command.master_key)
+        if refusal is not None:
+            return ReadReply(refusal.status, refusal.message, stopped_by=refusal.status)
+        assert state is not None
+        try:
+            return await self._reads.read(state, command)
+        except CorruptionError as error:
+            return ReadReply(Status.IO_ERROR, str(error), stopped_by=Status.IO_ERROR)
+
+    async def list_entries(self, ledger_id: int, first: int, last: int) -> AsyncIterator[IdRanges]:
+        """Ranges of the ids stored here; see `Reads.entries`."""
+        if not 0 <= ledger_id <= MAX_ID:
+            raise BadRequestError(f"ledger id {ledger_id} is out of range")
+        state = await self._engine.load(ledger_id)
+        async for ranges in self._reads.entries(state, first, last):
+            yield ranges
+
+    async def list_ledgers(self, after: int) -> AsyncIterator[list[LedgerRow]]:
+        """Every ledger stored here; see `Reads.ledgers`."""
+        if not NO_ENTRY <= after <= MAX_ID:
+            raise BadRequestError(f"ledger id {after} is out of range")
+        async for rows in self._reads.ledgers(after):
+            yield rows
+
+    def _settled(self, reply: Reply) -> asyncio.Future[Reply]:
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        future.set_result(reply)
+        return future
+
+
+class LacWatcher:
+    """One watcher's subscriptions, ended together."""
+
+    def __init__(self, bookie: Bookie, callback: Callable[[LacState], None]) -> None:
+        self._bookie = bookie
+        self._callback = callback
+        self._ledger_ids: set[int] = set()
+
+    def subscribe(self, ledger_id: int) -> None:
+        """Hear about the ledger; its state now comes soon. Raises like `Bookie.add_watch`."""
+        if ledger_id not in self._ledger_ids:
+            self._bookie.add_watch(ledger_id, self._callback)
+            self._ledger_ids.add(ledger_id)
+
+    def unsubscribe(self, ledger_id: int) -> None:
+        """Hear no more about the ledger."""
+        if ledger_id in self._ledger_ids:
+            self._ledger_ids.remove(ledger_id)
+            self._bookie.remove_watch(ledger_id, self._callback)
+
+    def close(self) -> None:
+        """Hear no more about anything."""
+        for ledger_id in sorted(self._ledger_ids):
+            self._bookie.remove_watch(ledger_id, self._callback)
+        self._ledger_ids.clear()
+
+
+def _settle(future: asyncio.Future[Reply], reply: Reply) -> None:
+    if not future.done():
+        future.set_result(reply)
+
+
+def _check_add(command: AddCommand) -> tuple[int, Reply | None]:
+    """The highest LAC that the request carries, or why its bytes are refused."""
+    max_lac = NO_ENTRY
+    if not 0 <= command.ledger_id <= MAX_ID or len(command.master_key) > KEY_BYTES_MAX:
+        return max_lac, Reply(Status.BAD_REQUEST, "the ledger id or the key is out of range")
+    batch = command.batch
+    try:
+        if command.lac_packet:
+            max_lac = _check_lac_packet(command)
+        elif batch is None:
+            return max_lac, Reply(Status.BAD_REQUEST, "the request has neither entries nor a LAC")
+        if batch is not None:
+            if crc32c.crc32c(batch.payload) != command.payload_crc32c:
+                return max_lac, Reply(
+                    Status.BAD_CHECKSUM, "the payload does not match its checksum"
+                )
+            max_lac = max(max_lac, check_headers(batch))
+    except BookieError as error:
+        return max_lac, Reply(Status.BAD_REQUEST, str(error))
+    return max_lac, None
+
+
+def _check_lac_packet(command: AddCommand) -> int:
+    if len(command.lac_packet) > LAC_PACKET_BYTES_MAX:
+        raise BadRequestError(f"a LAC packet has at most {LAC_PACKET_BYTES_MAX} bytes")
+    ledger_id, lac = lac_packet_ids(command.lac_packet)
+    if ledger_id != command.ledger_id or not NO_ENTRY <= lac <= MAX_ID:
+        raise BadRequestError(f"the LAC packet is about entry {lac} of ledger {ledger_id}")
+    return lac
+
+
+@asynccontextmanager
+async def open_bookie(
+    engine: Engine,
+    settings: NodeSettings,
+    metrics: Metrics,
+    *,
+    bookie_id: str,
+    instance_id: str,
+    version: str,
+    usage: Callable[[], DiskUsage],
+) -> AsyncIterator[Bookie]:
+    """Serve on `engine`; at the end of the block, what is being decided is finished first."""
+    async with asyncio.TaskGroup() as tasks:
+        bookie = Bookie(
+            engine,
+            settings,
+            metrics,
+            bookie_id=bookie_id,
+            instance_id=instance_id,
+            version=version,
+            usage=usage,
+            spawn=tasks.create_task,
+        )
+        try:
+            yield bookie
+        finally:
+            bookie.stop_accepting()

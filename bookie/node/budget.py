@@ -1,0 +1,69 @@
+"""Bytes in flight: a bound on what clients may make a bookie hold in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+
+class ByteBudget:
+    """A number of bytes that requests share, first come first served.
+
+    A request larger than the whole budget is admitted alone, so that it cannot wait for ever.
+    """
+
+    def __init__(self, bytes_max: int, changed: Callable[[float], None]) -> None:
+        self._bytes_max = bytes_max
+        self._changed = changed
+        self._used = 0
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    @property
+    def used(self) -> int:
+        """Bytes taken and not given back."""
+        return self._used
+
+    def try_take(self, size: int) -> bool:
+        """Take `size` bytes now if nobody waits and they are free."""
+        if self._waiting or not self._fits(size):
+            return False
+        self._take(size)
+        return True
+
+    async def take(self, size: int) -> None:
+        """Take `size` bytes, waiting for those who came before and for room."""
+        if self.try_take(size):
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((size, turn))
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.give_back(size)
+            else:
+                self._waiting.remove((size, turn))
+                self._admit()
+            raise
+
+    def give_back(self, size: int) -> None:
+        """Return `size` bytes."""
+        assert size <= self._used, "more bytes came back than were taken"
+        self._used -= size
+        self._changed(self._used)
+        self._admit()
+
+    def _fits(self, size: int) -> bool:
+        return self._used == 0 or self._used + size <= self._bytes_max
+
+    def _take(self, size: int) -> None:
+        self._used += size
+        self._changed(self._used)
+
+    def _admit(self) -> None:
+        while self._waiting and self._fits(self._waiting[0][0]):
+            size, turn = self._waiting.popleft()
+            if not turn.cancelled():
+                self._take(size)
+                turn.set_result(None)

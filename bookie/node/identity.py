@@ -1,0 +1,153 @@
+"""Whose directories these are: the decision about cookies, as a table, and its execution.
+
+A cookie stands in the metadata store and in each directory. A copy that is missing or differs means
+that a disk was exchanged, emptied or mixed up, and that this bookie would answer "no such entry"
+about entries it acknowledged; it must not start. A missing cookie is never made again.
+
+===========  ==========================  ==============================================
+metadata     directories                 decision
+===========  ==========================  ==============================================
+none         no cookie, all empty        a new bookie: stamp
+none         no cookie, some not empty   refuse: data without an owner
+none         some cookie                 refuse: the metadata cookie is gone
+NEW          cookies equal, or none and  resume: an earlier first start was interrupted
+             that directory is empty
+NEW          any other                   refuse
+READY        all equal                   start
+READY        any missing or different    refuse
+===========  ==========================  ==============================================
+
+Stamping: metadata cookie NEW with a fresh unique id, then a durable cookie in each directory, then
+compare-and-set to READY. Whatever a crash leaves between the steps is one of the rows above.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, replace
+
+from bookie.cluster.cookies import CookieManager
+from bookie.env import Environment
+from bookie.errors import CookieError, FormatError
+from bookie.formats.cookie import Cookie, CookieState, decode_cookie, encode_cookie
+from bookie.storage.directories import Directories
+
+
+class Decision(enum.Enum):
+    """What the cookies mean for this start."""
+
+    STAMP = enum.auto()
+    RESUME = enum.auto()
+    START = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """One directory as it was found. `cookie` is None when there is none."""
+
+    path: str
+    cookie: Cookie | None
+    empty: bool
+
+
+def decide(
+    bookie_id: str, expected: Cookie, recorded: Cookie | None, roots: list[Root]
+) -> Decision:
+    """The row of the table that holds.
+
+    `expected` is what this configuration would stamp; its unique id and state do not count.
+
+    Raises:
+        CookieError: the bookie must not start; one sentence says why.
+    """
+    if recorded is None:
+        return _decide_unrecorded(bookie_id, roots)
+    _refuse_difference(expected, recorded, "the metadata store")
+    for root in roots:
+        if root.cookie is not None:
+            _refuse_difference(recorded, root.cookie, root.path, with_unique_id=True)
+        elif recorded.state is CookieState.READY:
+            raise CookieError(
+                f"{root.path} has no cookie although bookie {bookie_id} had stamped it: "
+                "the disk was lost or replaced"
+            )
+        elif not root.empty:
+            raise CookieError(f"{root.path} has no cookie but is not empty")
+    return Decision.START if recorded.state is CookieState.READY else Decision.RESUME
+
+
+def _decide_unrecorded(bookie_id: str, roots: list[Root]) -> Decision:
+    for root in roots:
+        if root.cookie is not None:
+            raise CookieError(
+                f"{root.path} has a cookie of bookie {root.cookie.bookie_id} in cluster "
+                f"{root.cookie.instance_id}, but this cluster has no cookie of {bookie_id}"
+            )
+        if not root.empty:
+            raise CookieError(f"{root.path} is not empty and has no cookie")
+    return Decision.STAMP
+
+
+def _refuse_difference(
+    ours: Cookie, theirs: Cookie, where: str, *, with_unique_id: bool = False
+) -> None:
+    if not with_unique_id:
+        theirs = replace(theirs, unique_id=ours.unique_id)
+    different = ours.differences(theirs)
+    if different:
+        raise CookieError(
+            f"the cookie in {where} has another {', '.join(different)} than this bookie"
+        )
+
+
+async def ensure_identity(
+    environment: Environment,
+    directories: Directories,
+    cookies: CookieManager,
+    bookie_id: str,
+    instance_id: str,
+) -> None:
+    """Make sure that the directories are this bookie's; stamp them if they are new.
+
+    Raises:
+        CookieError: they are not, or something is missing.
+        BadVersionError: another process stamps the same bookie id right now.
+    """
+    expected = Cookie(
+        bookie_id=bookie_id,
+        journal_dirs=(directories.journal,),
+        ledger_dirs=(directories.ledgers,),
+        instance_id=instance_id,
+        unique_id=environment.clock.nonce().hex(),
+        state=CookieState.NEW,
+    )
+    roots = await environment.workers.run("read", _look, directories)
+    recorded = await cookies.read(bookie_id)
+    decision = decide(bookie_id, expected, recorded and recorded.value, roots)
+    if decision is Decision.START:
+        return
+    if recorded is None:
+        recorded = await cookies.create(expected)
+    environment.failpoints.hit("cookie.after_metadata_new")
+    ready = replace(recorded.value, state=CookieState.READY)
+    for root in roots:
+        if root.cookie is None:
+            await environment.workers.run(
+                "read", directories.write_cookie, root.path, encode_cookie(ready)
+            )
+            environment.failpoints.hit("cookie.after_directory")
+    environment.failpoints.hit("cookie.before_ready")
+    await cookies.write(ready, recorded.version)
+    environment.failpoints.hit("cookie.after_ready")
+
+
+def _look(directories: Directories) -> list[Root]:
+    roots = []
+    for path in directories.roots():
+        data = directories.read_cookie(path)
+        try:
+            cookie = None if data is None else decode_cookie(data)
+        except FormatError as error:
+            raise CookieError(f"the cookie in {path} cannot be read: {error}") from error
+        roots.append(Root(path, cookie, directories.is_empty(path)))
+    return roots

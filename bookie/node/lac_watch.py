@@ -1,0 +1,59 @@
+"""Telling watchers that a ledger's LAC moved or that it was fenced, without polling.
+
+Updates are level-triggered: a watcher gets the state as it is now, and a slow one skips states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from bookie.ids import NO_ENTRY, Status
+from bookie.node.commands import LacState
+from bookie.storage.ledger_state import LedgerState
+
+LacCallback = Callable[[LacState], None]
+
+
+def lac_state(state: LedgerState) -> LacState:
+    """What a watcher hears about the ledger now."""
+    if state.deleted or not state.exists:
+        return LacState(state.ledger_id, NO_ENTRY, state.fenced, Status.NO_SUCH_LEDGER)
+    return LacState(state.ledger_id, state.max_lac, state.fenced)
+
+
+class LacWatches:
+    """Who watches which ledger on this bookie."""
+
+    def __init__(self, count_changed: Callable[[int], None]) -> None:
+        self._watchers: dict[int, list[LacCallback]] = {}
+        self._count = 0
+        self._count_changed = count_changed
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, ledger_id: int, callback: LacCallback) -> None:
+        """Call `callback` at every change of the ledger from now on."""
+        self._watchers.setdefault(ledger_id, []).append(callback)
+        self._set_count(self._count + 1)
+
+    def remove(self, ledger_id: int, callback: LacCallback) -> None:
+        """Stop calling `callback` for the ledger."""
+        callbacks = self._watchers.get(ledger_id, [])
+        if callback in callbacks:
+            callbacks.remove(callback)
+            self._set_count(self._count - 1)
+        if not callbacks:
+            self._watchers.pop(ledger_id, None)
+
+    def notify(self, state: LedgerState) -> None:
+        """The ledger changed. Costs one look-up when nobody watches it."""
+        callbacks = self._watchers.get(state.ledger_id)
+        if callbacks:
+            update = lac_state(state)
+            for callback in tuple(callbacks):
+                callback(update)
+
+    def _set_count(self, count: int) -> None:
+        self._count = count
+        self._count_changed(count)

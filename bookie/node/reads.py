@@ -1,0 +1,184 @@
+"""Answers about what is stored: entries, the last add confirmed, listings.
+
+A negative answer is given only when it is known to be true: a ledger in limbo answers
+UNKNOWN_LEDGER_STATE instead, and an entry that the index knows but the disk does not give is an
+I/O error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import numpy as np
+import numpy.typing as npt
+
+from bookie.config import NodeSettings
+from bookie.errors import BadRequestError, CorruptionError, NoSuchLedgerError
+from bookie.ids import MAX_ID, NO_ENTRY, Status
+from bookie.node.commands import LacReply, LedgerRow, ReadCommand, ReadReply
+from bookie.storage.engine import Engine
+from bookie.storage.ledger_state import LedgerState
+from bookie.storage.reader import ALL_IDS, Stripe
+
+IdRanges = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
+LEDGERS_PER_PAGE = 1000
+
+
+class Reads:
+    """Reading on one engine. Keys and fences have been dealt with by the caller."""
+
+    def __init__(self, engine: Engine, settings: NodeSettings) -> None:
+        self._engine = engine
+        self._settings = settings
+
+    def size_of(self, command: ReadCommand) -> int:
+        """Bytes that the answer may take."""
+        limit = self._settings.read_bytes_max
+        return min(command.max_bytes or limit, limit)
+
+    async def read(self, state: LedgerState, command: ReadCommand) -> ReadReply:
+        """The wanted entries, up to the first hole or limit."""
+        problem = _range_problem(command)
+        if problem:
+            return ReadReply(Status.BAD_REQUEST, problem)
+        if state.deleted or not state.exists:
+            return _negative_read(state, Status.NO_SUCH_LEDGER, "no such ledger", 0)
+        first, last = command.first_entry_id, command.last_entry_id
+        if first == NO_ENTRY:
+            first = last = await self._last_entry_id(state)
+            if last == NO_ENTRY:
+                return _negative_read(
+                    state, Status.NO_SUCH_ENTRY, "the ledger has no entry here", 0
+                )
+        entries_max = self._settings.read_entries_max
+        result = await self._engine.read(
+            state,
+            first,
+            last,
+            entries_max=min(command.max_entries or entries_max, entries_max),
+            bytes_max=self.size_of(command),
+            stripe=_stripe(command),
+        )
+        following = min(result.next_entry_id, MAX_ID)
+        if result.batch is None and result.stopped_by is not Status.OK:
+            if result.stopped_by is Status.NO_SUCH_ENTRY:
+                return _negative_read(state, result.stopped_by, result.message, following)
+            return ReadReply(result.stopped_by, result.message, None, following, result.stopped_by)
+        stopped_by = result.stopped_by
+        if stopped_by is Status.NO_SUCH_ENTRY and state.limbo:
+            stopped_by = Status.UNKNOWN_LEDGER_STATE
+        return ReadReply(Status.OK, "", result.batch, following, stopped_by, state.max_lac)
+
+    async def read_lac(self, state: LedgerState) -> LacReply:
+        """What this bookie knows about the end of the ledger."""
+        if state.deleted or not state.exists:
+            return self._negative_lac(state, Status.NO_SUCH_LEDGER, "no such ledger")
+        last_entry = b""
+        last = await self._last_entry_id(state)
+        if last != NO_ENTRY:
+            result = await self._engine.read(state, last, last, entries_max=1, bytes_max=1)
+            if result.batch is None:
+                return LacReply(
+                    Status.IO_ERROR, result.message or "the last entry cannot be read", b"", b"",
+                    state.max_lac, state.fenced,
+                )  # fmt: skip
+            last_entry = bytes(result.batch.payload)
+        if state.limbo:
+            # What is here may not be all that was acknowledged.
+            return self._negative_lac(state, Status.UNKNOWN_LEDGER_STATE, "in limbo")
+        return LacReply(Status.OK, "", last_entry, state.lac_packet, state.max_lac, state.fenced)
+
+    async def entries(self, state: LedgerState, first: int, last: int) -> AsyncIterator[IdRanges]:
+        """Ranges of stored ids; `last` -1 means to the end.
+
+        Raises:
+            NoSuchLedgerError: nothing was ever stored of the ledger here.
+            BadRequestError: the range is not one.
+            CorruptionError: the listing cannot be completed.
+        """
+        if first < 0 or not (last == NO_ENTRY or first <= last <= MAX_ID):
+            raise BadRequestError(f"{first} to {last} is not a range of entry ids")
+        if state.deleted or not state.exists:
+            raise NoSuchLedgerError(f"ledger {state.ledger_id} is not stored here")
+        end = MAX_ID if last == NO_ENTRY else last
+        async for ranges in self._engine.entry_ranges(state, first, end):
+            yield ranges
+
+    async def ledgers(self, after: int) -> AsyncIterator[list[LedgerRow]]:
+        """Every ledger stored here with an id above `after`, ascending, in pages."""
+        while True:
+            page, after = await self._engine.ledgers(after, LEDGERS_PER_PAGE)
+            rows = [
+                LedgerRow(
+                    ledger_id=item.ledger_id,
+                    fenced=item.row.fenced,
+                    limbo=item.row.limbo,
+                    first_entry_id=item.row.first_entry_id,
+                    last_entry_id=item.row.last_entry_id,
+                    entries=item.row.entries,
+                    payload_bytes=item.row.payload_bytes,
+                    max_lac=item.row.max_lac,
+                )
+                for item in page
+            ]
+            if rows:
+                yield rows
+            if after == MAX_ID:
+                return
+
+    async def _last_entry_id(self, state: LedgerState) -> int:
+        """The highest stored id. `state` may be above it after the journal refused an add."""
+        if state.last_entry_id == NO_ENTRY or not state.bounds_uncertain:
+            return state.last_entry_id
+        highest = NO_ENTRY
+        async for _, lasts in self._engine.entry_ranges(state, 0, MAX_ID):
+            highest = int(lasts[-1])
+        state.last_entry_id = max(highest, NO_ENTRY)
+        state.bounds_uncertain = False
+        return highest
+
+    def _negative_lac(self, state: LedgerState, status: Status, message: str) -> LacReply:
+        if state.limbo:
+            status = Status.UNKNOWN_LEDGER_STATE
+            message = "this bookie may have lost entries of the ledger"
+        return LacReply(status, message, b"", b"", state.max_lac, state.fenced)
+
+
+def corruption_reply(error: CorruptionError) -> ReadReply:
+    """The answer to a read that met damaged structure."""
+    return ReadReply(Status.IO_ERROR, str(error))
+
+
+def _negative_read(state: LedgerState, status: Status, message: str, following: int) -> ReadReply:
+    if state.limbo:
+        status = Status.UNKNOWN_LEDGER_STATE
+        message = "this bookie may have lost entries of the ledger"
+    return ReadReply(status, message, None, following, status, state.max_lac)
+
+
+def _range_problem(command: ReadCommand) -> str:
+    first, last = command.first_entry_id, command.last_entry_id
+    if not 0 <= command.ledger_id <= MAX_ID:
+        return f"ledger id {command.ledger_id} is out of range"
+    if first == NO_ENTRY:
+        return ""
+    if not 0 <= first <= last <= MAX_ID:
+        return f"{first} to {last} is not a range of entry ids"
+    modulus = command.stripe_modulus
+    if modulus and not (
+        0 <= command.stripe_first_residue < modulus and 0 < command.stripe_count <= modulus
+    ):
+        return "the stripe needs 0 <= first residue < modulus and 0 < count <= modulus"
+    if modulus > STRIPE_MODULUS_MAX:
+        return f"a stripe modulus is at most {STRIPE_MODULUS_MAX}"
+    return ""
+
+
+STRIPE_MODULUS_MAX = 1024
+"""Far above any ensemble; bounds the ids that one read looks at."""
+
+
+def _stripe(command: ReadCommand) -> Stripe:
+    if not command.stripe_modulus or command.first_entry_id == NO_ENTRY:
+        return ALL_IDS
+    return Stripe(command.stripe_modulus, command.stripe_first_residue, command.stripe_count)
