@@ -17,6 +17,7 @@ from bookie.config import (
     Settings,
     StorageSettings,
     load_settings,
+    read_failpoints,
     read_supervision,
     render_toml,
 )
@@ -263,3 +264,9 @@ def test_what_the_service_manager_says() -> None:
     assert (other.notify_socket, other.watchdog_seconds) == ("", None)
     assert read_supervision(7, {"WATCHDOG_USEC": "soon"}).watchdog_seconds is None
     assert read_supervision(7, {"WATCHDOG_USEC": "1000000"}).watchdog_seconds == 1.0
+
+
+def test_failpoints_are_armed_by_one_variable() -> None:
+    """A crash test names failpoints in the environment; otherwise there are none."""
+    assert read_failpoints({}) == ""
+    assert read_failpoints({"BOOKIE_FAILPOINT": "journal.after_sync:3"}) == "journal.after_sync:3"
