@@ -173,9 +173,6 @@ class StorageSettings(Section):
     page_gap_bytes: Size = Field(
         default=4096, ge=0, description="Two reads this close together are made as one."
     )
-    queue_bytes_max: Size = Field(
-        default=256 * MIB, ge=4 * KIB, description="Bytes that may wait for the journal thread."
-    )
     deleted_ledger_retention_seconds: float = Field(
         default=7 * 86400.0,
         ge=0,
@@ -195,7 +192,6 @@ class StorageSettings(Section):
         _at_most(self, "block_alignment_bytes", "block_bytes_max")
         _at_most(self, "block_bytes_max", "journal_file_bytes_max")
         _at_most(self, "block_bytes_max", "checkpoint_journal_bytes")
-        _at_most(self, "block_bytes_max", "queue_bytes_max")
         _at_most(self, "sync_warn_seconds", "sync_fail_seconds")
         if self.journal_dir == self.ledgers_dir:
             raise ValueError("journal_dir and ledgers_dir must be two directories")

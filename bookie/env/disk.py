@@ -119,6 +119,7 @@ class PosixFile:
     """A file descriptor."""
 
     __slots__ = ("_fd", "_nowait", "path")
+    _fd: int
 
     def __init__(self, fd: int, path: str) -> None:
         self._fd = fd
@@ -197,7 +198,13 @@ class PosixFile:
 
     def close(self) -> None:
         """See `File.close`."""
-        os.close(self._fd)
+        fd, self._fd = self._fd, -1
+        os.close(fd)
+
+    def __del__(self) -> None:
+        # A file that a reader still held when the table dropped it is closed by its last user.
+        if self._fd >= 0:
+            self.close()
 
 
 class PosixDisk:

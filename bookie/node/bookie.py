@@ -39,6 +39,9 @@ from bookie.telemetry import Metrics, event_log
 
 _log = event_log(__name__)
 
+COMMAND = "command"
+"""The read-only reason of an operator's command or setting."""
+
 LAC_PACKET_BYTES_MAX = 64
 KEY_BYTES_MAX = 64
 
@@ -77,20 +80,29 @@ class Bookie:
         )
         self._watches = LacWatches(metrics.lac_watches.set)
         self._closing = False
-        self.set_read_only(settings.read_only)
+        self.set_read_only(COMMAND, read_only=settings.read_only)
 
     # --- state ---------------------------------------------------------------------------
 
     @property
     def read_only(self) -> bool:
         """Whether new entries are refused; recovery adds and fences are not."""
-        return self._engine.admission.read_only
+        return bool(self._engine.admission.read_only_reasons)
 
-    def set_read_only(self, read_only: bool) -> None:
-        """Refuse new entries from now on, or take them again."""
-        if self._engine.admission.read_only != read_only:
-            _log.info("read_only" if read_only else "writable", reason="command")
-        self._engine.admission.read_only = read_only
+    def read_only_reasons(self) -> list[str]:
+        """Why new entries are refused; empty when they are not."""
+        return sorted(self._engine.admission.read_only_reasons)
+
+    def set_read_only(self, reason: str, *, read_only: bool) -> None:
+        """Refuse new entries for `reason` from now on, or drop that reason."""
+        reasons = self._engine.admission.read_only_reasons
+        if (reason in reasons) == read_only:
+            return
+        if read_only:
+            reasons.add(reason)
+        else:
+            reasons.discard(reason)
+        _log.info("read_only_changed", read_only=bool(reasons), reasons=sorted(reasons))
 
     def stop_accepting(self) -> None:
         """Answer SHUTTING_DOWN from now on; what was accepted is still completed."""

@@ -12,6 +12,7 @@ there before it can be believed.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from bookie.cluster.ledgers import LedgerManager
 from bookie.config import NodeSettings, StorageSettings
 from bookie.env import Environment
 from bookie.node.bookie import Bookie, open_bookie
+from bookie.node.disk_watch import DiskWatch
 from bookie.node.identity import ensure_identity
 from bookie.node.integrity import put_open_ledgers_in_limbo
 from bookie.storage.boot import Identity
@@ -73,4 +75,19 @@ async def start_bookie(
                 version=bookie.__version__,
                 usage=lambda: environment.disk.usage(directories.ledgers),
             ) as served:
-                yield StartedBookie(served, engine)
+                watch = DiskWatch(
+                    served,
+                    engine,
+                    limits,
+                    metrics,
+                    lambda: {
+                        "journal": environment.disk.usage(directories.journal),
+                        "ledgers": environment.disk.usage(directories.ledgers),
+                    },
+                )
+                async with asyncio.TaskGroup() as tasks:
+                    watching = tasks.create_task(watch.run(), name="disk-watch")
+                    try:
+                        yield StartedBookie(served, engine)
+                    finally:
+                        watching.cancel()

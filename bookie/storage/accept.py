@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from bookie.env import Failpoints
@@ -58,7 +58,8 @@ class Admission:
     failpoints: Failpoints
     loop: asyncio.AbstractEventLoop
     generation: Generation
-    read_only: bool = False
+    read_only_reasons: set[str] = field(default_factory=set)
+    """Why new entries are refused; empty when they are not."""
 
     def refusal(self, state: LedgerState, key: bytes, *, recovery: bool) -> Outcome | None:
         """Why an add is refused before its bytes are looked at, or None."""
@@ -69,7 +70,7 @@ class Admission:
         if not recovery:
             if state.fenced:
                 return FENCED
-            if self.read_only:
+            if self.read_only_reasons:
                 return READ_ONLY
         return None
 

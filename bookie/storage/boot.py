@@ -22,6 +22,7 @@ from bookie.errors import (
     CookieError,
     CorruptionError,
     DiskFullError,
+    StorageFailedError,
 )
 from bookie.formats.blocks import FILE_HEADER_SIZE_BYTES, FileHeader, FileKind
 from bookie.formats.index_rows import FileRow, FileState, Mark
@@ -117,7 +118,22 @@ class Boot:
             FormatError: a newer version wrote something here.
             CookieError: the index belongs to another bookie or cluster.
             ConfigurationError: the device is full.
+            StorageFailedError: a disk failed.
         """
+        try:
+            return self._run()
+        except OSError as error:
+            if error.errno in DISK_FULL_ERRNOS:
+                raise ConfigurationError(
+                    f"a device is full, the bookie cannot start: {error}"
+                ) from error
+            raise StorageFailedError(f"a disk failed during the start: {error}") from error
+        except DiskFullError as error:
+            raise ConfigurationError(
+                f"a device is full, the bookie cannot start: {error}"
+            ) from error
+
+    def _run(self) -> Booted:
         started = self._env.clock.monotonic()
         self._remove_temporary()
         index, rebuilt = self._open_index()

@@ -35,6 +35,9 @@ from bookie.telemetry import Metrics, event_log
 
 _log = event_log(__name__)
 
+DEVICE_FULL = "device full"
+"""The reason that the engine itself gives for being read-only."""
+
 COMPARE_SPAN_MAX = 4096
 """Ids that one look-up covers when an add is compared with what is stored."""
 
@@ -73,6 +76,7 @@ class Engine:
         self._journaled_bytes = 0
         self._last_block_at = environment.clock.monotonic()
         self._vouched = True
+        self._slow_reported = False
         self.admission = Admission(
             submit=self._submit,
             mark_dirty=self._mark_dirty,
@@ -301,6 +305,7 @@ class Engine:
             except TimeoutError:
                 self._vouch_if_idle()
             self._wake.clear()
+            self._watch_device()
             if self._failure is not None:
                 raise self._failure
             now = self._env.clock.monotonic()
@@ -335,9 +340,29 @@ class Engine:
             self._failed(error)
 
     def _turn_read_only(self, reason: str) -> None:
-        if not self.admission.read_only:
-            self.admission.read_only = True
+        if DEVICE_FULL not in self.admission.read_only_reasons:
+            self.admission.read_only_reasons.add(DEVICE_FULL)
             _log.warning("read_only", reason=reason)
+
+    def device_has_room(self) -> None:
+        """Somebody found room on the devices again: take entries, and a new reserve."""
+        if DEVICE_FULL in self.admission.read_only_reasons:
+            self._directories.make_reserve()
+            self.admission.read_only_reasons.discard(DEVICE_FULL)
+            _log.info("writable", reason="the devices have room again")
+
+    def _watch_device(self) -> None:
+        """A device that answers late is reported; one that does not answer ends the process."""
+        if not self._pending:
+            self._slow_reported = False
+            return
+        waited = self._env.clock.monotonic() - self._pending[0].submitted_at
+        if waited >= self._settings.sync_fail_seconds:
+            self._failed(TimeoutError(f"the journal device did not answer for {waited:.0f} s"))
+        elif waited >= self._settings.sync_warn_seconds and not self._slow_reported:
+            self._slow_reported = True
+            self._metrics.errors_total.labels("slow_sync").inc()
+            _log.warning("slow_sync", seconds=round(waited, 1))
 
     def _is_checkpoint_due(self) -> bool:
         return (

@@ -1,0 +1,60 @@
+"""Turning read-only before a device is full, and writable again when there is room.
+
+Two thresholds, so that a bookie at the edge does not flap: above `disk_usage_max` it takes no new
+entries, below `disk_usage_low_watermark` it takes them again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import NoReturn
+
+from bookie.config import NodeSettings
+from bookie.env import DiskUsage
+from bookie.node.bookie import Bookie
+from bookie.storage.engine import Engine
+from bookie.telemetry import Metrics
+
+DISK_USAGE = "disk usage"
+"""The read-only reason of this watch."""
+
+CHECK_INTERVAL_SECONDS = 10.0
+
+
+class DiskWatch:
+    """Looks at the devices of one bookie."""
+
+    def __init__(
+        self,
+        bookie: Bookie,
+        engine: Engine,
+        settings: NodeSettings,
+        metrics: Metrics,
+        usages: Callable[[], dict[str, DiskUsage]],
+    ) -> None:
+        self._bookie = bookie
+        self._engine = engine
+        self._settings = settings
+        self._metrics = metrics
+        self._usages = usages
+
+    def look(self) -> None:
+        """Look once; a handful of system calls that do not wait for the device."""
+        fullest = 0.0
+        for name, usage in self._usages().items():
+            self._metrics.disk_free_bytes.labels(name).set(usage.free_bytes)
+            self._metrics.disk_total_bytes.labels(name).set(usage.total_bytes)
+            if usage.total_bytes:
+                fullest = max(fullest, 1 - usage.free_bytes / usage.total_bytes)
+        if fullest > self._settings.disk_usage_max:
+            self._bookie.set_read_only(DISK_USAGE, read_only=True)
+        elif fullest < self._settings.disk_usage_low_watermark:
+            self._bookie.set_read_only(DISK_USAGE, read_only=False)
+            self._engine.device_has_room()
+
+    async def run(self) -> NoReturn:
+        """Look again and again, until cancelled."""
+        while True:
+            self.look()
+            await asyncio.sleep(CHECK_INTERVAL_SECONDS)
