@@ -67,7 +67,7 @@ class Bookie:
         self.instance_id = instance_id
         self._version = version
         self._engine = engine
-        self._settings = settings
+        self.settings = settings
         self._metrics = metrics
         self._usage = usage
         self._spawn = spawn
@@ -273,7 +273,7 @@ class Bookie:
         """
         if not 0 <= ledger_id <= MAX_ID:
             raise BadRequestError(f"ledger id {ledger_id} is out of range")
-        if len(self._watches) >= self._settings.lac_watches_max:
+        if len(self._watches) >= self.settings.lac_watches_max:
             raise BadRequestError("this bookie watches as many ledgers as it may")
         # Registered before the state is read: an update may come twice, never not at all.
         self._watches.add(ledger_id, callback)
