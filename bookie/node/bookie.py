@@ -75,9 +75,6 @@ class Bookie:
         self._adds_in_flight = ByteBudget(
             settings.in_flight_add_bytes_max, metrics.in_flight_add_bytes.set
         )
-        self._reads_in_flight = ByteBudget(
-            settings.in_flight_read_bytes_max, metrics.in_flight_read_bytes.set
-        )
         self._watches = LacWatches(metrics.lac_watches.set)
         self._closing = False
         self.set_read_only(COMMAND, read_only=settings.read_only)
@@ -334,20 +331,9 @@ class Bookie:
     # --- reads -----------------------------------------------------------------------------
 
     async def read(self, command: ReadCommand) -> ReadReply:
-        """Read entries, fencing the ledger first if asked to.
-
-        Fencing reads belong to recovery and are never refused for want of budget.
-        """
-        size = self._reads.size_of(command)
-        if command.fence:
-            await self._reads_in_flight.take(size)
-        elif not self._reads_in_flight.try_take(size):
-            return ReadReply(Status.TOO_MANY_REQUESTS, "too many bytes of reads are in flight")
-        try:
-            with self._metrics.read_seconds.time():
-                reply = await self._read(command)
-        finally:
-            self._reads_in_flight.give_back(size)
+        """Read entries, fencing the ledger first if asked to; how much is in flight is rpc's."""
+        with self._metrics.read_seconds.time():
+            reply = await self._read(command)
         if reply.batch is not None:
             self._metrics.entries_read_total.inc(reply.batch.count)
             self._metrics.bytes_read_total.inc(reply.batch.payload_bytes)
