@@ -1,0 +1,71 @@
+"""Ledger ids: never used twice, mostly without asking the store.
+
+A generator reserves blocks of ids by compare-and-set on a counter. The first block is one id and
+each next one twice as large, so that a command that makes one ledger wastes none and a busy client
+asks once per `BLOCK_IDS_MAX` ids. What a generator does not use is lost.
+
+A counter belongs to a bucket, which is the id's upper bits. Bucket 0 is the only one in use: ids
+stay small, and blocks keep generators out of each other's way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from bookie.cluster import keys
+from bookie.errors import BadVersionError, FormatError
+from bookie.metadata.store import NOT_EXISTS, MetadataStore
+
+BLOCK_IDS_MAX = 1000
+"""The most ids that are reserved at once."""
+
+BUCKET_BITS = 48
+"""Ids in a bucket: 2 to the power of this."""
+
+
+class LedgerIdGenerator:
+    """Hands out fresh ledger ids."""
+
+    def __init__(self, store: MetadataStore, *, bucket: int = 0) -> None:
+        self._store = store
+        self._bucket = bucket
+        self._key = keys.id_bucket(bucket)
+        self._reserving = asyncio.Lock()
+        self._next = 0
+        self._end = 0
+        self._block_ids = 1
+
+    async def next(self) -> int:
+        """An id that no call of any generator has returned or will return.
+
+        Raises:
+            FormatError: the counter is damaged or used up.
+        """
+        async with self._reserving:
+            if self._next == self._end:
+                await self._reserve()
+            ledger_id = self._next
+            self._next += 1
+        return (self._bucket << BUCKET_BITS) + ledger_id
+
+    async def _reserve(self) -> None:
+        while True:
+            record = await self._store.get(self._key)
+            first = 0 if record is None else self._parse(record.value)
+            end = first + self._block_ids
+            version = NOT_EXISTS if record is None else record.version
+            try:
+                await self._store.put(self._key, b"%d" % end, version=version)
+            except BadVersionError:
+                continue  # another generator was faster; the store decides who is next
+            self._next, self._end = first, end
+            self._block_ids = min(2 * self._block_ids, BLOCK_IDS_MAX)
+            return
+
+    def _parse(self, value: bytes) -> int:
+        if not (value.isdigit() and len(value) <= BUCKET_BITS):
+            raise FormatError(f"the counter of ledger ids {self._key} is damaged")
+        first = int(value)
+        if first + self._block_ids > 1 << BUCKET_BITS:
+            raise FormatError(f"the counter of ledger ids {self._key} is used up")
+        return first

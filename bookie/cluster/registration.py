@@ -1,0 +1,279 @@
+"""A bookie's registration: a leased record that says where it is and what it takes.
+
+A writable bookie stands under ``available/readwrite``, a read-only one under
+``available/readonly``, and never under both or, between the two, under none: the change is one
+transaction. The registration is kept for as long as its context is open. After a lost session, or
+when somebody deleted the record, it is written again; while it cannot be, the bookie goes on
+serving.
+
+A record of the same id that another session owns is waited for, because it may be our own
+predecessor's, whose lease is about to end. If it stays, two processes use one id, and ours gives
+up.
+
+Source: BookKeeper's bookie registration.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Self
+
+from bookie.cluster import keys
+from bookie.errors import (
+    BadVersionError,
+    IdentityError,
+    MetadataClosedError,
+    MetadataError,
+    MetadataUnavailableError,
+    NoSuchKeyError,
+    SessionLostError,
+)
+from bookie.formats.registration import Registration, encode_registration
+from bookie.metadata.store import (
+    NOT_EXISTS,
+    Change,
+    Check,
+    Delete,
+    MetadataStore,
+    Operation,
+    Put,
+    Record,
+    Resync,
+    SessionEvent,
+    WatchEvent,
+)
+from bookie.telemetry import event_log
+
+WAIT_TIMEOUTS = 1.5
+"""How long another session's record is waited for, in session timeouts: a hanging owner is ended
+somewhat after its timeout."""
+
+RETRY_SECONDS_MIN = 0.05
+RETRY_SECONDS_MAX = 5.0
+
+_log = event_log(__name__)
+
+
+class BookieRegistration:
+    """One bookie's registration; an async context manager that lasts as long as it.
+
+    If another process takes the id over, the body is cancelled and the context raises
+    IdentityError.
+    """
+
+    def __init__(self, store: MetadataStore, registration: Registration) -> None:
+        self._store = store
+        self._wanted = registration
+        self._tasks = asyncio.TaskGroup()
+        self._followers: list[asyncio.Task[None]] = []
+        self._watches = AsyncExitStack()
+        self._writing = asyncio.Lock()
+        self._doubt = asyncio.Event()
+        self._version = NOT_EXISTS
+        """The version of our last write: tells our own left-over record from a stranger's."""
+        self._is_registered = False
+
+    @property
+    def registration(self) -> Registration:
+        """What is registered, or is to be as soon as the store takes it."""
+        return self._wanted
+
+    @property
+    def is_registered(self) -> bool:
+        """False from the moment a lost session or record is noticed until it is written again."""
+        return self._is_registered
+
+    async def update(self, registration: Registration) -> None:
+        """Register another state: other figures, or the change between writable and read-only.
+
+        Others see either the old record or the new one, never none. If this raises, the new state
+        is still wanted and is written with the next repair, which begins at once.
+
+        Raises:
+            MetadataUnavailableError: the store did not answer.
+            SessionLostError: the session ended.
+            IdentityError: another process registered the same id.
+        """
+        assert registration.bookie_id == self._wanted.bookie_id
+        self._wanted = registration
+        try:
+            registered = await self._try_write()
+        except MetadataError:
+            self._doubt.set()
+            raise
+        if not registered:
+            self._doubt.set()
+            raise self._usurped()
+
+    # ---- the life of a registration
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            events = await stack.enter_async_context(self._store.session_events())
+            changes = await stack.enter_async_context(self._store.watch(keys.AVAILABLE))
+            await self._occupy()
+            await self._tasks.__aenter__()
+            self._followers = [
+                self._tasks.create_task(self._follow_session(events)),
+                self._tasks.create_task(self._follow_records(changes)),
+                self._tasks.create_task(self._repair()),
+            ]
+            self._watches = stack.pop_all()
+        _log.info("registered", bookie=self._wanted.bookie_id, read_only=self._wanted.read_only)
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for follower in self._followers:
+            follower.cancel()
+        try:
+            # The body's own error passes by the group, which would wrap it.
+            await self._tasks.__aexit__(None, None, None)
+        except BaseExceptionGroup as group:
+            raise group.exceptions[0] from None
+        finally:
+            await self._watches.aclose()
+            await self._withdraw()
+
+    async def _occupy(self) -> None:
+        """Register, waiting for another session's record to go.
+
+        Raises:
+            IdentityError: it stayed.
+        """
+        async with self._store.watch(keys.AVAILABLE) as changes:
+            try:
+                async with asyncio.timeout(self._store.session_timeout_seconds * WAIT_TIMEOUTS):
+                    while not await self._try_write():
+                        await anext(changes)
+            except TimeoutError as error:
+                raise self._usurped() from error
+
+    async def _repair(self) -> None:
+        """Register again whenever there is doubt about the registration."""
+        while True:
+            await self._doubt.wait()
+            self._doubt.clear()
+            self._is_registered = False
+            _log.warning("registration_lost", bookie=self._wanted.bookie_id)
+            retry_seconds = RETRY_SECONDS_MIN
+            while not self._is_registered:
+                try:
+                    await self._occupy()
+                except (MetadataUnavailableError, SessionLostError):
+                    await asyncio.sleep(retry_seconds)
+                    retry_seconds = min(2 * retry_seconds, RETRY_SECONDS_MAX)
+                except MetadataClosedError:
+                    return
+            _log.info("registered_again", bookie=self._wanted.bookie_id)
+
+    async def _follow_session(self, events: AsyncIterator[SessionEvent]) -> None:
+        try:
+            async for event in events:
+                if event is SessionEvent.SESSION_LOST:
+                    self._is_registered = False
+                elif event is SessionEvent.SESSION_REESTABLISHED:
+                    self._doubt.set()
+        except MetadataClosedError:
+            self._is_registered = False
+
+    async def _follow_records(self, changes: AsyncIterator[Change]) -> None:
+        """Doubt the registration when its record was deleted or written by somebody else."""
+        try:
+            async for change in changes:
+                if isinstance(change, Resync) or any(map(self._is_suspect, change.events)):
+                    await self._look()
+        except MetadataClosedError:
+            self._is_registered = False
+
+    def _is_suspect(self, event: WatchEvent) -> bool:
+        return event.key == self._key(self._wanted) and event.version != self._version
+
+    async def _look(self) -> None:
+        # Under the lock, an update of our own is not mistaken for a stranger's.
+        async with self._writing:
+            try:
+                record = await self._store.get(self._key(self._wanted))
+            except MetadataUnavailableError:
+                record = None
+            if record is None or not record.created_by_self:
+                self._doubt.set()
+
+    async def _withdraw(self) -> None:
+        """Delete the record now instead of with the end of the session."""
+        async with self._writing:
+            self._is_registered = False
+            for read_only in (False, True):
+                key = keys.registration(self._wanted.bookie_id, read_only=read_only)
+                try:
+                    record = await self._store.get(key)
+                    if record is not None and self._is_ours(record):
+                        await self._store.delete(key, version=record.version)
+                except MetadataError:
+                    continue  # it ends with the session
+
+    # ---- writing
+
+    async def _try_write(self) -> bool:
+        """Bring the records to the wanted state; False if another session's are in the way."""
+        async with self._writing:
+            while True:
+                operations = await self._plan(self._wanted)
+                if operations is None:
+                    return False
+                try:
+                    self._version, _ = await self._store.transaction(operations)
+                except (BadVersionError, NoSuchKeyError):
+                    continue  # somebody was between; look again
+                self._is_registered = True
+                return True
+
+    async def _plan(self, wanted: Registration) -> list[Operation] | None:
+        target = self._key(wanted)
+        other = keys.registration(wanted.bookie_id, read_only=not wanted.read_only)
+        at_target, at_other = await self._store.get(target), await self._store.get(other)
+        for record in (at_target, at_other):
+            if record is not None and not self._is_ours(record):
+                return None
+        version = NOT_EXISTS if at_target is None else at_target.version
+        return [
+            Put(target, encode_registration(wanted), version, ephemeral=True),
+            Check(other, NOT_EXISTS) if at_other is None else Delete(other, at_other.version),
+        ]
+
+    def _is_ours(self, record: Record) -> bool:
+        return record.created_by_self or record.version == self._version
+
+    def _key(self, registration: Registration) -> str:
+        return keys.registration(registration.bookie_id, read_only=registration.read_only)
+
+    def _usurped(self) -> IdentityError:
+        return IdentityError(
+            f"another process is registered as bookie {self._wanted.bookie_id}; stop it, or give "
+            "this one another id"
+        )
+
+
+class RegistrationManager:
+    """Registers bookies."""
+
+    def __init__(self, store: MetadataStore) -> None:
+        self._store = store
+
+    def register(self, registration: Registration) -> BookieRegistration:
+        """A context in which the bookie is registered; leaving it deletes the registration.
+
+        Entering waits up to 1.5 session timeouts for another session's record of the same id to go.
+
+        Raises:
+            IdentityError: (on entering) another process is registered with this id.
+            MetadataUnavailableError: (on entering) the store does not answer.
+        """
+        return BookieRegistration(self._store, registration)

@@ -1,0 +1,368 @@
+"""A bookie stays registered through everything, and a directory shows who is."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+
+import pytest
+
+from bookie.cluster import keys
+from bookie.cluster.directory import BookieDirectory
+from bookie.cluster.registration import RegistrationManager
+from bookie.errors import (
+    BookieUnreachableError,
+    IdentityError,
+    MetadataUnavailableError,
+    NoSuchKeyError,
+)
+from bookie.formats.registration import Endpoint, Registration, encode_registration
+from bookie.metadata.memory import MemoryStore
+from bookie.metadata.store import Change, ChangeKind, Commit, Put
+
+_names = itertools.count()
+
+
+@pytest.fixture
+def name() -> str:
+    return f"registration-{next(_names)}"
+
+
+@pytest.fixture
+async def store(name: str) -> AsyncIterator[MemoryStore]:
+    async with MemoryStore(name, session_timeout_seconds=0.2) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def observer(name: str) -> AsyncIterator[MemoryStore]:
+    async with MemoryStore(name) as opened:
+        yield opened
+
+
+def _registration(bookie_id: str = "bookie-1", *, port: int = 3181) -> Registration:
+    return Registration(
+        bookie_id,
+        (Endpoint("bookie", "host", port, "grpc"), Endpoint("http", "host", 8000, "http")),
+        labels={"rack": "r1"},
+        total_bytes=100,
+        free_bytes=50,
+    )
+
+
+async def _until(directory: BookieDirectory, condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await directory.wait_for_change()
+
+
+async def _next_put(changes: AsyncIterator[Change]) -> str:
+    async with asyncio.timeout(10):
+        while True:
+            change = await anext(changes)
+            assert isinstance(change, Commit)
+            for event in change.events:
+                if event.kind is ChangeKind.PUT:
+                    return event.key
+
+
+# ---- registration
+
+
+async def test_a_bookie_is_registered_for_as_long_as_the_context(
+    store: MemoryStore, observer: MemoryStore
+) -> None:
+    key = keys.registration("bookie-1", read_only=False)
+    async with RegistrationManager(store).register(_registration()) as handle:
+        assert handle.is_registered
+        record = await observer.get(key)
+        assert record is not None
+        assert record.ephemeral
+        assert record.value == encode_registration(_registration())
+    assert not handle.is_registered
+    assert not await observer.exists(keys.AVAILABLE)
+
+
+async def test_new_figures_replace_the_record(store: MemoryStore, observer: MemoryStore) -> None:
+    fuller = replace(_registration(), free_bytes=10)
+    async with RegistrationManager(store).register(_registration()) as handle:
+        await handle.update(fuller)
+        record = await observer.get(keys.registration("bookie-1", read_only=False))
+        assert record is not None
+        assert record.value == encode_registration(fuller)
+        assert handle.registration == fuller
+
+
+async def test_between_writable_and_read_only_it_is_never_unregistered(
+    store: MemoryStore, observer: MemoryStore
+) -> None:
+    async with RegistrationManager(store).register(_registration()) as handle:
+        async with observer.watch(keys.AVAILABLE) as changes:
+            for read_only in (True, False, True):
+                await handle.update(replace(_registration(), read_only=read_only))
+                assert await observer.get_children(keys.READ_ONLY) == ["bookie-1"] * read_only
+                assert await observer.get_children(keys.WRITABLE) == ["bookie-1"] * (not read_only)
+                change = await anext(changes)
+                assert isinstance(change, Commit)
+                assert [event.kind for event in change.events] == [
+                    ChangeKind.PUT,
+                    ChangeKind.DELETE,
+                ]
+        assert handle.is_registered
+    assert not await observer.exists(keys.AVAILABLE)
+
+
+async def test_after_an_expired_session_it_is_registered_again(
+    store: MemoryStore, observer: MemoryStore
+) -> None:
+    read_only = replace(_registration(), read_only=True)
+    async with (
+        RegistrationManager(store).register(_registration()) as handle,
+        observer.watch(keys.AVAILABLE) as changes,
+    ):
+        for wanted in (_registration(), read_only):
+            await handle.update(wanted)
+            key = keys.registration("bookie-1", read_only=wanted.read_only)
+            assert await _next_put(changes) == key
+            store.expire_session()
+            assert await _next_put(changes) == key
+            record = await store.get(key)
+            assert record is not None
+            assert record.created_by_self
+
+
+async def test_after_an_outage_it_is_registered_again(
+    store: MemoryStore, observer: MemoryStore
+) -> None:
+    key = keys.registration("bookie-1", read_only=False)
+    async with (
+        RegistrationManager(store).register(_registration()) as handle,
+        observer.watch(keys.AVAILABLE) as changes,
+    ):
+        store.disconnect()
+        store.expire_session()
+        fuller = replace(_registration(), free_bytes=10)
+        with pytest.raises(MetadataUnavailableError):
+            await handle.update(fuller)
+        assert not handle.is_registered
+        assert not await observer.exists(key)
+        store.reconnect()
+        assert await _next_put(changes) == key
+        record = await observer.get(key)
+        assert record is not None
+        assert record.value == encode_registration(fuller)
+
+
+async def test_a_deleted_record_is_written_again(store: MemoryStore, observer: MemoryStore) -> None:
+    key = keys.registration("bookie-1", read_only=False)
+    async with (
+        RegistrationManager(store).register(_registration()),
+        observer.watch(keys.AVAILABLE) as changes,
+    ):
+        await observer.delete(key)
+        assert await _next_put(changes) == key
+
+
+async def test_a_predecessor_is_waited_for(name: str, store: MemoryStore) -> None:
+    predecessor = MemoryStore(name)
+    await predecessor.__aenter__()
+    await predecessor.put(keys.registration("bookie-1", read_only=True), b"", ephemeral=True)
+    handle = RegistrationManager(store).register(_registration())
+    async with asyncio.TaskGroup() as tasks:
+        entering = tasks.create_task(handle.__aenter__())
+        while not (await store.get_children(keys.WRITABLE) or entering.done()):
+            await asyncio.sleep(0)
+            if predecessor._loop is not None:
+                await predecessor.__aexit__(None, None, None)
+        await entering
+    assert handle.is_registered
+    await handle.__aexit__(None, None, None)
+
+
+async def test_a_living_namesake_is_a_sentence(store: MemoryStore, observer: MemoryStore) -> None:
+    key = keys.registration("bookie-1", read_only=False)
+    version = await observer.put(key, encode_registration(_registration()), ephemeral=True)
+    with pytest.raises(IdentityError, match="another process is registered as bookie bookie-1"):
+        async with RegistrationManager(store).register(_registration()):
+            pass
+    record = await observer.get(key)
+    assert record is not None
+    assert record.version == version
+
+
+async def test_of_ten_namesakes_one_registers(name: str) -> None:
+    outcomes = []
+    done = asyncio.Event()
+
+    async def attempt() -> None:
+        async with MemoryStore(name, session_timeout_seconds=0.1) as store:
+            try:
+                async with RegistrationManager(store).register(_registration()):
+                    outcomes.append("registered")
+                    await done.wait()
+            except IdentityError:
+                outcomes.append("refused")
+            if len(outcomes) == 10:
+                done.set()
+
+    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        for _ in range(10):
+            tasks.create_task(attempt())
+    assert sorted(outcomes) == ["refused"] * 9 + ["registered"]
+
+
+async def test_who_lost_the_id_to_another_process_ends_with_the_sentence(
+    store: MemoryStore, observer: MemoryStore
+) -> None:
+    key = keys.registration("bookie-1", read_only=False)
+
+    async def body() -> None:
+        async with RegistrationManager(store).register(_registration()):
+            record = await observer.get(key)
+            assert record is not None
+            await observer.put(key, b"mine", version=record.version, ephemeral=True)
+            await asyncio.Event().wait()
+
+    with pytest.raises(IdentityError):
+        async with asyncio.timeout(10):
+            await body()
+    record = await observer.get(key)
+    assert record is not None
+    assert record.value == b"mine"
+
+
+async def test_what_its_own_lost_session_left_is_taken_over(
+    name: str, store: MemoryStore, observer: MemoryStore
+) -> None:
+    key = keys.registration("bookie-1", read_only=False)
+    async with MemoryStore(name) as old:
+        handle = RegistrationManager(store).register(_registration())
+        # As after a lost session on a store that has not ended it yet.
+        handle._version = await old.put(key, b"left over", ephemeral=True)
+        async with handle:
+            record = await store.get(key)
+            assert record is not None
+            assert record.created_by_self
+            assert record.value == encode_registration(_registration())
+
+
+async def test_an_error_in_the_body_comes_out_as_itself(store: MemoryStore) -> None:
+    with pytest.raises(NoSuchKeyError):
+        async with RegistrationManager(store).register(_registration()):
+            await store.delete("/nothing")
+    assert not await store.exists(keys.AVAILABLE)
+
+
+# ---- directory
+
+
+async def test_a_directory_is_complete_when_it_is_entered(
+    store: MemoryStore, observer: MemoryStore
+) -> None:
+    second = replace(_registration("bookie-2"), read_only=True)
+    async with (
+        RegistrationManager(store).register(_registration()),
+        RegistrationManager(store).register(second),
+        BookieDirectory(observer) as directory,
+    ):
+        assert dict(directory.bookies()) == {"bookie-1": _registration()}
+        assert dict(directory.read_only()) == {"bookie-2": second}
+        assert sorted(directory.all()) == ["bookie-1", "bookie-2"]
+        assert directory.resolve("bookie-2") == Endpoint("bookie", "host", 3181, "grpc")
+
+
+async def test_a_directory_follows_every_change(store: MemoryStore, observer: MemoryStore) -> None:
+    async with BookieDirectory(observer) as directory:
+        assert not directory.all()
+        async with RegistrationManager(store).register(_registration()) as handle:
+            await _until(directory, lambda: "bookie-1" in directory.bookies())
+            await handle.update(_registration(port=4000))
+            await _until(directory, lambda: directory.resolve("bookie-1").port == 4000)
+            await handle.update(replace(_registration(), read_only=True))
+            await _until(directory, lambda: "bookie-1" in directory.read_only())
+            assert "bookie-1" not in directory.bookies()
+        await _until(directory, lambda: not directory.all())
+
+
+async def test_an_address_is_remembered_beyond_its_registration(
+    store: MemoryStore, observer: MemoryStore
+) -> None:
+    async with BookieDirectory(observer) as directory:
+        with pytest.raises(BookieUnreachableError, match="not registered"):
+            directory.resolve("bookie-1")
+        async with RegistrationManager(store).register(_registration()):
+            await _until(directory, lambda: bool(directory.bookies()))
+        await _until(directory, lambda: not directory.bookies())
+        assert directory.resolve("bookie-1").port == 3181
+
+
+async def test_an_outage_never_empties_a_directory(
+    store: MemoryStore, observer: MemoryStore
+) -> None:
+    async with (
+        RegistrationManager(store).register(_registration()),
+        BookieDirectory(observer) as directory,
+    ):
+        observer.disconnect()
+        async with RegistrationManager(store).register(_registration("bookie-2")):
+            assert list(directory.bookies()) == ["bookie-1"]
+            observer.reconnect()
+            await _until(directory, lambda: len(directory.bookies()) == 2)
+
+
+async def test_a_failing_read_is_retried_and_loses_nothing(
+    store: MemoryStore, observer: MemoryStore
+) -> None:
+    async with (
+        RegistrationManager(store).register(_registration()),
+        BookieDirectory(observer) as directory,
+    ):
+        await store.transaction(
+            [Put("/available/readwrite/bookie-2", encode_registration(_registration("bookie-2")))]
+        )
+        observer.disconnect()  # the event was delivered, its record can no longer be read
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert list(directory.bookies()) == ["bookie-1"]
+        observer.reconnect()
+        await _until(directory, lambda: len(directory.bookies()) == 2)
+
+
+async def test_an_unreadable_registration_hides_only_itself(
+    store: MemoryStore, observer: MemoryStore
+) -> None:
+    await store.put("/available/readwrite/newer", b"{}")
+    async with BookieDirectory(observer) as directory:
+        await store.put("/available/readwrite/newest", b"\xff")
+        async with RegistrationManager(store).register(_registration()):
+            await _until(directory, lambda: list(directory.bookies()) == ["bookie-1"])
+
+
+async def test_a_bookie_without_an_address_for_entries_is_unreachable(
+    store: MemoryStore, observer: MemoryStore
+) -> None:
+    silent = replace(_registration(), endpoints=())
+    async with (
+        RegistrationManager(store).register(silent),
+        BookieDirectory(observer) as directory,
+    ):
+        with pytest.raises(BookieUnreachableError, match="names no address"):
+            directory.resolve("bookie-1")
+
+
+async def test_a_directory_without_a_store_cannot_be_entered(observer: MemoryStore) -> None:
+    observer.disconnect()
+    with pytest.raises(MetadataUnavailableError):
+        async with BookieDirectory(observer):
+            pass
+
+
+async def test_closing_the_store_first_leaves_the_last_view(name: str, store: MemoryStore) -> None:
+    async with RegistrationManager(store).register(_registration()):
+        closing = MemoryStore(name)
+        await closing.__aenter__()
+        async with BookieDirectory(closing) as directory:
+            await closing.__aexit__(None, None, None)
+            assert list(directory.bookies()) == ["bookie-1"]
