@@ -1,0 +1,139 @@
+"""One client's stream of adds on the bookie: requests in, answers out in the same order.
+
+Two coroutines share a queue of requests that are not yet answered. The reader parses a request,
+waits until the node admits its bytes (while it waits, nothing is read, so the client is held back
+by gRPC's flow control) and hands it to the node, which answers with a future. The writer waits for
+the oldest future only and writes its answer. A stream thus costs two tasks, a request none.
+
+When the stream breaks, both coroutines end and the queue is forgotten; the futures are not
+cancelled, so the adds go on. An answer that cannot be delivered proves nothing to the client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from functools import partial
+from typing import Final
+
+from grpc import aio
+
+from bookie.errors import BadRequestError, WrongClusterError
+from bookie.ids import Status
+from bookie.node.commands import Reply
+from bookie.rpc.codec import encode_add_response, parse_add_request, request_id_of
+from bookie.rpc.contract import CallContext, EntryNode
+from bookie.rpc.faults import Faults
+
+PENDING_MAX: Final = 4096
+"""The most unanswered requests of one stream; a client that reads no answers is held back here."""
+
+RPC: Final = "AddStream"
+
+
+class AddStream:
+    """Serves one call. `refusal` answers every request when the caller may not add at all."""
+
+    def __init__(self, node: EntryNode, faults: Faults, refusal: WrongClusterError | None) -> None:
+        self._node = node
+        self._faults = faults
+        self._refusal = refusal
+        self._pending: deque[tuple[int, asyncio.Future[Reply] | Reply]] = deque()
+        self._arrived = asyncio.Event()
+        self._answered = asyncio.Event()
+        self._ended = False
+
+    async def serve(self, context: CallContext) -> None:
+        """Serve until the client has sent its last request and got its last answer.
+
+        Cancelled when the stream breaks; returns early when gRPC says so by an error.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            reader = tasks.create_task(self._read(context), name="add stream reader")
+            try:
+                await context.send_initial_metadata(())
+                await self._write(context)
+            except aio.BaseError:
+                pass  # the stream broke while an answer was being written
+            finally:
+                reader.cancel()
+
+    def end(self) -> None:
+        """Take no further request, and end the stream after the answers that are owed."""
+        self._ended = True
+        self._arrived.set()
+
+    async def _read(self, context: CallContext) -> None:
+        """Turn messages into pending answers until the client or the bookie ends the stream."""
+        pending = self._pending
+        while not self._ended:
+            try:
+                data = await context.read()
+            except aio.BaseError:
+                break
+            if data is aio.EOF:
+                break
+            pending.append(await self._accept(data))
+            self._arrived.set()
+            while len(pending) >= PENDING_MAX:
+                self._answered.clear()
+                await self._answered.wait()
+        self.end()
+
+    async def _accept(self, data: bytes) -> tuple[int, asyncio.Future[Reply] | Reply]:
+        """Hand one request to the node, or refuse it here."""
+        if self._refusal is not None:
+            return request_id_of(data), self._faults.reply(RPC, self._refusal)
+        try:
+            request_id, command = parse_add_request(data)
+        except BadRequestError as error:
+            return request_id_of(data), self._faults.reply(RPC, error)
+        try:
+            await self._node.admit_add(len(data))
+            return request_id, self._node.add(command, len(data))
+        except Exception as error:  # noqa: BLE001  (the servicer's error mapping)
+            return request_id, self._faults.reply(RPC, error)
+
+    async def _write(self, context: CallContext) -> None:
+        """Write answers in request order."""
+        pending = self._pending
+        while True:
+            while pending:
+                request_id, outcome = pending[0]
+                if isinstance(outcome, asyncio.Future):
+                    if not outcome.done():
+                        await _settled(outcome)
+                    outcome = self._result(outcome)
+                self._faults.count(RPC, outcome.status)
+                await context.write(
+                    encode_add_response(request_id, outcome.status, outcome.message)
+                )
+                pending.popleft()
+                self._answered.set()
+            if self._ended:
+                return
+            self._arrived.clear()
+            await self._arrived.wait()
+
+    def _result(self, outcome: asyncio.Future[Reply]) -> Reply:
+        """What a finished future says; the node promises an answer, anything else is a fault."""
+        if outcome.cancelled():
+            return Reply(Status.SHUTTING_DOWN, "the bookie gave the request up")
+        error = outcome.exception()
+        return outcome.result() if error is None else self._faults.reply(RPC, error)
+
+
+async def _settled(future: asyncio.Future[Reply]) -> None:
+    """Wait until `future` is done; being cancelled leaves it alone, where awaiting it would not."""
+    waiter = asyncio.get_running_loop().create_future()
+    release = partial(_release, waiter)
+    future.add_done_callback(release)
+    try:
+        await waiter
+    finally:
+        future.remove_done_callback(release)
+
+
+def _release(waiter: asyncio.Future[None], _future: asyncio.Future[Reply]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)

@@ -1,0 +1,357 @@
+"""The cold messages: generated protobuf code on the wire, frozen values on both sides of it.
+
+Everything that is not sent per batch goes through here, for the servicer and for the channels.
+Requests are checked when they are parsed: a parser returns values within their bounds or raises
+:class:`BadRequestError`, whatever the bytes are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
+
+import numpy as np
+from google.protobuf.message import DecodeError, Message
+from numpy.typing import NDArray
+
+from bookie._pb import bookie_pb2 as pb
+from bookie.errors import BadRequestError
+from bookie.ids import MAX_ID, NO_ENTRY, Status
+from bookie.node.commands import Info, LacReply, LacState, LedgerRow, Reply
+from bookie.rpc.codec import (
+    LAC_PACKET_BYTES_MAX,
+    MASTER_KEY_BYTES_MAX,
+    MESSAGE_TEXT_CHARACTERS_MAX,
+)
+
+WATCH_IDS_MAX: Final = 4096
+"""The most ledgers that one message subscribes or unsubscribes."""
+
+_M = TypeVar("_M", bound=Message)
+
+Ranges = tuple[NDArray[np.int64], NDArray[np.int64]]
+"""First and last ids (inclusive) of ascending, disjoint ranges."""
+
+
+class LedgerRequest(NamedTuple):
+    """A request that names a ledger, with the key it may need."""
+
+    ledger_id: int
+    master_key: bytes = b""
+
+
+class WriteLacCommand(NamedTuple):
+    """An explicit LAC to store."""
+
+    ledger_id: int
+    master_key: bytes
+    lac_packet: bytes
+
+
+class EntryRange(NamedTuple):
+    """Ids to list; `last_entry_id` is MAX_ID when the request had no end."""
+
+    ledger_id: int
+    first_entry_id: int
+    last_entry_id: int
+
+
+class WatchChange(NamedTuple):
+    """Ledgers to watch from now on, and no longer."""
+
+    subscribe: Sequence[int]
+    unsubscribe: Sequence[int]
+
+
+# -- requests --------------------------------------------------------------------------------------
+
+
+def encode_ledger_request(kind: type[Any], ledger_id: int, master_key: bytes = b"") -> bytes:
+    """A ReadLac, Fence or (without a key) Force request."""
+    message = kind(ledger_id=ledger_id)
+    if master_key:
+        message.master_key = master_key
+    data: bytes = message.SerializeToString()
+    return data
+
+
+def parse_read_lac_request(data: bytes) -> LedgerRequest:
+    """The ledger whose LAC is asked for."""
+    message = _parse(pb.ReadLacRequest, data)
+    return LedgerRequest(_ledger_id(message.ledger_id), _key(message.master_key))
+
+
+def parse_fence_request(data: bytes) -> LedgerRequest:
+    """The ledger to fence."""
+    message = _parse(pb.FenceRequest, data)
+    return LedgerRequest(_ledger_id(message.ledger_id), _key(message.master_key))
+
+
+def parse_force_request(data: bytes) -> LedgerRequest:
+    """The ledger whose accepted entries must be durable."""
+    return LedgerRequest(_ledger_id(_parse(pb.ForceRequest, data).ledger_id))
+
+
+def encode_write_lac_request(command: WriteLacCommand) -> bytes:
+    """The wire bytes of an explicit LAC."""
+    return pb.WriteLacRequest(
+        ledger_id=command.ledger_id,
+        master_key=command.master_key,
+        lac_packet=command.lac_packet,
+    ).SerializeToString()
+
+
+def parse_write_lac_request(data: bytes) -> WriteLacCommand:
+    """The explicit LAC to store; its packet is not empty and has not been looked into."""
+    message = _parse(pb.WriteLacRequest, data)
+    packet = message.lac_packet
+    if not 0 < len(packet) <= LAC_PACKET_BYTES_MAX:
+        raise BadRequestError(f"a last add confirmed does not have {len(packet)} bytes")
+    return WriteLacCommand(_ledger_id(message.ledger_id), _key(message.master_key), packet)
+
+
+def encode_entry_range(wanted: EntryRange) -> bytes:
+    """The wire bytes of a request to list entries."""
+    return pb.ListEntriesRequest(
+        ledger_id=wanted.ledger_id,
+        first_entry_id=wanted.first_entry_id,
+        last_entry_id=wanted.last_entry_id,
+    ).SerializeToString()
+
+
+def parse_list_entries_request(data: bytes) -> EntryRange:
+    """The ids to list; a last id of -1 stands for all."""
+    message = _parse(pb.ListEntriesRequest, data)
+    first = message.first_entry_id
+    last = MAX_ID if message.last_entry_id == NO_ENTRY else message.last_entry_id
+    if not 0 <= first <= last:
+        raise BadRequestError(f"entries {first} to {last} are not a range of entry ids")
+    return EntryRange(_ledger_id(message.ledger_id), first, last)
+
+
+def encode_list_ledgers_request(after_ledger_id: int) -> bytes:
+    """The wire bytes of a request to list the ledgers above `after_ledger_id`."""
+    return pb.ListLedgersRequest(after_ledger_id=after_ledger_id).SerializeToString()
+
+
+def parse_list_ledgers_request(data: bytes) -> int:
+    """The id after which to list; -1 lists all."""
+    after = _parse(pb.ListLedgersRequest, data).after_ledger_id
+    if after < -1:
+        raise BadRequestError(f"ledger id {after} is not in -1 … 2^63-1")
+    return after
+
+
+def parse_info_request(data: bytes) -> None:
+    """Nothing, but it must be a message."""
+    _parse(pb.GetInfoRequest, data)
+
+
+def encode_watch_change(change: WatchChange) -> bytes:
+    """The wire bytes of a change to what is watched."""
+    return pb.WatchLacRequest(
+        subscribe=change.subscribe, unsubscribe=change.unsubscribe
+    ).SerializeToString()
+
+
+def parse_watch_request(data: bytes) -> WatchChange:
+    """The ledgers to watch and those to forget; at most `WATCH_IDS_MAX` together."""
+    message = _parse(pb.WatchLacRequest, data)
+    count = len(message.subscribe) + len(message.unsubscribe)
+    if count > WATCH_IDS_MAX:
+        raise BadRequestError(f"a message names {count} ledgers; at most {WATCH_IDS_MAX} may be")
+    change = WatchChange(list(message.subscribe), list(message.unsubscribe))
+    for ledger_id in (*change.subscribe, *change.unsubscribe):
+        _ledger_id(ledger_id)
+    return change
+
+
+# -- answers ---------------------------------------------------------------------------------------
+
+
+def encode_lac_reply(reply: LacReply) -> bytes:
+    """The wire bytes of the answer to ReadLac and Fence."""
+    return pb.LacResponse(
+        status=_pb_status(reply.status),
+        message=_text(reply.message),
+        last_entry=reply.last_entry,
+        lac_packet=reply.lac_packet,
+        max_lac=reply.max_lac,
+        fenced=reply.fenced,
+    ).SerializeToString()
+
+
+def parse_lac_reply(data: bytes) -> LacReply:
+    """The answer to ReadLac or Fence; nothing in its packets has been verified."""
+    message = _parse(pb.LacResponse, data)
+    return LacReply(
+        _status(message.status),
+        message.message,
+        message.last_entry,
+        message.lac_packet,
+        message.max_lac,
+        message.fenced,
+    )
+
+
+def encode_reply(reply: Reply) -> bytes:
+    """The wire bytes of the answer to Force and WriteLac, whose responses have the same fields."""
+    return pb.ForceResponse(
+        status=_pb_status(reply.status), message=_text(reply.message)
+    ).SerializeToString()
+
+
+def parse_reply(data: bytes) -> Reply:
+    """The answer to Force or WriteLac."""
+    message = _parse(pb.ForceResponse, data)
+    return Reply(_status(message.status), message.message)
+
+
+def encode_ranges(reply: Reply, ranges: Ranges | None) -> bytes:
+    """The wire bytes of one page of ids; only an OK page has any."""
+    message = pb.ListEntriesResponse(status=_pb_status(reply.status), message=_text(reply.message))
+    if ranges is not None:
+        message.range_first.extend(ranges[0].tolist())
+        message.range_last.extend(ranges[1].tolist())
+    return message.SerializeToString()
+
+
+def parse_ranges(data: bytes) -> tuple[Reply, Ranges]:
+    """One page of ids; ranges ascend and are disjoint, here as in the contract.
+
+    Raises:
+        BadRequestError: The page is not such a message, or its ranges contradict the contract.
+    """
+    message = _parse(pb.ListEntriesResponse, data)
+    try:
+        first = np.array(message.range_first, np.int64)
+        last = np.array(message.range_last, np.int64)
+    except OverflowError:
+        raise BadRequestError("an entry id of the listing is above 2^63-1") from None
+    if len(first) != len(last) or (last < first).any() or (first[1:] <= last[:-1]).any():
+        raise BadRequestError("the listing's ranges of entry ids do not ascend")
+    return Reply(_status(message.status), message.message), (first, last)
+
+
+def encode_ledger_rows(reply: Reply, rows: Iterable[LedgerRow]) -> bytes:
+    """The wire bytes of one page of ledgers; only an OK page has any."""
+    return pb.ListLedgersResponse(
+        status=_pb_status(reply.status),
+        message=_text(reply.message),
+        ledgers=[
+            pb.LedgerRow(
+                ledger_id=row.ledger_id,
+                fenced=row.fenced,
+                limbo=row.limbo,
+                first_entry_id=row.first_entry_id,
+                last_entry_id=row.last_entry_id,
+                entries=row.entries,
+                bytes=row.payload_bytes,
+                max_lac=row.max_lac,
+            )
+            for row in rows
+        ],
+    ).SerializeToString()
+
+
+def parse_ledger_rows(data: bytes) -> tuple[Reply, list[LedgerRow]]:
+    """One page of ledgers."""
+    message = _parse(pb.ListLedgersResponse, data)
+    rows = [
+        LedgerRow(
+            row.ledger_id,
+            row.fenced,
+            row.limbo,
+            row.first_entry_id,
+            row.last_entry_id,
+            row.entries,
+            row.bytes,
+            row.max_lac,
+        )
+        for row in message.ledgers
+    ]
+    return Reply(_status(message.status), message.message), rows
+
+
+def encode_info(reply: Reply, info: Info | None) -> bytes:
+    """The wire bytes of a bookie's description of itself; only an OK answer has one."""
+    message = pb.GetInfoResponse(status=_pb_status(reply.status), message=_text(reply.message))
+    if info is not None:
+        message.bookie_id = info.bookie_id
+        message.instance_id = info.instance_id
+        message.version = info.version
+        message.read_only = info.read_only
+        message.total_bytes = info.total_bytes
+        message.free_bytes = info.free_bytes
+        message.ledgers = info.ledgers
+    return message.SerializeToString()
+
+
+def parse_info(data: bytes) -> tuple[Reply, Info]:
+    """A bookie's description of itself."""
+    message = _parse(pb.GetInfoResponse, data)
+    info = Info(
+        message.bookie_id,
+        message.instance_id,
+        message.version,
+        message.read_only,
+        message.total_bytes,
+        message.free_bytes,
+        message.ledgers,
+    )
+    return Reply(_status(message.status), message.message), info
+
+
+def encode_lac_state(state: LacState) -> bytes:
+    """The wire bytes of one update to a watcher."""
+    return pb.LacUpdate(
+        ledger_id=state.ledger_id,
+        max_lac=state.max_lac,
+        fenced=state.fenced,
+        status=_pb_status(state.status),
+    ).SerializeToString()
+
+
+def parse_lac_state(data: bytes) -> LacState:
+    """One update to a watcher."""
+    message = _parse(pb.LacUpdate, data)
+    return LacState(message.ledger_id, message.max_lac, message.fenced, _status(message.status))
+
+
+# -- what messages share ---------------------------------------------------------------------------
+
+
+def _parse(kind: type[_M], data: bytes) -> _M:
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        raise BadRequestError(f"the bytes are not a {kind.DESCRIPTOR.name}") from None
+
+
+def _ledger_id(ledger_id: int) -> int:
+    if not 0 <= ledger_id <= MAX_ID:
+        raise BadRequestError(f"ledger id {ledger_id} is not in 0 … 2^63-1")
+    return ledger_id
+
+
+def _key(master_key: bytes) -> bytes:
+    if len(master_key) > MASTER_KEY_BYTES_MAX:
+        raise BadRequestError(
+            f"a key has {len(master_key)} bytes; at most {MASTER_KEY_BYTES_MAX} are allowed"
+        )
+    return master_key
+
+
+def _status(number: int) -> Status:
+    try:
+        return Status(number)
+    except ValueError:
+        raise BadRequestError(f"the message has the unknown status {number}") from None
+
+
+def _pb_status(status: Status) -> Any:
+    return status.value  # the generated code takes numbers, its stubs do not say so
+
+
+def _text(text: str) -> str:
+    return text[:MESSAGE_TEXT_CHARACTERS_MAX]

@@ -1,0 +1,66 @@
+"""How many bytes of reads a bookie answers at a time.
+
+Answers wait in memory until their clients have taken them. Each read reserves the most that it may
+return, and what it did return stays charged until gRPC is done with the call: slow readers use up
+the budget, not the memory. Over it, a read is refused at once and may be tried again.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from bookie.errors import TooManyRequestsError
+from bookie.telemetry import Metrics
+
+READ_OVERHEAD_BYTES: Final = 4096
+"""What a read is charged besides its entries, so that empty answers are bounded too."""
+
+
+class ReadBudget:
+    """Bytes of reads in flight, at most `limit_bytes`, a quarter more for reads that fence."""
+
+    def __init__(self, limit_bytes: int, metrics: Metrics) -> None:
+        self._limit_bytes = limit_bytes
+        self._gauge = metrics.in_flight_read_bytes
+        self._charged_bytes = 0
+
+    def reserve(self, read_bytes: int, *, fencing: bool) -> Charge:
+        """Charge a read before it is made. One read is always admitted, whatever its size.
+
+        Recovery gets through where other readers are turned away: it may use a quarter more.
+
+        Raises:
+            TooManyRequestsError: Too many bytes are being read; nothing was charged.
+        """
+        limit = self._limit_bytes + (self._limit_bytes // 4 if fencing else 0)
+        charge = read_bytes + READ_OVERHEAD_BYTES
+        if self._charged_bytes and self._charged_bytes + charge > limit:
+            raise TooManyRequestsError("the bookie is answering as many reads as it may")
+        self.change(charge)
+        return Charge(self, charge)
+
+    def change(self, change_bytes: int) -> None:
+        """Charge more, or less, without a check."""
+        self._charged_bytes += change_bytes
+        self._gauge.set(self._charged_bytes)
+
+
+class Charge:
+    """What one read holds of the budget."""
+
+    __slots__ = ("_budget", "_bytes")
+
+    def __init__(self, budget: ReadBudget, charge_bytes: int) -> None:
+        self._budget = budget
+        self._bytes = charge_bytes
+
+    def settle(self, read_bytes: int) -> None:
+        """Hold what the read did return instead of what it might have."""
+        charge = read_bytes + READ_OVERHEAD_BYTES
+        self._budget.change(charge - self._bytes)
+        self._bytes = charge
+
+    def release(self, _context: object = None) -> None:
+        """Hold nothing; once released, a second release changes nothing."""
+        self._budget.change(-self._bytes)
+        self._bytes = 0

@@ -1,0 +1,129 @@
+"""What guards a connection: gRPC options, the cluster's instance id, credentials.
+
+Both ends take their keepalive from the same settings: a client that pings more often than its
+server allows is sent away (``GOAWAY too_many_pings``), so the server's least interval has to stay
+below every client's.
+
+The instance id travels in call metadata, once per call, and is compared in constant time: it is no
+secret, but it costs nothing to treat it like one. Ports and channels are opened here and nowhere
+else, so that credentials have one place.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterable
+from typing import Any, Final
+
+import grpc
+from grpc import aio
+
+from bookie.config import RpcSettings
+from bookie.errors import WrongClusterError
+from bookie.ids import INSTANCE_ID_METADATA_KEY
+
+ChannelOptions = list[tuple[str, int]]
+
+RECONNECT_BACKOFF_MS: Final = (100, 1000)
+"""The first and the longest pause of a channel between two attempts to connect.
+
+Short, because a bookie that restarts is back within a second and its writers wait for it.
+"""
+
+
+def _milliseconds(seconds: float) -> int:
+    return max(1, round(seconds * 1000))
+
+
+def server_options(settings: RpcSettings) -> ChannelOptions:
+    """What the server tells gRPC, so that no peer can hold more of it than it should.
+
+    Connections have no age limit: a stream of adds lives as long as its writer.
+    """
+    return [
+        ("grpc.max_receive_message_length", settings.message_bytes_max),
+        ("grpc.max_send_message_length", settings.message_bytes_max),
+        ("grpc.max_concurrent_streams", settings.concurrent_streams_max),
+        ("grpc.max_metadata_size", settings.metadata_bytes_max),
+        ("grpc.absolute_max_metadata_size", 2 * settings.metadata_bytes_max),
+        ("grpc.keepalive_time_ms", _milliseconds(settings.keepalive_seconds)),
+        ("grpc.keepalive_timeout_ms", _milliseconds(settings.keepalive_timeout_seconds)),
+        ("grpc.keepalive_permit_without_calls", 1),
+        (
+            "grpc.http2.min_ping_interval_without_data_ms",
+            _milliseconds(settings.ping_interval_seconds_min),
+        ),
+        ("grpc.http2.max_ping_strikes", 2),
+        ("grpc.max_connection_idle_ms", _milliseconds(settings.connection_idle_seconds_max)),
+        ("grpc.server_handshake_timeout_ms", _milliseconds(settings.handshake_timeout_seconds)),
+        ("grpc.so_reuseport", 0),  # a second bookie must not share the port in silence
+        ("grpc.enable_channelz", 0),
+        ("grpc.per_message_compression", 0),
+        ("grpc.per_message_decompression", 0),
+    ]
+
+
+def channel_options(settings: RpcSettings, connect_timeout_seconds: float) -> ChannelOptions:
+    """What a client tells gRPC.
+
+    Each channel gets a connection of its own, even to the same bookie: bulk on one must not delay a
+    fence on the other.
+    """
+    first, longest = RECONNECT_BACKOFF_MS
+    return [
+        ("grpc.max_receive_message_length", settings.message_bytes_max),
+        ("grpc.max_send_message_length", settings.message_bytes_max),
+        ("grpc.keepalive_time_ms", _milliseconds(settings.keepalive_seconds)),
+        ("grpc.keepalive_timeout_ms", _milliseconds(settings.keepalive_timeout_seconds)),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.initial_reconnect_backoff_ms", first),
+        ("grpc.max_reconnect_backoff_ms", longest),
+        # Named a backoff, this is in fact how long one attempt to connect may take.
+        ("grpc.min_reconnect_backoff_ms", _milliseconds(connect_timeout_seconds)),
+        ("grpc.enable_retries", 0),  # what may be sent again is decided by who knows what it is
+        ("grpc.enable_http_proxy", 0),
+    ]
+
+
+def open_channel(address: str, options: ChannelOptions) -> Any:
+    """A channel to ``HOST:PORT``; it connects when it is first used."""
+    return aio.insecure_channel(address, options=options)
+
+
+def bind(server: Any, address: str) -> int:
+    """Let `server` listen on ``HOST:PORT``; the port it got.
+
+    Raises:
+        RuntimeError: gRPC could not bind the address.
+    """
+    port: int = server.add_insecure_port(address)
+    return port
+
+
+def call_metadata(instance_id: str) -> tuple[tuple[str, str], ...]:
+    """What a client sends with each call."""
+    return ((INSTANCE_ID_METADATA_KEY, instance_id),)
+
+
+def check_instance_id(metadata: Iterable[tuple[str, str | bytes]], instance_id: str) -> None:
+    """Check that a call is meant for this cluster.
+
+    Raises:
+        WrongClusterError: The caller named no cluster, or another one.
+    """
+    for key, value in metadata:
+        if key == INSTANCE_ID_METADATA_KEY:
+            octets = value.encode() if isinstance(value, str) else value
+            if hmac.compare_digest(octets, instance_id.encode()):
+                return
+            raise WrongClusterError("this bookie belongs to another cluster than the caller")
+    raise WrongClusterError("the caller did not say which cluster it belongs to")
+
+
+def is_message_too_large(error: grpc.RpcError) -> bool:
+    """Whether a call failed because a message exceeded what one end takes."""
+    return isinstance(error, aio.AioRpcError) and (
+        error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    )
