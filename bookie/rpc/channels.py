@@ -1,0 +1,247 @@
+"""A client's way to one bookie: streams of adds on one connection, everything else on another.
+
+A fence or a LAC read must not wait behind megabytes of adds, so the two kinds of calls never share
+a connection. Calls return what the bookie answered, whatever its status, because statuses mean
+different things to a writer, a reader and recovery; only what has a single meaning raises. A call
+that fails in transport raises, and its outcome is unknown:
+
+* `BookieUnreachableError`: no connection, a broken one, or an answer that cannot be understood;
+* `OperationTimeoutError`: no answer in time;
+* `BadRequestError`: a message exceeded what one of the two ends takes.
+
+Cancelling a call abandons it; the bookie may still do what it asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from typing import Any, TypeVar
+
+import grpc
+
+from bookie._pb import bookie_pb2 as pb
+from bookie.config import RpcSettings
+from bookie.errors import BadRequestError, BookieUnreachableError, error_for_status
+from bookie.ids import NO_ENTRY, Status
+from bookie.node.commands import Info, LacReply, LacState, LedgerRow, ReadCommand, ReadReply, Reply
+from bookie.rpc import cold, security
+from bookie.rpc.codec import encode_read_request, parse_read_response
+from bookie.rpc.cold import Ranges
+from bookie.rpc.contract import SERVICE
+from bookie.rpc.streams import AddStream, LacWatch, OnAnswer, OnBroken, error_of
+
+__all__ = [
+    "AddStream",
+    "BookieChannel",
+    "Info",
+    "LacReply",
+    "LacState",
+    "LacWatch",
+    "LedgerRow",
+    "Ranges",
+    "ReadCommand",
+    "ReadReply",
+    "Reply",
+]
+
+_T = TypeVar("_T")
+
+
+class BookieChannel:
+    """Calls to the bookie at `address` (``HOST:PORT``) in the cluster `instance_id`.
+
+    Nothing connects before the first call. Streams run in `tasks`, which has to outlive them;
+    `aclose` ends them all. One event loop uses a channel.
+
+    Args:
+        address: Where the bookie listens.
+        instance_id: The cluster that both have to belong to.
+        tasks: Where the streams' tasks are born.
+        connect_timeout_seconds: Time for a connection to stand, and for a stream to be taken up.
+        settings: Message sizes and keepalive, the same as the server's.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        instance_id: str,
+        tasks: asyncio.TaskGroup,
+        *,
+        connect_timeout_seconds: float = 5.0,
+        settings: RpcSettings | None = None,
+    ) -> None:
+        self.address = address
+        self._tasks = tasks
+        self._connect_timeout_seconds = connect_timeout_seconds
+        self._metadata = security.call_metadata(instance_id)
+        options = security.channel_options(settings or RpcSettings(), connect_timeout_seconds)
+        self._bulk = security.open_channel(address, options)
+        self._control = security.open_channel(address, options)
+        self._unary = {
+            rpc: self._control.unary_unary(f"/{SERVICE}/{rpc}")
+            for rpc in ("Read", "ReadLac", "Fence", "Force", "WriteLac", "GetInfo")
+        }
+        self._streams: list[AddStream | LacWatch] = []
+
+    async def aclose(self) -> None:
+        """End the streams and close the connections; calls that run fail as cancelled."""
+        for stream in self._streams:
+            await stream.aclose()
+        await self._bulk.close()
+        await self._control.close()
+
+    def add_stream(self, on_answer: OnAnswer, on_broken: OnBroken) -> AddStream:
+        """An open stream of adds; a client keeps one for plain and one for recovery adds."""
+        call = self._bulk.stream_stream(f"/{SERVICE}/AddStream")
+        stream = AddStream(
+            self.address,
+            lambda: call(metadata=self._metadata),
+            self._tasks,
+            on_answer,
+            on_broken,
+            connect_timeout_seconds=self._connect_timeout_seconds,
+        )
+        self._streams.append(stream)
+        stream.reopen()
+        return stream
+
+    def watch_lac(self, on_update: Callable[[LacState], None], on_broken: OnBroken) -> LacWatch:
+        """An open subscription to LACs, of no ledgers yet."""
+        call = self._control.stream_stream(f"/{SERVICE}/WatchLac")
+        stream = LacWatch(
+            self.address,
+            lambda: call(metadata=self._metadata),
+            self._tasks,
+            on_update,
+            on_broken,
+            connect_timeout_seconds=self._connect_timeout_seconds,
+        )
+        self._streams.append(stream)
+        stream.reopen()
+        return stream
+
+    async def read(self, command: ReadCommand, *, timeout: float) -> ReadReply:
+        """Read entries. The batch's bounds have been checked, its packets have not."""
+        return await self._call(
+            "Read",
+            encode_read_request(command),
+            timeout,
+            lambda data: parse_read_response(data, command.ledger_id),
+        )
+
+    async def read_lac(self, ledger_id: int, master_key: bytes, *, timeout: float) -> LacReply:
+        """Ask what the bookie knows about the end of a ledger; packets are unverified."""
+        request = cold.encode_ledger_request(pb.ReadLacRequest, ledger_id, master_key)
+        return await self._call("ReadLac", request, timeout, cold.parse_lac_reply)
+
+    async def fence(self, ledger_id: int, master_key: bytes, *, timeout: float) -> LacReply:
+        """Fence a ledger; an OK or definite negative answer comes after the fence is durable."""
+        request = cold.encode_ledger_request(pb.FenceRequest, ledger_id, master_key)
+        return await self._call("Fence", request, timeout, cold.parse_lac_reply)
+
+    async def force(self, ledger_id: int, *, timeout: float) -> Reply:
+        """Make durable what the bookie accepted of a ledger before."""
+        request = cold.encode_ledger_request(pb.ForceRequest, ledger_id)
+        return await self._call("Force", request, timeout, cold.parse_reply)
+
+    async def write_lac(
+        self, ledger_id: int, master_key: bytes, packet: bytes, *, timeout: float
+    ) -> Reply:
+        """Store an explicit LAC."""
+        request = cold.encode_write_lac_request(cold.WriteLacCommand(ledger_id, master_key, packet))
+        return await self._call("WriteLac", request, timeout, cold.parse_reply)
+
+    async def info(self, *, timeout: float) -> Info:
+        """Ask the bookie to describe itself.
+
+        Raises:
+            BookieError: The error of the status, when it is not OK.
+        """
+        request = pb.GetInfoRequest().SerializeToString()
+        reply, info = await self._call("GetInfo", request, timeout, cold.parse_info)
+        _check(reply)
+        return info
+
+    async def list_entries(
+        self,
+        ledger_id: int,
+        first_entry_id: int = 0,
+        last_entry_id: int = NO_ENTRY,
+        *,
+        timeout: float | None = None,
+    ) -> AsyncIterator[Ranges]:
+        """Ranges of ids that the bookie stores, ascending; complete when it ends without an error.
+
+        Args:
+            ledger_id: The ledger.
+            first_entry_id: Where to begin.
+            last_entry_id: Where to end (inclusive); -1 lists to the end.
+            timeout: Seconds for the whole listing; None waits for ever.
+
+        Raises:
+            BookieError: The error of the status, when it is not OK.
+        """
+        wanted = cold.EntryRange(ledger_id, first_entry_id, last_entry_id)
+        pages = self._pages("ListEntries", cold.encode_entry_range(wanted), timeout)
+        async with contextlib.aclosing(pages):
+            async for page in pages:
+                reply, ranges = self._understand(cold.parse_ranges, page)
+                _check(reply)
+                yield ranges
+
+    async def list_ledgers(
+        self, after_ledger_id: int = -1, *, timeout: float | None = None
+    ) -> AsyncIterator[list[LedgerRow]]:
+        """Ledgers that the bookie stores, by id; complete when it ends without an error.
+
+        Raises:
+            BookieError: The error of the status, when it is not OK.
+        """
+        request = cold.encode_list_ledgers_request(after_ledger_id)
+        pages = self._pages("ListLedgers", request, timeout)
+        async with contextlib.aclosing(pages):
+            async for page in pages:
+                reply, rows = self._understand(cold.parse_ledger_rows, page)
+                _check(reply)
+                yield rows
+
+    async def _call(
+        self, rpc: str, request: bytes, timeout: float, parse: Callable[[bytes], _T]
+    ) -> _T:
+        """Make one unary call."""
+        try:
+            data = await self._unary[rpc](request, timeout=timeout, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise error_of(self.address, error) from None
+        return self._understand(parse, data)
+
+    async def _pages(
+        self, rpc: str, request: bytes, timeout: float | None
+    ) -> AsyncGenerator[bytes, None]:
+        """The messages of a listing; leaving early cancels the call."""
+        call: Any = self._control.unary_stream(f"/{SERVICE}/{rpc}")(
+            request, timeout=timeout, metadata=self._metadata
+        )
+        try:
+            async for page in call:
+                yield page
+        except grpc.RpcError as error:
+            raise error_of(self.address, error) from None
+        finally:
+            call.cancel()
+
+    def _understand(self, parse: Callable[[bytes], _T], data: bytes) -> _T:
+        """Parse an answer; one that cannot be parsed proves nothing."""
+        try:
+            return parse(data)
+        except BadRequestError as error:
+            raise BookieUnreachableError(
+                f"bookie {self.address} sent an answer that cannot be understood: {error}"
+            ) from None
+
+
+def _check(reply: Reply) -> None:
+    if reply.status is not Status.OK:
+        raise error_for_status(reply.status, reply.message)

@@ -1,0 +1,289 @@
+"""A client's side of a long-lived stream: a queue to send from, callbacks for what comes back.
+
+A stream is used through one *attempt* at a time, which is one gRPC call with a task of its own::
+
+    BROKEN ──reopen()──▶ OPEN ──the call ends, for whatever reason──▶ BROKEN (on_broken)
+       └──────────────────┴──aclose()──▶ CLOSED
+
+Nothing is ever sent twice by this module and nothing reconnects by itself: a broken stream proves
+nothing about what was sent on it, so its owner decides what to send again, and when. What was still
+queued when a stream broke is dropped; the owner holds it anyway until it is answered.
+
+Callbacks run in the event loop, one at a time, and must not block. After `on_broken`, no message of
+that attempt is delivered any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, Final, Protocol
+
+import grpc
+from grpc import aio
+
+from bookie.errors import (
+    BadRequestError,
+    BookieError,
+    BookieUnreachableError,
+    ClientClosedError,
+    OperationTimeoutError,
+)
+from bookie.ids import Status
+from bookie.node.commands import LacState
+from bookie.rpc import cold
+from bookie.rpc.codec import parse_add_response
+
+QUEUE_BYTES_MAX: Final = 16 * 1024 * 1024
+"""Bytes waiting to be handed to gRPC above which a stream says that it is full."""
+
+OpenCall = Callable[[], Any]
+OnBroken = Callable[[BookieError], None]
+
+
+class OnAnswer(Protocol):
+    """Takes a bookie's answer to one add."""
+
+    def __call__(self, request_id: int, status: Status, message: str, /) -> None:
+        """Answers come in the order in which the requests were sent."""
+
+
+def error_of(address: str, error: grpc.RpcError) -> BookieError:
+    """What a failed call means: an unknown outcome, except where the request itself is to blame."""
+    code = error.code()
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return OperationTimeoutError(f"bookie {address} did not answer in time")
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return BadRequestError(f"a message to or from bookie {address} is too large")
+    return BookieUnreachableError(f"bookie {address} cannot be reached: {error.details()}")
+
+
+class _Attempt:
+    """One call of a stream and what waits to be sent on it."""
+
+    __slots__ = ("arrived", "queue", "queued_bytes", "sent", "task")
+
+    def __init__(self) -> None:
+        self.queue: deque[bytes] = deque()
+        self.queued_bytes = 0
+        self.arrived = asyncio.Event()
+        self.sent = asyncio.Event()
+        self.task: asyncio.Task[None] | None = None
+
+
+class Stream:
+    """A bidirectional call that its owner may reopen; `AddStream` and `LacWatch` are its kinds.
+
+    It is broken until `reopen` is called for the first time.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        open_call: OpenCall,
+        tasks: asyncio.TaskGroup,
+        on_broken: OnBroken,
+        *,
+        connect_timeout_seconds: float,
+    ) -> None:
+        self.address = address
+        self._open_call = open_call
+        self._tasks = tasks
+        self._on_broken = on_broken
+        self._connect_timeout_seconds = connect_timeout_seconds
+        self._attempt: _Attempt | None = None
+        self._closed = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether `send` will take a message; not whether anything has been heard of the bookie."""
+        return self._attempt is not None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so much waits to be handed to gRPC that the owner should await `room`."""
+        return self._attempt is not None and self._attempt.queued_bytes > QUEUE_BYTES_MAX
+
+    def reopen(self) -> None:
+        """Begin a new attempt; does nothing while one is open.
+
+        Messages may be sent at once. Whether the bookie can be reached shows by answers or by
+        `on_broken`, which is called within the connect timeout.
+
+        Raises:
+            ClientClosedError: The stream was closed.
+        """
+        if self._closed:
+            raise ClientClosedError("the stream was closed")
+        if self._attempt is None:
+            self._attempt = attempt = _Attempt()
+            attempt.task = self._tasks.create_task(
+                self._run(attempt), name=f"stream to {self.address}"
+            )
+
+    def send_bytes(self, data: bytes) -> None:
+        """Queue one message; never waits.
+
+        Raises:
+            BookieUnreachableError: The stream is broken; nothing was queued.
+        """
+        attempt = self._attempt
+        if attempt is None:
+            raise BookieUnreachableError(f"the stream to bookie {self.address} is broken")
+        attempt.queue.append(data)
+        attempt.queued_bytes += len(data)
+        attempt.arrived.set()
+
+    async def room(self) -> None:
+        """Wait until the stream is not full, or broken."""
+        while (attempt := self._attempt) is not None and attempt.queued_bytes > QUEUE_BYTES_MAX:
+            attempt.sent.clear()
+            await attempt.sent.wait()
+
+    async def aclose(self) -> None:
+        """End the stream without `on_broken`; what the bookie has received, it may still do."""
+        self._closed = True
+        attempt, self._attempt = self._attempt, None
+        if attempt is not None and attempt.task is not None:
+            attempt.task.cancel()
+            attempt.sent.set()
+            await asyncio.wait((attempt.task,))
+
+    def _deliver(self, data: bytes) -> None:
+        """Take one message; overridden by each kind of stream."""
+        raise NotImplementedError
+
+    async def _run(self, attempt: _Attempt) -> None:
+        """Carry one attempt from its call to its end."""
+        error = await self._converse(attempt)
+        if self._attempt is attempt:
+            self._attempt = None
+            attempt.sent.set()
+            self._on_broken(error)
+
+    async def _converse(self, attempt: _Attempt) -> BookieError:
+        """Send and receive until the call ends; returns why it did."""
+        call = self._open_call()
+        writer = self._tasks.create_task(_write(call, attempt), name=f"writer to {self.address}")
+        try:
+            async with asyncio.timeout(self._connect_timeout_seconds):
+                await call.initial_metadata()
+            async for data in call:
+                self._deliver(data)
+        except TimeoutError:
+            return BookieUnreachableError(f"bookie {self.address} did not take up the stream")
+        except grpc.RpcError as error:
+            return error_of(self.address, error)
+        except BadRequestError as error:
+            return BookieUnreachableError(
+                f"bookie {self.address} sent an answer that cannot be understood: {error}"
+            )
+        finally:
+            writer.cancel()
+            call.cancel()
+        return BookieUnreachableError(f"bookie {self.address} ended the stream")
+
+
+async def _write(call: Any, attempt: _Attempt) -> None:
+    """Hand queued messages to gRPC, which holds this task back when the bookie does not read."""
+    queue = attempt.queue
+    try:
+        while True:
+            while queue:
+                await call.write(queue[0])
+                attempt.queued_bytes -= len(queue.popleft())
+                attempt.sent.set()
+            attempt.arrived.clear()
+            await attempt.arrived.wait()
+    except (grpc.RpcError, aio.BaseError, asyncio.InvalidStateError):
+        pass  # the call has ended; whoever reads from it learns why
+
+
+class AddStream(Stream):
+    """Adds to one bookie, of all ledgers of this process."""
+
+    def __init__(
+        self,
+        address: str,
+        open_call: OpenCall,
+        tasks: asyncio.TaskGroup,
+        on_answer: OnAnswer,
+        on_broken: OnBroken,
+        *,
+        connect_timeout_seconds: float,
+    ) -> None:
+        super().__init__(
+            address,
+            open_call,
+            tasks,
+            on_broken,
+            connect_timeout_seconds=connect_timeout_seconds,
+        )
+        self._on_answer = on_answer
+
+    def send(self, request: bytes) -> None:
+        """Queue the bytes of one add request; they may be shared with other bookies' streams.
+
+        Raises:
+            BookieUnreachableError: The stream is broken; nothing was queued.
+        """
+        self.send_bytes(request)
+
+    def _deliver(self, data: bytes) -> None:
+        self._on_answer(*parse_add_response(data))
+
+
+class LacWatch(Stream):
+    """Updates of LACs from one bookie. What is watched survives a `reopen`."""
+
+    def __init__(
+        self,
+        address: str,
+        open_call: OpenCall,
+        tasks: asyncio.TaskGroup,
+        on_update: Callable[[LacState], None],
+        on_broken: OnBroken,
+        *,
+        connect_timeout_seconds: float,
+    ) -> None:
+        super().__init__(
+            address,
+            open_call,
+            tasks,
+            on_broken,
+            connect_timeout_seconds=connect_timeout_seconds,
+        )
+        self._on_update = on_update
+        self._watched: set[int] = set()
+
+    def reopen(self) -> None:
+        """Begin a new attempt and subscribe to everything that is watched."""
+        if not self.is_open:
+            super().reopen()
+            self._send_changes(sorted(self._watched), subscribe=True)
+
+    def subscribe(self, ledger_ids: Iterable[int]) -> None:
+        """Watch ledgers; an update of each comes at once, and then whenever it changes."""
+        added = sorted(set(ledger_ids) - self._watched)
+        self._watched.update(added)
+        self._send_changes(added, subscribe=True)
+
+    def unsubscribe(self, ledger_ids: Iterable[int]) -> None:
+        """Watch ledgers no longer; updates that are on their way are dropped."""
+        removed = sorted(self._watched.intersection(ledger_ids))
+        self._watched.difference_update(removed)
+        self._send_changes(removed, subscribe=False)
+
+    def _send_changes(self, ledger_ids: list[int], *, subscribe: bool) -> None:
+        if not self.is_open:
+            return
+        for start in range(0, len(ledger_ids), cold.WATCH_IDS_MAX):
+            part = ledger_ids[start : start + cold.WATCH_IDS_MAX]
+            change = cold.WatchChange(part if subscribe else (), () if subscribe else part)
+            self.send_bytes(cold.encode_watch_change(change))
+
+    def _deliver(self, data: bytes) -> None:
+        state = cold.parse_lac_state(data)
+        if state.ledger_id in self._watched or state.ledger_id < 0:
+            self._on_update(state)

@@ -1,0 +1,215 @@
+"""Streams of adds between a client and a bookie, over real gRPC on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from bookie.errors import BookieError, BookieUnreachableError, ClientClosedError
+from bookie.ids import Status
+from bookie.node.commands import Reply
+from bookie.rpc import add_stream as server_side
+from bookie.rpc.channels import BookieChannel
+from bookie.rpc.codec import encode_add_request
+from bookie.rpc.streams import AddStream
+from tests.unit.rpc.conftest import Served
+from tests.unit.rpc.fake_node import INSTANCE_ID, batch_of, until
+
+Answers = list[tuple[int, Status, str]]
+
+
+class Client:
+    """What a stream's owner sees."""
+
+    def __init__(self, channel: BookieChannel) -> None:
+        self.answers: Answers = []
+        self.broken: list[BookieError] = []
+        self.stream: AddStream = channel.add_stream(
+            lambda *answer: self.answers.append(answer), self.broken.append
+        )
+
+    def send(self, request_id: int, first: int = 0) -> None:
+        self.stream.send(encode_add_request(request_id, 3, batch_of([40, 50], first=first)))
+
+    async def answered(self, count: int) -> Answers:
+        await until(lambda: len(self.answers) >= count or bool(self.broken))
+        return self.answers
+
+
+async def test_adds_are_answered_in_the_order_of_their_requests(served: Served) -> None:
+    """A later add that is done first waits for its turn."""
+    served.node.held = []
+    client = Client(served.channel)
+    for request_id in (5, 3, 9):
+        client.send(request_id)
+    await until(lambda: len(served.node.held or ()) == 3)
+    served.node.held[2].set_result(Reply(Status.OK))
+    served.node.held[1].set_result(Reply(Status.CONFLICT, "other bytes"))
+    await asyncio.sleep(0.02)
+    assert client.answers == []
+    served.node.held[0].set_result(Reply(Status.OK))
+    assert await client.answered(3) == [
+        (5, Status.OK, ""),
+        (3, Status.CONFLICT, "other bytes"),
+        (9, Status.OK, ""),
+    ]
+    assert served.requests("AddStream", "OK") == 2
+
+
+async def test_a_refused_request_is_answered_in_its_place_and_the_stream_goes_on(
+    served: Served,
+) -> None:
+    """A malformed request costs its sender one answer, not the stream."""
+    client = Client(served.channel)
+    client.send(1)
+    client.stream.send(encode_add_request(2, 3, batch_of([31])))
+    client.stream.send(b"\x08\x03\xff")
+    client.stream.send(b"garbage")
+    client.stream.send(b"")
+    client.send(4)
+    answers = await client.answered(6)
+    assert [answer[:2] for answer in answers] == [
+        (1, Status.OK),
+        (2, Status.BAD_REQUEST),
+        (3, Status.BAD_REQUEST),
+        (0, Status.BAD_REQUEST),
+        (0, Status.BAD_REQUEST),
+        (4, Status.OK),
+    ]
+    assert all(message for _, status, message in answers if status is not Status.OK)
+    assert len(served.node.added) == 2
+
+
+async def test_the_bytes_of_a_message_are_admitted_before_it_is_added(served: Served) -> None:
+    """While the node admits nothing, nothing is added and nothing more is read."""
+    served.node.admitting.clear()
+    client = Client(served.channel)
+    request = encode_add_request(1, 3, batch_of([40]))
+    for _ in range(5):
+        client.stream.send(request)
+    await asyncio.sleep(0.05)
+    assert served.node.added == []
+    served.node.admitting.set()
+    await client.answered(5)
+    assert served.node.admitted == [len(request)] * 5
+
+
+async def test_adds_go_on_when_their_stream_breaks(served: Served) -> None:
+    """Closing the stream cancels neither the futures nor the bookie."""
+    served.node.held = []
+    client = Client(served.channel)
+    for request_id in range(3):
+        client.send(request_id)
+    await until(lambda: len(served.node.held or ()) == 3)
+    await client.stream.aclose()
+    await asyncio.sleep(0.05)
+    assert not any(future.done() for future in served.node.held)
+    for future in served.node.held:
+        future.set_result(Reply(Status.OK))
+    served.node.held = None
+    again = Client(served.channel)
+    again.send(7)
+    assert await again.answered(1) == [(7, Status.OK, "")]
+    assert client.broken == []
+
+
+async def test_a_fault_of_the_node_is_an_io_error_without_its_words(served: Served) -> None:
+    """What the node did not mean to say stays in its log."""
+    served.node.failure = RuntimeError("a secret")
+    client = Client(served.channel)
+    client.send(1)
+    ((_, status, message),) = await client.answered(1)
+    assert status is Status.IO_ERROR
+    assert "secret" not in message
+    served.node.failure = None
+    served.node.held = []
+    client.send(2)
+    client.send(3)
+    await until(lambda: len(served.node.held or ()) == 2)
+    served.node.held[0].set_exception(RuntimeError("another secret"))
+    served.node.held[1].cancel()
+    answers = await client.answered(3)
+    assert [answer[1] for answer in answers[1:]] == [Status.IO_ERROR, Status.SHUTTING_DOWN]
+
+
+@pytest.mark.parametrize("instance_id", ["another", ""])
+async def test_every_request_of_another_cluster_is_refused(
+    served: Served, instance_id: str
+) -> None:
+    """The node hears of no request whose sender belongs elsewhere."""
+    channel = BookieChannel(served.address, instance_id, served.tasks)
+    client = Client(channel)
+    client.send(1)
+    client.send(2)
+    answers = await client.answered(2)
+    assert [answer[:2] for answer in answers] == [
+        (1, Status.WRONG_CLUSTER),
+        (2, Status.WRONG_CLUSTER),
+    ]
+    assert served.node.added == []
+    await channel.aclose()
+
+
+async def test_a_client_that_reads_no_answers_is_held_back(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unanswered requests of one stream are bounded; the rest waits with the client."""
+    monkeypatch.setattr(server_side, "PENDING_MAX", 10)
+    served.node.held = []
+    client = Client(served.channel)
+    for request_id in range(100):
+        client.send(request_id)
+    await until(lambda: len(served.node.held or ()) == 10)
+    await asyncio.sleep(0.05)
+    assert len(served.node.added) == 10
+    for number in range(100):
+        await until(lambda number=number: len(served.node.held or ()) > number)  # type: ignore[misc]
+        served.node.held[number].set_result(Reply(Status.OK))
+    answers = await client.answered(100)
+    assert [answer[0] for answer in answers] == list(range(100))
+
+
+async def test_a_bookie_that_is_not_there_breaks_the_stream(served: Served) -> None:
+    """The owner is told once, and may try again when it likes."""
+    channel = BookieChannel("127.0.0.1:1", INSTANCE_ID, served.tasks, connect_timeout_seconds=1)
+    client = Client(channel)
+    client.send(1)
+    await until(lambda: bool(client.broken))
+    assert isinstance(client.broken[0], BookieUnreachableError)
+    assert not client.stream.is_open
+    with pytest.raises(BookieUnreachableError, match="is broken"):
+        client.send(2)
+    client.stream.reopen()
+    await until(lambda: len(client.broken) == 2)
+    await channel.aclose()
+    with pytest.raises(ClientClosedError):
+        client.stream.reopen()
+
+
+async def test_an_oversize_message_breaks_the_stream_and_nothing_else(served: Served) -> None:
+    """Transport refuses it, and says so; the bookie goes on."""
+    client = Client(served.channel)
+    client.stream.send(bytes(9 * 1024 * 1024))
+    await until(lambda: bool(client.broken))
+    assert "too large" in str(client.broken[0])
+    client.stream.reopen()
+    client.send(1)
+    client.broken.clear()
+    assert await client.answered(1) == [(1, Status.OK, "")]
+
+
+async def test_a_full_stream_has_room_when_the_bookie_has_taken_enough(served: Served) -> None:
+    """The queue is bounded by its owner, who can wait for it."""
+    served.node.admitting.clear()
+    client = Client(served.channel)
+    message = encode_add_request(1, 3, batch_of([1024 * 1024]))
+    count = 0
+    while not client.stream.is_full:
+        client.stream.send(message)
+        count += 1
+    assert count >= 16
+    waiting = served.tasks.create_task(client.stream.room())
+    served.node.admitting.set()
+    await waiting
+    await client.answered(count)
