@@ -14,6 +14,7 @@ the other methods assume that it has.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -26,6 +27,8 @@ from bookie.ids import ENTRY_SIZE_BYTES_MAX, MAX_ID
 
 PACKET_HEADER_SIZE_BYTES = 32
 """Bytes of a packet's four leading numbers: ledger, entry, LAC, accumulated length."""
+
+_LEDGER_ENTRY_LAC = struct.Struct(">qqq")
 
 Ids = NDArray[np.int64]
 Sizes = NDArray[np.int64] | NDArray[np.uint32]
@@ -249,6 +252,8 @@ def check_headers(batch: EntryBatch) -> int:
         BadRequestError: a packet carries another ledger or entry id than the batch gives it, or a
             LAC that is below -1 or not below its own entry id.
     """
+    if len(batch.sizes) == 1:
+        return _check_header(batch)
     ledger_ids, entry_ids, lacs, _ = headers_of(batch)
     if not (ledger_ids == batch.ledger_id).all():
         raise BadRequestError(
@@ -267,6 +272,22 @@ def check_headers(batch: EntryBatch) -> int:
             f"entry {int(wanted[position])} carries the last add confirmed {int(lacs[position])}"
         )
     return int(lacs.max())
+
+
+def _check_header(batch: EntryBatch) -> int:
+    """`check_headers` for a batch of one, the lone append: without numpy, a tenth of the time."""
+    ledger_id, entry_id, lac = _LEDGER_ENTRY_LAC.unpack_from(batch.payload)
+    if ledger_id != batch.ledger_id:
+        raise BadRequestError(
+            f"a packet of ledger {ledger_id} came in a batch of ledger {batch.ledger_id}"
+        )
+    if entry_id != batch.first_entry_id:
+        raise BadRequestError(
+            f"the packet of entry {entry_id} came as entry {batch.first_entry_id}"
+        )
+    if not -1 <= lac < entry_id:
+        raise BadRequestError(f"entry {entry_id} carries the last add confirmed {lac}")
+    return int(lac)
 
 
 def _sum_exactly(steps: Ids) -> int:

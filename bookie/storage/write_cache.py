@@ -10,6 +10,7 @@ The order of runs is the order of acceptance; where ids overlap, the newest run 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,8 +57,6 @@ def merge_tables(tables: list[LocationTable]) -> LocationTable:
     """One table; of an id in several tables the last one wins."""
     if not tables:
         return EMPTY_TABLE
-    if len(tables) == 1:
-        return tables[0]
     ids = np.concatenate([table.ids for table in tables])
     files = np.concatenate([table.files for table in tables])
     offsets = np.concatenate([table.offsets for table in tables])
@@ -69,6 +68,27 @@ def merge_tables(tables: list[LocationTable]) -> LocationTable:
     last_of_id = np.append(ids[1:] != ids[:-1], True)
     order = order[last_of_id]
     return LocationTable(ids[last_of_id], files[order], offsets[order], sizes[order])
+
+
+def table_of_runs(runs: Sequence[Run]) -> LocationTable:
+    """Written runs as one table, made in one go; of an id in several runs the last one wins."""
+    if not runs:
+        return EMPTY_TABLE
+    counts = np.array([len(run.sizes) for run in runs], np.int64)
+    ends = np.cumsum(counts)
+    sizes = np.concatenate([run.sizes for run in runs])
+    # Positions and offsets run on through all runs; each run then starts at its own.
+    starts = np.cumsum(sizes, dtype=np.int64) - sizes
+    first_of_run = ends - counts
+    bases = np.array([run.offset for run in runs], np.int64) - starts[first_of_run]
+    offsets = starts + np.repeat(bases, counts)
+    if all(run.batch_ids is None for run in runs):
+        firsts = np.array([run.first for run in runs], np.int64) - first_of_run
+        ids = np.arange(len(sizes), dtype=np.int64) + np.repeat(firsts, counts)
+    else:
+        ids = np.concatenate([run.ids() for run in runs])
+    files = np.repeat(np.array([run.file for run in runs], np.uint32), counts)
+    return merge_tables([LocationTable(ids, files, offsets.astype(np.uint32), sizes)])
 
 
 class Run:
@@ -120,17 +140,6 @@ class Run:
         high = int(np.searchsorted(self.batch_ids, window.last, "right"))
         window.put(
             self.batch_ids[low:high], file, self.starts()[low:high] + base, self.sizes[low:high]
-        )
-
-    def table(self) -> LocationTable:
-        """The run as a table; it must be written."""
-        assert self.payload is None, "a run is folded only after its block was written"
-        count = len(self.sizes)
-        return LocationTable(
-            self.ids(),
-            np.full(count, self.file, np.uint32),
-            (self.starts() + self.offset).astype(np.uint32),
-            self.sizes,
         )
 
 
@@ -188,11 +197,12 @@ class LedgerRuns:
 
     def table(self) -> LocationTable:
         """Everything as one table; every run must be written."""
-        return merge_tables([*self._tables, *(run.table() for run in self._runs)])
+        assert self._written == len(self._runs), "a table is made of written runs only"
+        return merge_tables([*self._tables, table_of_runs(self._runs)])
 
     def _fold(self) -> None:
         count = self._written
-        self._tables.append(merge_tables([run.table() for run in self._runs[:count]]))
+        self._tables.append(table_of_runs(self._runs[:count]))
         del self._runs[:count], self._firsts[:count]
         self._written = 0
         self._ordered = all(
