@@ -123,6 +123,15 @@ class Fields:
                 raise self._wrong(name, "a list of objects")
             yield Fields(f"{self.where}: {name}[{index}]", value)
 
+    def rows(self, name: str, *, width: int) -> Iterator[list[int | None]]:
+        """The rows of a list of rows of `width` whole numbers or nulls."""
+        for row in self._list(name):
+            if not isinstance(row, list) or len(row) != width:
+                raise self._wrong(name, f"a list of rows of {width}")
+            if not all(value is None or type(value) is int for value in row):
+                raise self._wrong(name, "rows of whole numbers or null")
+            yield row
+
     def inner(self, name: str) -> Fields:
         """An object."""
         value = self.values.get(name)

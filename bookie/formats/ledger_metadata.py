@@ -316,7 +316,7 @@ def _from_message(ledger_id: int, message: LedgerMetadataFormat) -> LedgerMetada
         ),
         state=state,
         fragments=tuple(
-            Fragment(segment.firstEntryId, tuple(segment.ensembleMember))
+            Fragment(segment.firstEntryId, tuple(map(_text, segment.ensembleMember)))
             for segment in message.segment
         ),
         digest_type=digest_type,
@@ -324,9 +324,16 @@ def _from_message(ledger_id: int, message: LedgerMetadataFormat) -> LedgerMetada
         ctime_ms=message.ctime if message.HasField("ctime") else -1,
         last_entry_id=message.lastEntryId if is_closed else NO_ENTRY,
         length=message.length if is_closed else 0,
-        custom_metadata={entry.key: entry.value for entry in message.customMetadata},
+        custom_metadata={_text(entry.key): entry.value for entry in message.customMetadata},
         c_token=message.cToken,
     )
+
+
+def _text(value: object) -> str:
+    # The parser of an old message hands out a string that is not UTF-8 as bytes.
+    if not isinstance(value, str):
+        raise FormatError("a name in its protobuf message is not UTF-8")
+    return value
 
 
 def _parse_lines(ledger_id: int, body: bytes) -> LedgerMetadata:

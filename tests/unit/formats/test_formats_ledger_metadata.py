@@ -194,6 +194,8 @@ def test_valid_v3_is_valid() -> None:
             "lacks required fields",
         ),
         (body_v3(VALID_V3.replace("613a31", "612f31")), "cannot exist"),
+        (body_v3(VALID_V3.replace("613a31", "803a31")), "not UTF-8"),
+        (body_v3(VALID_V3 + "5a030a0180"), "not UTF-8"),
         (b"BookieMetadataFormatVersion\t3\n" + bytes(LEDGER_METADATA_SIZE_BYTES_MAX), "too large"),
         (v2("quorumSize: 1"), "lacks required fields"),
         (v2("quorumSize: }"), "text is damaged"),
