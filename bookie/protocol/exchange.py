@@ -1,0 +1,83 @@
+"""Events and effects that several machines share: timers and the metadata store.
+
+A machine asks for a timer with `StartTimer` and hears `TimerFired`; starting a timer that runs
+starts it anew. It asks for one metadata operation at a time and hears one of the answers below.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bookie.errors import BookieError
+from bookie.formats.ledger_metadata import LedgerMetadata
+
+TimerId = tuple[str, int]
+"""What a timer is for, and which one: unique within its machine."""
+
+
+# -- effects ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StartTimer:
+    """Feed ``TimerFired(timer)`` after `seconds`, unless it is cancelled or started anew."""
+
+    timer: TimerId
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class CancelTimer:
+    """Forget a timer; one that does not run is no error."""
+
+    timer: TimerId
+
+
+@dataclass(frozen=True, slots=True)
+class ReadMetadata:
+    """Read the ledger's metadata: `MetadataRead` or `MetadataFailed` follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteMetadata:
+    """Compare-and-set: `MetadataWritten`, `MetadataConflict` or `MetadataFailed` follows."""
+
+    metadata: LedgerMetadata
+    version: int
+
+
+# -- events ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TimerFired:
+    """A timer ran out."""
+
+    timer: TimerId
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataRead:
+    """The ledger's metadata as it stands, and its version."""
+
+    metadata: LedgerMetadata
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataWritten:
+    """The compare-and-set won; the metadata now has this version."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataConflict:
+    """The compare-and-set lost: the version was another."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataFailed:
+    """The operation failed; a write may or may not have been done."""
+
+    error: BookieError

@@ -1,0 +1,125 @@
+"""What a writer may hold: its bounds, a batch under way, batches that wait for a force."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from bookie.protocol.quorum import Quorum
+
+BATCH_ENTRIES_MAX = 1024
+"""The most entries of a batch: beyond it the cost per entry falls no further."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriterLimits:
+    """Bounds of one writer."""
+
+    add_timeout_seconds: float = 5.0
+    """How long a batch waits for a bookie before that bookie counts as failed."""
+    in_flight_bytes_max: int = 64 * 1024 * 1024
+    """Payload bytes retained before no further batch is taken."""
+    in_flight_batches_max: int = 1024
+    """Batches retained before no further batch is taken."""
+    unforced_batches_max: int = 4096
+    """Deferred sync: confirmed batches after which the writer forces on its own."""
+    eager_batches_max: int = 4
+    """Pending batches beyond which a batch that may still grow waits: batches grow with load."""
+    retry_seconds: float = 5.0
+    """How long a dead slot with an open stream is left alone."""
+    resend_seconds: float = 0.1
+    """How long a bookie that is too busy is left alone."""
+
+
+@dataclass(slots=True)
+class PendingBatch:
+    """A batch from its append until its bytes are released, or until it is synced."""
+
+    number: int
+    last_entry_id: int
+    length_after: int
+    """Accumulated payload bytes of the ledger up to and with this batch."""
+    payload_bytes: int
+    classes: Iterable[int]
+    slots: int
+    """The slots that store any of its entries."""
+    acked: int = 0
+    """The slots that acknowledged all entries that they store of it."""
+    confirmed: bool = False
+    checksum_failed: int = 0
+    """The slots to which its bytes once arrived broken."""
+
+
+@dataclass(slots=True)
+class _Round:
+    number: int
+    waiting: int
+    done: int
+    batches: list[PendingBatch]
+    acked: list[int]
+    """For each batch, who had acknowledged it when the force began: only those are synced by it."""
+
+
+class DeferredSync:
+    """Batches that are confirmed but perhaps not durable yet, and the force under way.
+
+    An acknowledgement counts for durability only if the same bookie answered a force that began
+    after it, on a stream that did not break in between: a broken stream may mean a restart.
+    """
+
+    def __init__(self, quorum: Quorum) -> None:
+        self.quorum = quorum
+        self.unsynced: deque[PendingBatch] = deque()
+        """Confirmed and not known to be synced, in id order."""
+        self.rounds = 0
+        self._round: _Round | None = None
+
+    @property
+    def number(self) -> int | None:
+        """The force under way, or None."""
+        return self._round.number if self._round else None
+
+    def begin(self) -> int:
+        """Begin a force of everything unsynced; every slot must be asked. Returns its number."""
+        assert self._round is None
+        batches = list(self.unsynced)
+        acked = [batch.acked for batch in batches]
+        self._round = _Round(self.rounds, self.quorum.every_slot, 0, batches, acked)
+        self.rounds += 1
+        return self._round.number
+
+    def answer(self, slot: int, *, ok: bool) -> bool:
+        """A slot answered the force under way; returns whether all have."""
+        assert self._round is not None
+        self._round.waiting &= ~(1 << slot)
+        if ok:
+            self._round.done |= 1 << slot
+        return self._round.waiting == 0
+
+    def forget(self, slot: int) -> None:
+        """The stream of a slot broke: its acknowledgements that were not forced are void."""
+        keep = ~(1 << slot)
+        for batch in self.unsynced:
+            batch.acked &= keep
+        if self._round is not None:
+            self._round.acked = [acked & keep for acked in self._round.acked]
+
+    def end(self) -> tuple[list[PendingBatch], bool]:
+        """End the force: the batches that are durable now, in order, and whether these are all."""
+        force = self._round
+        assert force is not None
+        self._round = None
+        synced = []
+        for batch, acked in zip(force.batches, force.acked, strict=True):
+            if not self.quorum.is_acknowledged(acked & force.done, batch.classes):
+                break
+            assert self.unsynced[0] is batch
+            synced.append(self.unsynced.popleft())
+        return synced, len(synced) == len(force.batches)
+
+    def abandon(self) -> bool:
+        """Drop the force under way; returns whether there was one."""
+        was = self._round is not None
+        self._round = None
+        return was

@@ -1,0 +1,423 @@
+"""Recovery: take a ledger from its writer, find where it ends, and close it there.
+
+========== =========================================================================================
+state      what happens, and what ends it
+========== =========================================================================================
+MARKING    compare-and-set OPEN -> IN_RECOVERY. From now on the writer can neither close the ledger
+           nor change its ensemble. The metadata of this moment is kept: whatever happens later, the
+           last ensemble is the one that it names. CLOSED already -> DONE
+FENCING    fence every bookie of the last ensemble and ask for its LAC, until the answers cover:
+           in no write set could an ack quorum hide among the silent
+READING    read forward, by batches and with fencing reads, from max(LAC, first id of the last
+           fragment - 1) + 1. One verified copy: the entry exists -> RE-ADDING. Qw - Qa + 1 definite
+           denials of the next entry: the ledger ends before it -> CLOSING. Neither, when all have
+           answered: unknown, and the recovery fails. It never guesses.
+RE-ADDING  store the packets, byte for byte, on their write sets; Qa of them -> READING
+MEASURING  no entry was found: read the entry before, which was acknowledged, for the length
+CLOSING    compare-and-set IN_RECOVERY -> CLOSED. Lost -> read again: CLOSED is adopted, whoever
+           did it; IN_RECOVERY is tried again, from FENCING when the last fragment has changed
+DONE       the ledger is CLOSED
+FAILED     it is not; nothing is damaged, and recovery may be started anew
+========== =========================================================================================
+
+Why this is safe: a bookie that answered a fence or denied an entry on a fencing read accepts no
+plain add any more. So an entry that Qw - Qa + 1 members denied cannot be acknowledged later, and
+was not before, because one of them would have had it. Entries beyond the end that some bookie still
+holds are never acknowledged and never readable, because packets are stored again with the LAC that
+they carried: no LAC rises above what the writer had acknowledged.
+
+Source: the BookKeeper protocol document, "Closing a ledger as a reader".
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import assert_never
+
+from bookie.errors import (
+    BookieError,
+    CorruptionError,
+    LedgerRecoveryError,
+    error_for_status,
+)
+from bookie.formats.batch import EntryBatch
+from bookie.formats.entry import parse_header
+from bookie.formats.ledger_metadata import LedgerMetadata, LedgerState
+from bookie.ids import BATCH_SIZE_BYTES_MAX, MAX_ID, NO_ENTRY, Status
+from bookie.protocol.exchange import (
+    MetadataConflict,
+    MetadataFailed,
+    MetadataRead,
+    MetadataWritten,
+    ReadMetadata,
+    StartTimer,
+    TimerFired,
+    WriteMetadata,
+)
+from bookie.protocol.pending import BATCH_ENTRIES_MAX
+from bookie.protocol.quorum import EVERY_ID, Quorum, mask_of, slots_of
+from bookie.protocol.recovery_events import (
+    AddAnswered,
+    FenceAnswered,
+    ReadAnswered,
+    Recovered,
+    RecoveryEffect,
+    RecoveryEvent,
+    RecoveryFailed,
+    SendAdd,
+    SendFence,
+    SendRead,
+    Start,
+)
+from bookie.protocol.striping import is_run, run_from, select
+
+_RETRY = ("retry", 0)
+
+_FATAL = frozenset({Status.UNAUTHORIZED, Status.WRONG_CLUSTER, Status.BAD_REQUEST})
+"""Answers that speak about the caller: no other bookie would say better."""
+
+
+class RecoveryState(enum.Enum):
+    """Where the recovery stands; see the module's table."""
+
+    MARKING = "marking"
+    FENCING = "fencing"
+    READING = "reading"
+    READDING = "re-adding"
+    MEASURING = "measuring"
+    CLOSING = "closing"
+    DONE = "done"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryLimits:
+    """Bounds of one recovery."""
+
+    attempts_max: int = 3
+    """Rounds without progress before it fails."""
+    retry_seconds: float = 0.5
+    """Pause before the next round."""
+
+
+class LedgerRecovery:
+    """One client's attempt to recover one ledger. All fields are for reading only."""
+
+    def __init__(
+        self, metadata: LedgerMetadata, version: int, limits: RecoveryLimits | None = None
+    ) -> None:
+        self.metadata = metadata
+        self.version = version
+        self.limits = limits or RecoveryLimits()
+        self.quorum = Quorum(
+            metadata.ensemble_size, metadata.write_quorum_size, metadata.ack_quorum_size
+        )
+        self.state = RecoveryState.MARKING
+        self.round = 0
+        """Number of the last sends; an answer to an earlier round is ignored."""
+        self.attempts_left = self.limits.attempts_max
+        """Rounds that may still fail to decide; full again after every progress."""
+        self.restarts_left = self.limits.attempts_max
+        self.waiting = 0
+        """Slots asked in this round that have not answered."""
+        self.fenced = 0
+        """Slots that fenced the ledger and told their LAC."""
+        self.last_add_confirmed = NO_ENTRY
+        """The highest LAC that a verified packet proved while fencing; frozen after that."""
+        self.next_entry_id = 0
+        """Everything below is known to exist on an ack quorum, or was acknowledged."""
+        self.length: int | None = None
+        """Accumulated length up to `next_entry_id` - 1, when a verified packet has told it."""
+        self.denied: dict[int, int] = {}
+        """For ids from `next_entry_id` on: the slots that denied them on a fencing read."""
+        self.silence = "no bookie answered"
+        """Why the last unhelpful answer did not help, for the error message."""
+        self._found: dict[int, EntryBatch] = {}
+        self._told: dict[int, int] = {}
+        self._readding: EntryBatch | None = None
+        self._acked = 0
+
+    def step(self, event: RecoveryEvent) -> list[RecoveryEffect]:
+        """Take one event; the effects must be carried out in their order."""
+        match event:
+            case Start():
+                return self._mark()
+            case FenceAnswered():
+                return self._on_fence(event) if self._is_awaited(event) else []
+            case ReadAnswered():
+                return self._on_read(event) if self._is_awaited(event) else []
+            case AddAnswered():
+                return self._on_add(event) if self._is_awaited(event) else []
+            case TimerFired():
+                return self._on_timer()
+            case MetadataRead(metadata, version):
+                return self._on_metadata(metadata, version)
+            case MetadataWritten(version):
+                return self._on_written(version)
+            case MetadataConflict():
+                return [ReadMetadata()]
+            case MetadataFailed(error):
+                return self._fail(error)
+            case _:
+                assert_never(event)
+
+    # -- rounds ------------------------------------------------------------------------------------
+
+    def _begin_round(self, slots: int) -> None:
+        self.round += 1
+        self.waiting = slots
+
+    def _is_awaited(self, event: FenceAnswered | ReadAnswered | AddAnswered) -> bool:
+        """Whether the answer belongs to this round; if so the slot is no longer waited for."""
+        bit = 1 << event.slot
+        if event.round != self.round or not self.waiting & bit:
+            return False
+        self.waiting &= ~bit
+        if event.status is not Status.OK and not event.status.is_definite_negative:
+            self.silence = f"slot {event.slot}: {event.status.name} {event.message}".rstrip()
+        return True
+
+    def _undecided(self) -> list[RecoveryEffect]:
+        """All have answered and nothing follows from it: ask again later, or give up."""
+        self.attempts_left -= 1
+        if self.attempts_left > 0:
+            return [StartTimer(_RETRY, self.limits.retry_seconds)]
+        return self._fail(
+            LedgerRecoveryError(
+                f"ledger {self.metadata.ledger_id} cannot be recovered now: too few bookies "
+                f"answered while {self.state.value} at entry {self.next_entry_id} ({self.silence})"
+            )
+        )
+
+    def _on_timer(self) -> list[RecoveryEffect]:
+        match self.state:
+            case RecoveryState.FENCING:
+                return self._fence()
+            case RecoveryState.READING:
+                return self._read()
+            case RecoveryState.READDING:
+                return self._send_adds()
+            case RecoveryState.MEASURING:
+                return self._measure()
+            case _:
+                return []
+
+    def _fail(self, error: BookieError) -> list[RecoveryEffect]:
+        self.state = RecoveryState.FAILED
+        self.waiting = 0
+        return [RecoveryFailed(error)]
+
+    # -- MARKING and FENCING -----------------------------------------------------------------------
+
+    def _mark(self) -> list[RecoveryEffect]:
+        match self.metadata.state:
+            case LedgerState.CLOSED:
+                return self._done()
+            case LedgerState.IN_RECOVERY:
+                return self._fence()
+            case LedgerState.OPEN:
+                marked = self.metadata.with_state(LedgerState.IN_RECOVERY)
+                return [WriteMetadata(marked, self.version)]
+
+    def _fence(self) -> list[RecoveryEffect]:
+        self.state = RecoveryState.FENCING
+        self._begin_round(self.quorum.every_slot & ~self.fenced)
+        bookies = self.metadata.last_fragment.bookies
+        return [SendFence(self.round, slot, bookies[slot]) for slot in slots_of(self.waiting)]
+
+    def _on_fence(self, answer: FenceAnswered) -> list[RecoveryEffect]:
+        status = answer.status
+        if status in _FATAL:
+            return self._fail(error_for_status(status, answer.message))
+        if status is Status.OK or status.is_definite_negative:
+            self.fenced |= 1 << answer.slot
+            self.last_add_confirmed = max(self.last_add_confirmed, answer.last_add_confirmed)
+            if answer.last_entry_id != NO_ENTRY:
+                self._told[answer.last_entry_id] = answer.last_length
+            if self.quorum.covers(self.fenced):
+                return self._start_reading()
+        return [] if self.waiting else self._undecided()
+
+    # -- READING -----------------------------------------------------------------------------------
+
+    def _start_reading(self) -> list[RecoveryEffect]:
+        # A bookie that is new in the last ensemble may know only a LAC from before its time.
+        before = self.metadata.last_fragment.first_entry_id - 1
+        last_known = max(self.last_add_confirmed, before)
+        self.next_entry_id = last_known + 1
+        self.length = 0 if last_known == NO_ENTRY else self._told.get(last_known)
+        self.attempts_left = self.limits.attempts_max
+        return self._read()
+
+    def _read(self) -> list[RecoveryEffect]:
+        self.state = RecoveryState.READING
+        self._found = {}
+        self._begin_round(self.quorum.every_slot)
+        bookies = self.metadata.last_fragment.bookies
+        return [
+            SendRead(
+                self.round,
+                slot,
+                bookies[slot],
+                self.next_entry_id,
+                MAX_ID,
+                self.quorum.stripe_of(slot),
+                # Without a fence a denial could be followed by an acknowledgement.
+                fence=True,
+            )
+            for slot in slots_of(self.waiting)
+        ]
+
+    def _on_read(self, answer: ReadAnswered) -> list[RecoveryEffect]:
+        if answer.status in _FATAL:
+            return self._fail(error_for_status(answer.status, answer.message))
+        if self.state is RecoveryState.MEASURING:
+            return self._on_measured(answer)
+        slot = answer.slot
+        stripe = self.quorum.stripe_of(slot)
+        undecided = stripe.next_id(self.next_entry_id)
+        denial = answer.status
+        if answer.status is Status.OK:
+            denial = answer.stopped_by
+            batch = answer.batch
+            if batch is not None and is_run(batch, stripe, self.next_entry_id):
+                self._found[slot] = batch
+                undecided = stripe.next_id(batch.last_entry_id + 1)
+            if answer.next_entry_id != undecided:
+                denial = Status.OK  # it speaks about another id than the one that it must
+        if denial.is_definite_negative:
+            self.denied[undecided] = self.denied.get(undecided, 0) | 1 << slot
+        return self._evaluate()
+
+    def _evaluate(self) -> list[RecoveryEffect]:
+        """Decide about `next_entry_id` as soon as the answers allow it."""
+        quorum, entry_id = self.quorum, self.next_entry_id
+        run = run_from(entry_id, list(self._found.values()))
+        if run is not None:
+            # Striped, a run is short until some member of every write set has answered.
+            heard = mask_of(self._found)
+            complete = all(window & heard for window in quorum.windows)
+            return self._readd(run) if complete or not self.waiting else []
+        members = quorum.write_mask(entry_id)
+        denied = self.denied.get(entry_id, 0) & members
+        if denied.bit_count() >= quorum.negatives_needed:
+            return self._close() if self.length is not None else self._measure()
+        return [] if self.waiting & members else self._undecided()
+
+    # -- RE-ADDING ---------------------------------------------------------------------------------
+
+    def _readd(self, run: EntryBatch) -> list[RecoveryEffect]:
+        self._readding = next(run.split(BATCH_ENTRIES_MAX, BATCH_SIZE_BYTES_MAX))
+        self._acked = 0
+        return self._send_adds()
+
+    def _classes(self, batch: EntryBatch) -> Iterable[int]:
+        return self.quorum.classes_in(batch.first_entry_id, batch.count)
+
+    def _send_adds(self) -> list[RecoveryEffect]:
+        self.state = RecoveryState.READDING
+        batch = self._readding
+        assert batch is not None
+        self._begin_round(self.quorum.slots_for(self._classes(batch)) & ~self._acked)
+        bookies = self.metadata.last_fragment.bookies
+        effects: list[RecoveryEffect] = []
+        for slot in slots_of(self.waiting):
+            part = select(batch, self.quorum.stripe_of(slot))
+            assert part is not None
+            effects.append(SendAdd(self.round, slot, bookies[slot], part))
+        return effects
+
+    def _on_add(self, answer: AddAnswered) -> list[RecoveryEffect]:
+        batch = self._readding
+        assert batch is not None
+        if answer.status in _FATAL:
+            return self._fail(error_for_status(answer.status, answer.message))
+        if answer.status is Status.OK:
+            self._acked |= 1 << answer.slot
+            if self.quorum.is_acknowledged(self._acked, self._classes(batch)):
+                self.next_entry_id = batch.last_entry_id + 1
+                self.length = parse_header(batch.packets()[-1]).length
+                self.denied = {e: by for e, by in self.denied.items() if e >= self.next_entry_id}
+                self.attempts_left = self.limits.attempts_max
+                self._readding = None
+                return self._read()
+        return [] if self.waiting else self._undecided()
+
+    # -- MEASURING and CLOSING ---------------------------------------------------------------------
+
+    def _measure(self) -> list[RecoveryEffect]:
+        self.state = RecoveryState.MEASURING
+        entry_id = self.next_entry_id - 1
+        self._begin_round(self.quorum.write_mask(entry_id))
+        # It may belong to an earlier fragment, whose bookies need no fence.
+        bookies = self.metadata.fragment_of(entry_id).bookies
+        return [
+            SendRead(self.round, slot, bookies[slot], entry_id, entry_id, EVERY_ID, fence=False)
+            for slot in slots_of(self.waiting)
+        ]
+
+    def _on_measured(self, answer: ReadAnswered) -> list[RecoveryEffect]:
+        entry_id = self.next_entry_id - 1
+        batch = answer.batch
+        if answer.status is Status.OK and batch is not None and batch.first_entry_id == entry_id:
+            self.length = parse_header(batch.packets()[0]).length
+            return self._close()
+        return [] if self.waiting else self._undecided()
+
+    def _close(self) -> list[RecoveryEffect]:
+        assert self.length is not None
+        self.state = RecoveryState.CLOSING
+        self.waiting = 0
+        return [WriteMetadata(self._closed_metadata(), self.version)]
+
+    def _closed_metadata(self) -> LedgerMetadata:
+        assert self.length is not None
+        return self.metadata.closed(self.next_entry_id - 1, self.length)
+
+    def _on_written(self, version: int) -> list[RecoveryEffect]:
+        self.version = version
+        if self.state is RecoveryState.MARKING:
+            self.metadata = self.metadata.with_state(LedgerState.IN_RECOVERY)
+            return self._fence()
+        assert self.state is RecoveryState.CLOSING
+        self.metadata = self._closed_metadata()
+        return self._done()
+
+    def _on_metadata(self, metadata: LedgerMetadata, version: int) -> list[RecoveryEffect]:
+        """A compare-and-set was lost: see what stands there now."""
+        before = self.metadata
+        self.metadata, self.version = metadata, version
+        if self.state is RecoveryState.MARKING:
+            return self._mark()
+        assert self.state is RecoveryState.CLOSING
+        ledger_id = metadata.ledger_id
+        if metadata.state is LedgerState.CLOSED:
+            if metadata.last_entry_id >= self.last_add_confirmed:
+                return self._done()
+            return self._fail(
+                CorruptionError(
+                    f"ledger {ledger_id} was closed at entry {metadata.last_entry_id}, although "
+                    f"entry {self.last_add_confirmed} was confirmed"
+                )
+            )
+        if metadata.state is LedgerState.OPEN:
+            return self._fail(
+                CorruptionError(f"ledger {ledger_id} went back from IN_RECOVERY to OPEN")
+            )
+        if metadata.last_fragment == before.last_fragment:
+            return self._close()
+        # What was stored again went to bookies that the metadata no longer names.
+        self.restarts_left -= 1
+        if self.restarts_left <= 0:
+            return self._fail(
+                LedgerRecoveryError(f"the last fragment of ledger {ledger_id} keeps changing")
+            )
+        self.fenced, self.last_add_confirmed = 0, NO_ENTRY
+        self.denied.clear()
+        return self._fence()
+
+    def _done(self) -> list[RecoveryEffect]:
+        self.state = RecoveryState.DONE
+        return [Recovered(self.metadata, self.version)]

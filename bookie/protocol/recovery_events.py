@@ -1,0 +1,152 @@
+"""What the recovery machine is told and what it asks for; `recovery` says when and why.
+
+Every send carries the number of its **round**; an answer to an earlier round is ignored. A driver
+answers each send exactly once: transport failures and timeouts count as `Status.IO_ERROR`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bookie.errors import BookieError
+from bookie.formats.batch import EntryBatch
+from bookie.formats.ledger_metadata import LedgerMetadata
+from bookie.ids import NO_ENTRY, Status
+from bookie.protocol.exchange import (
+    MetadataConflict,
+    MetadataFailed,
+    MetadataRead,
+    MetadataWritten,
+    ReadMetadata,
+    StartTimer,
+    TimerFired,
+    WriteMetadata,
+)
+from bookie.protocol.quorum import Stripe
+
+# -- events ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Recover the ledger."""
+
+
+@dataclass(frozen=True, slots=True)
+class FenceAnswered:
+    """A bookie fenced the ledger and told what it knows, or failed to.
+
+    Only from packets whose digests were verified: a bookie whose packet fails its digest answered
+    `Status.BAD_CHECKSUM`, whatever it said.
+    """
+
+    round: int
+    slot: int
+    status: Status
+    last_add_confirmed: int = NO_ENTRY
+    last_entry_id: int = NO_ENTRY
+    last_length: int = 0
+    """Accumulated length of the ledger up to `last_entry_id`."""
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadAnswered:
+    """A bookie answered a read. All packets of `batch` passed their digests.
+
+    Where a digest fails, the batch ends before that entry, `next_entry_id` is that entry, and
+    `stopped_by` is `Status.BAD_CHECKSUM`.
+    """
+
+    round: int
+    slot: int
+    status: Status
+    batch: EntryBatch | None = None
+    next_entry_id: int = NO_ENTRY
+    stopped_by: Status = Status.OK
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AddAnswered:
+    """A bookie answered a recovery add."""
+
+    round: int
+    slot: int
+    status: Status
+    message: str = ""
+
+
+RecoveryEvent = (
+    Start
+    | FenceAnswered
+    | ReadAnswered
+    | AddAnswered
+    | TimerFired
+    | MetadataRead
+    | MetadataWritten
+    | MetadataConflict
+    | MetadataFailed
+)
+
+
+# -- effects ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SendFence:
+    """Fence the ledger on a bookie and ask for its last entry and explicit LAC."""
+
+    round: int
+    slot: int
+    bookie_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class SendRead:
+    """Read the ids of `stripe` from `first_entry_id` to `last_entry_id` (inclusive)."""
+
+    round: int
+    slot: int
+    bookie_id: str
+    first_entry_id: int
+    last_entry_id: int
+    stripe: Stripe
+    fence: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SendAdd:
+    """Store these packets as they are, with the recovery flag."""
+
+    round: int
+    slot: int
+    bookie_id: str
+    batch: EntryBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """The ledger is CLOSED with this metadata, by us or by another client."""
+
+    metadata: LedgerMetadata
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryFailed:
+    """Nothing was decided; the ledger stays as it is and recovery may be tried again."""
+
+    error: BookieError
+
+
+RecoveryEffect = (
+    SendFence
+    | SendRead
+    | SendAdd
+    | Recovered
+    | RecoveryFailed
+    | StartTimer
+    | ReadMetadata
+    | WriteMetadata
+)

@@ -1,0 +1,369 @@
+"""Clients of the simulated world: each carries out the effects of one machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import assert_never
+
+from bookie.errors import BookieError
+from bookie.formats.batch import EntryBatch
+from bookie.formats.entry import Entry, pack_batch, parse_header, verify_batch
+from bookie.formats.ledger_metadata import LedgerMetadata, LedgerState
+from bookie.ids import NO_ENTRY, Status
+from bookie.protocol import reader, recovery_events, writer_events
+from bookie.protocol.exchange import (
+    CancelTimer,
+    ReadMetadata,
+    StartTimer,
+    TimerFired,
+    WriteMetadata,
+)
+from bookie.protocol.pending import WriterLimits
+from bookie.protocol.quorum import slots_of
+from bookie.protocol.reader import LedgerRead
+from bookie.protocol.recovery import LedgerRecovery
+from bookie.protocol.striping import select
+from bookie.protocol.writer import LedgerWriter
+from tests.property.protocol.protocol_world import (
+    DIGESTER,
+    LEDGER_ID,
+    MetadataAnswer,
+    ReadResult,
+    SimBookie,
+    Stream,
+    World,
+    batch_of,
+    require,
+)
+
+Packets = list[tuple[int, bytes]]
+
+
+def packets_of(batch: EntryBatch) -> Packets:
+    """Id and bytes of each packet."""
+    pairs = zip(batch.entry_ids().tolist(), batch.packets(), strict=True)
+    return [(entry_id, bytes(packet)) for entry_id, packet in pairs]
+
+
+def adder(
+    bookie: SimBookie, packets: Packets, *, recovery: bool, deferred: bool
+) -> Callable[[], Status]:
+    """A request to store packets, as it travels."""
+    return lambda: bookie.add(packets, recovery=recovery, deferred=deferred)
+
+
+class SimWriter:
+    """The ledger's writer; it may crash at any step."""
+
+    def __init__(
+        self,
+        world: World,
+        machine: type[LedgerWriter] = LedgerWriter,
+        *,
+        deferred_sync: bool = False,
+    ) -> None:
+        self.world = world
+        self.deferred_sync = deferred_sync
+        limits = WriterLimits(in_flight_bytes_max=120, eager_batches_max=3, in_flight_batches_max=8)
+        metadata, version = world.store.metadata, world.store.version
+        self.machine = machine(metadata, version, limits, deferred_sync=deferred_sync)
+        self.crashed = False
+        self.kept: dict[int, EntryBatch] = {}
+        self.confirmed = -1
+        self.failed: BookieError | None = None
+        self.closed: LedgerMetadata | None = None
+        self.close_error: BookieError | None = None
+        self._payloads: list[bytes] = []
+        self.streams = [self._open(slot, name) for slot, name in enumerate(world.bookies)]
+
+    def _open(self, slot: int, bookie_id: str) -> Stream:
+        def on_answer(answer: object) -> None:
+            match answer:
+                case "connected":
+                    self.step(writer_events.SlotConnected(slot))
+                case "disconnected":
+                    self.step(writer_events.SlotDisconnected(slot))
+                case (Status() as status, int() as number):
+                    epoch = self.machine.epochs[slot]
+                    if number < 0:
+                        self.step(writer_events.LacAnswered(slot, epoch, status))
+                    else:
+                        self.step(writer_events.AddAnswered(number, slot, epoch, status))
+                case _:
+                    raise AssertionError(answer)
+
+        return self.world.open_stream(bookie_id, on_answer)
+
+    def append(self) -> None:
+        """Append a few entries, when the machine takes them."""
+        rng = self.world.rng
+        full = rng.random() < 0.5
+        if self.crashed or not self.machine.may_append(full=full):
+            return
+        count = rng.choice([1, 1, 1, 2, 3, 6])
+        first = self.machine.next_entry_id
+        self._payloads = [
+            b"%d:%d" % (entry_id, rng.randrange(1 << rng.randrange(40)))
+            for entry_id in range(first, first + count)
+        ]
+        for entry_id, payload in enumerate(self._payloads, first):
+            self.world.payloads[entry_id] = payload
+        self.step(writer_events.Append(count, sum(map(len, self._payloads))))
+
+    def step(self, event: writer_events.WriterEvent) -> None:
+        """Feed the machine and carry out what it asks for."""
+        if self.crashed:
+            return
+        for effect in self.machine.step(event):
+            self._carry_out(effect)
+
+    def _carry_out(  # noqa: PLR0912  (one row an effect)
+        self, effect: writer_events.WriterEffect
+    ) -> None:
+        world = self.world
+        match effect:
+            case writer_events.SendBatch(number, first, count, lac, length, slots):
+                assert count == len(self._payloads)
+                batch = pack_batch(LEDGER_ID, first, lac, length, self._payloads, DIGESTER)
+                self.kept[number] = batch
+                for slot in slots_of(slots):
+                    self._send(number, slot)
+            case writer_events.Resend(number, slot):
+                self._send(number, slot)
+            case writer_events.Confirmed(number):
+                self._on_confirmed(number)
+            case writer_events.Release(number):
+                del self.kept[number]
+            case writer_events.SendLac(lac, slots):
+                for slot in slots_of(slots):
+                    self._send_lac(lac, slot)
+            case writer_events.SendForce(number, slots):
+                for slot in slots_of(slots):
+                    self._send_force(number, slot)
+            case writer_events.Failed(error):
+                self.failed = error
+            case writer_events.Closed(metadata):
+                self.closed = metadata
+            case writer_events.CloseFailed(error):
+                self.close_error = error
+            case StartTimer(timer):
+                world.timers[self, timer] = lambda: self.step(TimerFired(timer))
+            case CancelTimer(timer):
+                world.timers.pop((self, timer), None)
+            case ReadMetadata():
+                world.metadata_call(world.store.read, self.step)
+            case WriteMetadata(metadata, version):
+                world.metadata_call(lambda: world.store.write(metadata, version), self.step)
+            case writer_events.ForceDone():
+                self._note_lac()
+            case _:
+                assert_never(effect)
+
+    def _send(self, number: int, slot: int) -> None:
+        stream = self.streams[slot]
+        require(stream.is_open, "nothing is sent on a broken stream")
+        part = select(self.kept[number], self.machine.quorum.stripe_of(slot))
+        assert part is not None
+        serve = adder(stream.bookie, packets_of(part), recovery=False, deferred=self.deferred_sync)
+        stream.requests.append((serve, number))
+
+    def _send_lac(self, lac: int, slot: int) -> None:
+        stream = self.streams[slot]
+        stream.requests.append((lambda: stream.bookie.write_lac(lac), -1))
+
+    def _send_force(self, number: int, slot: int) -> None:
+        def on_result(status: object) -> None:
+            answer = status if isinstance(status, Status) else Status.IO_ERROR
+            self.step(writer_events.ForceAnswered(number, slot, answer))
+
+        name = self.machine.metadata.last_fragment.bookies[slot]
+        self.world.call(name, SimBookie.force, on_result)
+
+    def _on_confirmed(self, number: int) -> None:
+        require(self.failed is None, "T2: nothing is acknowledged after the writer has failed")
+        require(number == self.confirmed + 1, "T1: batches are acknowledged in order")
+        self.confirmed = number
+        self._check_durable(self.kept[number])
+        self._note_lac()
+
+    def _check_durable(self, batch: EntryBatch) -> None:
+        """An acknowledged entry is on an ack quorum of the bookies that metadata names (I3)."""
+        world = self.world
+        metadata = world.store.metadata
+        for entry_id in batch.entry_ids().tolist():
+            bookies = metadata.fragment_of(entry_id).bookies
+            holders = [
+                world.bookies[bookies[slot]]
+                for slot in world.quorum.write_set(entry_id)
+                if entry_id in world.bookies[bookies[slot]].entries
+            ]
+            require(
+                self.deferred_sync or len(holders) >= world.quorum.ack_quorum_size,
+                f"I3: entry {entry_id} was acknowledged with {len(holders)} copies",
+            )
+            require(
+                self.deferred_sync
+                or metadata.state is not LedgerState.CLOSED
+                or entry_id <= metadata.last_entry_id,
+                f"C6: entry {entry_id} was acknowledged after the ledger was closed before it",
+            )
+
+    def _note_lac(self) -> None:
+        lac = self.machine.last_add_confirmed
+        require(lac >= self.world.acknowledged, "the LAC of a writer never moves back")
+        self.world.acknowledged = lac
+
+    def crash(self) -> None:
+        """Vanish; what is on its way may still arrive."""
+        self.crashed = True
+        for stream in self.streams:
+            self.world.break_stream(stream)
+            self.world.streams.remove(stream)
+        for key in [key for key in self.world.timers if key[0] is self]:
+            del self.world.timers[key]
+
+
+class SimRecoverer:
+    """A client that recovers the ledger."""
+
+    def __init__(self, world: World, machine: type[LedgerRecovery] = LedgerRecovery) -> None:
+        self.world = world
+        self.machine = machine(world.store.metadata, world.store.version)
+        self.crashed = False
+        self.recovered: LedgerMetadata | None = None
+        self.failed: BookieError | None = None
+        self.step(recovery_events.Start())
+
+    def step(self, event: recovery_events.RecoveryEvent) -> None:
+        """Feed the machine and carry out what it asks for."""
+        if self.crashed:
+            return
+        for effect in self.machine.step(event):
+            self._carry_out(effect)
+
+    def _carry_out(self, effect: recovery_events.RecoveryEffect) -> None:
+        world = self.world
+        match effect:
+            case recovery_events.SendFence():
+                self._send_fence(effect)
+            case recovery_events.SendRead():
+                self._send_read(effect)
+            case recovery_events.SendAdd():
+                self._send_add(effect)
+            case recovery_events.Recovered(metadata):
+                self.recovered = metadata
+                stored = world.store.metadata
+                require(metadata == stored, "C7: the outcome of a recovery is what is stored")
+            case recovery_events.RecoveryFailed(error):
+                self.failed = error
+            case StartTimer(timer):
+                world.timers[self, timer] = lambda: self.step(TimerFired(timer))
+            case ReadMetadata():
+                world.metadata_call(world.store.read, self.step)
+            case WriteMetadata(metadata, version):
+                world.metadata_call(lambda: world.store.write(metadata, version), self.step)
+            case _:
+                assert_never(effect)
+
+    def _send_fence(self, effect: recovery_events.SendFence) -> None:
+        def on_result(result: object) -> None:
+            answer = recovery_events.FenceAnswered(effect.round, effect.slot, Status.IO_ERROR)
+            if isinstance(result, tuple):
+                status, packet, lac = result
+                last, length = NO_ENTRY, 0
+                if packet is not None:
+                    header = parse_header(packet)
+                    lac = max(lac, header.last_add_confirmed)
+                    last, length = header.entry_id, header.length
+                answer = recovery_events.FenceAnswered(
+                    effect.round, effect.slot, status, lac, last, length
+                )
+            self.step(answer)
+
+        self.world.call(effect.bookie_id, SimBookie.fence, on_result)
+
+    def _send_read(self, effect: recovery_events.SendRead) -> None:
+        limit = self.world.rng.choice([1, 2, 50])
+
+        def serve(bookie: SimBookie) -> ReadResult:
+            return bookie.read(
+                effect.first_entry_id,
+                effect.last_entry_id,
+                effect.stripe,
+                limit,
+                fence=effect.fence,
+            )
+
+        def on_result(result: object) -> None:
+            answer = recovery_events.ReadAnswered(effect.round, effect.slot, Status.IO_ERROR)
+            if isinstance(result, ReadResult):
+                answer = recovery_events.ReadAnswered(
+                    effect.round,
+                    effect.slot,
+                    result.status,
+                    batch_of(result.packets) if result.packets else None,
+                    result.next_entry_id,
+                    result.stopped_by,
+                )
+            self.step(answer)
+
+        self.world.call(effect.bookie_id, serve, on_result)
+
+    def _send_add(self, effect: recovery_events.SendAdd) -> None:
+        packets = packets_of(effect.batch)
+
+        def serve(bookie: SimBookie) -> Status:
+            return bookie.add(packets, recovery=True, deferred=False)
+
+        def on_result(result: object) -> None:
+            status = result if isinstance(result, Status) else Status.IO_ERROR
+            self.step(recovery_events.AddAnswered(effect.round, effect.slot, status))
+
+        self.world.call(effect.bookie_id, serve, on_result)
+
+    def crash(self) -> None:
+        """Vanish."""
+        self.crashed = True
+        for key in [key for key in self.world.timers if key[0] is self]:
+            del self.world.timers[key]
+
+
+def read_range(world: World, first: int, last: int) -> Sequence[Entry]:
+    """Read confirmed entries through the read machine, from bookies that all answer."""
+    machine = LedgerRead(
+        world.store.metadata, first, last, replica=world.rng.randrange(world.quorum.ensemble_size)
+    )
+    entries: list[Entry] = []
+    todo: list[reader.ReaderEffect] = list(machine.step(reader.Continue()))
+    while todo:
+        effect = todo.pop(world.rng.randrange(len(todo)))
+        match effect:
+            case reader.SendRead(request, bookie_id, start, end, stripe):
+                limit = world.rng.choice([1, 3, 50])
+                result = world.bookies[bookie_id].read(start, end, stripe, limit, fence=False)
+                batch = batch_of(result.packets) if result.packets else None
+                answer = reader.ReadAnswered(
+                    request,
+                    result.status,
+                    batch,
+                    verify_batch(batch, DIGESTER) if batch else (),
+                    result.next_entry_id,
+                    result.stopped_by,
+                )
+                todo += machine.step(answer)
+            case reader.Deliver(delivered):
+                entries += delivered
+                todo += machine.step(reader.Continue())
+            case reader.ReadFailed(error):
+                raise error
+            case StartTimer(timer):
+                if world.rng.random() < 0.1:
+                    todo += machine.step(TimerFired(timer))
+            case reader.ReadDone() | CancelTimer():
+                pass
+            case _:
+                assert_never(effect)
+    return entries
+
+
+__all__ = ["MetadataAnswer", "SimRecoverer", "SimWriter", "read_range"]

@@ -1,0 +1,139 @@
+"""One seeded run: a writer, two recoverers, an adversary, and the rules that must hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from bookie.errors import BookieError
+from bookie.formats.ledger_metadata import LedgerState
+from bookie.protocol import writer_events
+from bookie.protocol.recovery import LedgerRecovery
+from bookie.protocol.writer import LedgerWriter
+from tests.property.protocol.protocol_clients import SimRecoverer, SimWriter, read_range
+from tests.property.protocol.protocol_world import Faults, World, require
+
+SIZES = [
+    (3, 3, 2),
+    (3, 3, 3),
+    (2, 2, 1),
+    (2, 2, 2),
+    (3, 2, 2),
+    (4, 3, 2),
+    (5, 3, 2),
+    (4, 2, 1),
+    (1, 1, 1),
+]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What varies between runs besides the seed."""
+
+    sizes: tuple[int, int, int] = (3, 3, 2)
+    faults: Faults = field(default_factory=Faults)
+    deferred_sync: bool = False
+    steps: int = 250
+    duel: bool = False
+    """One batch only, and recovery starts while it is on its way."""
+    writer: type[LedgerWriter] = LedgerWriter
+    recovery: type[LedgerRecovery] = LedgerRecovery
+
+
+def run(seed: int, setting: Setting) -> World:
+    """One run from a seed; raises `ViolationError` when a rule is broken."""
+    world = World(seed, setting.sizes, setting.faults)
+    rng = world.rng
+    writer = SimWriter(world, setting.writer, deferred_sync=setting.deferred_sync)
+    recoverers: list[SimRecoverer] = []
+    recovery_from = rng.randrange(setting.steps)
+    recoverers_max, recovery_rate = 2, 0.024
+    if setting.duel:
+        for stream in world.streams:
+            world.connect_stream(stream)
+        writer.append()
+        recovery_from, recoverers_max, recovery_rate = rng.randrange(6), rng.choice([1, 1, 2]), 0.5
+    for step in range(setting.steps):
+        if (not world.deliver_one() or rng.random() < 0.3) and not setting.duel:
+            writer.append()
+        world.disturb()
+        if (
+            step >= recovery_from
+            and len(recoverers) < recoverers_max
+            and rng.random() < recovery_rate
+        ):
+            recoverers.append(SimRecoverer(world, setting.recovery))
+        chance = rng.random()
+        if chance < 0.1 and not writer.crashed:
+            writer.step(writer_events.Idle())
+        elif chance < 0.13 and not writer.crashed and setting.deferred_sync:
+            writer.step(writer_events.Force())
+        elif chance < 0.133 and not writer.crashed:
+            writer.step(writer_events.Close())
+        elif chance < 0.136:
+            writer.crash() if not writer.crashed else None
+        elif chance < 0.138 and recoverers:
+            rng.choice(recoverers).crash()
+    _settle(world, writer, recoverers, setting)
+    _check(world, writer, recoverers)
+    return world
+
+
+def _drain(world: World) -> None:
+    """Deliver everything; timers fire only when nothing else happens."""
+    for _ in range(20_000):
+        if not world.deliver_one() and not world.fire_a_timer():
+            return
+    raise AssertionError("the world does not come to rest")
+
+
+def _settle(
+    world: World, writer: SimWriter, recoverers: list[SimRecoverer], setting: Setting
+) -> None:
+    """Faults end. Then the ledger can be closed: by its writer, or by one more recovery (L1)."""
+    world.heal()
+    _drain(world)
+    if not writer.crashed and world.rng.random() < 0.5:
+        writer.step(writer_events.Close())
+        _drain(world)
+        require(writer.closed or writer.close_error, "L1: close ends")
+    last = SimRecoverer(world, setting.recovery)
+    recoverers.append(last)
+    _drain(world)
+    require(last.recovered is not None, f"L1: a recovery without faults closes: {last.failed}")
+
+
+def _check(world: World, writer: SimWriter, recoverers: list[SimRecoverer]) -> None:
+    final = world.store.metadata
+    require(final.state is LedgerState.CLOSED, "L1: the ledger is closed")
+    last, quorum = final.last_entry_id, world.quorum
+    require(world.acknowledged <= last, "I1, C4: closed before an acknowledged entry")
+    for recoverer in recoverers:
+        outcome = recoverer.recovered
+        require(outcome is None or outcome == final, "C7: recoveries agree")
+    if writer.closed is not None:
+        require(writer.closed == final, "C7: the writer's close is what is stored")
+        require(last == writer.machine.last_add_confirmed, "C7: it closed at its own LAC")
+    require(
+        all(lac <= last for lac in world.lacs_seen),
+        f"C5, C8, I16: a bookie told LAC {max(world.lacs_seen, default=-1)}, closed at {last}",
+    )
+    length = 0
+    for entry_id in range(last + 1):
+        length += len(world.payloads[entry_id])
+        names = final.fragment_of(entry_id).bookies
+        holders = [
+            world.bookies[names[slot]]
+            for slot in quorum.write_set(entry_id)
+            if entry_id in world.bookies[names[slot]].entries
+        ]
+        require(len(holders) >= quorum.ack_quorum_size, f"I3: {len(holders)} of entry {entry_id}")
+    require(final.length == length, f"C7: length {final.length} is stored, {length} is true")
+    if last >= 0:
+        try:
+            entries = read_range(world, 0, last)
+        except BookieError as error:
+            raise AssertionError(f"I2: {error}") from error
+        require([e.entry_id for e in entries] == list(range(last + 1)), "C12: exactly the range")
+        for entry in entries:
+            same = entry.payload == world.payloads[entry.entry_id]
+            require(same, f"C1, C2: entry {entry.entry_id} reads as another")

@@ -1,0 +1,401 @@
+"""A world in memory for protocol machines: bookies, a network, a metadata store, and an adversary.
+
+Everything that is on its way lies in a queue; a seeded random chooses what happens next: deliver
+something, lose it, break a stream, crash a bookie, fire a timer whether or not it is due. Nothing
+depends on time, so every schedule that a real network could produce can come up.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from bookie.errors import BookieError, MetadataUnavailableError
+from bookie.formats.batch import EntryBatch
+from bookie.formats.digest import DigestType, digester_for
+from bookie.formats.entry import parse_header
+from bookie.formats.ledger_metadata import Fragment, LedgerMetadata, LedgerState
+from bookie.ids import NO_ENTRY, Status
+from bookie.protocol.exchange import (
+    MetadataConflict,
+    MetadataFailed,
+    MetadataRead,
+    MetadataWritten,
+)
+from bookie.protocol.quorum import Quorum, Stripe
+
+DIGESTER = digester_for(DigestType.CRC32C, b"")
+LEDGER_ID = 7
+
+MetadataAnswer = MetadataRead | MetadataWritten | MetadataConflict | MetadataFailed
+
+
+class ViolationError(AssertionError):
+    """A rule of the protocol was broken."""
+
+
+def require(condition: object, rule: str) -> None:
+    """Raise `ViolationError` unless the rule holds."""
+    if not condition:
+        raise ViolationError(rule)
+
+
+@dataclass
+class ReadResult:
+    """What a bookie answers to a read, before verification."""
+
+    status: Status
+    packets: list[tuple[int, bytes]] = field(default_factory=list)
+    next_entry_id: int = NO_ENTRY
+    stopped_by: Status = Status.OK
+
+
+class SimBookie:
+    """One bookie: a dictionary, a fence, and what would be lost by a crash."""
+
+    def __init__(self, bookie_id: str, world: World) -> None:
+        self.bookie_id = bookie_id
+        self.world = world
+        self.up = True
+        self.read_only = False
+        self.fenced = False
+        self.entries: dict[int, bytes] = {}
+        self.unsynced: set[int] = set()
+        self.explicit_lac = NO_ENTRY
+        self.denied: set[int] = set()
+        """Ids denied on a fencing read (I12)."""
+
+    def add(self, packets: list[tuple[int, bytes]], *, recovery: bool, deferred: bool) -> Status:
+        """Store packets or refuse them all."""
+        if self.fenced and not recovery:
+            return Status.FENCED
+        if self.read_only and not recovery:
+            return Status.READ_ONLY
+        for entry_id, packet in packets:
+            header = parse_header(packet)
+            require(header.entry_id == entry_id, "I4: a packet arrived under another id")
+            require(
+                header.last_add_confirmed <= self.world.acknowledged,
+                f"I15: entry {entry_id} carries LAC {header.last_add_confirmed}, "
+                f"but only {self.world.acknowledged} was acknowledged",
+            )
+            known = self.entries.get(entry_id)
+            require(known is None or known == packet, f"I14: two bodies for entry {entry_id}")
+            require(recovery or entry_id not in self.denied, f"I12: entry {entry_id} was denied")
+        for entry_id, packet in packets:
+            if entry_id not in self.entries:
+                self.entries[entry_id] = packet
+                if deferred:
+                    self.unsynced.add(entry_id)
+            elif not deferred:
+                self.unsynced.discard(entry_id)
+        return Status.OK
+
+    def write_lac(self, lac: int) -> Status:
+        """Take an explicit LAC."""
+        require(lac <= self.world.acknowledged, "I15: explicit LAC beyond what was acknowledged")
+        if self.fenced:
+            return Status.FENCED
+        self.explicit_lac = max(self.explicit_lac, lac)
+        return Status.OK
+
+    def fence(self) -> tuple[Status, bytes | None, int]:
+        """Fence; the last packet and the explicit LAC."""
+        self.fenced = True
+        last = self.entries[max(self.entries)] if self.entries else None
+        return Status.OK, last, self.explicit_lac
+
+    def read(self, first: int, last: int, stripe: Stripe, limit: int, *, fence: bool) -> ReadResult:
+        """Consecutive wanted ids, never skipping a hole."""
+        if fence:
+            self.fenced = True
+        found: list[tuple[int, bytes]] = []
+        entry_id = stripe.next_id(first)
+        stopped_by = Status.OK
+        while entry_id <= last and len(found) < limit:
+            packet = self.entries.get(entry_id)
+            if packet is None:
+                stopped_by = Status.NO_SUCH_ENTRY
+                if fence:
+                    self.denied.add(entry_id)
+                break
+            found.append((entry_id, packet))
+            entry_id = stripe.next_id(entry_id + 1)
+        if not found:
+            return ReadResult(stopped_by)
+        return ReadResult(Status.OK, found, entry_id, stopped_by)
+
+    def lac(self) -> int:
+        """The highest LAC that a packet here proves."""
+        carried = [parse_header(packet).last_add_confirmed for packet in self.entries.values()]
+        return max([self.explicit_lac, *carried])
+
+    def force(self) -> Status:
+        """Sync everything."""
+        self.unsynced.clear()
+        return Status.OK
+
+    def crash(self) -> None:
+        """Lose what was not synced."""
+        self.up = False
+        for entry_id in self.unsynced:
+            del self.entries[entry_id]
+        self.unsynced.clear()
+
+
+class Store:
+    """One ledger's metadata under compare-and-set; the state machine of I10 is checked."""
+
+    def __init__(self, metadata: LedgerMetadata) -> None:
+        self.metadata = metadata
+        self.version = 0
+
+    def read(self) -> MetadataAnswer:
+        """The metadata as it stands."""
+        return MetadataRead(self.metadata, self.version)
+
+    def write(self, metadata: LedgerMetadata, version: int) -> MetadataAnswer:
+        """Compare and set."""
+        if version != self.version:
+            return MetadataConflict()
+        before, after = self.metadata.state, metadata.state
+        allowed = {
+            LedgerState.OPEN: {LedgerState.OPEN, LedgerState.IN_RECOVERY, LedgerState.CLOSED},
+            LedgerState.IN_RECOVERY: {LedgerState.IN_RECOVERY, LedgerState.CLOSED},
+            LedgerState.CLOSED: set[LedgerState](),
+        }
+        require(after in allowed[before], f"I10: {before.name} -> {after.name}")
+        firsts = [fragment.first_entry_id for fragment in metadata.fragments]
+        require(firsts == sorted(set(firsts)), "I5: first ids of fragments must increase")
+        self.metadata = metadata
+        self.version += 1
+        return MetadataWritten(self.version)
+
+
+class Call:
+    """A request that gets exactly one answer, or is lost and then answered by a timeout."""
+
+    def __init__(self, serve: Callable[[], object], reply: Callable[[object], None]) -> None:
+        self.serve = serve
+        self.reply = reply
+        self.result: object = None
+        self.served = False
+        self.slow = False
+
+
+class Stream:
+    """Adds from one client to one bookie, in order; breaking it loses what is on its way."""
+
+    def __init__(self, bookie: SimBookie, on_answer: Callable[[object], None]) -> None:
+        self.bookie = bookie
+        self.on_answer = on_answer
+        self.is_open = False
+        self.slow = False
+        self.requests: deque[tuple[Callable[[], Status], object]] = deque()
+        self.answers: deque[object] = deque()
+
+
+@dataclass(frozen=True)
+class Faults:
+    """How often things go wrong, per step."""
+
+    lose_call: float = 0.01
+    break_stream: float = 0.01
+    crash_bookie: float = 0.006
+    fire_timer: float = 0.03
+    fail_metadata: float = 0.01
+    read_only: float = 0.003
+    slow: float = 0.25
+    """How many calls and streams are overtaken by nearly everything else."""
+
+
+class World:
+    """Bookies, the store, everything on its way, and the clients."""
+
+    def __init__(self, seed: int, sizes: tuple[int, int, int], faults: Faults) -> None:
+        self.rng = random.Random(seed)
+        self.seed = seed
+        self.faults = faults
+        self.quorum = Quorum(*sizes)
+        names = tuple(f"b{i}" for i in range(sizes[0]))
+        self.bookies = {name: SimBookie(name, self) for name in names}
+        metadata = LedgerMetadata(
+            ledger_id=LEDGER_ID,
+            ensemble_size=sizes[0],
+            write_quorum_size=sizes[1],
+            ack_quorum_size=sizes[2],
+            state=LedgerState.OPEN,
+            fragments=(Fragment(0, names),),
+            digest_type=DigestType.CRC32C,
+        )
+        self.store = Store(metadata)
+        self.calls: list[Call] = []
+        self.streams: list[Stream] = []
+        self.zombies: list[tuple[SimBookie, Callable[[], object]]] = []
+        """Requests whose client has given up on them; they may still arrive."""
+        self.timers: dict[tuple[object, object], Callable[[], None]] = {}
+        self.acknowledged = NO_ENTRY
+        """The highest entry that the writer has acknowledged."""
+        self.payloads: dict[int, bytes] = {}
+        """What the writer gave each id."""
+        self.lacs_seen: list[int] = []
+        self.calm = False
+        """Nothing goes wrong any more."""
+
+    # -- what clients do -------------------------------------------------------------------------
+
+    def call(
+        self,
+        bookie_id: str,
+        serve: Callable[[SimBookie], object],
+        reply: Callable[[object], None],
+    ) -> None:
+        """Send a request to a bookie; `reply` gets its result, or None when there is no answer."""
+        bookie = self.bookies[bookie_id]
+        call = Call(lambda: serve(bookie) if bookie.up else None, reply)
+        call.slow = self.rng.random() < self.faults.slow
+        self.calls.append(call)
+
+    def metadata_call(
+        self, serve: Callable[[], MetadataAnswer], reply: Callable[[MetadataAnswer], None]
+    ) -> None:
+        """Ask the metadata store."""
+
+        def on_result(result: object) -> None:
+            failed: BookieError = MetadataUnavailableError("no answer")
+            answer = MetadataFailed(failed) if result is None else result
+            reply(answer)  # type: ignore[arg-type]
+
+        def serve_or_fail() -> object:
+            if not self.calm and self.rng.random() < self.faults.fail_metadata:
+                if self.rng.random() < 0.5:
+                    serve()
+                return None
+            return serve()
+
+        self.calls.append(Call(serve_or_fail, on_result))
+
+    def open_stream(self, bookie_id: str, on_answer: Callable[[object], None]) -> Stream:
+        """A stream that the network will connect."""
+        stream = Stream(self.bookies[bookie_id], on_answer)
+        stream.slow = self.rng.random() < self.faults.slow
+        self.streams.append(stream)
+        return stream
+
+    # -- what the adversary does -----------------------------------------------------------------
+
+    def deliver_one(self) -> bool:
+        """Move one thing on its way a step further; False when there is none."""
+        ready: list[Stream | Call] = [s for s in self.streams if s.requests or s.answers]
+        ready += self.calls
+        if self.rng.random() < 0.97:
+            ready = [one for one in ready if not one.slow] or ready
+        if (self.zombies and self.rng.random() < 0.1) or not ready:
+            return self._deliver_zombie()
+        chosen = self.rng.choice(ready)
+        if isinstance(chosen, Stream):
+            self._advance_stream(chosen)
+        elif not chosen.served:
+            chosen.result, chosen.served = chosen.serve(), True
+        else:
+            self.calls.remove(chosen)
+            chosen.reply(chosen.result)
+        return True
+
+    def _deliver_zombie(self) -> bool:
+        if not self.zombies:
+            return False
+        bookie, serve = self.zombies.pop(self.rng.randrange(len(self.zombies)))
+        if bookie.up:
+            serve()
+        return True
+
+    def _advance_stream(self, stream: Stream) -> None:
+        if stream.requests and (not stream.answers or self.rng.random() < 0.5):
+            serve, tag = stream.requests.popleft()
+            if stream.bookie.up:
+                stream.answers.append((serve(), tag))
+        else:
+            stream.on_answer(stream.answers.popleft())
+
+    def break_stream(self, stream: Stream) -> None:
+        """Lose what is on its way; requests may still arrive, answers are gone."""
+        for serve, _ in stream.requests:
+            if stream.bookie.up and self.rng.random() < 0.5:
+                self.zombies.append((stream.bookie, serve))
+        stream.requests.clear()
+        stream.answers.clear()
+        if stream.is_open:
+            stream.is_open = False
+            stream.on_answer("disconnected")
+
+    def connect_stream(self, stream: Stream) -> None:
+        """Open a stream anew."""
+        if not stream.is_open and stream.bookie.up:
+            stream.is_open = True
+            stream.on_answer("connected")
+
+    def crash_bookie(self, bookie: SimBookie) -> None:
+        """A bookie dies; what it synced stays."""
+        bookie.crash()
+        for stream in self.streams:
+            if stream.bookie is bookie:
+                self.break_stream(stream)
+
+    def disturb(self) -> None:
+        """Perhaps something goes wrong, or comes back."""
+        rng, faults = self.rng, self.faults
+        if self.calls and rng.random() < faults.lose_call:
+            call = self.calls.pop(rng.randrange(len(self.calls)))
+            if not call.served and rng.random() < 0.5:
+                call.serve()
+            call.reply(None)
+        if self.streams:
+            stream = rng.choice(self.streams)
+            if stream.is_open and rng.random() < faults.break_stream:
+                self.break_stream(stream)
+            elif not stream.is_open and rng.random() < 0.2:
+                self.connect_stream(stream)
+            if rng.random() < 0.1:
+                stream.slow = rng.random() < faults.slow
+        bookie = self.bookies[rng.choice(list(self.bookies))]
+        if not bookie.up:
+            bookie.up = rng.random() < 0.1
+        elif rng.random() < faults.crash_bookie:
+            self.crash_bookie(bookie)
+        elif bookie.read_only or rng.random() < faults.read_only:
+            bookie.read_only = not bookie.read_only and rng.random() < 0.5
+        if rng.random() < faults.fire_timer:
+            self.fire_a_timer()
+        if rng.random() < 0.05:
+            self.lacs_seen.append(bookie.lac())
+
+    def fire_a_timer(self) -> bool:
+        """Fire some timer, due or not."""
+        if not self.timers:
+            return False
+        key = self.rng.choice(list(self.timers))
+        self.timers.pop(key)()
+        return True
+
+    def heal(self) -> None:
+        """From now on everything works."""
+        self.calm = True
+        for bookie in self.bookies.values():
+            bookie.up, bookie.read_only = True, False
+        for stream in self.streams:
+            self.connect_stream(stream)
+
+
+def batch_of(packets: list[tuple[int, bytes]]) -> EntryBatch:
+    """A batch of these packets, whose ids ascend."""
+    return EntryBatch.merge(
+        [
+            EntryBatch(LEDGER_ID, entry_id, None, np.array([len(packet)]), packet)
+            for entry_id, packet in packets
+        ]
+    )

@@ -1,0 +1,211 @@
+"""The checkers bite: each rule of the protocol, broken on purpose, is caught within a few seeds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from bookie.ids import Status
+from bookie.protocol import recovery_events, writer_events
+from bookie.protocol.pending import PendingBatch
+from bookie.protocol.quorum import Quorum
+from bookie.protocol.recovery import LedgerRecovery
+from bookie.protocol.recovery_events import RecoveryEffect, RecoveryEvent
+from bookie.protocol.writer import LedgerWriter
+from bookie.protocol.writer_events import WriterEffect, WriterEvent
+from tests.property.protocol.protocol_run import Setting, run
+from tests.property.protocol.protocol_world import Faults, ViolationError
+
+SEEDS_MAX = 20_000
+
+
+def without_fence(effects: list[RecoveryEffect]) -> list[RecoveryEffect]:
+    return [
+        replace(effect, fence=False) if isinstance(effect, recovery_events.SendRead) else effect
+        for effect in effects
+    ]
+
+
+class ReadsWithoutFence(LedgerRecovery):
+    """Recovery reads do not fence, so a denied entry may still be acknowledged."""
+
+    def step(self, event: RecoveryEvent) -> list[RecoveryEffect]:
+        return without_fence(super().step(event))
+
+
+class OneDenialIsEnough(LedgerRecovery):
+    """The ledger ends where a single bookie denies an entry."""
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments)  # type: ignore[arg-type]
+
+        class Hasty(Quorum):
+            negatives_needed = 1
+
+        quorum = self.quorum
+        self.quorum = Hasty(quorum.ensemble_size, quorum.write_quorum_size, quorum.ack_quorum_size)
+
+
+class SilenceIsDenial(LedgerRecovery):
+    """A bookie that does not answer counts as one that denies."""
+
+    def step(self, event: RecoveryEvent) -> list[RecoveryEffect]:
+        if isinstance(event, recovery_events.ReadAnswered) and event.status is Status.IO_ERROR:
+            event = replace(event, status=Status.NO_SUCH_ENTRY)
+        return super().step(event)
+
+
+class CoverageOfOne(LedgerRecovery):
+    """One fenced bookie is taken for coverage, and reads do not fence either."""
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments)  # type: ignore[arg-type]
+
+        class Loose(Quorum):
+            def covers(self, answered: int) -> bool:
+                return answered != 0
+
+        quorum = self.quorum
+        self.quorum = Loose(quorum.ensemble_size, quorum.write_quorum_size, quorum.ack_quorum_size)
+
+    def step(self, event: RecoveryEvent) -> list[RecoveryEffect]:
+        return without_fence(super().step(event))
+
+
+class DoesNotStoreAgain(LedgerRecovery):
+    """Entries that were found are not stored again on their write set."""
+
+    def step(self, event: RecoveryEvent) -> list[RecoveryEffect]:
+        effects = []
+        for effect in super().step(event):
+            if isinstance(effect, recovery_events.SendAdd):
+                answer = recovery_events.AddAnswered(effect.round, effect.slot, Status.OK)
+                effects += self.step(answer)
+            else:
+                effects.append(effect)
+        return effects
+
+
+class LooksNoFurther(LedgerRecovery):
+    """Recovery closes without looking beyond the LAC that it heard while fencing."""
+
+    def step(self, event: RecoveryEvent) -> list[RecoveryEffect]:
+        if isinstance(event, recovery_events.ReadAnswered):
+            event = replace(event, status=Status.NO_SUCH_ENTRY, batch=None)
+        return super().step(event)
+
+
+class AcksOneShort(LedgerWriter):
+    """Qa - 1 acknowledgements are enough."""
+
+    def __init__(self, *arguments: object, **options: object) -> None:
+        super().__init__(*arguments, **options)  # type: ignore[arg-type]
+        quorum = self.quorum
+        self.quorum = Quorum(
+            quorum.ensemble_size, quorum.write_quorum_size, quorum.ack_quorum_size - 1
+        )
+
+
+class IgnoresFences(LedgerWriter):
+    """A bookie that says FENCED counts as one that stored the entries."""
+
+    def step(self, event: WriterEvent) -> list[WriterEffect]:
+        if isinstance(event, writer_events.AddAnswered) and event.status is Status.FENCED:
+            event = replace(event, status=Status.OK)
+        return super().step(event)
+
+
+class TellsLacTooEarly(LedgerWriter):
+    """Packets carry the id before their own as the LAC."""
+
+    def step(self, event: WriterEvent) -> list[WriterEffect]:
+        return [
+            replace(effect, last_add_confirmed=effect.first_entry_id - 1)
+            if isinstance(effect, writer_events.SendBatch)
+            else effect
+            for effect in super().step(event)
+        ]
+
+
+class ConfirmsOutOfOrder(LedgerWriter):
+    """A batch is confirmed when it has its acknowledgements, whatever came before it."""
+
+    def _settle(self, batch: PendingBatch) -> list[WriterEffect]:
+        if batch in self.pending and self.quorum.is_acknowledged(batch.acked, batch.classes):
+            self.pending.remove(batch)
+            batch.confirmed = True
+            self.last_add_confirmed = max(self.last_add_confirmed, batch.last_entry_id)
+            self.length_confirmed = max(self.length_confirmed, batch.length_after)
+            return [writer_events.Confirmed(batch.number)]
+        return []
+
+
+class OneClassIsEnough(LedgerWriter):
+    """A striped batch is confirmed when one of its classes has an ack quorum."""
+
+    def step(self, event: WriterEvent) -> list[WriterEffect]:
+        effects = super().step(event)
+        if isinstance(event, writer_events.Append):
+            batch = self.pending[-1]
+            batch.classes = list(batch.classes)[:1]
+        return effects
+
+
+class SyncsInMind(LedgerWriter):
+    """A deferred-sync writer moves its LAC when batches are written, without a force."""
+
+    def step(self, event: WriterEvent) -> list[WriterEffect]:
+        effects = super().step(event)
+        if self.deferred is not None and self.deferred.unsynced:
+            last = self.deferred.unsynced[-1]
+            self.last_add_confirmed = last.last_entry_id
+            self.length_confirmed = last.length_after
+            self.deferred.unsynced.clear()
+        return effects
+
+
+class KeepsAcksOfBrokenStreams(LedgerWriter):
+    """A deferred-sync writer trusts acknowledgements from before a bookie's restart."""
+
+    def step(self, event: WriterEvent) -> list[WriterEffect]:
+        if isinstance(event, writer_events.SlotDisconnected):
+            self.connected &= ~(1 << event.slot)
+            return []
+        return super().step(event)
+
+
+DUEL = Setting(duel=True, steps=30, faults=Faults(slow=0.35))
+STRIPED = Setting((4, 3, 2))
+CASES = [
+    replace(DUEL, recovery=ReadsWithoutFence),
+    Setting((3, 3, 2), recovery=OneDenialIsEnough),
+    Setting(recovery=SilenceIsDenial),
+    replace(DUEL, recovery=CoverageOfOne),
+    Setting(recovery=DoesNotStoreAgain),
+    Setting(recovery=LooksNoFurther),
+    Setting(writer=AcksOneShort),
+    Setting(writer=IgnoresFences),
+    Setting(writer=TellsLacTooEarly),
+    Setting(writer=ConfirmsOutOfOrder),
+    replace(STRIPED, writer=OneClassIsEnough),
+    Setting(writer=SyncsInMind, deferred_sync=True),
+    Setting(writer=KeepsAcksOfBrokenStreams, deferred_sync=True),
+]
+
+
+def name_of(setting: Setting) -> str:
+    machines = [setting.writer, setting.recovery]
+    return next(m.__name__ for m in machines if m not in (LedgerWriter, LedgerRecovery))
+
+
+@pytest.mark.parametrize("setting", CASES, ids=name_of)
+def test_a_broken_rule_is_caught(setting: Setting) -> None:
+    """Some seed shows the violation; the honest machines pass the same seed."""
+    for seed in range(SEEDS_MAX):
+        try:
+            run(seed, setting)
+        except ViolationError:
+            run(seed, replace(setting, writer=LedgerWriter, recovery=LedgerRecovery))
+            return
+    raise AssertionError(f"{SEEDS_MAX} seeds did not show that {name_of(setting)} is wrong")

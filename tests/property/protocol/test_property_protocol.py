@@ -1,0 +1,45 @@
+"""Thousands of adversarial schedules of one ledger: writer, two recoverers, crashes and losses."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.property.protocol.protocol_run import SIZES, Setting, run
+from tests.property.protocol.protocol_world import Faults
+
+SEEDS = int(os.environ.get("BOOKIE_TEST_PROTOCOL_SEEDS", "100"))
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_no_schedule_breaks_a_rule(sizes: tuple[int, int, int]) -> None:
+    """Every rule holds at every step and at the end, for every seed."""
+    for seed in range(SEEDS):
+        try:
+            run(seed, Setting(sizes))
+        except Exception as error:
+            error.add_note(f"seed {seed}, sizes {sizes}")
+            raise
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_no_duel_breaks_a_rule(sizes: tuple[int, int, int]) -> None:
+    """The smallest races of writer and recoverer: one batch on its way when recovery begins."""
+    for seed in range(3 * SEEDS):
+        try:
+            run(seed, Setting(sizes, duel=True, steps=30, faults=Faults(slow=0.35)))
+        except Exception as error:
+            error.add_note(f"seed {seed}, sizes {sizes}, duel")
+            raise
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_no_schedule_breaks_deferred_sync(sizes: tuple[int, int, int]) -> None:
+    """The LAC of a deferred-sync writer names only entries that no crash can take away."""
+    for seed in range(SEEDS):
+        try:
+            run(seed, Setting(sizes, deferred_sync=True))
+        except Exception as error:
+            error.add_note(f"seed {seed}, sizes {sizes}, deferred sync")
+            raise

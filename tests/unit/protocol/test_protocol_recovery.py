@@ -1,0 +1,331 @@
+"""The recovery machine, one rule a test; schedules are explored in tests/property/protocol."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import pytest
+
+from bookie.errors import BookieError, CorruptionError, LedgerRecoveryError, UnauthorizedError
+from bookie.formats.batch import EntryBatch
+from bookie.formats.ledger_metadata import Fragment, LedgerMetadata, LedgerState
+from bookie.ids import Status
+from bookie.protocol.exchange import (
+    MetadataConflict,
+    MetadataFailed,
+    MetadataRead,
+    MetadataWritten,
+    ReadMetadata,
+    StartTimer,
+    TimerFired,
+    WriteMetadata,
+)
+from bookie.protocol.recovery import LedgerRecovery, RecoveryLimits, RecoveryState
+from bookie.protocol.recovery_events import (
+    AddAnswered,
+    FenceAnswered,
+    ReadAnswered,
+    Recovered,
+    RecoveryEffect,
+    RecoveryFailed,
+    SendAdd,
+    SendFence,
+    SendRead,
+    Start,
+)
+from tests.unit.protocol.ledgers import ledger, packed
+
+T = TypeVar("T")
+NO = Status.NO_SUCH_ENTRY
+
+
+def of_type(effects: list[RecoveryEffect], kind: type[T]) -> list[T]:
+    return [effect for effect in effects if isinstance(effect, kind)]
+
+
+def fencing(metadata: LedgerMetadata | None = None) -> LedgerRecovery:
+    """A recovery that has marked the ledger."""
+    recovery = LedgerRecovery(metadata or ledger(), 0)
+    (mark,) = recovery.step(Start())
+    assert isinstance(mark, WriteMetadata)
+    assert mark.metadata.state is LedgerState.IN_RECOVERY
+    assert (
+        len(of_type(recovery.step(MetadataWritten(1)), SendFence)) == recovery.quorum.ensemble_size
+    )
+    return recovery
+
+
+def fence_all(recovery: LedgerRecovery, lac: int = -1) -> list[RecoveryEffect]:
+    """Bookies answer the fence until they cover; what is asked then."""
+    for slot in range(recovery.quorum.ensemble_size):
+        effects = recovery.step(FenceAnswered(recovery.round, slot, Status.OK, lac))
+        if effects:
+            return effects
+    raise AssertionError("not covered")
+
+
+def reading(lac: int = -1, metadata: LedgerMetadata | None = None) -> LedgerRecovery:
+    recovery = fencing(metadata)
+    fence_all(recovery, lac)
+    assert recovery.state is RecoveryState.READING
+    return recovery
+
+
+def found(recovery: LedgerRecovery, slot: int, batch: EntryBatch) -> list[RecoveryEffect]:
+    """The slot has exactly these entries."""
+    after = batch.last_entry_id + 1
+    return recovery.step(ReadAnswered(recovery.round, slot, Status.OK, batch, after, NO))
+
+
+def refuse(recovery: LedgerRecovery, slot: int, status: Status = NO) -> list[RecoveryEffect]:
+    return recovery.step(ReadAnswered(recovery.round, slot, status))
+
+
+def stored(recovery: LedgerRecovery, slot: int, status: Status = Status.OK) -> list[RecoveryEffect]:
+    return recovery.step(AddAnswered(recovery.round, slot, status))
+
+
+def error_of(effects: list[RecoveryEffect]) -> BookieError:
+    (failed,) = of_type(effects, RecoveryFailed)
+    return failed.error
+
+
+def test_an_empty_ledger_closes_empty() -> None:
+    """Fence, two denials of entry 0, CLOSED at -1 with length 0."""
+    recovery = reading()
+    assert refuse(recovery, 0) == []
+    (write,) = refuse(recovery, 2)
+    assert isinstance(write, WriteMetadata)
+    assert (write.metadata.last_entry_id, write.metadata.length, write.version) == (-1, 0, 1)
+    assert recovery.step(MetadataWritten(2)) == [Recovered(write.metadata, 2)]
+
+
+def test_a_closed_ledger_is_left_alone() -> None:
+    """Recovery of a CLOSED ledger ends at once, without a fence."""
+    closed = ledger().closed(4, 50)
+    assert LedgerRecovery(closed, 3).step(Start()) == [Recovered(closed, 3)]
+
+
+def test_marking_loses_to_another_recovery() -> None:
+    """Found IN_RECOVERY after a lost compare-and-set: go on with fencing."""
+    recovery = LedgerRecovery(ledger(), 0)
+    recovery.step(Start())
+    assert recovery.step(MetadataConflict()) == [ReadMetadata()]
+    effects = recovery.step(MetadataRead(ledger(state=LedgerState.IN_RECOVERY), 7))
+    assert len(of_type(effects, SendFence)) == 3
+
+
+def test_every_recovery_read_fences() -> None:
+    """A denial without a fence could be followed by an acknowledgement."""
+    recovery = fencing()
+    reads = of_type(fence_all(recovery), SendRead)
+    assert len(reads) == 3
+    assert all(read.fence and read.first_entry_id == 0 for read in reads)
+
+
+def test_reading_starts_after_the_lac() -> None:
+    """Everything up to the highest verified LAC was acknowledged."""
+    reads = of_type(fence_all(fencing(), lac=6), SendRead)
+    assert {read.first_entry_id for read in reads} == {7}
+
+
+def test_reading_never_starts_before_the_last_fragment() -> None:
+    """A bookie that is new in the last ensemble knows no LAC: earlier fragments are not redone."""
+    bookies = ("b0", "b1", "b2")
+    fragments = (Fragment(0, ("a0", "a1", "a2")), Fragment(1000, bookies))
+    recovery = fencing(ledger(fragments=fragments))
+    reads = of_type(fence_all(recovery, lac=-1), SendRead)
+    assert {read.first_entry_id for read in reads} == {1000}
+    assert {read.bookie_id for read in reads} == set(bookies)
+
+
+def test_the_length_of_an_empty_last_fragment_comes_from_the_entry_before() -> None:
+    """Nothing was found: entry 999 is read from its own fragment, without a fence."""
+    fragments = (Fragment(0, ("a0", "a1", "a2")), Fragment(1000, ("b0", "b1", "b2")))
+    recovery = reading(metadata=ledger(fragments=fragments))
+    refuse(recovery, 0)
+    reads = of_type(refuse(recovery, 1), SendRead)
+    assert {read.bookie_id for read in reads} == {"a0", "a1", "a2"}
+    assert not any(read.fence for read in reads)
+    refuse(recovery, 0, Status.IO_ERROR)
+    (write,) = found(recovery, 1, packed(999, 1))
+    assert isinstance(write, WriteMetadata)
+    assert (write.metadata.last_entry_id, write.metadata.length) == (999, 10_000)
+
+
+def test_the_fence_answer_may_tell_the_length() -> None:
+    """The last entry stored is the LAC itself: no further read is needed."""
+    recovery = fencing()
+    recovery.step(FenceAnswered(recovery.round, 0, Status.OK, 4, 4, 50))
+    recovery.step(FenceAnswered(recovery.round, 1, Status.OK, 4, 4, 50))
+    refuse(recovery, 0)
+    (write,) = refuse(recovery, 1)
+    assert isinstance(write, WriteMetadata)
+    assert (write.metadata.last_entry_id, write.metadata.length) == (4, 50)
+
+
+def test_what_one_bookie_has_is_stored_again_verbatim() -> None:
+    """One verified copy: the same packets go to the whole write set, and then reading goes on."""
+    recovery = reading()
+    batch = packed(0, 3, lac=-1)
+    adds = of_type(found(recovery, 1, batch), SendAdd)
+    assert [add.slot for add in adds] == [0, 1, 2]
+    assert all(add.batch is batch for add in adds)
+    assert stored(recovery, 2) == []
+    reads = of_type(stored(recovery, 0), SendRead)
+    assert {read.first_entry_id for read in reads} == {3}
+    (write,) = refuse(recovery, 0)  # bookie 1 denied entry 3 when it gave the others
+    assert isinstance(write, WriteMetadata)
+    assert (write.metadata.last_entry_id, write.metadata.length) == (2, 30)
+
+
+def test_a_denial_counts_for_one_entry_only() -> None:
+    """Two bookies deny entry 0, one has it: entry 0 exists, and entry 1 is not denied by them."""
+    recovery = reading()
+    refuse(recovery, 0)
+    found(recovery, 1, packed(0, 1))
+    stored(recovery, 0)
+    stored(recovery, 1)
+    assert recovery.denied == {1: 0b010}
+    assert recovery.next_entry_id == 1
+
+
+def test_one_denial_and_silence_decide_nothing() -> None:
+    """3/3/2: after three rounds of one denial and two failures recovery gives up, OPEN to retry."""
+    recovery = reading()
+    for _ in range(2):
+        refuse(recovery, 0)
+        refuse(recovery, 1, Status.IO_ERROR)
+        effects = refuse(recovery, 2, Status.UNKNOWN_LEDGER_STATE)
+        assert effects == [StartTimer(("retry", 0), 0.5)]
+        recovery.step(TimerFired(("retry", 0)))
+    refuse(recovery, 0)
+    refuse(recovery, 1, Status.BAD_CHECKSUM)
+    error = error_of(refuse(recovery, 2, Status.IO_ERROR))
+    assert isinstance(error, LedgerRecoveryError)
+    assert "at entry 0" in str(error)
+    assert recovery.step(TimerFired(("retry", 0))) == []
+
+
+def test_a_denial_of_another_entry_than_the_next_is_not_believed() -> None:
+    """A bookie's `stopped_by` must speak about the id after its last entry."""
+    recovery = reading()
+    batch = packed(0, 2)
+    recovery.step(ReadAnswered(recovery.round, 0, Status.OK, batch, 9, NO))
+    assert recovery.denied == {}
+
+
+def test_a_batch_that_does_not_start_where_asked_is_not_believed() -> None:
+    """Entries 1 and 2 do not answer a question for entry 0."""
+    recovery = reading()
+    assert recovery.step(ReadAnswered(recovery.round, 0, Status.OK, packed(1, 2), 3, NO)) == []
+    assert recovery.state is RecoveryState.READING
+
+
+def test_fencing_needs_coverage() -> None:
+    """One of three is not enough for 3/3/2; failures are asked again, then recovery fails."""
+    recovery = LedgerRecovery(ledger(), 0, RecoveryLimits(attempts_max=2))
+    recovery.step(Start())
+    recovery.step(MetadataWritten(1))
+    recovery.step(FenceAnswered(recovery.round, 0, Status.OK))
+    recovery.step(FenceAnswered(recovery.round, 1, Status.IO_ERROR))
+    effects = recovery.step(FenceAnswered(recovery.round, 2, Status.BAD_CHECKSUM))
+    assert effects == [StartTimer(("retry", 0), 0.5)]
+    again = of_type(recovery.step(TimerFired(("retry", 0))), SendFence)
+    assert [send.slot for send in again] == [1, 2]
+    recovery.step(FenceAnswered(recovery.round, 1, Status.IO_ERROR))
+    error = error_of(recovery.step(FenceAnswered(recovery.round, 2, Status.IO_ERROR)))
+    assert isinstance(error, LedgerRecoveryError)
+
+
+def test_a_wrong_password_ends_recovery_at_once() -> None:
+    """UNAUTHORIZED speaks about the caller."""
+    recovery = fencing()
+    error = error_of(recovery.step(FenceAnswered(recovery.round, 0, Status.UNAUTHORIZED)))
+    assert isinstance(error, UnauthorizedError)
+
+
+def test_storing_again_needs_an_ack_quorum() -> None:
+    """Two of three fail: they are asked again, the first is not."""
+    recovery = reading()
+    found(recovery, 0, packed(0, 1))
+    stored(recovery, 0)
+    stored(recovery, 1, Status.IO_ERROR)
+    assert stored(recovery, 2, Status.IO_ERROR) == [StartTimer(("retry", 0), 0.5)]
+    again = of_type(recovery.step(TimerFired(("retry", 0))), SendAdd)
+    assert [add.slot for add in again] == [1, 2]
+
+
+def test_a_striped_ledger_is_read_by_stripes() -> None:
+    """E=3, Qw=2: each is asked for its ids; what they hold together goes to its write sets."""
+    recovery = reading(metadata=ledger((3, 2, 2)))
+    every = packed(0, 4, lac=-1)
+    zero, two = every.clip(0, 0), every.clip(2, 2)
+    slot_0 = EntryBatch.merge([zero, two, every.clip(3, 3)])  # ids 0, 2, 3: residues 2 and 0
+    assert found(recovery, 0, slot_0) == []  # entry 1 is not known yet
+    slot_1 = EntryBatch.merge([zero, every.clip(1, 1), every.clip(3, 3)])
+    after = ReadAnswered(recovery.round, 1, Status.OK, slot_1, 4, NO)
+    adds = of_type(recovery.step(after), SendAdd)
+    assert [add.batch.entry_ids().tolist() for add in adds] == [[0, 2, 3], [0, 1, 3], [1, 2]]
+    assert b"".join(bytes(p) for p in adds[1].batch.packets()) == bytes(slot_1.payload)
+
+
+# -- closing ---------------------------------------------------------------------------------------
+
+
+def closing() -> LedgerRecovery:
+    recovery = reading()
+    refuse(recovery, 0)
+    refuse(recovery, 1)
+    assert recovery.state is RecoveryState.CLOSING
+    assert recovery.step(MetadataConflict()) == [ReadMetadata()]
+    return recovery
+
+
+def test_the_loser_adopts_the_closed_ledger() -> None:
+    """Another recovery, or the writer, closed it further on."""
+    theirs = ledger().closed(3, 40)
+    assert closing().step(MetadataRead(theirs, 5)) == [Recovered(theirs, 5)]
+
+
+def test_a_ledger_closed_before_its_lac_is_reported() -> None:
+    """That would be the loss of an acknowledged entry."""
+    recovery = reading(lac=5)
+    found(recovery, 0, packed(6, 1))
+    stored(recovery, 0)
+    stored(recovery, 1)
+    refuse(recovery, 0)
+    refuse(recovery, 1)
+    recovery.step(MetadataConflict())
+    error = error_of(recovery.step(MetadataRead(ledger().closed(4, 50), 5)))
+    assert isinstance(error, CorruptionError)
+
+
+def test_still_in_recovery_is_tried_again() -> None:
+    """Somebody changed something else: the same end, the new version."""
+    (write,) = closing().step(MetadataRead(ledger(state=LedgerState.IN_RECOVERY), 8))
+    assert isinstance(write, WriteMetadata)
+    assert write.version == 8
+
+
+def test_a_changed_last_fragment_starts_over() -> None:
+    """What was stored again is on bookies that the metadata no longer names."""
+    changed = ledger(state=LedgerState.IN_RECOVERY, fragments=(Fragment(0, ("b0", "b1", "c9")),))
+    sends = of_type(closing().step(MetadataRead(changed, 8)), SendFence)
+    assert [send.bookie_id for send in sends] == ["b0", "b1", "c9"]
+
+
+def test_a_metadata_failure_ends_recovery() -> None:
+    """The error of the store is the error of the recovery."""
+    recovery = LedgerRecovery(ledger(), 0)
+    recovery.step(Start())
+    error = LedgerRecoveryError("stand-in")
+    assert recovery.step(MetadataFailed(error)) == [RecoveryFailed(error)]
+
+
+@pytest.mark.parametrize("event_round", [0, 99])
+def test_answers_of_another_round_are_ignored(event_round: int) -> None:
+    """They speak about another question."""
+    recovery = reading()
+    assert recovery.step(ReadAnswered(event_round, 0, NO)) == []
+    assert recovery.denied == {}
