@@ -17,10 +17,9 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from bookie.errors import (
-    BookieError,
     MetadataClosedError,
     MetadataUnavailableError,
     SessionLostError,
@@ -43,6 +42,8 @@ from bookie.metadata.store import (
     is_under,
 )
 from bookie.metadata.subscription import Subscription
+
+T = TypeVar("T")
 
 TICK_SECONDS = 0.05
 """How often a heartbeat is written and the log is polled."""
@@ -124,14 +125,15 @@ class LocalStore(MetadataStore):
             for file in files:
                 file.close()
 
+        beginning = environment.submit(begin)
         try:
-            await environment.submit(begin)
-        except BookieError:
-            for file in files:
-                file.close()
-            raise
-        except asyncio.CancelledError:
-            environment.submit(undo)  # the session may still begin, behind our back
+            await self._wait(beginning)
+        except BaseException:
+            if beginning.done() and not beginning.cancelled():
+                for file in files:
+                    file.close()
+            else:
+                environment.submit(undo)  # the session may still begin, behind our back
             raise
         self._session, self._session_file = session, files[0]
         try:
@@ -143,12 +145,25 @@ class LocalStore(MetadataStore):
     async def _end_session(self, environment: LocalEnvironment) -> None:
         session = self._session
         try:
-            async with asyncio.timeout(self.session_timeout_seconds):
-                await environment.submit(lambda tree: tree.end_session(session))
-        except (TimeoutError, MetadataUnavailableError):
+            await self._wait(environment.submit(lambda tree: tree.end_session(session)))
+        except MetadataUnavailableError:
             # A stopped process holds the write lock, or the disk failed. Our file's lock is about
             # to be free, so the others end the session as soon as they can write.
             return
+
+    async def _wait(self, outcome: asyncio.Future[T]) -> T:
+        """The outcome of a write, or MetadataUnavailableError if it takes a session timeout.
+
+        The write itself goes on; who waited only knows that its outcome is unknown.
+        """
+        try:
+            async with asyncio.timeout(self.session_timeout_seconds):
+                return await outcome
+        except TimeoutError as error:
+            raise MetadataUnavailableError(
+                f"a write to the metadata store in {self._directory} did not end within "
+                f"{self.session_timeout_seconds} seconds; a process that uses it may be stopped"
+            ) from error
 
     def _drop_session(self) -> None:
         if self._bell is not None:
@@ -284,7 +299,9 @@ class LocalStore(MetadataStore):
         check_transaction(operations)
         operations, session = tuple(operations), self._session
         try:
-            return await environment.submit(lambda tree: tree.transact(operations, session))
+            return await self._wait(
+                environment.submit(lambda tree: tree.transact(operations, session))
+            )
         except SessionLostError:
             self._wake.set()
             raise

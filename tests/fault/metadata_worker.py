@@ -10,7 +10,9 @@ import asyncio
 import random
 import sys
 
-from bookie.errors import BadVersionError, MetadataError, SessionLostError
+from bookie.cluster.registration import RegistrationManager
+from bookie.errors import BadVersionError, IdentityError, MetadataError, SessionLostError
+from bookie.formats.registration import Endpoint, Registration
 from bookie.metadata.connect import open_store
 from bookie.metadata.local import LocalStore
 from bookie.metadata.local_tree import TreeWriter
@@ -91,7 +93,19 @@ async def _hold_transaction(store: MetadataStore, kind: str) -> None:
     _say("outside")
 
 
+async def _register(store: MetadataStore, bookie_id: str) -> None:
+    """Be registered as a bookie until killed."""
+    registration = Registration(bookie_id, (Endpoint("bookie", "localhost", 3181, "grpc"),))
+    try:
+        async with RegistrationManager(store).register(registration):
+            _say("registered")
+            await asyncio.Event().wait()
+    except IdentityError as error:
+        _say(error)
+
+
 _ROLES = {
+    "register": _register,
     "count": _count,
     "hold": _hold,
     "churn": _churn,

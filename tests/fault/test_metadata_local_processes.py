@@ -18,6 +18,8 @@ import lmdb
 import pytest
 
 import bookie
+from bookie.cluster.directory import BookieDirectory
+from bookie.errors import MetadataUnavailableError
 from bookie.metadata.connect import open_store
 from bookie.metadata.store import (
     EXPIRY_EVENTS,
@@ -195,6 +197,28 @@ async def test_a_stuck_writer_shows_as_a_lost_connection_until_it_goes_on(tmp_pa
             assert await anext(events) is SessionEvent.RECONNECTED
 
 
+async def test_a_write_behind_a_stuck_writer_ends_in_a_sentence_and_still_happens(
+    tmp_path: Path,
+) -> None:
+    async with (
+        open_store(f"local://{tmp_path}", session_timeout_seconds=0.3) as store,
+        _worker("transaction", tmp_path, "write") as writer,
+    ):
+        assert await _line(writer) == "inside"
+        with pytest.raises(MetadataUnavailableError, match="may be stopped"):
+            await store.put("/a", b"")
+        with pytest.raises(MetadataUnavailableError, match="may be stopped"):
+            async with open_store(f"local://{tmp_path}", session_timeout_seconds=0.3):
+                pass
+        assert writer.stdin is not None
+        writer.stdin.write(b"go on\n")
+        assert await _line(writer) == "outside"
+        await asyncio.wait_for(writer.wait(), 20)
+        await store.put("/b", b"")
+        assert await store.exists("/a")
+        assert len(os.listdir(tmp_path / "sessions")) == 1
+
+
 async def test_closing_does_not_wait_for_a_stuck_writer(tmp_path: Path) -> None:
     async with _worker("transaction", tmp_path, "write") as writer:
         async with open_store(f"local://{tmp_path}", session_timeout_seconds=0.5) as store:
@@ -247,3 +271,29 @@ async def test_kills_under_load_leave_whole_commits(tmp_path: Path, seed: int) -
             assert record.version >= version
         assert not await store.exists("/leases")
     assert mirror == _check_invariants(tmp_path)
+
+
+async def test_a_killed_bookie_leaves_the_directory_and_its_successor_enters(
+    tmp_path: Path,
+) -> None:
+    async with open_store(f"local://{tmp_path}") as store, BookieDirectory(store) as directory:
+        for _ in range(2):
+            async with _worker("register", tmp_path, "bookie-1") as bookie_process:
+                assert await _line(bookie_process) == "registered"
+                async with asyncio.timeout(5):
+                    while "bookie-1" not in directory.bookies():
+                        await directory.wait_for_change()
+                bookie_process.kill()
+            # The successor starts at once: it may meet the record of the dead.
+        async with asyncio.timeout(5):  # of a session timeout of 30 s
+            while directory.bookies():
+                await directory.wait_for_change()
+        assert directory.resolve("bookie-1").port == 3181
+
+
+async def test_a_second_process_with_the_same_bookie_id_gives_up(tmp_path: Path) -> None:
+    async with _worker("register", tmp_path, "bookie-1") as first:
+        assert await _line(first) == "registered"
+        async with _worker("register", tmp_path, "bookie-1", timeout_seconds=0.5) as second:
+            assert "another process is registered as bookie bookie-1" in await _line(second)
+            assert await asyncio.wait_for(second.wait(), 20) == 0
