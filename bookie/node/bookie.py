@@ -17,10 +17,7 @@ from bookie.config import NodeSettings
 from bookie.env import DiskUsage
 from bookie.errors import BadRequestError, BookieError, CorruptionError
 from bookie.formats.batch import check_headers
-from bookie.formats.entry import lac_packet_ids
-from bookie.ids import MAX_ID, NO_ENTRY, Status
-from bookie.node.budget import ByteBudget
-from bookie.node.commands import (
+from bookie.formats.commands import (
     AddCommand,
     Info,
     LacReply,
@@ -30,6 +27,9 @@ from bookie.node.commands import (
     ReadReply,
     Reply,
 )
+from bookie.formats.entry import lac_packet_ids
+from bookie.ids import MAX_ID, NO_ENTRY, Status
+from bookie.node.budget import ByteBudget
 from bookie.node.lac_watch import LacCallback, LacWatches, lac_state
 from bookie.node.reads import IdRanges, Reads
 from bookie.storage.accept import UNAUTHORIZED

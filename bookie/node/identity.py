@@ -123,7 +123,7 @@ async def ensure_identity(
     )
     roots = await environment.workers.run("read", _look, directories)
     recorded = await cookies.read(bookie_id)
-    decision = decide(bookie_id, expected, recorded and recorded.value, roots)
+    decision = decide(bookie_id, expected, recorded.value if recorded else None, roots)
     if decision is Decision.START:
         return
     if recorded is None:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from bookie.formats.commands import LacState
 from bookie.ids import NO_ENTRY, Status
-from bookie.node.commands import LacState
 from bookie.storage.ledger_state import LedgerState
 
 LacCallback = Callable[[LacState], None]

@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from bookie.config import NodeSettings
 from bookie.errors import BadRequestError, CorruptionError, NoSuchLedgerError
+from bookie.formats.commands import LacReply, LedgerRow, ReadCommand, ReadReply
 from bookie.ids import MAX_ID, NO_ENTRY, Status
-from bookie.node.commands import LacReply, LedgerRow, ReadCommand, ReadReply
 from bookie.storage.engine import Engine
 from bookie.storage.ledger_state import LedgerState
 from bookie.storage.reader import ALL_IDS, Stripe

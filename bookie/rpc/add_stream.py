@@ -19,8 +19,8 @@ from typing import Final
 from grpc import aio
 
 from bookie.errors import BadRequestError, WrongClusterError
+from bookie.formats.commands import Reply
 from bookie.ids import Status
-from bookie.node.commands import Reply
 from bookie.rpc.codec import encode_add_response, parse_add_request, request_id_of
 from bookie.rpc.contract import CallContext, EntryNode
 from bookie.rpc.faults import Faults

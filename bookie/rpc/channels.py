@@ -24,8 +24,16 @@ import grpc
 from bookie._pb import bookie_pb2 as pb
 from bookie.config import RpcSettings
 from bookie.errors import BadRequestError, BookieUnreachableError, error_for_status
+from bookie.formats.commands import (
+    Info,
+    LacReply,
+    LacState,
+    LedgerRow,
+    ReadCommand,
+    ReadReply,
+    Reply,
+)
 from bookie.ids import NO_ENTRY, Status
-from bookie.node.commands import Info, LacReply, LacState, LedgerRow, ReadCommand, ReadReply, Reply
 from bookie.rpc import cold, security
 from bookie.rpc.codec import encode_read_request, parse_read_response
 from bookie.rpc.cold import Ranges

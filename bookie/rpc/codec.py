@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from bookie.errors import BadRequestError
 from bookie.formats.batch import EntryBatch
+from bookie.formats.commands import AddCommand, ReadCommand, ReadReply
 from bookie.ids import BATCH_SIZE_BYTES_MAX, MAX_ID, NO_ENTRY, Status
-from bookie.node.commands import AddCommand, ReadCommand, ReadReply
 from bookie.rpc.wire import (
     Fields,
     int64_varint,

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from bookie._pb import bookie_pb2 as pb
 from bookie.errors import BadRequestError
+from bookie.formats.commands import Info, LacReply, LacState, LedgerRow, Reply
 from bookie.ids import MAX_ID, NO_ENTRY, Status
-from bookie.node.commands import Info, LacReply, LacState, LedgerRow, Reply
 from bookie.rpc.codec import (
     LAC_PACKET_BYTES_MAX,
     MASTER_KEY_BYTES_MAX,

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Protocol
 
-from bookie.node.commands import (
+from bookie.formats.commands import (
     AddCommand,
     Info,
     LacReply,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bookie.errors import BookieError
+from bookie.formats.commands import Reply
 from bookie.ids import Status
-from bookie.node.commands import Reply
 from bookie.telemetry import Metrics, event_log
 
 _log = event_log(__name__)

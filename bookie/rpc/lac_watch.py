@@ -15,8 +15,8 @@ from typing import Final
 from grpc import aio
 
 from bookie.errors import BookieError, WrongClusterError
+from bookie.formats.commands import LacState
 from bookie.ids import NO_ENTRY
-from bookie.node.commands import LacState
 from bookie.rpc.cold import encode_lac_state, parse_watch_request
 from bookie.rpc.contract import CallContext, Node, Watcher
 from bookie.rpc.faults import Faults

@@ -18,8 +18,8 @@ from grpc import aio
 
 from bookie.config import NodeSettings
 from bookie.errors import WrongClusterError
+from bookie.formats.commands import Info, LacReply, ReadCommand, ReadReply, Reply
 from bookie.ids import NO_ENTRY, Status
-from bookie.node.commands import Info, LacReply, ReadCommand, ReadReply, Reply
 from bookie.rpc import cold
 from bookie.rpc.add_stream import AddStream
 from bookie.rpc.codec import encode_read_response, parse_read_request

@@ -30,8 +30,8 @@ from bookie.errors import (
     ClientClosedError,
     OperationTimeoutError,
 )
+from bookie.formats.commands import LacState
 from bookie.ids import Status
-from bookie.node.commands import LacState
 from bookie.rpc import cold
 from bookie.rpc.codec import parse_add_response
 

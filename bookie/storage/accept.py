@@ -14,11 +14,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from bookie.env import Failpoints
 from bookie.errors import BookieError
 from bookie.formats.batch import EntryBatch
+from bookie.formats.commands import Reply
 from bookie.formats.records import (
     encode_deleted,
     encode_entries_head,
@@ -32,21 +32,13 @@ from bookie.storage.journal import JournalRequest, RequestKind
 from bookie.storage.ledger_state import LedgerState
 from bookie.storage.write_cache import Generation, LedgerRuns, Run
 
+Waiter = asyncio.Future[Reply]
 
-class Outcome(NamedTuple):
-    """What a request came to; `message` is one sentence, empty when OK."""
-
-    status: Status
-    message: str = ""
-
-
-Waiter = asyncio.Future[Outcome]
-
-OK = Outcome(Status.OK)
-FENCED = Outcome(Status.FENCED, "the ledger is fenced: another client took it over")
-DELETED = Outcome(Status.FENCED, "the ledger was deleted")
-UNAUTHORIZED = Outcome(Status.UNAUTHORIZED, "the key is not the ledger's")
-READ_ONLY = Outcome(Status.READ_ONLY, "the bookie takes no new entries")
+OK = Reply(Status.OK)
+FENCED = Reply(Status.FENCED, "the ledger is fenced: another client took it over")
+DELETED = Reply(Status.FENCED, "the ledger was deleted")
+UNAUTHORIZED = Reply(Status.UNAUTHORIZED, "the key is not the ledger's")
+READ_ONLY = Reply(Status.READ_ONLY, "the bookie takes no new entries")
 
 
 @dataclass(slots=True)
@@ -61,7 +53,7 @@ class Admission:
     read_only_reasons: set[str] = field(default_factory=set)
     """Why new entries are refused; empty when they are not."""
 
-    def refusal(self, state: LedgerState, key: bytes, *, recovery: bool) -> Outcome | None:
+    def refusal(self, state: LedgerState, key: bytes, *, recovery: bool) -> Reply | None:
         """Why an add is refused before its bytes are looked at, or None."""
         if state.deleted:
             return DELETED
@@ -250,4 +242,4 @@ def _ignore(request: JournalRequest) -> None:
 def _resolve(waiter: Waiter, error: BookieError | None) -> None:
     """Tell the waiter, unless its caller was cancelled: then the waiter is gone, not the write."""
     if not waiter.done():
-        waiter.set_result(OK if error is None else Outcome(error.status, str(error)))
+        waiter.set_result(OK if error is None else Reply(error.status, str(error)))

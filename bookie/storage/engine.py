@@ -20,9 +20,10 @@ from bookie.config import StorageSettings
 from bookie.env import BatchWorker, Environment
 from bookie.errors import BookieError, CorruptionError, DiskFullError, StorageFailedError
 from bookie.formats.batch import EntryBatch
+from bookie.formats.commands import Reply
 from bookie.formats.index_rows import LedgerIndexRow
 from bookie.ids import MAX_ID, Status
-from bookie.storage.accept import Admission, Outcome
+from bookie.storage.accept import Admission
 from bookie.storage.boot import Boot, Booted, BootReport, Identity
 from bookie.storage.checkpoint import Checkpointer
 from bookie.storage.directories import Directories
@@ -176,7 +177,7 @@ class Engine:
         max_lac: int,
         deferred_sync: bool,
         lac_packet: bytes,
-    ) -> Outcome:
+    ) -> Reply:
         """A plain add over ids that may be stored: equal bytes are acknowledged, others refused.
 
         Nothing else is promised about the time between the comparison and the decision: when
@@ -200,7 +201,7 @@ class Engine:
                     ledger_id=state.ledger_id,
                     first_entry_id=batch.first_entry_id,
                 )
-                return Outcome(
+                return Reply(
                     Status.CONFLICT,
                     f"other bytes are stored for an entry of ledger {state.ledger_id} "
                     f"between {batch.first_entry_id} and {batch.last_entry_id}",

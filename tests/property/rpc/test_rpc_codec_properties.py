@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from bookie._pb import bookie_pb2 as pb
 from bookie.errors import BadRequestError
 from bookie.formats.batch import EntryBatch
+from bookie.formats.commands import ReadCommand, ReadReply
 from bookie.ids import MAX_ID, Status
-from bookie.node.commands import ReadCommand, ReadReply
 from bookie.rpc import codec
 
 UINT32 = st.integers(0, 2**32 - 1)

@@ -10,8 +10,7 @@ import numpy as np
 from bookie.config import NodeSettings
 from bookie.errors import BookieError, TooManyRequestsError
 from bookie.formats.batch import EntryBatch
-from bookie.ids import NO_ENTRY, Status
-from bookie.node.commands import (
+from bookie.formats.commands import (
     AddCommand,
     Info,
     LacReply,
@@ -21,6 +20,7 @@ from bookie.node.commands import (
     ReadReply,
     Reply,
 )
+from bookie.ids import NO_ENTRY, Status
 from bookie.rpc.cold import Ranges
 
 INSTANCE_ID = "5c2b0c1e-0000-4000-8000-000000000001"

@@ -12,8 +12,8 @@ from grpc import aio
 
 from bookie._pb import bookie_pb2 as pb
 from bookie.config import NodeSettings, RpcSettings
+from bookie.formats.commands import ReadCommand, ReadReply
 from bookie.ids import INSTANCE_ID_METADATA_KEY, MAX_ID, NO_ENTRY, Status
-from bookie.node.commands import ReadCommand, ReadReply
 from bookie.rpc.channels import BookieChannel
 from bookie.rpc.codec import encode_read_request
 from bookie.rpc.contract import SERVICE

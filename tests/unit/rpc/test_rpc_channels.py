@@ -15,8 +15,8 @@ from bookie.errors import (
     UnauthorizedError,
     WrongClusterError,
 )
+from bookie.formats.commands import LacReply, LacState, LedgerRow, ReadCommand, ReadReply, Reply
 from bookie.ids import MAX_ID, Status
-from bookie.node.commands import LacReply, LacState, LedgerRow, ReadCommand, ReadReply, Reply
 from bookie.rpc.channels import BookieChannel
 from tests.unit.rpc.conftest import Served
 from tests.unit.rpc.fake_node import INFO, INSTANCE_ID, batch_of, until

@@ -8,8 +8,8 @@ import pytest
 from bookie._pb import bookie_pb2 as pb
 from bookie.errors import BadRequestError
 from bookie.formats.batch import EntryBatch
+from bookie.formats.commands import ReadCommand, ReadReply
 from bookie.ids import BATCH_SIZE_BYTES_MAX, ENTRY_SIZE_BYTES_MAX, MAX_ID, Status
-from bookie.node.commands import ReadCommand, ReadReply
 from bookie.rpc import codec
 from bookie.rpc.wire import FIELDS_MAX
 

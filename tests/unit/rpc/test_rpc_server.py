@@ -12,9 +12,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from bookie.config import RpcSettings
 from bookie.errors import BookieError, ConfigurationError, WrongClusterError
+from bookie.formats.commands import Reply
 from bookie.ids import Status
 from bookie.node.bookie import Bookie
-from bookie.node.commands import Reply
 from bookie.rpc import security
 from bookie.rpc.channels import BookieChannel
 from bookie.rpc.codec import encode_add_request

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from bookie.errors import BookieError, BookieUnreachableError, ClientClosedError
+from bookie.formats.commands import Reply
 from bookie.ids import Status
-from bookie.node.commands import Reply
 from bookie.rpc import add_stream as server_side
 from bookie.rpc.channels import BookieChannel
 from bookie.rpc.codec import encode_add_request

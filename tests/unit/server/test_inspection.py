@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bookie.formats.cookie import Cookie, CookieState, encode_cookie
 
 from bookie.cli import app
 from bookie.env import open_lmdb
@@ -23,6 +22,7 @@ from bookie.formats.blocks import (
     encode_block_header,
     padding,
 )
+from bookie.formats.cookie import Cookie, CookieState, encode_cookie
 from bookie.formats.index_rows import LedgerIndexRow, Mark
 from bookie.formats.records import (
     encode_deleted,
