@@ -5,6 +5,9 @@ sessions live by file locks and heartbeats (`local_sessions`). This module is wh
 loop: reads, which are short, and one task per store that keeps the session, looks after the
 sessions of others and polls for commits when the bell was not heard.
 
+The directory must be on a file system of this machine, not on a network: neither LMDB nor the locks
+work there.
+
 A process that dies loses its ephemeral records within a quarter of a second; one that hangs, after
 its session timeout and a third.
 """
@@ -52,6 +55,7 @@ INSPECTION_TICKS = 4
 """How often, in ticks, the sessions of others are looked at."""
 
 _PAGE_NAMES = 256
+_PAGE_BYTES = 1024 * 1024
 _PUMP_COMMITS = 256
 _STUCK_FRACTION = 3
 """A write that takes this fraction of the session timeout counts as a lost connection."""
@@ -280,17 +284,14 @@ class LocalStore(MetadataStore):
     async def scan_children(self, key: str, *, after: str = "") -> AsyncIterator[Record]:
         """See `MetadataStore.scan_children`."""
         check_prefix(key)
-        parent = key.rstrip("/")
-        while True:
+        start: str | None = after
+        while start is not None:
             with self._require_open().read() as tree:
-                names = tree.child_names(key, after, _PAGE_NAMES)
-                page = [tree.record(f"{parent}/{name}", self._session) for name in names]
-            for record in page:
-                if record is not None:
-                    yield record
-            if len(names) < _PAGE_NAMES:
-                return
-            after = names[-1]
+                records, start = tree.child_records(
+                    key, start, self._session, _PAGE_NAMES, _PAGE_BYTES
+                )
+            for record in records:
+                yield record
             await asyncio.sleep(0)
 
     async def transaction(self, operations: Sequence[Operation]) -> list[int]:

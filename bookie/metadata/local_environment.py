@@ -84,6 +84,7 @@ class LocalEnvironment:
         self._busy_since: float | None = None
         self._unfinished = 0
         self._unfinished_lock = threading.Lock()
+        self._has_ended = False
         # A daemon: a writer that waits for a stopped process must not keep ours from ending.
         self._thread = threading.Thread(target=self._work, name="metadata-writer", daemon=True)
         self._thread.start()
@@ -112,11 +113,13 @@ class LocalEnvironment:
         with self._unfinished_lock:
             self._unfinished += 1
         self._jobs.put(_Job(run, future, loop))
+        if self._has_ended:
+            self._refuse_queued()
         return future
 
     def is_idle(self) -> bool:
-        """Whether every job has been done."""
-        return self._unfinished == 0
+        """Whether no job is left, so that `close` need not wait."""
+        return self._unfinished == 0 or self._has_ended
 
     def busy_seconds(self) -> float:
         """For how long the writer has been at its current group; 0 when it is idle."""
@@ -150,9 +153,19 @@ class LocalEnvironment:
                 _hand_back(group)
         finally:
             # Reached with jobs only if the thread dies of a bug: nobody may wait for ever.
-            for job in group:
-                job.error = job.error or MetadataUnavailableError("the metadata writer ended")
-            _hand_back(group)
+            self._has_ended = True
+            _refuse(group)
+            self._refuse_queued()
+
+    def _refuse_queued(self) -> None:
+        group = []
+        try:
+            while True:
+                job = self._jobs.get_nowait()
+                if job is not _STOP:
+                    group.append(job)
+        except Empty:
+            _refuse(group)
 
     def _next_group(self) -> list[_Job[Any]]:
         group: list[_Job[Any]] = []
@@ -192,6 +205,12 @@ class LocalEnvironment:
                 except BookieError as error:
                     job.error = error
             return list(tree.sessions()) if tree.has_committed else []
+
+
+def _refuse(group: list[_Job[Any]]) -> None:
+    for job in group:
+        job.error = MetadataUnavailableError("the writer of the metadata store has ended")
+    _hand_back(group)
 
 
 def _hand_back(group: list[_Job[Any]]) -> None:

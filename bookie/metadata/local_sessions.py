@@ -26,6 +26,7 @@ import socket
 import struct
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from bookie.env import SystemClock
@@ -59,7 +60,7 @@ class SessionFile:
 
     def close(self) -> None:
         """Remove the file and free its lock."""
-        self._path.unlink(missing_ok=True)
+        _remove(self._path)
         os.close(self._fd)
 
 
@@ -87,7 +88,7 @@ def _sweep(directory: Path, sessions: Iterable[bytes]) -> None:
     known = {_path(directory, session).name for session in sessions}
     for path in directory.iterdir():
         if path.name not in known and path.suffix == ".session" and _is_unlocked(path):
-            path.unlink(missing_ok=True)
+            _remove(path)
 
 
 class Coroner:
@@ -143,7 +144,7 @@ class Coroner:
                 continue
             if self.is_dead(session, row) or self._passed_deadline(session) is not None:
                 tree.end_session(session)
-                _path(self._directory, session).unlink(missing_ok=True)
+                _remove(_path(self._directory, session))
 
     def _passed_deadline(self, session: bytes) -> int | None:
         """The deadline of a session that has passed, in nanoseconds; None if it has not."""
@@ -159,6 +160,12 @@ class Coroner:
 
 def _path(directory: Path, session: bytes) -> Path:
     return directory / f"{session.hex()}.session"
+
+
+def _remove(path: Path) -> None:
+    # A file that stays does no harm: a session is its row.
+    with suppress(OSError):
+        path.unlink(missing_ok=True)
 
 
 def _is_unlocked(path: Path) -> bool:

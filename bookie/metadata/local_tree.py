@@ -144,6 +144,27 @@ class TreeReader:
                     break
         return names
 
+    def child_records(
+        self, key: str, after: str, session: bytes, names_max: int, bytes_max: int
+    ) -> tuple[list[Record], str | None]:
+        """Some records below `key` with names greater than `after`, in order.
+
+        Returns them with the name to go on after, which is None at the end. At most `names_max`
+        records, and few more than `bytes_max` bytes of values.
+        """
+        parent = key.rstrip("/")
+        names = self.child_names(key, after, names_max)
+        records: list[Record] = []
+        size = 0
+        for name in names:
+            record = self.record(f"{parent}/{name}", session)
+            if record is not None:
+                records.append(record)
+                size += len(record.value)
+                if size >= bytes_max:
+                    return records, name
+        return records, names[-1] if len(names) == names_max else None
+
     def sessions(self) -> dict[bytes, SessionRow]:
         """All sessions."""
         found = {}

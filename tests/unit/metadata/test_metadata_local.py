@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import struct
+import threading
+import warnings
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TypeVar
@@ -117,7 +119,9 @@ async def test_names_with_spaces_and_escapes_are_directories_too(tmp_path: Path)
 
 def _error_in_a_fork(directory: Path) -> str:
     read_end, write_end = os.pipe()
-    child = os.fork()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # that forking with threads is unwise
+        child = os.fork()
     if child == 0:
         try:
             local_environment.acquire(directory)
@@ -285,6 +289,40 @@ async def test_a_full_store_refuses_and_stays_usable(
         assert len(await store.get_children("/big")) == stored
         await store.delete("/big/000")
         await store.put("/small", b"x")
+
+
+async def test_nobody_waits_for_a_writer_that_died_of_a_bug(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deaths: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", deaths.append)
+
+    def bug(_: TreeWriter) -> None:
+        raise ZeroDivisionError
+
+    async with open_store(f"local://{tmp_path}") as store:
+        assert isinstance(store, LocalStore)
+        environment = store._require_open()
+        victims = [environment.submit(bug), environment.submit(lambda _: None)]
+        for victim in victims:
+            with pytest.raises(MetadataUnavailableError, match="has ended"):
+                await asyncio.wait_for(victim, 10)
+        with pytest.raises(MetadataUnavailableError, match="has ended"):
+            await asyncio.wait_for(store.put("/a", b""), 10)
+    assert len(deaths) == 1
+    async with open_store(f"local://{tmp_path}") as store:
+        await store.put("/a", b"")
+
+
+async def test_a_scan_of_large_values_goes_in_small_steps(tmp_path: Path) -> None:
+    async with open_store(f"local://{tmp_path}") as store:
+        assert isinstance(store, LocalStore)
+        for i in range(12):
+            await store.put(f"/big/{i:02}", bytes([i]) * 400_000)
+        with store._require_open().read() as tree:
+            records, after = tree.child_records("/big", "", b"", 256, 1_000_000)
+        assert ([record.name for record in records], after) == (["00", "01", "02"], "02")
+        assert [r.value[0] async for r in store.scan_children("/big")] == list(range(12))
 
 
 async def test_the_disk_holds_what_the_tables_say(tmp_path: Path) -> None:
