@@ -29,7 +29,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "grpc": ("rpc/", "metadata/etcd"),
     "grpc_health": ("rpc/",),
     "grpc_reflection": ("rpc/",),
-    "google": ("_pb/", "rpc/", "metadata/etcd"),
+    "google": ("_pb/", "formats/ledger_metadata", "rpc/", "metadata/etcd"),
     "pyspark": ("spark/",),
     "pydantic": ("config/",),
     "structlog": ("telemetry.py",),
