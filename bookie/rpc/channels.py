@@ -38,7 +38,7 @@ from bookie.rpc import cold, security
 from bookie.rpc.codec import encode_read_request, parse_read_response
 from bookie.rpc.cold import Ranges
 from bookie.rpc.contract import SERVICE
-from bookie.rpc.streams import AddStream, LacWatch, OnAnswer, OnBroken, error_of
+from bookie.rpc.streams import AddStream, LacWatch, OnAnswer, OnBroken, OnOpen, error_of
 
 __all__ = [
     "AddStream",
@@ -100,7 +100,9 @@ class BookieChannel:
         await self._bulk.close()
         await self._control.close()
 
-    def add_stream(self, on_answer: OnAnswer, on_broken: OnBroken) -> AddStream:
+    def add_stream(
+        self, on_answer: OnAnswer, on_broken: OnBroken, on_open: OnOpen | None = None
+    ) -> AddStream:
         """An open stream of adds; a client keeps one for plain and one for recovery adds."""
         call = self._bulk.stream_stream(f"/{SERVICE}/AddStream")
         stream = AddStream(
@@ -110,12 +112,18 @@ class BookieChannel:
             on_answer,
             on_broken,
             connect_timeout_seconds=self._connect_timeout_seconds,
+            on_open=on_open,
         )
         self._streams.append(stream)
         stream.reopen()
         return stream
 
-    def watch_lac(self, on_update: Callable[[LacState], None], on_broken: OnBroken) -> LacWatch:
+    def watch_lac(
+        self,
+        on_update: Callable[[LacState], None],
+        on_broken: OnBroken,
+        on_open: OnOpen | None = None,
+    ) -> LacWatch:
         """An open subscription to LACs, of no ledgers yet."""
         call = self._control.stream_stream(f"/{SERVICE}/WatchLac")
         stream = LacWatch(
@@ -125,6 +133,7 @@ class BookieChannel:
             on_update,
             on_broken,
             connect_timeout_seconds=self._connect_timeout_seconds,
+            on_open=on_open,
         )
         self._streams.append(stream)
         stream.reopen()

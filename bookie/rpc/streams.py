@@ -40,6 +40,7 @@ QUEUE_BYTES_MAX: Final = 16 * 1024 * 1024
 
 OpenCall = Callable[[], Any]
 OnBroken = Callable[[BookieError], None]
+OnOpen = Callable[[], None]
 
 
 class OnAnswer(Protocol):
@@ -86,11 +87,13 @@ class Stream:
         on_broken: OnBroken,
         *,
         connect_timeout_seconds: float,
+        on_open: OnOpen | None = None,
     ) -> None:
         self.address = address
         self._open_call = open_call
         self._tasks = tasks
         self._on_broken = on_broken
+        self._on_open = on_open
         self._connect_timeout_seconds = connect_timeout_seconds
         self._attempt: _Attempt | None = None
         self._closed = False
@@ -108,8 +111,8 @@ class Stream:
     def reopen(self) -> None:
         """Begin a new attempt; does nothing while one is open.
 
-        Messages may be sent at once. Whether the bookie can be reached shows by answers or by
-        `on_broken`, which is called within the connect timeout.
+        Messages may be sent at once. Whether the bookie can be reached shows by `on_open` or
+        `on_broken`, one of which is called within the connect timeout.
 
         Raises:
             ClientClosedError: The stream was closed.
@@ -169,6 +172,8 @@ class Stream:
         try:
             async with asyncio.timeout(self._connect_timeout_seconds):
                 await call.initial_metadata()
+            if self._on_open is not None and self._attempt is attempt:
+                self._on_open()
             async for data in call:
                 self._deliver(data)
         except TimeoutError:
@@ -212,6 +217,7 @@ class AddStream(Stream):
         on_broken: OnBroken,
         *,
         connect_timeout_seconds: float,
+        on_open: OnOpen | None = None,
     ) -> None:
         super().__init__(
             address,
@@ -219,6 +225,7 @@ class AddStream(Stream):
             tasks,
             on_broken,
             connect_timeout_seconds=connect_timeout_seconds,
+            on_open=on_open,
         )
         self._on_answer = on_answer
 
@@ -246,6 +253,7 @@ class LacWatch(Stream):
         on_broken: OnBroken,
         *,
         connect_timeout_seconds: float,
+        on_open: OnOpen | None = None,
     ) -> None:
         super().__init__(
             address,
@@ -253,6 +261,7 @@ class LacWatch(Stream):
             tasks,
             on_broken,
             connect_timeout_seconds=connect_timeout_seconds,
+            on_open=on_open,
         )
         self._on_update = on_update
         self._watched: set[int] = set()
