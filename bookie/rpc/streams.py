@@ -172,7 +172,8 @@ class Stream:
         try:
             async with asyncio.timeout(self._connect_timeout_seconds):
                 await call.initial_metadata()
-            if self._on_open is not None and self._attempt is attempt:
+            # A call that failed has initial metadata too, and is done.
+            if self._on_open is not None and self._attempt is attempt and not call.done():
                 self._on_open()
             async for data in call:
                 self._deliver(data)

@@ -169,7 +169,7 @@ def profiling() -> Iterator[Profile]:
         yield profile
     finally:
         sys.setprofile(before)
-        threading.setprofile(None)  # type: ignore[arg-type]
+        threading.setprofile(None)
 
 
 @pytest.mark.parametrize("uniform", [True, False])

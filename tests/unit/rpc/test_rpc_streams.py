@@ -25,9 +25,13 @@ class Client:
     def __init__(self, channel: BookieChannel) -> None:
         self.answers: Answers = []
         self.broken: list[BookieError] = []
+        self.opened = 0
         self.stream: AddStream = channel.add_stream(
-            lambda *answer: self.answers.append(answer), self.broken.append
+            lambda *answer: self.answers.append(answer), self.broken.append, self._opened
         )
+
+    def _opened(self) -> None:
+        self.opened += 1
 
     def send(self, request_id: int, first: int = 0) -> None:
         self.stream.send(encode_add_request(request_id, 3, batch_of([40, 50], first=first)))
@@ -182,9 +186,21 @@ async def test_a_bookie_that_is_not_there_breaks_the_stream(served: Served) -> N
         client.send(2)
     client.stream.reopen()
     await until(lambda: len(client.broken) == 2)
+    assert client.opened == 0
     await channel.aclose()
     with pytest.raises(ClientClosedError):
         client.stream.reopen()
+
+
+async def test_a_stream_is_opened_when_the_bookie_takes_it_up(served: Served) -> None:
+    """Before any answer, and once an attempt."""
+    client = Client(served.channel)
+    await until(lambda: client.opened == 1)
+    assert client.answers == []
+    client.stream.send(bytes(9 * 1024 * 1024))
+    await until(lambda: bool(client.broken))
+    client.stream.reopen()
+    await until(lambda: client.opened == 2)
 
 
 async def test_an_oversize_message_breaks_the_stream_and_nothing_else(served: Served) -> None:
