@@ -152,13 +152,17 @@ def main() -> NoReturn:
 
 
 def _fail(sentence: str, status: int) -> int:
-    """Print the error being handled as one line (and its traceback when asked for)."""
+    report(sentence)
+    return status
+
+
+def report(sentence: str) -> None:
+    """Print one line on standard error, after the traceback being handled if that is wanted."""
     if os.environ.get(DEBUG_VARIABLE, "") not in ("", "0"):
         import traceback
 
         traceback.print_exc()
     print("bookie: " + " ".join(sentence.split()), file=sys.stderr)
-    return status
 
 
 def _fail_usage(error: typer.TyperException) -> int:

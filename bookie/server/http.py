@@ -12,6 +12,7 @@ configuration says otherwise. Kubernetes and systemd ask ``/healthz`` and ``/rea
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -71,7 +72,7 @@ async def serve_http(
         try:
             await web.TCPSite(runner, host, port).start()
         except OSError as error:
-            reason = error.strerror or str(error)
+            reason = os.strerror(error.errno).lower() if error.errno else str(error)
             raise ConfigurationError(f"cannot serve HTTP on {host}:{port}: {reason}") from error
         yield int(runner.addresses[0][1])
     finally:

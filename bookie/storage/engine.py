@@ -272,6 +272,11 @@ class Engine:
     # --- life ----------------------------------------------------------------------------
 
     @property
+    def failure(self) -> BookieError | None:
+        """Why the engine failed, and with it the process; None while it works."""
+        return self._failure
+
+    @property
     def needs_integrity_check(self) -> bool:
         """Whether durable data was found damaged or missing and nobody has checked since."""
         return self._index.meta(META_INTEGRITY) == b"1"

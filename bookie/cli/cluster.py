@@ -1,0 +1,112 @@
+"""``bookie cluster``: initialise a cluster and see its bookies."""
+
+from __future__ import annotations
+
+import asyncio
+
+import typer
+
+from bookie.cli.options import Metadata, Output, OutputFormat
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    help="Initialise a cluster and see its bookies.",
+)
+
+
+@app.command("init")
+def init(metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
+    """Make a new cluster in an empty metadata store and print its instance id."""
+    from bookie.cli.output import print_record
+
+    instance_id = asyncio.run(_initialize(metadata))
+    print_record({"instance_id": instance_id}, output)
+
+
+async def _initialize(metadata: str) -> str:
+    from bookie.cluster.instance import initialize_cluster
+    from bookie.metadata.connect import open_store
+
+    async with open_store(metadata) as store:
+        return await initialize_cluster(store)
+
+
+@app.command("status")
+def status(metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
+    """Show the cluster as a whole: its id, how many bookies, how many ledgers."""
+    from bookie.cli.output import print_record
+
+    print_record(asyncio.run(_status(metadata)), output)
+
+
+async def _status(metadata: str) -> dict[str, str | int]:
+    from bookie.cluster.instance import read_status
+    from bookie.cluster.ledgers import LedgerManager
+    from bookie.metadata.connect import open_store
+
+    async with open_store(metadata) as store:
+        found = await read_status(store)
+        ledgers = 0
+        async for _ in LedgerManager(store).list_ids():
+            ledgers += 1
+    gone = set(found.known) - set(found.writable) - set(found.read_only)
+    return {
+        "instance_id": found.instance_id,
+        "writable_bookies": len(found.writable),
+        "read_only_bookies": len(found.read_only),
+        "missing_bookies": len(gone),
+        "ledgers": ledgers,
+    }
+
+
+@app.command("bookies")
+def bookies(metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
+    """List every bookie that ever joined, alive or not, with its address and free space."""
+    from bookie.cli.output import print_records
+
+    records = asyncio.run(_bookies(metadata))
+    table = output is OutputFormat.TABLE
+    shown = [record | _readable(record) for record in records] if table else records
+    print_records(shown, output, empty="no bookie has joined this cluster yet")
+
+
+def _readable(record: dict[str, str | int | None]) -> dict[str, str | int | None]:
+    """Sizes for people."""
+    from bookie.cli.output import format_bytes
+
+    return {
+        name: format_bytes(size)
+        for name, size in record.items()
+        if name.endswith("_bytes") and isinstance(size, int)
+    }
+
+
+async def _bookies(metadata: str) -> list[dict[str, str | int | None]]:
+    from bookie.cluster.directory import BookieDirectory
+    from bookie.cluster.instance import read_status
+    from bookie.metadata.connect import open_store
+
+    async with open_store(metadata) as store:
+        known = (await read_status(store)).known
+        async with BookieDirectory(store) as directory:
+            registered = dict(directory.all())
+    records: list[dict[str, str | int | None]] = []
+    for bookie_id in sorted({*known, *registered}):
+        registration = registered.get(bookie_id)
+        endpoint = registration.endpoint("bookie") if registration is not None else None
+        state = "missing"
+        if registration is not None:
+            state = "read-only" if registration.read_only else "writable"
+        records.append(
+            {
+                "bookie": bookie_id,
+                "state": state,
+                "address": f"{endpoint.host}:{endpoint.port}" if endpoint is not None else None,
+                "free_bytes": registration.free_bytes if registration is not None else None,
+                "total_bytes": registration.total_bytes if registration is not None else None,
+                "version": registration.version if registration is not None else None,
+            }
+        )
+    return records

@@ -1,0 +1,68 @@
+"""``bookie serve``: one bookie, the storage daemon."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from bookie.cli.config import Set, parse_overrides
+from bookie.cli.options import ConfigFile
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+EXIT_FAILED = 1
+EXIT_MISCONFIGURED = 78
+"""EX_CONFIG of sysexits.h: starting again will not help before somebody changes something."""
+
+
+@app.command("serve")
+def serve(
+    config: ConfigFile = None,
+    overrides: Set = None,
+    metadata: Annotated[
+        str | None,
+        typer.Option("--metadata", "-m", metavar="URI", help="Overrides metadata.uri."),
+    ] = None,
+    stop_with_parent: Annotated[
+        bool,
+        typer.Option("--stop-with-parent", hidden=True, help="Stop when the parent process ends."),
+    ] = False,
+) -> int:
+    """Run one bookie until SIGTERM, which stops it in order.
+
+    Exits with 0 after an orderly stop, 1 when it cannot start (its directories or id belong to
+    somebody else, the metadata store does not answer), 74 when a disk failed, 78 when the
+    configuration is wrong.
+    """
+    from bookie.errors import BookieError, ConfigurationError
+
+    if not __debug__:
+        return _refuse("python -O removes the checks that protect data; start without it", 78)
+    if stop_with_parent:
+        from bookie.server.parent import stop_with_parent as arrange
+
+        arrange()
+    given = parse_overrides(overrides)
+    if metadata is not None:
+        given["metadata.uri"] = metadata
+    try:
+        from bookie.config import load_settings, read_failpoints, read_supervision
+        from bookie.server.daemon import run_daemon
+        from bookie.server.loop import run
+
+        run(run_daemon(load_settings(config, given), read_supervision(), read_failpoints()))
+    except ConfigurationError as error:
+        return _refuse(str(error), EXIT_MISCONFIGURED)
+    except BookieError as error:
+        return _refuse(str(error), EXIT_FAILED)
+    return 0
+
+
+def _refuse(sentence: str, status: int) -> int:
+    from bookie.cli.app import report
+
+    report(sentence)
+    sys.stderr.flush()
+    return status

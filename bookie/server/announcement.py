@@ -1,0 +1,91 @@
+"""What the cluster is told about this bookie, kept true while it runs.
+
+The registration carries the bookie's addresses and, so that placement can weigh bookies, its free
+space. It is renewed at once when the bookie turns read-only or writable, and otherwise rarely.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import NoReturn
+
+from bookie.cluster.registration import BookieRegistration
+from bookie.errors import MetadataUnavailableError, SessionLostError
+from bookie.formats.registration import Endpoint, Registration
+from bookie.node.bookie import Bookie
+from bookie.server.readiness import Part, Readiness
+from bookie.telemetry import Metrics, event_log
+
+LOOK_INTERVAL_SECONDS = 1.0
+"""How soon a change between read-only and writable is told; looking costs one statvfs."""
+
+REFRESH_INTERVAL_SECONDS = 60.0
+"""How often free space is told when nothing else changed: each is a write to the store."""
+
+_log = event_log(__name__)
+
+
+class Announcement:
+    """One bookie as its registration describes it."""
+
+    def __init__(
+        self, bookie: Bookie, endpoints: tuple[Endpoint, ...], labels: Mapping[str, str]
+    ) -> None:
+        self._bookie = bookie
+        self._endpoints = endpoints
+        self._labels = labels
+
+    async def registration(self) -> Registration:
+        """The registration as it should be now."""
+        info = await self._bookie.info()
+        return Registration(
+            bookie_id=info.bookie_id,
+            endpoints=self._endpoints,
+            labels=self._labels,
+            total_bytes=info.total_bytes,
+            free_bytes=info.free_bytes,
+            read_only=info.read_only,
+            version=info.version,
+        )
+
+
+async def keep_announced(
+    announcement: Announcement,
+    registered: BookieRegistration,
+    metrics: Metrics,
+    readiness: Readiness,
+) -> NoReturn:
+    """Keep the registration, the readiness and the gauges of the server true, until cancelled.
+
+    Raises:
+        IdentityError: another process took the bookie's id.
+    """
+    loop = asyncio.get_running_loop()
+    told_at = loop.time()
+    while True:
+        wanted = await announcement.registration()
+        _show(wanted, registered, metrics, readiness)
+        changed = wanted.read_only != registered.registration.read_only
+        if registered.is_registered and (
+            changed or loop.time() - told_at >= REFRESH_INTERVAL_SECONDS
+        ):
+            told_at = loop.time()
+            try:
+                await registered.update(wanted)
+            except (MetadataUnavailableError, SessionLostError) as error:
+                # The registration repairs itself and then tells the newest state.
+                _log.warning("registration_not_updated", reason=str(error))
+        await asyncio.sleep(LOOK_INTERVAL_SECONDS)
+
+
+def _show(
+    wanted: Registration, registered: BookieRegistration, metrics: Metrics, readiness: Readiness
+) -> None:
+    readiness.remark("read-only: new entries are refused" if wanted.read_only else "")
+    if registered.is_registered:
+        readiness.clear(Part.REGISTRATION)
+        metrics.server_status.set(0 if wanted.read_only else 1)
+    else:
+        readiness.block(Part.REGISTRATION, "not registered with the metadata store")
+        metrics.server_status.set(-1)

@@ -1,0 +1,216 @@
+"""The daemon: everything that one bookie is, put together, from its settings to its end.
+
+The order of shutdown is the nesting of this file, inside out::
+
+    HTTP            so that probes are answered while the bookie boots and while it drains
+    metadata store  the session
+    start_bookie    directories, cookies, engine, node: see `bookie.node.start`
+    gRPC            drains: streams end after the answers they owe
+    registration    made last, deleted first: nobody is sent to a bookie that does not serve
+
+SIGTERM and SIGINT end the innermost block. A failed disk ends the process at once with status 74:
+nothing may be answered, synced or tidied up after it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from typing import NoReturn
+
+import bookie
+from bookie.cluster.cookies import CookieManager
+from bookie.cluster.instance import read_instance_id
+from bookie.cluster.ledgers import LedgerManager
+from bookie.cluster.registration import RegistrationManager
+from bookie.config import Settings, Supervision
+from bookie.env import Failpoints, ThreadWorkers, system_environment
+from bookie.errors import BookieError, ConfigurationError, StorageFailedError
+from bookie.formats.registration import Endpoint
+from bookie.metadata.connect import open_store
+from bookie.node.start import StartedBookie, start_bookie
+from bookie.rpc.server import serve as serve_rpc
+from bookie.server.announcement import Announcement, keep_announced
+from bookie.server.heartbeat import beat, observe_loop_lag
+from bookie.server.http import serve_http
+from bookie.server.readiness import Part, Readiness
+from bookie.server.service_manager import ServiceManager
+from bookie.server.signals import until_signal
+from bookie.telemetry import Metrics, configure_logging, event_log
+
+EXIT_DISK_FAILED = 74
+"""EX_IOERR of sysexits.h: the engine could not write or sync; start again, do not retry inside."""
+
+_WILDCARDS = ("0.0.0.0", "::", "")  # noqa: S104  (compared with, never bound)
+
+_log = event_log(__name__)
+
+
+async def run_daemon(settings: Settings, supervision: Supervision, failpoints: str = "") -> None:
+    """Run one bookie until SIGTERM or SIGINT, then stop it in order.
+
+    A failed disk ends the process with status 74; this does not return then.
+
+    Args:
+        settings: all sections; each part gets its own.
+        supervision: how the service manager wants to be told.
+        failpoints: places where a crash test kills the process; empty outside tests.
+
+    Raises:
+        ConfigurationError: a setting is missing, an address is taken, a directory cannot be used.
+        IdentityError: the directories or the id belong to somebody else.
+        BookieError: the metadata store does not answer or holds no cluster; a newer format.
+    """
+    if not settings.bookie.id:
+        raise ConfigurationError("bookie.id must be set: the name of this bookie in its cluster")
+    log = settings.log
+    configure_logging(log.level, log.format, bookie=settings.bookie.id)
+    _log.info(
+        "starting",
+        version=bookie.__version__,
+        pid=os.getpid(),
+        metadata=settings.metadata.uri,
+        journal_dir=str(settings.storage.journal_dir),
+        ledgers_dir=str(settings.storage.ledgers_dir),
+        changed_settings=settings.model_dump_json(exclude_defaults=True),
+    )
+    try:
+        await _run(settings, ServiceManager(supervision), supervision, Failpoints(failpoints))
+    except BaseExceptionGroup as group:
+        error = _first_error(group)
+        if isinstance(error, StorageFailedError):
+            _die(error)
+        raise error from None
+    except StorageFailedError as error:
+        _die(error)
+    _log.info("stopped")
+
+
+async def _run(
+    settings: Settings, manager: ServiceManager, supervision: Supervision, failpoints: Failpoints
+) -> None:
+    metrics, readiness = Metrics(), Readiness()
+    metrics.server_status.set(-1)
+    watch: list[Coroutine[object, object, NoReturn]] = [
+        observe_loop_lag(metrics.loop_lag_seconds.observe)
+    ]
+    if supervision.watchdog_seconds is not None:
+        watch.append(beat(manager.alive, interval_seconds=supervision.watchdog_seconds / 2))
+    async with (
+        until_signal() as stop_requested,
+        serve_http(
+            metrics, readiness, host=settings.http.host, port=settings.http.port
+        ) as http_port,
+        _beside(watch),
+        open_store(
+            settings.metadata.uri,
+            session_timeout_seconds=settings.metadata.session_timeout_seconds,
+        ) as store,
+        ThreadWorkers(settings.storage.read_threads) as workers,
+    ):
+        instance_id = await read_instance_id(store)
+        metrics.info.info(
+            {"id": settings.bookie.id, "instance": instance_id, "version": bookie.__version__}
+        )
+        async with (
+            start_bookie(
+                system_environment(workers, failpoints),
+                settings.storage,
+                settings.limits,
+                metrics,
+                cookies=CookieManager(store),
+                ledgers=LedgerManager(store),
+                bookie_id=settings.bookie.id,
+                instance_id=instance_id,
+            ) as started,
+            _rpc(settings, started, metrics) as port,
+        ):
+            announcement = Announcement(
+                started.bookie, endpoints_of(settings, port, http_port), settings.bookie.labels
+            )
+            registration = await announcement.registration()
+            async with (
+                RegistrationManager(store).register(registration) as registered,
+                _beside([keep_announced(announcement, registered, metrics, readiness)]),
+            ):
+                readiness.clear(Part.BOOT)
+                manager.ready(f"serving on {settings.listen.host}:{port}")
+                await _until_stopped(stop_requested, started)
+                readiness.block(Part.SHUTDOWN, "the bookie is stopping")
+                manager.stopping()
+                _log.info("stopping")
+                metrics.server_status.set(-1)
+
+
+@asynccontextmanager
+async def _rpc(settings: Settings, started: StartedBookie, metrics: Metrics) -> AsyncIterator[int]:
+    listen = settings.listen
+    async with serve_rpc(started.bookie, listen.host, listen.port, settings.rpc, metrics) as port:
+        yield port
+
+
+async def _until_stopped(stop_requested: asyncio.Event, started: StartedBookie) -> None:
+    """Wait for the request to stop; a cancellation is the work of something that failed."""
+    try:
+        await stop_requested.wait()
+    except asyncio.CancelledError:
+        # When the disk failed nothing may be drained: every answer would be a guess.
+        failure = started.engine.failure
+        if failure is not None:
+            _die(failure)
+        raise
+
+
+def endpoints_of(settings: Settings, port: int, http_port: int) -> tuple[Endpoint, ...]:
+    """Where others find this bookie, as its registration says."""
+    listen = settings.listen
+    host = listen.advertised_host or listen.host
+    if host in _WILDCARDS:
+        host = socket.gethostname()
+    http_host = host if settings.http.host in _WILDCARDS else settings.http.host
+    return (
+        Endpoint("bookie", host, listen.advertised_port or port, "grpc"),
+        Endpoint("http", http_host, http_port, "http"),
+    )
+
+
+@asynccontextmanager
+async def _beside(
+    coroutines: Sequence[Coroutine[object, object, object]],
+) -> AsyncIterator[None]:
+    """Run coroutines beside the block and cancel them at its end.
+
+    When one of them fails, the block is cancelled and the error comes out in a group.
+    """
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(coroutine) for coroutine in coroutines]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+
+
+def _first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The error that a tree of groups is about: a failed disk before anything else."""
+    found: list[BaseException] = []
+
+    def collect(error: BaseException) -> None:
+        if isinstance(error, BaseExceptionGroup):
+            for inner in error.exceptions:
+                collect(inner)
+        else:
+            found.append(error)
+
+    collect(group)
+    found.sort(key=lambda error: not isinstance(error, StorageFailedError))
+    return found[0]
+
+
+def _die(error: BookieError) -> NoReturn:
+    """End the process now: no handler, no flush of anything but the log."""
+    _log.error("disk_failed", error, exit_status=EXIT_DISK_FAILED)
+    os._exit(EXIT_DISK_FAILED)

@@ -1,0 +1,135 @@
+"""One ``bookie serve`` process and the settings it runs with, for tests of the daemon."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from bookie.cluster.instance import initialize_cluster
+from bookie.metadata.connect import open_store
+from bookie.server.local.layout import free_ports
+from bookie.server.local.process import child_environment
+
+START_SECONDS_MAX = 30.0
+
+
+@dataclass
+class Home:
+    """A new cluster and the settings of one bookie in it, to be changed before `write`."""
+
+    path: Path
+    sections: dict[str, dict[str, object]]
+
+    @property
+    def metadata_uri(self) -> str:
+        """The cluster's metadata store."""
+        return str(self.sections["metadata"]["uri"])
+
+    @property
+    def journal(self) -> Path:
+        """The directory of the journal."""
+        return Path(str(self.sections["storage"]["journal_dir"]))
+
+    @property
+    def ledgers(self) -> Path:
+        """The directory of the ledgers."""
+        return Path(str(self.sections["storage"]["ledgers_dir"]))
+
+    def write(self) -> Path:
+        """Write the configuration file."""
+        lines = []
+        for section, values in self.sections.items():
+            lines.append(f"[{section}]")
+            lines += [f"{key} = {json.dumps(value)}" for key, value in values.items()]
+        path = self.path / "bookie.toml"
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        return path
+
+
+async def new_home(path: Path) -> Home:
+    """An initialised cluster and valid settings for a bookie that has never run."""
+    port, http_port = free_ports(2)
+    uri = f"local://{path}/metadata"
+    async with open_store(uri) as store:
+        await initialize_cluster(store)
+    return Home(
+        path,
+        {
+            "bookie": {"id": "b1"},
+            "listen": {"port": port},
+            "metadata": {"uri": uri, "session_timeout_seconds": 1.0},
+            "storage": {"journal_dir": f"{path}/journal", "ledgers_dir": f"{path}/ledgers"},
+            "http": {"port": http_port},
+        },
+    )
+
+
+class Daemon:
+    """A started ``bookie serve``."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self.lines: list[str] = []
+
+    async def until(self, event: str) -> None:
+        """Read its log until a line is about `event`."""
+        assert self.process.stderr is not None
+        async with asyncio.timeout(START_SECONDS_MAX):
+            while not self.lines or f'"event": "{event}"' not in self.lines[-1]:
+                line = await self.process.stderr.readline()
+                assert line, f"ended before {event}: {self.lines}"
+                self.lines.append(line.decode().rstrip())
+
+    async def end(self) -> int:
+        """Wait for its end, reading the rest of its log; the exit status."""
+        assert self.process.stderr is not None
+        async with asyncio.timeout(START_SECONDS_MAX):
+            self.lines += (await self.process.stderr.read()).decode().splitlines()
+            return await self.process.wait()
+
+    async def refusal(self) -> tuple[int, str]:
+        """Exit status and sentence of a daemon that does not start: one line beside the log."""
+        status = await self.end()
+        said = [line for line in self.lines if not line.startswith("{")]
+        assert len(said) == 1, self.lines
+        assert said[0].startswith("bookie: "), said
+        return status, said[0].removeprefix("bookie: ")
+
+
+@asynccontextmanager
+async def serving(config: Path, *python: str, **variables: str) -> AsyncIterator[Daemon]:
+    """A started daemon; killed at the end of the block if it still runs.
+
+    Args:
+        config: its configuration file.
+        python: options of the interpreter.
+        variables: environment on top of this process's own.
+    """
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *python,
+        *("-m", "bookie", "serve", "--config", str(config)),
+        stderr=asyncio.subprocess.PIPE,
+        env=child_environment(os.environ) | variables,
+    )
+    try:
+        yield Daemon(process)
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+        # The transport of the pipe is closed by the loop only after it was read to its end.
+        if process.stderr is not None:
+            await process.stderr.read()
+
+
+async def refused(config: Path, *python: str, **variables: str) -> tuple[int, str]:
+    """Exit status and sentence of a daemon that must not start."""
+    async with serving(config, *python, **variables) as daemon:
+        return await daemon.refusal()

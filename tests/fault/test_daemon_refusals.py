@@ -1,0 +1,193 @@
+"""A daemon that must not start says why in one sentence; its exit status says whose fault it is."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+
+from bookie.cluster.instance import initialize_cluster
+from bookie.formats.blocks import FileHeader, decode_file_header
+from bookie.metadata.connect import open_store
+from tests.fault.daemon_process import Home, new_home, refused, serving
+
+FAILED, MISCONFIGURED = 1, 78
+
+
+@pytest.fixture
+async def home(tmp_path: Path) -> Home:
+    """A bookie that has never run."""
+    return await new_home(tmp_path)
+
+
+@pytest.fixture
+async def used(home: Home) -> Home:
+    """A bookie that has run and was stopped in order."""
+    async with serving(home.write()) as daemon:
+        await daemon.until("registered")
+        daemon.process.send_signal(signal.SIGTERM)
+        assert await daemon.end() == 0
+    return home
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "words"),
+    [
+        ("listen", "prot", 1, "unknown setting listen.prot; did you mean port?"),
+        ("listen", "port", 70000, "listen.port"),
+        ("metadata", "uri", "mysql://x", "must begin with local:///, memory://"),
+        ("bookie", "id", "", "bookie.id must be set"),
+        ("bookie", "id", "a/b", "bookie.id"),
+        ("storage", "journal_dir", "/proc/journal", "cannot use the directory /proc/journal"),
+    ],
+)
+async def test_wrong_setting(section: str, key: str, value: object, words: str, home: Home) -> None:
+    """An unknown, malformed or impossible setting: status 78, and the setting is named."""
+    home.sections[section][key] = value
+    status, sentence = await refused(home.write())
+    assert (status, words in sentence) == (MISCONFIGURED, True), sentence
+
+
+async def test_no_configuration_file(tmp_path: Path) -> None:
+    """A file that is not there is named."""
+    status, sentence = await refused(tmp_path / "none.toml")
+    assert status == MISCONFIGURED
+    assert sentence == f"cannot read {tmp_path}/none.toml: No such file or directory"
+
+
+async def test_directory_below_a_file(home: Home) -> None:
+    """A directory that cannot be made is the configuration's fault."""
+    (home.path / "file").touch()
+    home.sections["storage"]["ledgers_dir"] = str(home.path / "file" / "ledgers")
+    status, sentence = await refused(home.write())
+    assert status == MISCONFIGURED
+    assert sentence.startswith(f"cannot use the directory {home.path}/file/ledgers: ")
+
+
+@pytest.mark.parametrize("section", ["listen", "http"])
+async def test_port_taken(section: str, home: Home) -> None:
+    """A port that somebody listens on is the configuration's fault, and nothing was registered."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = home.sections[section]["port"] = taken.getsockname()[1]
+        status, sentence = await refused(home.write())
+    assert status == MISCONFIGURED
+    assert f"127.0.0.1:{port}: address already in use" in sentence.lower()
+
+
+async def test_optimized_interpreter(home: Home) -> None:
+    """Under ``python -O`` the checks that protect data are gone."""
+    status, sentence = await refused(home.write(), "-O")
+    assert (status, "-O" in sentence) == (MISCONFIGURED, True)
+
+
+async def test_unknown_failpoint(home: Home) -> None:
+    """A crash test that names a point that does not exist must not pass by mistake."""
+    status, sentence = await refused(home.write(), BOOKIE_FAILPOINT="journal.before_lunch")
+    assert status == MISCONFIGURED
+    assert "there is no failpoint named 'journal.before_lunch'" in sentence
+
+
+async def test_no_cluster(tmp_path: Path) -> None:
+    """A metadata store without a cluster: the sentence says how to make one."""
+    home = await new_home(tmp_path)
+    home.sections["metadata"]["uri"] = f"local://{tmp_path}/empty"
+    status, sentence = await refused(home.write())
+    assert status == FAILED
+    assert "bookie cluster init" in sentence
+
+
+async def test_second_process_on_a_directory(home: Home) -> None:
+    """The directories belong to the process that runs."""
+    async with serving(home.write()) as daemon:
+        await daemon.until("registered")
+        home.sections["listen"]["port"] = home.sections["http"]["port"] = 0
+        status, sentence = await refused(home.write())
+    assert status == FAILED
+    assert sentence == f"another process uses {home.journal}; stop it first"
+
+
+async def test_second_bookie_with_the_same_id(used: Home) -> None:
+    """New directories do not make another bookie out of an id that is known."""
+    used.sections["storage"] = {
+        "journal_dir": f"{used.path}/other/journal",
+        "ledgers_dir": f"{used.path}/other/ledgers",
+    }
+    status, sentence = await refused(used.write())
+    assert status == FAILED
+    assert "cookie" in sentence
+
+
+@pytest.mark.parametrize("name", ["journal", "ledgers"])
+async def test_missing_cookie(name: str, used: Home) -> None:
+    """A directory without its cookie may have lost its data: it is never stamped again."""
+    (used.path / name / "COOKIE").unlink()
+    status, sentence = await refused(used.write())
+    assert status == FAILED
+    assert "cookie" in sentence
+    assert not (used.path / name / "COOKIE").exists()
+
+
+@pytest.mark.parametrize("name", ["journal", "ledgers"])
+async def test_emptied_directory(name: str, used: Home) -> None:
+    """An exchanged disk: the directory is there, and empty."""
+    shutil.rmtree(used.path / name)
+    (used.path / name).mkdir()
+    status, sentence = await refused(used.write())
+    assert status == FAILED
+    assert "cookie" in sentence
+
+
+async def test_foreign_directories(used: Home) -> None:
+    """Directories of another bookie are not taken over."""
+    used.sections["bookie"]["id"] = "b2"
+    status, sentence = await refused(used.write())
+    assert status == FAILED
+    assert "cookie" in sentence or "b1" in sentence
+
+
+async def test_directories_of_another_cluster(used: Home) -> None:
+    """A cluster that was made anew does not know the data of the old one."""
+    uri = used.sections["metadata"]["uri"] = f"local://{used.path}/anew"
+    async with open_store(uri) as store:
+        await initialize_cluster(store)
+    status, sentence = await refused(used.write())
+    assert status == FAILED
+    assert "cookie" in sentence
+
+
+async def test_newer_cookie(used: Home) -> None:
+    """A cookie of a newer version is not guessed at."""
+    path = used.journal / "COOKIE"
+    path.write_text(path.read_text().replace("bookie-cookie 1", "bookie-cookie 2"))
+    status, sentence = await refused(used.write())
+    assert status == FAILED
+    assert "newer version" in sentence
+
+
+async def test_newer_journal(used: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A journal file of a newer version stops the start; it is not read as damage."""
+    path = max(used.journal.glob("*.journal"))
+    data = bytearray(path.read_bytes())
+    header = decode_file_header(data)
+    monkeypatch.setattr("bookie.formats.blocks.FORMAT_VERSION", 2)
+    newer = FileHeader(header.kind, header.number, header.nonce, header.alignment).encode()
+    path.write_bytes(newer + data[len(newer) :])
+    status, sentence = await refused(used.write())
+    assert status == FAILED
+    assert "newer version" in sentence
+
+
+async def test_refusals_are_logged_as_json(home: Home) -> None:
+    """Beside the sentence, every line on standard error is a JSON event with the bookie's id."""
+    home.sections["listen"]["port"] = home.sections["http"]["port"]
+    async with serving(home.write()) as daemon:
+        await daemon.refusal()
+        events = [json.loads(line) for line in daemon.lines if line.startswith("{")]
+    assert events
+    assert all(event["bookie"] == "b1" for event in events)
