@@ -22,11 +22,11 @@ import crc32c
 
 from bookie.cluster.instance import initialize_cluster
 from bookie.errors import BookieError, BookieUnreachableError, ShuttingDownError
+from bookie.formats.commands import ReadCommand, ReadReply
 from bookie.formats.digest import DigestType, derive_key, digester_for
 from bookie.formats.entry import pack_batch, pack_lac
 from bookie.ids import Status
 from bookie.metadata.connect import open_store
-from bookie.node.commands import ReadCommand, ReadReply
 from bookie.rpc.channels import BookieChannel
 from bookie.rpc.codec import encode_add_request
 from bookie.server.local.layout import Layout, Member, free_ports, write_configuration
@@ -42,7 +42,7 @@ LIFE_SECONDS_MAX = 4.0
 IN_FLIGHT_MAX = 16
 
 # Small, so that a life of a second rolls the journal and makes several checkpoints.
-SETTINGS = {
+SETTINGS: dict[str, dict[str, object]] = {
     "storage": {
         "block_bytes_max": "5MiB",
         "journal_file_bytes_max": "5MiB",

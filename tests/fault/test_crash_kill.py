@@ -36,8 +36,8 @@ def series(seed: int) -> list[Kill]:
     units: list[list[Kill]] = []
     for name in OTHER_POINTS[seed % 4 :: 4]:
         kill = Kill(f"{name}:{choose.randint(1, NTH_MAX[name])}")
-        # A journal file dies when all of it was replayed: its life ended before a checkpoint.
-        before = [Kill("journal.before_sync:20")] if name == "checkpoint.before_unlink" else []
+        # A journal file dies when all of it was replayed: its life ended before any checkpoint.
+        before = [Kill("checkpoint.before_commit:1")] if name == "checkpoint.before_unlink" else []
         units.append([*before, kill])
     while 1 + sum(map(len, units)) < LIVES_PER_SERIES:
         units.append([Kill(after_seconds=choose.uniform(0.01, 1.0))])
