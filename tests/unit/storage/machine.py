@@ -1,0 +1,339 @@
+"""A machine under an engine that a test can break, and shorthand for what is stored in it."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from crc32c import crc32c
+
+from bookie.config import StorageSettings
+from bookie.env import (
+    Environment,
+    Failpoints,
+    KeyValueStore,
+    ReadTransaction,
+    SystemClock,
+    ThreadWorkers,
+    WriteTransaction,
+    open_lmdb,
+)
+from bookie.formats.batch import EntryBatch
+from bookie.formats.commands import Reply
+from bookie.formats.digest import DigestType, digester_for
+from bookie.formats.entry import pack_batch
+from bookie.ids import NO_ENTRY
+from bookie.storage.accept import Waiter
+from bookie.storage.boot import Identity
+from bookie.storage.directories import locked_directories
+from bookie.storage.engine import Engine, open_engine
+from bookie.storage.reader import ALL_IDS, ReadResult, Stripe
+from bookie.telemetry import Metrics
+from tests.unit.storage.faulty_disk import FaultyDisk
+
+KIB, MIB = 1024, 1024 * 1024
+DIGESTER = digester_for(DigestType.CRC32C, b"")
+KEY = b"key of the ledger"
+OTHER_KEY = b"key of another ledger"
+IDENTITY = Identity("b1", "5c2b0c1e-0000-4000-8000-000000000001")
+
+
+class MachineClock(SystemClock):
+    """The real clocks; the time of day and the boot id are the test's to change."""
+
+    def __init__(self) -> None:
+        self.ahead_ms = 0
+        self.boot = "boot-1"
+
+    def now_ms(self) -> int:
+        """The time of day, moved by `ahead_ms`."""
+        return super().now_ms() + self.ahead_ms
+
+    def boot_id(self) -> str:
+        """What the test says."""
+        return self.boot
+
+
+class FaultyStore:
+    """A key-value store whose write transactions fail or wait when told to."""
+
+    def __init__(self, store: KeyValueStore, faults: StoreFaults) -> None:
+        self._store = store
+        self._faults = faults
+
+    def read(self) -> AbstractContextManager[ReadTransaction]:
+        """A read transaction."""
+        return self._store.read()
+
+    @contextmanager
+    def write(self) -> Iterator[WriteTransaction]:
+        """A write transaction that ends as the test wants."""
+        self._faults.writes += 1
+        with self._store.write() as transaction:
+            yield transaction
+            if self._faults.errors:
+                raise self._faults.errors.pop(0)
+
+    def close(self) -> None:
+        """Close."""
+        self._store.close()
+
+
+@dataclass(slots=True)
+class StoreFaults:
+    """What happens to the next write transactions, at the very end of each."""
+
+    errors: list[BaseException] = field(default_factory=list)
+    writes: int = 0
+
+
+class Snapshots(Failpoints):
+    """Failpoints that let the test look at the directories at the moment they are passed."""
+
+    def __init__(self, passed: Callable[[str], None]) -> None:
+        super().__init__()
+        self._passed = passed
+        self.seen: list[str] = []
+
+    def hit(self, name: str) -> None:
+        """Tell the test."""
+        self.seen.append(name)
+        self._passed(name)
+
+
+@dataclass(slots=True)
+class Machine:
+    """Directories, settings and the seam to them. Several engines may run on it in turn."""
+
+    root: Path
+    disk: FaultyDisk = field(default_factory=FaultyDisk)
+    clock: MachineClock = field(default_factory=MachineClock)
+    failpoints: Failpoints = field(default_factory=Failpoints)
+    store: StoreFaults = field(default_factory=StoreFaults)
+    metrics: Metrics = field(default_factory=Metrics)
+    changes: dict[str, object] = field(default_factory=dict)
+    """Settings that differ from the small ones here."""
+
+    @property
+    def settings(self) -> StorageSettings:
+        """Small files, no checkpoint unless the test asks, no reserve."""
+        values: dict[str, object] = {
+            "journal_dir": self.root / "journal",
+            "ledgers_dir": self.root / "ledgers",
+            "journal_file_bytes_max": MIB,
+            "block_bytes_max": 256 * KIB,
+            "checkpoint_interval_seconds": 3600.0,
+            "vouch_idle_seconds": 3600.0,
+            "reserve_bytes": 0,
+            "index_map_bytes": 64 * MIB,
+            "read_threads": 1,
+        }
+        return StorageSettings.model_validate(values | self.changes)
+
+    @property
+    def journal(self) -> Path:
+        """The journal directory."""
+        return self.root / "journal"
+
+    @property
+    def logs(self) -> Path:
+        """The directory of entry logs."""
+        return self.root / "ledgers" / "logs"
+
+    @property
+    def index(self) -> Path:
+        """The directory of the index."""
+        return self.root / "ledgers" / "index"
+
+    def journals(self) -> list[Path]:
+        """The journal files, oldest first."""
+        return sorted(self.journal.glob("*.journal"))
+
+    def log_files(self) -> list[Path]:
+        """The entry logs, oldest first."""
+        return sorted(self.logs.glob("*.log"))
+
+    def environment(self, workers: ThreadWorkers) -> Environment:
+        """The seam."""
+
+        def open_kv(directory: str, map_bytes: int, tables: tuple[str, ...]) -> KeyValueStore:
+            return FaultyStore(open_lmdb(directory, map_bytes, tables), self.store)
+
+        return Environment(
+            clock=self.clock,
+            disk=self.disk,
+            workers=workers,
+            open_kv=open_kv,
+            failpoints=self.failpoints,
+        )
+
+    @asynccontextmanager
+    async def engine(self, identity: Identity = IDENTITY) -> AsyncIterator[Engine]:
+        """An engine on these directories; closed in order at the end."""
+        async with ThreadWorkers(read_threads=1) as workers:
+            environment = self.environment(workers)
+            with locked_directories(self.disk, self.settings) as directories:
+                async with open_engine(
+                    environment, self.settings, self.metrics, directories, identity
+                ) as engine:
+                    yield engine
+
+    def killed(self, name: str) -> Machine:
+        """A machine whose directories are what a killed process would leave now."""
+        copy = self.root.with_name(f"{self.root.name}-{name}")
+        shutil.copytree(self.root, copy)
+        return self._on(copy)
+
+    def without_power(self, name: str) -> Machine:
+        """A machine after a power cut now: what was not synced is gone, the boot id is new."""
+        copy = self.root.with_name(f"{self.root.name}-{name}")
+        self.disk.lose_power(self.root, copy)
+        machine = self._on(copy)
+        machine.clock.boot = self.clock.boot + "'"
+        return machine
+
+    def _on(self, root: Path) -> Machine:
+        machine = Machine(root, changes=dict(self.changes))
+        machine.clock.boot = self.clock.boot
+        machine.clock.ahead_ms = self.clock.ahead_ms
+        return machine
+
+
+def body(ledger_id: int, entry_id: int, size: int = 40, salt: int = 0) -> bytes:
+    """What entry `entry_id` of `ledger_id` contains."""
+    text = f"{ledger_id}/{entry_id}/{salt}:".encode()
+    return (text * (size // len(text) + 1))[: max(size, len(text))]
+
+
+def batch(
+    ledger_id: int, ids: Iterable[int], *, lac: int = NO_ENTRY, size: int = 40, salt: int = 0
+) -> EntryBatch:
+    """A batch of the entries `ids`, which ascend."""
+    pieces = [
+        pack_batch(
+            ledger_id,
+            entry_id,
+            min(lac, entry_id - 1),
+            0,
+            [body(ledger_id, entry_id, size, salt)],
+            DIGESTER,
+        )
+        for entry_id in ids
+    ]
+    return EntryBatch.merge(pieces)
+
+
+async def start_add(
+    engine: Engine,
+    entries: EntryBatch,
+    *,
+    key: bytes = KEY,
+    recovery: bool = False,
+    deferred_sync: bool = False,
+    max_lac: int = NO_ENTRY,
+    lac_packet: bytes = b"",
+) -> Waiter:
+    """Accept a batch as the node does, without waiting for the journal."""
+    state = await engine.load(entries.ledger_id)
+    refusal = engine.admission.refusal(state, key, recovery=recovery)
+    if refusal is not None:
+        refused: Waiter = asyncio.get_running_loop().create_future()
+        refused.set_result(refusal)
+        return refused
+    return engine.admission.add(
+        state,
+        entries,
+        crc32c(entries.payload),
+        key,
+        max_lac=max_lac,
+        recovery=recovery,
+        deferred_sync=deferred_sync,
+        lac_packet=lac_packet,
+    )
+
+
+async def add(
+    engine: Engine,
+    ledger_id: int,
+    ids: Iterable[int],
+    *,
+    key: bytes = KEY,
+    recovery: bool = False,
+    deferred_sync: bool = False,
+    lac: int = NO_ENTRY,
+    size: int = 40,
+    salt: int = 0,
+) -> Reply:
+    """Add entries and wait for the outcome, comparing with what is stored if ids overlap."""
+    entries = batch(ledger_id, ids, lac=lac, size=size, salt=salt)
+    state = await engine.load(ledger_id)
+    if not recovery and engine.overlaps(state, entries):
+        return await engine.add_over(
+            state,
+            entries,
+            crc32c(entries.payload),
+            key,
+            max_lac=lac,
+            deferred_sync=deferred_sync,
+            lac_packet=b"",
+        )
+    return await (
+        await start_add(
+            engine, entries, key=key, recovery=recovery, deferred_sync=deferred_sync, max_lac=lac
+        )
+    )
+
+
+async def fence(engine: Engine, ledger_id: int, key: bytes = KEY) -> Reply:
+    """Fence a ledger and wait until that is durable."""
+    return await engine.admission.fence(await engine.load(ledger_id), key)
+
+
+async def read(
+    engine: Engine,
+    ledger_id: int,
+    first: int,
+    last: int,
+    *,
+    entries_max: int = 4096,
+    bytes_max: int = 4 * MIB,
+    stripe: Stripe = ALL_IDS,
+) -> ReadResult:
+    """Read a range."""
+    state = await engine.load(ledger_id)
+    return await engine.read(
+        state, first, last, entries_max=entries_max, bytes_max=bytes_max, stripe=stripe
+    )
+
+
+def ids_of(result: ReadResult) -> list[int]:
+    """The ids that a read returned."""
+    return [] if result.batch is None else result.batch.entry_ids().tolist()
+
+
+def assert_holds(result: ReadResult, expected: EntryBatch) -> None:
+    """The read returned exactly the entries of `expected`."""
+    assert result.batch is not None, result
+    assert ids_of(result) == expected.entry_ids().tolist()
+    assert result.batch.sizes.tolist() == expected.sizes.tolist()
+    assert bytes(result.batch.payload) == bytes(expected.payload)
+
+
+async def stored_ids(engine: Engine, ledger_id: int) -> list[int]:
+    """Every id that the listing of a ledger names."""
+    state = await engine.load(ledger_id)
+    found: list[int] = []
+    async for firsts, lasts in engine.entry_ranges(state, 0, 2**63 - 1):
+        for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
+            found += range(first, last + 1)
+    return found
+
+
+def array(values: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Ids as an array."""
+    return np.array(values, np.int64)
