@@ -1,0 +1,164 @@
+"""``bookie local``: real processes that come up, are watched, go down, and come back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from bookie.cli import app
+from bookie.cluster.directory import BookieDirectory
+from bookie.errors import ShuttingDownError
+from bookie.metadata.connect import open_store
+from bookie.server.local.cluster import local_cluster, start_all
+from bookie.server.local.process import child_environment
+
+SECONDS_MAX = 60.0
+UP = "The cluster is up. In another terminal:"
+
+
+class Supervisor:
+    """A started ``bookie local``."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self.lines: list[str] = []
+
+    async def until(self, text: str) -> str:
+        """Read what it prints up to a line that contains `text`; that line."""
+        assert self.process.stdout is not None
+        async with asyncio.timeout(SECONDS_MAX):
+            while True:
+                line = (await self.process.stdout.readline()).decode()
+                assert line, f"ended before {text!r}: {self.lines}"
+                self.lines.append(line.rstrip())
+                if text in line:
+                    return line
+
+    async def end(self) -> int:
+        """Wait for its end; the exit status."""
+        assert self.process.stdout is not None
+        async with asyncio.timeout(SECONDS_MAX):
+            self.lines += (await self.process.stdout.read()).decode().splitlines()
+            return await self.process.wait()
+
+
+@asynccontextmanager
+async def supervisor(data: Path, *words: str) -> AsyncIterator[Supervisor]:
+    """``bookie local`` on `data`, killed at the end of the block if it still runs."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "bookie", "local", "--data", str(data)),
+        *words,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        env=child_environment(os.environ),
+    )
+    started = Supervisor(process)
+    try:
+        yield started
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await started.end()
+
+
+def pids(data: Path) -> dict[str, int]:
+    """The process of each bookie that has one."""
+    return {
+        path.parent.name: int(path.read_text(encoding="ascii"))
+        for path in data.glob("bookie-*/bookie.pid")
+    }
+
+
+async def test_comes_up_goes_down_and_comes_back(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ctrl-C stops everything with status 0; the next start has the same ports."""
+    data = tmp_path / "cluster"
+    addresses = []
+    for _ in range(2):
+        async with supervisor(data, "--bookies", "2") as started:
+            await started.until(UP)
+            async with (
+                open_store(f"local://{data}/metadata") as store,
+                BookieDirectory(store) as directory,
+            ):
+                assert sorted(directory.bookies()) == ["bookie-1", "bookie-2"]
+                addresses.append([directory.resolve(name).port for name in directory.bookies()])
+            assert len(pids(data)) == 2
+            started.process.send_signal(signal.SIGINT)
+            assert await started.end() == 0
+        assert pids(data) == {}
+    assert addresses[0] == addresses[1]
+    uri = f"local://{data}/metadata"
+    loop = asyncio.get_running_loop()
+    words = ["cluster", "bookies", "-m", uri, "-o", "json"]
+    assert await loop.run_in_executor(None, app.run, words) == 0
+    assert [row["state"] for row in json.loads(capsys.readouterr().out)] == ["missing", "missing"]
+
+
+async def test_death_is_reported_and_repaired_when_asked(tmp_path: Path) -> None:
+    """A bookie that dies is reported; with --restart it comes back under another pid."""
+    async with supervisor(tmp_path, "--bookies", "1", "--restart") as started:
+        await started.until(UP)
+        before = pids(tmp_path)["bookie-1"]
+        os.kill(before, signal.SIGKILL)
+        await started.until("bookie-1 was killed by SIGKILL")
+        await started.until("bookie-1 is back, pid ")
+        assert pids(tmp_path)["bookie-1"] != before
+        started.process.send_signal(signal.SIGTERM)
+        assert await started.end() == 0
+
+
+async def test_two_at_once_is_one_sentence(tmp_path: Path) -> None:
+    """The directory belongs to the supervisor that runs."""
+    async with supervisor(tmp_path, "--bookies", "1") as first:
+        await first.until(UP)
+        async with supervisor(tmp_path, "--bookies", "1") as second:
+            assert await second.end() == 1
+            assert f"bookie: another cluster runs in {tmp_path}; stop it first" in second.lines
+        first.process.send_signal(signal.SIGINT)
+        assert await first.end() == 0
+
+
+async def test_bookies_do_not_outlive_their_supervisor(tmp_path: Path) -> None:
+    """When the supervisor is killed its bookies stop in order and leave the cluster."""
+    async with supervisor(tmp_path, "--bookies", "1") as started:
+        await started.until(UP)
+        async with (
+            open_store(f"local://{tmp_path}/metadata") as store,
+            BookieDirectory(store) as directory,
+            asyncio.timeout(SECONDS_MAX),
+        ):
+            started.process.kill()
+            while directory.all():
+                await directory.wait_for_change()
+    async with local_cluster(tmp_path) as cluster:
+        assert [bookie.pid is not None for bookie in cluster.bookies] == [True]
+
+
+async def test_a_bookie_that_cannot_start_is_named(tmp_path: Path) -> None:
+    """The cluster does not come up when one bookie refuses, and says what that one said."""
+    async with local_cluster(tmp_path, bookies=2):
+        pass
+    (tmp_path / "bookie-2" / "journal" / "COOKIE").unlink()
+    with pytest.raises(ShuttingDownError, match=r"bookie-2 ended with status 1: .*cookie"):
+        async with local_cluster(tmp_path):
+            pytest.fail("a bookie without its cookie came up")
+
+
+async def test_single_bookies_can_be_killed_and_started(tmp_path: Path) -> None:
+    """What tests and the demonstration do: kill some, start what does not run."""
+    async with local_cluster(tmp_path, bookies=2) as cluster:
+        assert await cluster.bookie("bookie-2").kill() == -signal.SIGKILL
+        assert cluster.bookie("bookie-2").pid is None
+        await start_all(cluster.bookies)
+        assert cluster.bookie("bookie-2").pid is not None
