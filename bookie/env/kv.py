@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from lmdb import _Database
 
 
+_DAMAGE = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError)
+
+
 class ReadTransaction(Protocol):
     """A snapshot. Values are valid until the transaction ends."""
 
@@ -58,7 +61,11 @@ class KeyValueStore(Protocol):
     """An open store."""
 
     def read(self) -> AbstractContextManager[ReadTransaction]:
-        """A read transaction. It must not live across an await."""
+        """A read transaction. It must not live across an await.
+
+        Raises:
+            CorruptionError: the store noticed that its file is damaged.
+        """
         ...
 
     def write(self) -> AbstractContextManager[WriteTransaction]:
@@ -66,6 +73,8 @@ class KeyValueStore(Protocol):
 
         Raises:
             DiskFullError: the map or the device is full and nothing was synced; nothing happened.
+            CorruptionError: the store noticed that its file is damaged; nothing happened.
+            OSError: the device failed.
         """
         ...
 
@@ -122,8 +131,11 @@ class LmdbStore:
     @contextmanager
     def read(self) -> Iterator[_LmdbTransaction]:
         """See `KeyValueStore.read`."""
-        with self._environment.begin(buffers=False) as transaction:
-            yield _LmdbTransaction(transaction, self._tables)
+        try:
+            with self._environment.begin(buffers=False) as transaction:
+                yield _LmdbTransaction(transaction, self._tables)
+        except _DAMAGE as error:
+            raise CorruptionError(f"the index is damaged: {error}") from error
 
     @contextmanager
     def write(self) -> Iterator[_LmdbTransaction]:
@@ -131,13 +143,11 @@ class LmdbStore:
         try:
             with self._environment.begin(write=True) as transaction:
                 yield _LmdbTransaction(transaction, self._tables)
-        except (lmdb.MapFullError, lmdb.DiskError) as error:
+        except _DAMAGE as error:
+            raise CorruptionError(f"the index is damaged: {error}") from error
+        except lmdb.Error as error:
             # MapFullError and ENOSPC come before the first sync of the transaction.
             if isinstance(error, lmdb.MapFullError) or "No space" in str(error):
-                raise DiskFullError(f"the index cannot grow: {error}") from error
-            raise OSError(5, f"the index failed: {error}") from error
-        except lmdb.Error as error:
-            if "No space" in str(error):
                 raise DiskFullError(f"the index cannot grow: {error}") from error
             raise OSError(5, f"the index failed: {error}") from error
 
@@ -152,6 +162,7 @@ def open_lmdb(directory: str, map_bytes: int, tables: tuple[str, ...]) -> LmdbSt
     Raises:
         CorruptionError: the files there are not a readable LMDB environment.
     """
+    path = os.path.join(directory, "data.mdb")
     try:
         environment = lmdb.open(
             directory,
@@ -166,10 +177,18 @@ def open_lmdb(directory: str, map_bytes: int, tables: tuple[str, ...]) -> LmdbSt
             # Entry pages are read at random; read-ahead would only evict others.
             readahead=False,
         )
-        handles: dict[str, _Database] = {
-            name: environment.open_db(name.encode()) for name in tables
-        }
     except lmdb.Error as error:
-        path = os.path.join(directory, "data.mdb")
         raise CorruptionError(f"{path} cannot be opened as an index: {error}") from error
+    try:
+        # A look behind the end of the mapped file would kill the process.
+        pages = environment.info()["last_pgno"] + 1
+        if os.path.getsize(path) < pages * environment.stat()["psize"]:
+            raise CorruptionError(f"{path} is cut off: it needs {pages} pages")
+        handles = {name: environment.open_db(name.encode()) for name in tables}
+    except lmdb.Error as error:
+        environment.close()
+        raise CorruptionError(f"{path} cannot be opened as an index: {error}") from error
+    except CorruptionError:
+        environment.close()
+        raise
     return LmdbStore(environment, handles)

@@ -1,0 +1,130 @@
+"""The key-value store: transactions that happen whole or not at all, and damaged files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bookie.env import open_lmdb
+from bookie.env.kv import LmdbStore
+from bookie.errors import CorruptionError, DiskFullError
+
+TABLES = ("a", "b")
+
+
+@pytest.fixture(name="store")
+def _store(tmp_path: Path) -> Iterator[LmdbStore]:
+    store = open_lmdb(str(tmp_path), 2**20, TABLES)
+    yield store
+    store.close()
+
+
+def fill(store: LmdbStore, count: int = 40, size: int = 2000) -> None:
+    for index in range(count):
+        with store.write() as txn:
+            txn.put("a", b"%03d" % index, bytes(size))
+
+
+def test_tables_are_apart_and_ranges_are_sorted(store: LmdbStore) -> None:
+    """A range ends before its stop and at its limit."""
+    with store.write() as txn:
+        txn.put_many("a", [(b"1", b"x"), (b"2", b"y"), (b"3", b"z")])
+        txn.put("b", b"2", b"other")
+        assert txn.get("a", b"2") == b"y"
+        assert txn.delete("a", b"3")
+        assert not txn.delete("a", b"3")
+    with store.read() as txn:
+        assert txn.range("a", b"", b"\xff", 9) == [(b"1", b"x"), (b"2", b"y")]
+        assert txn.range("a", b"", b"2", 9) == [(b"1", b"x")]
+        assert txn.range("a", b"", b"\xff", 1) == [(b"1", b"x")]
+        assert txn.range("a", b"", b"\xff", 0) == []
+        assert txn.range("a", b"4", b"\xff", 9) == []
+        assert (txn.get("b", b"2"), txn.get("b", b"1")) == (b"other", None)
+        assert (txn.count("a"), txn.count("b")) == (2, 1)
+
+
+def test_a_block_that_raises_leaves_nothing(store: LmdbStore) -> None:
+    """The caller's error comes out as it is."""
+
+    def put_and_fail() -> None:
+        with store.write() as txn:
+            txn.put("a", b"1", b"x")
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        put_and_fail()
+    with store.read() as txn:
+        assert txn.get("a", b"1") is None
+
+
+def test_a_full_map_is_a_full_device_and_nothing_is_lost(store: LmdbStore) -> None:
+    """What was committed stays, and a smaller transaction goes through afterwards."""
+    with store.write() as txn:
+        txn.put("a", b"kept", b"x")
+    with pytest.raises(DiskFullError), store.write() as txn:
+        txn.put_many("a", ((b"%d" % i, bytes(4000)) for i in range(1000)))
+    with store.write() as txn:
+        txn.put("a", b"later", b"y")
+    with store.read() as txn:
+        assert txn.count("a") == 2
+
+
+def test_a_reader_keeps_its_snapshot(store: LmdbStore) -> None:
+    """What is committed meanwhile is not seen."""
+    with store.read() as before:
+        with store.write() as txn:
+            txn.put("a", b"1", b"x")
+        assert before.get("a", b"1") is None
+
+
+def test_a_file_of_something_else_is_damage(tmp_path: Path) -> None:
+    """It is neither overwritten nor taken for an empty store."""
+    (tmp_path / "data.mdb").write_bytes(b"not an index at all" * 1000)
+    with pytest.raises(CorruptionError, match=r"data\.mdb"):
+        open_lmdb(str(tmp_path), 2**20, TABLES)
+
+
+def test_a_file_that_lost_its_end_is_damage(tmp_path: Path) -> None:
+    """Reading behind the end of a mapped file would kill the process, so the size is checked."""
+    store = open_lmdb(str(tmp_path), 2**20, TABLES)
+    fill(store)
+    store.close()
+    path = tmp_path / "data.mdb"
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size - 8192)
+    with pytest.raises(CorruptionError, match="cut off"):
+        open_lmdb(str(tmp_path), 2**20, TABLES)
+
+
+def test_damaged_pages_of_the_store_are_damage(tmp_path: Path) -> None:
+    """What LMDB notices comes out as an error of ours, for reads and for writes."""
+    store = open_lmdb(str(tmp_path), 2**20, TABLES)
+    fill(store)
+    store.close()
+    path = tmp_path / "data.mdb"
+    data = path.read_bytes()
+    # The two meta pages stay, everything below them is gone.
+    path.write_bytes(data[:8192] + bytes(len(data) - 8192))
+    with pytest.raises(CorruptionError):
+        store = open_lmdb(str(tmp_path), 2**20, TABLES)
+
+
+def test_damage_below_the_root_is_found_when_it_is_read(tmp_path: Path) -> None:
+    """The store opens; the damaged part says so and the rest is served."""
+    store = open_lmdb(str(tmp_path), 2**20, TABLES)
+    fill(store)
+    store.close()
+    path = tmp_path / "data.mdb"
+    data = bytearray(path.read_bytes())
+    leaves = [at for at in range(8192, len(data), 4096) if b"020" in data[at : at + 4096]]
+    for at in leaves:
+        data[at : at + 4096] = bytes(4096)
+    path.write_bytes(data)
+    store = open_lmdb(str(tmp_path), 2**20, TABLES)
+    with pytest.raises(CorruptionError), store.read() as txn:
+        txn.get("a", b"020")
+    with pytest.raises((CorruptionError, OSError)), store.write() as txn:
+        txn.put("a", b"020", b"x")
+    store.close()
