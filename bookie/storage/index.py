@@ -143,10 +143,13 @@ class Index:
 
         Raises:
             FormatError: a newer version wrote it.
+            CorruptionError: the format is not a number.
         """
         data = self.meta(META_FORMAT)
         if data is None:
             return False
+        if not data.isdigit():
+            raise CorruptionError(f"the index has the format {data!r}, which is none")
         version = int(data)
         if version > INDEX_FORMAT_VERSION:
             raise FormatError(

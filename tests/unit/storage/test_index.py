@@ -1,0 +1,245 @@
+"""The index: what damage, a full device and bounded deletion do to it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bookie.env import KeyValueStore, open_lmdb
+from bookie.errors import ChecksumError, CorruptionError, DiskFullError, FormatError
+from bookie.formats.blocks import FileKind
+from bookie.formats.index_rows import FileState, LedgerIndexRow, Mark, file_key, ledger_key
+from bookie.formats.pages import page_key
+from bookie.ids import MAX_ID
+from bookie.storage.index import (
+    META_FORMAT,
+    META_MARK,
+    PAGES_DELETED_MAX,
+    TABLES,
+    CheckpointChange,
+    Index,
+    LedgerChange,
+    SealedFile,
+)
+from bookie.storage.window import Window
+from bookie.storage.write_cache import LocationTable
+from tests.unit.storage.machine import FaultyStore, StoreFaults
+
+NONCE = bytes(16)
+DELETED = LedgerIndexRow(deleted_at_ms=1)
+
+
+@pytest.fixture(name="faults")
+def _faults() -> StoreFaults:
+    return StoreFaults()
+
+
+@pytest.fixture(name="store")
+def _store(tmp_path: Path, faults: StoreFaults) -> Iterator[KeyValueStore]:
+    store = FaultyStore(open_lmdb(str(tmp_path), 2**28, TABLES), faults)
+    yield store
+    store.close()
+
+
+@pytest.fixture(name="index")
+def _index(store: KeyValueStore) -> Index:
+    return Index(store)
+
+
+def table(ids: list[int] | range, file: int = 1, size: int = 50) -> LocationTable:
+    count = len(ids)
+    return LocationTable(
+        np.array(ids, np.int64),
+        np.full(count, file, np.uint32),
+        (4096 + size * np.arange(count, dtype=np.int64)).astype(np.uint32),
+        np.full(count, size, np.uint32),
+    )
+
+
+def change(
+    ledger_id: int, ids: list[int] | range, *, file: int = 1, offset: int = 5000
+) -> CheckpointChange:
+    row = LedgerIndexRow(first_entry_id=min(ids), last_entry_id=max(ids))
+    ledgers = [LedgerChange(ledger_id, row, table(ids, file))]
+    return CheckpointChange(Mark(file, offset, 1, NONCE), ledgers)
+
+
+def damage(store: KeyValueStore, table_name: str, key: bytes) -> None:
+    with store.write() as txn:
+        value = bytearray(txn.get(table_name, key) or b"")
+        assert value
+        value[-1] ^= 1
+        txn.put(table_name, key, bytes(value))
+
+
+def test_a_damaged_page_is_an_error_and_never_an_absent_entry(
+    index: Index, store: KeyValueStore
+) -> None:
+    """Nothing may be concluded from a page that fails its checksum."""
+    index.commit(change(7, range(200)))
+    damage(store, "locations", page_key(7, 1))
+    for first in (0, 64, 100):
+        with pytest.raises(ChecksumError):
+            index.lay_under(7, Window(first, 30) if first else Window(0, 200))
+    with pytest.raises(ChecksumError):
+        index.entry_ids(7, 0, 199)
+    with pytest.raises(ChecksumError):
+        index.verify_pages()
+    window = Window(0, 64)
+    index.lay_under(7, window)
+    assert (window.sizes == 50).all(), "the other pages are as good as ever"
+
+
+def test_a_page_that_lost_its_end_is_an_error(index: Index, store: KeyValueStore) -> None:
+    """A page cut at a slot's end, or to nothing, does not pass for a page with fewer entries."""
+    index.commit(change(7, range(64)))
+    with store.write() as txn:
+        whole = txn.get("locations", page_key(7, 0)) or b""
+    for length in (len(whole) - 12, 4, 0):
+        with store.write() as txn:
+            txn.put("locations", page_key(7, 0), whole[:length])
+        with pytest.raises(CorruptionError):
+            index.lay_under(7, Window(0, 64))
+
+
+def test_a_commit_over_a_damaged_page_changes_nothing(index: Index, store: KeyValueStore) -> None:
+    """It is found before it is overwritten, and the whole transaction is void."""
+    index.commit(change(7, range(70)))
+    before = index.mark(), index.files(), index.ledger(7)
+    damage(store, "locations", page_key(7, 1))
+    with pytest.raises(CorruptionError):
+        index.commit(change(7, range(66, 80), file=2))
+    with pytest.raises(CorruptionError):
+        index.commit(CheckpointChange(Mark(3, 5000, 2, NONCE), ledgers=[LedgerChange(7, DELETED)]))
+    assert (index.mark(), index.files(), index.ledger(7)) == before
+
+
+@pytest.mark.parametrize(
+    ("table_name", "key"),
+    [("ledgers", ledger_key(7)), ("files", file_key(1)), ("meta", META_MARK)],
+)
+def test_a_damaged_row_is_an_error(
+    index: Index, store: KeyValueStore, table_name: str, key: bytes
+) -> None:
+    """Rows of ledgers, files and the mark carry checksums of their own."""
+    index.commit(change(7, range(3)))
+    damage(store, table_name, key)
+    with pytest.raises(CorruptionError):
+        index.mark() if key == META_MARK else index.verify_pages()
+    with pytest.raises(CorruptionError):
+        index.commit(change(7, range(3), offset=6000))
+
+
+def test_the_mark_never_moves_back(index: Index) -> None:
+    """A commit with an earlier mark is a fault of the program, and has no effect."""
+    index.commit(change(7, range(3), file=2, offset=9000))
+    for file, offset in ((2, 8999), (1, 90000)):
+        with pytest.raises(AssertionError, match="mark"):
+            index.commit(change(7, range(5), file=file, offset=offset))
+    assert index.mark() == Mark(2, 9000, 1, NONCE)
+
+
+def test_nothing_of_a_failed_transaction_is_seen(index: Index, faults: StoreFaults) -> None:
+    """A full device leaves the index as it was, and the same change succeeds later."""
+    index.commit(change(7, range(3)))
+    before = index.mark(), index.files(), index.ledger(7)
+    faults.errors.append(DiskFullError("full"))
+    with pytest.raises(DiskFullError):
+        index.commit(change(7, range(90), offset=9000))
+    assert (index.mark(), index.files(), index.ledger(7)) == before
+    committed = index.commit(change(7, range(90), offset=9000))
+    assert committed.counts == {7: (90, 4500)}
+
+
+def test_the_same_commit_twice_counts_once(index: Index) -> None:
+    """A checkpoint that was cancelled behind its commit commits again."""
+    index.commit(change(7, range(90)))
+    files = index.files()
+    assert index.commit(change(7, range(90))).counts == {7: (90, 4500)}
+    assert index.files() == files
+
+
+def test_a_large_ledger_is_deleted_in_bounded_steps(index: Index) -> None:
+    """Each transaction removes a bounded number of pages; the file dies with the last of them."""
+    pages = 2 * PAGES_DELETED_MAX + 100
+    index.commit(change(7, range(0, 64 * pages, 64)))
+    index.commit(change(8, range(3), file=2))
+    seal = [SealedFile(1, FileKind.JOURNAL, 5000)]
+    deletion = [LedgerChange(7, dataclasses.replace(DELETED, last_entry_id=64 * pages))]
+    mark = Mark(2, 9000, 1, NONCE)
+    committed = index.commit(CheckpointChange(mark, deletion, seal))
+    assert committed.deletions_left
+    assert committed.counts == {7: (0, 0)}
+    live = [index.files()[1].live_bytes]
+    while committed.deletions_left:
+        assert not committed.dead_files
+        committed = index.commit(CheckpointChange(mark))
+        live.append(index.files()[1].live_bytes)
+    steps = [pages - PAGES_DELETED_MAX, pages - 2 * PAGES_DELETED_MAX, 0]
+    assert live == [50 * count for count in steps]
+    assert committed.dead_files == (1,)
+    assert index.entry_ids(7, 0, MAX_ID)[0].tolist() == []
+    assert index.entry_ids(8, 0, MAX_ID)[0].tolist() == [0, 1, 2]
+    row = index.ledger(7)
+    assert row is not None
+    assert row.deleted_at_ms == 1
+    index.commit(CheckpointChange(mark, removed_files=committed.dead_files))
+    assert 1 not in index.files()
+
+
+def test_more_deleted_ledgers_than_one_transaction_looks_at(index: Index) -> None:
+    """The rest waits for later transactions and is not forgotten."""
+    ids = range(10, 2510)
+    row = LedgerIndexRow(first_entry_id=0, last_entry_id=0)
+    changes = [LedgerChange(i, row, table([0])) for i in ids]
+    index.commit(CheckpointChange(Mark(1, 5000, 1, NONCE), changes))
+    mark = Mark(2, 5000, 2, NONCE)
+    committed = index.commit(CheckpointChange(mark, [LedgerChange(i, DELETED) for i in ids]))
+    while committed.deletions_left:
+        committed = index.commit(CheckpointChange(mark))
+    assert index.verify_pages() == 0
+    assert index.files()[1].live_bytes == 0
+
+
+def test_a_file_dies_only_below_the_mark_and_sealed(index: Index) -> None:
+    """An open file, or one that the mark has not left, may still get entries."""
+    index.commit(change(7, range(3)))
+    gone = [LedgerChange(7, DELETED)]
+    assert index.commit(CheckpointChange(Mark(1, 5000, 1, NONCE), gone)).dead_files == ()
+    sealed = [SealedFile(1, FileKind.JOURNAL, 6000)]
+    at_the_mark = CheckpointChange(Mark(1, 6000, 1, NONCE), sealed=sealed)
+    assert index.commit(at_the_mark).dead_files == ()
+    assert index.files()[1].state is FileState.SEALED
+    assert index.commit(CheckpointChange(Mark(2, 4096, 1, NONCE))).dead_files == (1,)
+
+
+def test_ledgers_are_listed_in_pages(index: Index) -> None:
+    """Ascending, from above an id, up to the largest id there is."""
+    ids = [0, 1, 5, 2**40, MAX_ID]
+    row = LedgerIndexRow(fenced=True)
+    changes = [LedgerChange(i, row) for i in ids]
+    index.commit(CheckpointChange(Mark(1, 5000, 1, NONCE), changes))
+    assert [i for i, _ in index.ledgers(-1, 10)] == ids
+    assert [i for i, _ in index.ledgers(-1, 2)] == [0, 1]
+    assert [i for i, _ in index.ledgers(1, 2)] == [5, 2**40]
+    assert index.ledgers(MAX_ID, 2) == []
+    assert index.ledger_count() == 5
+
+
+def test_a_newer_format_refuses(index: Index, store: KeyValueStore) -> None:
+    """What a later version wrote is not touched; what is no version is damage."""
+    assert not index.check_format()
+    index.commit(change(7, range(3)))
+    assert index.check_format()
+    with store.write() as txn:
+        txn.put("meta", META_FORMAT, b"2")
+    with pytest.raises(FormatError, match="newer"):
+        index.check_format()
+    with store.write() as txn:
+        txn.put("meta", META_FORMAT, b"\xff!")
+    with pytest.raises(CorruptionError):
+        index.check_format()
