@@ -119,8 +119,8 @@ def ledger_key(ledger_id: int) -> bytes:
 
 
 def parse_ledger_key(key: bytes) -> int:
-    """The ledger id of a key."""
-    return int(_LEDGER_KEY.unpack(key)[0])
+    """The ledger id of a key; FormatError if it is no key of a ledger row."""
+    return _parse_key(_LEDGER_KEY, key)
 
 
 def file_key(file_number: int) -> bytes:
@@ -129,8 +129,8 @@ def file_key(file_number: int) -> bytes:
 
 
 def parse_file_key(key: bytes) -> int:
-    """The file number of a key."""
-    return int(_FILE_KEY.unpack(key)[0])
+    """The file number of a key; FormatError if it is no key of a file row."""
+    return _parse_key(_FILE_KEY, key)
 
 
 def encode_ledger_row(row: LedgerIndexRow) -> bytes:
@@ -222,6 +222,12 @@ def decode_mark(data: bytes) -> Mark:
     if len(body) != _MARK.size:
         raise FormatError("the mark of the index has a wrong length")
     return Mark(*_MARK.unpack(body))
+
+
+def _parse_key(layout: struct.Struct, key: bytes) -> int:
+    if len(key) != layout.size:
+        raise FormatError(f"a key of the index has {len(key)} bytes instead of {layout.size}")
+    return int(layout.unpack(key)[0])
 
 
 def _with_crc(body: bytes) -> bytes:

@@ -39,8 +39,7 @@ from bookie.formats.index_rows import (
     parse_file_key,
     parse_ledger_key,
 )
-from bookie.formats.page_columns import decode_pages, encode_pages
-from bookie.formats.pages import SLOTS_PER_PAGE, page_key
+from bookie.formats.pages import SLOTS_PER_PAGE, decode_pages, encode_pages, page_key
 from bookie.ids import MAX_ID, NO_ENTRY
 from bookie.storage.window import Window
 from bookie.storage.write_cache import EMPTY_TABLE, LocationTable

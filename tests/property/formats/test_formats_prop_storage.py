@@ -11,7 +11,7 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bookie.errors import ChecksumError, CorruptionError, FormatError
+from bookie.errors import ChecksumError, FormatError
 from bookie.formats.batch import EntryBatch
 from bookie.formats.blocks import (
     ALIGNMENTS_BYTES,
@@ -27,15 +27,24 @@ from bookie.formats.blocks import (
     padding,
     parse_block_header,
 )
+from bookie.formats.index_rows import (
+    FileRow,
+    FileState,
+    LedgerIndexRow,
+    Mark,
+    decode_file_row,
+    decode_ledger_row,
+    decode_mark,
+    encode_file_row,
+    encode_ledger_row,
+    encode_mark,
+    parse_file_key,
+    parse_ledger_key,
+)
 from bookie.formats.pages import (
-    SLOT,
-    SLOTS_PER_PAGE,
-    decode_page,
-    empty_page,
-    encode_dense_pages,
-    encode_page,
-    group_into_pages,
-    make_slots,
+    SLOT_SIZE_BYTES,
+    decode_pages,
+    encode_pages,
     page_key,
     parse_page_key,
 )
@@ -200,62 +209,87 @@ def test_sizes_on_disk(body_length: int, alignment: int) -> None:
     assert len(padding(used, alignment)) == size - used
 
 
-@given(st.dictionaries(st.integers(0, 63), st.tuples(U32, U32, st.integers(1, 2**32 - 1))))
-def test_pages_round_trip(used: dict[int, tuple[int, int, int]]) -> None:
+SLOTS = st.tuples(U32, U32, st.integers(1, 2**32 - 1))
+PAGES = st.dictionaries(
+    st.integers(0, MAX_ID >> 6),
+    st.dictionaries(st.integers(0, 63), SLOTS, min_size=1, max_size=8),
+    max_size=5,
+)
+
+
+@given(IDS, PAGES)
+def test_pages_round_trip(
+    ledger_id: int, pages: dict[int, dict[int, tuple[int, int, int]]]
+) -> None:
     """Any used slots survive; only trailing unused ones are left out."""
-    slots = empty_page()
-    for position, slot in used.items():
-        slots[position] = slot
-    if used:
-        data = encode_page(slots)
-        assert (decode_page(data) == slots).all()
-        assert len(data) == 4 + SLOT.itemsize * (max(used) + 1)
-    else:
-        with pytest.raises(AssertionError):
-            encode_page(slots)
-
-
-@given(st.binary(max_size=900), st.booleans())
-def test_random_pages_raise_only_corruption(data: bytes, sealed: bool) -> None:
-    """Random bytes, with a right checksum or not, are a page or a corruption error."""
-    if sealed:
-        data = struct.pack("<I", crc32c(data)) + data
-    with contextlib.suppress(ChecksumError, FormatError):
-        decode_page(data)
-
-
-@given(st.binary(max_size=20))
-def test_random_page_keys_raise_only_corruption(key: bytes) -> None:
-    """A random key names a page, or is a corruption error."""
-    with contextlib.suppress(CorruptionError):
-        assert page_key(*parse_page_key(key)) == key
-
-
-@given(st.sets(st.one_of(st.integers(0, 300), IDS), max_size=200), IDS)
-def test_grouping_agrees_with_a_loop(ids: set[int], ledger_id: int) -> None:
-    """Grouped and written pages hold exactly the slots that went in."""
-    ordered = np.array(sorted(ids), dtype=np.int64)
-    numbers = np.arange(len(ordered))
-    slots = make_slots(numbers + 1, numbers * 7, numbers + 32)
-    stored: dict[bytes, bytes] = {}
-    for update in group_into_pages(ordered, slots):
-        page = empty_page()
-        page[update.positions] = update.slots
-        key = page_key(ledger_id, update.page_number)
-        assert key not in stored
-        stored[key] = encode_page(page)
-    for entry_id, slot in zip(ordered.tolist(), slots.tolist(), strict=True):
-        page = decode_page(stored[page_key(ledger_id, entry_id >> 6)])
-        assert page[entry_id & 63].tolist() == slot
-    assert sum(int((decode_page(data)["size"] > 0).sum()) for data in stored.values()) == len(ids)
-
-
-@given(st.integers(0, 5), IDS, st.integers(0, (MAX_ID >> 6) - 5))
-def test_dense_pages_agree_with_single_pages(pages: int, ledger_id: int, first: int) -> None:
-    """The bulk encoder is the single encoder, repeated."""
-    numbers = np.arange(pages * SLOTS_PER_PAGE)
-    slots = make_slots(3, numbers * 100, numbers + 32)
-    assert encode_dense_pages(ledger_id, first, slots) == [
-        (page_key(ledger_id, first + i), encode_page(slots[i * 64 : i * 64 + 64]))
-        for i in range(pages)
+    numbers = np.array(sorted(pages), dtype=np.int64)
+    slots = np.zeros((len(pages), 64, 3), np.uint32)
+    for index, number in enumerate(sorted(pages)):
+        for position, slot in pages[number].items():
+            slots[index, position] = slot
+    pairs = encode_pages(ledger_id, numbers, slots)
+    assert [parse_page_key(key) for key, _ in pairs] == [(ledger_id, n) for n in sorted(pages)]
+    assert [len(value) for _, value in pairs] == [
+        4 + SLOT_SIZE_BYTES * (max(pages[number]) + 1) for number in sorted(pages)
     ]
+    found, decoded = decode_pages(pairs)
+    assert found.tolist() == sorted(pages)
+    assert (decoded == slots).all()
+
+
+def with_crc(data: bytes, wanted: bool) -> bytes:
+    """`data`, behind its right checksum if `wanted`."""
+    return struct.pack("<I", crc32c(data)) + data if wanted else data
+
+
+@given(st.lists(st.tuples(st.binary(max_size=18), st.binary(max_size=900), st.booleans())))
+def test_random_pages_raise_only_corruption(pages: list[tuple[bytes, bytes, bool]]) -> None:
+    """Random keys and bytes, with a right checksum or not, are pages or a corruption error."""
+    with contextlib.suppress(ChecksumError, FormatError):
+        decode_pages([(key, with_crc(value, is_sealed)) for key, value, is_sealed in pages])
+    for key, _, _ in pages:
+        with contextlib.suppress(FormatError):
+            assert page_key(*parse_page_key(key)) == key
+
+
+I64 = st.integers(-(2**63), 2**63 - 1)
+LEDGER_ROWS = st.builds(
+    LedgerIndexRow,
+    fenced=st.booleans(),
+    limbo=st.booleans(),
+    deleted_at_ms=st.none() | I64,
+    key_digest=st.none() | KEYS,
+    lac_packet=KEYS,
+    max_lac=I64,
+    first_entry_id=I64,
+    last_entry_id=I64,
+    entries=U64,
+    payload_bytes=U64,
+)
+FILE_ROWS = st.builds(
+    FileRow,
+    kind=st.sampled_from(FileKind),
+    state=st.sampled_from(FileState),
+    size_bytes=U64,
+    live_bytes=U64,
+)
+MARKS = st.builds(Mark, file_number=U32, offset=U64, sequence=U64, nonce=NONCES)
+
+
+@given(LEDGER_ROWS, FILE_ROWS, MARKS)
+def test_index_rows_round_trip(ledger: LedgerIndexRow, file: FileRow, mark: Mark) -> None:
+    """Any row survives."""
+    assert decode_ledger_row(encode_ledger_row(ledger)) == ledger
+    assert decode_file_row(encode_file_row(file)) == file
+    assert decode_mark(encode_mark(mark)) == mark
+
+
+@given(st.binary(max_size=120), st.booleans())
+def test_random_index_rows_raise_only_corruption(data: bytes, is_sealed: bool) -> None:
+    """Random bytes, with a right checksum or not, are a row or a corruption error."""
+    for decode in (decode_ledger_row, decode_file_row, decode_mark):
+        with contextlib.suppress(ChecksumError, FormatError):
+            decode(with_crc(data, is_sealed))
+    for parse in (parse_ledger_key, parse_file_key):
+        with contextlib.suppress(FormatError):
+            parse(data)
