@@ -1,0 +1,302 @@
+"""The golden bytes beside this file: what is written is exactly them, and they are read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bookie.formats import blocks, index_rows, ledger_metadata, log_metadata, pages, records
+from bookie.formats.batch import EntryBatch
+from bookie.formats.cookie import Cookie, CookieState, decode_cookie, encode_cookie
+from bookie.formats.digest import DigestType, derive_key, digester_for
+from bookie.formats.entry import pack_batch, pack_lac, parse_header, unpack_lac, unpack_packet
+from bookie.formats.ledger_metadata import Fragment, LedgerMetadata, LedgerState
+from bookie.formats.log_metadata import LogChunk, LogHead, LogMode, LogPolicies, LogRange
+from bookie.formats.log_record import LogRecord, Producer, decode_log_record, encode_log_record
+from bookie.formats.registration import (
+    Endpoint,
+    Registration,
+    decode_registration,
+    encode_registration,
+)
+
+HERE = Path(__file__).parent
+Fields = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One case of one file."""
+
+    file: str
+    name: str
+    fields: Fields
+    data: bytes
+    decode_only: bool
+
+
+def load() -> list[Case]:
+    """Every case of every file."""
+    return [
+        Case(
+            file=path.stem,
+            name=case["name"],
+            fields=case["fields"],
+            data=(
+                case["text"].encode("ascii")
+                if "text" in case
+                else bytes.fromhex(case["hex"]) + bytes(case.get("zeros_after", 0))
+            ),
+            decode_only=case.get("decode_only", False),
+        )
+        for path in sorted(HERE.glob("*.json"))
+        for case in json.loads(path.read_text(encoding="ascii"))
+    ]
+
+
+def unhex(fields: Fields) -> Fields:
+    """The fields, with those that end in `_hex` as bytes under their own name."""
+    return {
+        name.removesuffix("_hex"): bytes.fromhex(value) if name.endswith("_hex") else value
+        for name, value in fields.items()
+    }
+
+
+def check_entry_packet(fields: Fields, data: bytes) -> None:
+    """Packing gives the bytes; the bytes verify to the payload."""
+    digest_type = DigestType[fields["digest_type"]]
+    assert derive_key(fields["password"]) == fields["ledger_key"]
+    digester = digester_for(digest_type, fields["password"])
+    ledger_id, entry_id = fields["ledger_id"], fields["entry_id"]
+    batch = pack_batch(
+        ledger_id,
+        entry_id,
+        fields["last_add_confirmed"],
+        fields["length"] - len(fields["payload"]),
+        [fields["payload"]],
+        digester,
+    )
+    assert batch.payload == data
+    assert unpack_packet(ledger_id, entry_id, data, digester) == fields["payload"]
+    assert parse_header(data) == (
+        ledger_id,
+        entry_id,
+        fields["last_add_confirmed"],
+        fields["length"],
+    )
+
+
+def check_lac_packet(fields: Fields, data: bytes) -> None:
+    """Packing gives the bytes; the bytes prove the LAC."""
+    digester = digester_for(DigestType[fields["digest_type"]], fields["password"])
+    assert pack_lac(fields["ledger_id"], fields["last_add_confirmed"], digester) == data
+    assert unpack_lac(fields["ledger_id"], data, digester) == fields["last_add_confirmed"]
+
+
+def check_file_header(fields: Fields, data: bytes) -> None:
+    """The header is written and read."""
+    header = blocks.FileHeader(
+        blocks.FileKind[fields["kind"]], fields["number"], fields["nonce"], fields["alignment"]
+    )
+    assert header.encode() == data
+    assert blocks.decode_file_header(data) == header
+
+
+def check_block(fields: Fields, data: bytes) -> None:
+    """Header, body and padding make the bytes; the bytes validate."""
+    nonce, body, alignment = fields["nonce"], fields["body"], fields["alignment"]
+    header = blocks.BlockHeader(
+        sequence=fields["sequence"],
+        durable_upto=fields["durable_upto"],
+        body_length=len(body),
+        record_count=fields["record_count"],
+        body_crc=blocks.body_crc(nonce, fields["sequence"], [body]),
+    )
+    written = blocks.encode_block_header(nonce, header) + body
+    assert written + blocks.padding(len(written), alignment) == data
+    assert len(data) == blocks.block_size_on_disk(len(body), alignment)
+    assert blocks.parse_block_header(data, nonce) == header
+    assert (
+        len(list(records.parse_records(memoryview(body), header.record_count)))
+        == (fields["record_count"])
+    )
+
+
+def check_record(fields: Fields, data: bytes) -> None:
+    """The record is written and read."""
+    kind = fields.pop("type")
+    ((_, record),) = records.parse_records(memoryview(data), 1)
+    if kind == "entries":
+        assert isinstance(record, records.EntriesRecord)
+        steps = fields["steps"]
+        batch = EntryBatch(
+            fields["ledger_id"],
+            fields["first_entry_id"],
+            None if steps is None else np.array(steps, dtype=np.int64),
+            np.array(fields["sizes"], dtype=np.int64),
+            fields["payload"],
+        )
+        head = records.encode_entries_head(batch, fields["payload_crc32c"], fields["recovery"])
+        assert head + fields["payload"] == data
+        assert record.payload_crc32c == fields["payload_crc32c"]
+        assert record.recovery == fields["recovery"]
+        assert record.payload_offset == len(head)
+        assert record.batch.entry_ids().tolist() == batch.entry_ids().tolist()
+        assert record.batch.sizes.tolist() == fields["sizes"]
+        assert record.batch.payload == fields["payload"]
+        return
+    encode: Callable[..., bytes] = getattr(records, f"encode_{kind}")
+    assert encode(*fields.values()) == data
+    assert list(asdict(record).values()) == list(fields.values())
+
+
+def check_index_page(fields: Fields, data: bytes) -> None:
+    """The page is written and read, under its key."""
+    slots = np.zeros((1, pages.SLOTS_PER_PAGE, 3), np.uint32)
+    for position, slot in fields["slots"].items():
+        slots[0, int(position)] = slot
+    pair = (fields["key"], data)
+    number = np.array([fields["page_number"]], dtype=np.int64)
+    assert pages.encode_pages(fields["ledger_id"], number, slots) == [pair]
+    assert pages.parse_page_key(fields["key"]) == (fields["ledger_id"], fields["page_number"])
+    numbers, decoded = pages.decode_pages([pair])
+    assert numbers.tolist() == [fields["page_number"]]
+    assert (decoded == slots).all()
+
+
+def check_index_row(fields: Fields, data: bytes) -> None:
+    """The row is written and read, under its key if it has one."""
+    match fields.pop("row"):
+        case "ledger":
+            assert index_rows.ledger_key(fields.pop("ledger_id")) == fields.pop("key")
+            ledger_row = index_rows.LedgerIndexRow(**fields)
+            assert index_rows.encode_ledger_row(ledger_row) == data
+            assert index_rows.decode_ledger_row(data) == ledger_row
+        case "file":
+            assert index_rows.file_key(fields.pop("file_number")) == fields.pop("key")
+            file_row = index_rows.FileRow(
+                blocks.FileKind[fields["kind"]],
+                index_rows.FileState[fields["state"]],
+                fields["size_bytes"],
+                fields["live_bytes"],
+            )
+            assert index_rows.encode_file_row(file_row) == data
+            assert index_rows.decode_file_row(data) == file_row
+        case _:
+            mark = index_rows.Mark(**fields)
+            assert index_rows.encode_mark(mark) == data
+            assert index_rows.decode_mark(data) == mark
+
+
+def ledger_of(fields: Fields) -> LedgerMetadata:
+    """The metadata that the fields describe."""
+    return LedgerMetadata(
+        **{
+            **fields,
+            "state": LedgerState[fields["state"]],
+            "fragments": tuple(Fragment(first, tuple(b)) for first, b in fields["fragments"]),
+            "digest_type": DigestType[fields["digest_type"]],
+            "custom_metadata": {k: bytes.fromhex(v) for k, v in fields["custom_metadata"].items()},
+        }
+    )
+
+
+def check_cookie(fields: Fields, data: bytes) -> None:
+    """The cookie is written and read."""
+    cookie = Cookie(
+        **{
+            **fields,
+            "journal_dirs": tuple(fields["journal_dirs"]),
+            "ledger_dirs": tuple(fields["ledger_dirs"]),
+            "state": CookieState(fields["state"]),
+        }
+    )
+    assert encode_cookie(cookie) == data
+    assert decode_cookie(data) == cookie
+
+
+def check_registration(fields: Fields, data: bytes) -> None:
+    """The registration is written and read."""
+    endpoints = tuple(Endpoint(**endpoint) for endpoint in fields["endpoints"])
+    registration = Registration(**{**fields, "endpoints": endpoints})
+    assert encode_registration(registration) == data
+    assert decode_registration(data) == registration
+
+
+def check_log_record(fields: Fields, data: bytes) -> None:
+    """The record is written and read."""
+    producer = None
+    if fields["producer"] is not None:
+        producer = Producer(**fields["producer"])
+    record = LogRecord(
+        timestamp_ms=fields["timestamp_ms"],
+        value=fields["value"],
+        key=fields.get("key"),
+        headers={name: bytes.fromhex(value) for name, value in fields["headers"].items()},
+        producer=producer,
+    )
+    assert encode_log_record(record) == data
+    assert decode_log_record(data) == record
+
+
+def check_log_metadata(fields: Fields, data: bytes) -> None:
+    """The head or chunk is written and read."""
+    ranges = tuple(LogRange(*one) for one in fields["ranges"])
+    if fields.pop("record") == "chunk":
+        chunk = LogChunk(fields["number"], ranges)
+        assert log_metadata.encode_log_chunk(chunk) == data
+        assert log_metadata.decode_log_chunk(data) == chunk
+        return
+    digest_type = DigestType[fields["policies"]["digest_type"]]
+    policies = LogPolicies(**{**fields["policies"], "digest_type": digest_type})
+    head = LogHead(
+        **{**fields, "mode": LogMode(fields["mode"]), "policies": policies, "ranges": ranges}
+    )
+    assert log_metadata.encode_log_head(head) == data
+    assert log_metadata.decode_log_head(data) == head
+
+
+CHECKS: dict[str, Callable[[Fields, bytes], None]] = {
+    "entry_packets": check_entry_packet,
+    "lac_packets": check_lac_packet,
+    "file_headers": check_file_header,
+    "blocks": check_block,
+    "records": check_record,
+    "index_pages": check_index_page,
+    "index_rows": check_index_row,
+    "cookies": check_cookie,
+    "registrations": check_registration,
+    "log_records": check_log_record,
+    "log_metadata": check_log_metadata,
+}
+CASES = load()
+LEDGERS = [case for case in CASES if case.file == "ledger_metadata"]
+OTHERS = [case for case in CASES if case.file != "ledger_metadata"]
+
+
+@pytest.mark.parametrize("case", OTHERS, ids=lambda case: f"{case.file}: {case.name}")
+def test_golden_bytes(case: Case) -> None:
+    """The fields encode to the bytes, and the bytes decode to the fields."""
+    CHECKS[case.file](unhex(case.fields), case.data)
+
+
+@pytest.mark.parametrize("case", LEDGERS, ids=lambda case: case.name)
+def test_golden_ledger_metadata(case: Case) -> None:
+    """The bytes decode to the fields; the current version encodes to the bytes too."""
+    metadata = ledger_of(unhex(case.fields))
+    assert ledger_metadata.decode(metadata.ledger_id, case.data) == metadata
+    assert (ledger_metadata.encode(metadata) == case.data) is not case.decode_only
+
+
+def test_every_file_is_checked_and_described() -> None:
+    """No file of vectors lies here unused or unexplained."""
+    files = {path.stem for path in HERE.glob("*.json")}
+    assert files == {*CHECKS, "ledger_metadata"}
+    readme = (HERE / "README.md").read_text(encoding="utf-8")
+    assert all(f"`{name}.json`" in readme for name in files)
