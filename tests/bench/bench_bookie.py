@@ -1,0 +1,335 @@
+"""What one bookie does, beside what this machine allows in the same run.
+
+    python -m tests.bench.bench_bookie [--seconds 3] [--json FILE]
+
+Every row is measured three times over: on a real bookie (a process of its own, durable), on a
+bookie that answers from memory (the ceiling of gRPC and the client), and on the disk alone (the
+same bytes written and synced). Nothing is asserted; the table is for people.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from bookie.api import BookKeeper, connect
+from bookie.cluster.instance import initialize_cluster
+from bookie.env import PosixDisk
+from bookie.metadata.connect import open_store
+
+SIZES_BYTES = (100, 1024, 65536)
+IN_FLIGHT = 1000
+HEADER_BYTES = 36
+"""What a packet adds to a payload: 32 bytes of header, 4 of CRC32C."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One measurement."""
+
+    entries_per_second: float
+    megabytes_per_second: float
+    p50_us: float = 0.0
+    p99_us: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One kind of load: the bookie beside its ceilings."""
+
+    what: str
+    size_bytes: int
+    bookie: Figure
+    memory: Figure
+    disk: Figure | None
+
+    @property
+    def share(self) -> float:
+        """The bookie's rate as a share of the lower ceiling."""
+        ceilings = [self.memory.entries_per_second]
+        if self.disk is not None:
+            ceilings.append(self.disk.entries_per_second)
+        return self.bookie.entries_per_second / min(ceilings)
+
+
+def _figure(count: int, size: int, seconds: float, latencies: list[float]) -> Figure:
+    latencies.sort()
+    p50 = latencies[len(latencies) // 2] if latencies else 0.0
+    p99 = latencies[int(len(latencies) * 0.99)] if latencies else 0.0
+    return Figure(count / seconds, count * size / seconds / 1e6, p50 * 1e6, p99 * 1e6)
+
+
+async def one_in_flight(client: BookKeeper, size: int, seconds: float) -> Figure:
+    """Each append waits for the one before."""
+    writer = await _writer(client)
+    payload = os.urandom(size)
+    latencies: list[float] = []
+    await writer.append(payload)
+    begin = time.perf_counter()
+    while (now := time.perf_counter()) - begin < seconds:
+        await writer.append(payload)
+        latencies.append(time.perf_counter() - now)
+    elapsed = time.perf_counter() - begin
+    await writer.close()
+    return _figure(len(latencies), size, elapsed, latencies)
+
+
+async def many_in_flight(client: BookKeeper, size: int, seconds: float) -> Figure:
+    """A thousand coroutines, each with one append under way."""
+    writer = await _writer(client)
+    payload = os.urandom(size)
+    latencies: list[float] = []
+    end = time.perf_counter() + seconds
+
+    async def appender() -> None:
+        while (now := time.perf_counter()) < end:
+            await writer.append(payload)
+            latencies.append(time.perf_counter() - now)
+
+    begin = time.perf_counter()
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(IN_FLIGHT):
+            tasks.create_task(appender())
+    elapsed = time.perf_counter() - begin
+    await writer.close()
+    return _figure(len(latencies), size, elapsed, latencies)
+
+
+async def append_many(client: BookKeeper, size: int, seconds: float) -> Figure:
+    """Calls of `append_many` with up to 1024 entries or 1 MiB, sixteen under way."""
+    writer = await _writer(client)
+    per_call = min(1024, (1 << 20) // size)
+    payloads = [os.urandom(size)] * per_call
+    latencies: list[float] = []
+    end = time.perf_counter() + seconds
+
+    async def appender() -> None:
+        while (now := time.perf_counter()) < end:
+            await writer.append_many(payloads)
+            latencies.append(time.perf_counter() - now)
+
+    begin = time.perf_counter()
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(16):
+            tasks.create_task(appender())
+    elapsed = time.perf_counter() - begin
+    await writer.close()
+    return _figure(len(latencies) * per_call, size, elapsed, latencies)
+
+
+async def read_batches(client: BookKeeper, size: int, seconds: float) -> Figure:
+    """Whole batches of a closed ledger, digests verified, again and again from the start."""
+    writer = await _writer(client)
+    per_call = min(1024, (1 << 20) // size)
+    for _ in range(max(1, (64 << 20) // (per_call * size))):
+        await writer.append_many([os.urandom(size)] * per_call)
+    await writer.close()
+    reader = await client.open_ledger(writer.ledger_id)
+    last = reader.last_entry_id
+    async for _ in reader.read_batches(0, last):
+        pass
+    count = 0
+    begin = time.perf_counter()
+    while time.perf_counter() - begin < seconds:
+        async for batch in reader.read_batches(0, last):
+            count += len(batch)
+    return _figure(count, size, time.perf_counter() - begin, [])
+
+
+async def _writer(client: BookKeeper):  # type: ignore[no-untyped-def]
+    return await client.create_ledger(ensemble_size=1, write_quorum_size=1, ack_quorum_size=1)
+
+
+def disk_alone(directory: Path, payload_bytes: int, entries: int, seconds: float) -> Figure:
+    """Write blocks of `entries` packets and sync each, one after the other."""
+    disk = PosixDisk()
+    block = os.urandom(entries * (payload_bytes + HEADER_BYTES))
+    block += bytes(-len(block) % 512)
+    capacity = 256 << 20
+    path = str(directory / "ceiling")
+    file = disk.create(path, capacity)
+    latencies: list[float] = []
+    offset = 0
+    begin = time.perf_counter()
+    while (now := time.perf_counter()) - begin < seconds:
+        if offset + len(block) > capacity:
+            file.close()
+            disk.unlink(path)
+            file, offset = disk.create(path, capacity), 0
+        file.pwritev([block], offset)
+        file.fdatasync()
+        offset += len(block)
+        latencies.append(time.perf_counter() - now)
+    elapsed = time.perf_counter() - begin
+    file.close()
+    disk.unlink(path)
+    return _figure(len(latencies) * entries, payload_bytes, elapsed, latencies)
+
+
+@contextlib.contextmanager
+def _process(*arguments: str, log: Path) -> Iterator[None]:
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, *arguments], stdout=output, stderr=subprocess.STDOUT
+        )
+    try:
+        yield
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)
+
+
+@contextlib.asynccontextmanager
+async def _cluster(root: Path, *, memory: bool) -> AsyncIterator[BookKeeper]:
+    uri = f"local://{root / 'metadata'}"
+    (root / "metadata").mkdir(parents=True)
+    async with open_store(uri) as store:
+        await initialize_cluster(store)
+    if memory:
+        arguments = ["-m", "tests.bench.memory_bookie", uri, "bench-1"]
+    else:
+        config = root / "bookie.toml"
+        config.write_text(
+            f'[bookie]\nid = "bench-1"\n[listen]\nhost = "127.0.0.1"\nport = 0\n'
+            f'[metadata]\nuri = "{uri}"\n[http]\nport = 0\n'
+            f'[storage]\njournal_dir = "{root}/journal"\nledgers_dir = "{root}/ledgers"\n'
+        )
+        arguments = ["-m", "bookie", "serve", "--config", str(config)]
+    with _process(*arguments, log=root / "log"):
+        async with connect(uri) as client:
+            await client.wait_for_bookies(1, timeout=30)
+            yield client
+
+
+Load = Callable[[BookKeeper, int, float], Awaitable[Figure]]
+LOADS: tuple[tuple[str, Load], ...] = (
+    ("append, 1 in flight", one_in_flight),
+    (f"append, {IN_FLIGHT} in flight", many_in_flight),
+    ("append_many", append_many),
+    ("read_batches", read_batches),
+)
+
+
+async def _measure(root: Path, seconds: float, *, memory: bool) -> dict[tuple[str, int], Figure]:
+    figures = {}
+    async with _cluster(root, memory=memory) as client:
+        for size in SIZES_BYTES:
+            for name, load in LOADS:
+                figures[name, size] = await load(client, size, seconds)
+    return figures
+
+
+def _disk_ceiling(root: Path, name: str, size: int, seconds: float) -> Figure | None:
+    if name == "read_batches":
+        return None
+    if name == "append, 1 in flight":
+        return disk_alone(root, size, 1, seconds)
+    in_flight = IN_FLIGHT if name.startswith("append,") else 8 * 1024
+    entries = max(1, min(in_flight, (8 << 20) // (size + HEADER_BYTES)))
+    return disk_alone(root, size, entries, seconds)
+
+
+def run(seconds: float) -> list[Row]:
+    """Every row, on this machine, now."""
+    root = Path(tempfile.mkdtemp(prefix="bookie-bench-", dir=Path.cwd()))
+    try:
+        real = asyncio.run(_measure(root / "real", seconds, memory=False))
+        memory = asyncio.run(_measure(root / "memory", seconds, memory=True))
+        return [
+            Row(
+                name,
+                size,
+                real[name, size],
+                memory[name, size],
+                _disk_ceiling(root, name, size, seconds),
+            )
+            for size in SIZES_BYTES
+            for name, _ in LOADS
+        ]
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def machine() -> str:
+    """One line about where this ran."""
+    model = next(
+        (
+            line.split(":", 1)[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        platform.machine(),
+    )
+    cores = len(os.sched_getaffinity(0))
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 30
+    return (
+        f"{cores} cores of {model}, {memory} GiB, Linux {platform.release()}, "
+        f"Python {platform.python_version()}"
+    )
+
+
+def table(rows: list[Row]) -> Table:
+    """The rows for a terminal."""
+    result = Table("load", "entry", "adds or reads/s", "MB/s", "p50 µs", "p99 µs", "memory/s",
+                   "disk/s", "of lower", title=machine())  # fmt: skip
+    for row in rows:
+        disk = f"{row.disk.entries_per_second:,.0f}" if row.disk else ""
+        bookie = row.bookie
+        result.add_row(
+            row.what,
+            f"{row.size_bytes} B",
+            f"{bookie.entries_per_second:,.0f}",
+            f"{bookie.megabytes_per_second:.0f}",
+            f"{bookie.p50_us:,.0f}" if bookie.p50_us else "",
+            f"{bookie.p99_us:,.0f}" if bookie.p99_us else "",
+            f"{row.memory.entries_per_second:,.0f}",
+            disk,
+            f"{row.share:.0%}",
+        )
+    return result
+
+
+def lone_append(rows: list[Row]) -> str:
+    """The first bar of a lone append, as a sentence."""
+    row = next(row for row in rows if row.what == "append, 1 in flight" and row.size_bytes == 1024)
+    assert row.disk is not None
+    bound = row.memory.p50_us + row.disk.p50_us + 300
+    return (
+        f"a lone 1 KB append: p50 {row.bookie.p50_us:.0f} µs; ping-pong {row.memory.p50_us:.0f} "
+        f"+ write and sync {row.disk.p50_us:.0f} + 300 = {bound:.0f} µs"
+    )
+
+
+def main() -> None:
+    """Measure, print, and write JSON if asked to."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=3.0, help="time of each load")
+    parser.add_argument("--json", type=Path, help="also write the figures here")
+    arguments = parser.parse_args()
+    rows = run(arguments.seconds)
+    console = Console(width=140)
+    console.print(table(rows))
+    console.print(lone_append(rows))
+    if arguments.json:
+        report = {"machine": machine(), "rows": [asdict(row) for row in rows]}
+        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
