@@ -35,7 +35,7 @@ from bookie.node.start import StartedBookie, start_bookie
 from bookie.rpc.server import serve as serve_rpc
 from bookie.server.announcement import Announcement, keep_announced
 from bookie.server.heartbeat import beat, observe_loop_lag
-from bookie.server.http import serve_http
+from bookie.server.http import Administration, serve_http
 from bookie.server.readiness import Part, Readiness
 from bookie.server.service_manager import ServiceManager
 from bookie.server.signals import until_signal
@@ -92,7 +92,7 @@ async def run_daemon(settings: Settings, supervision: Supervision, failpoints: s
 async def _run(
     settings: Settings, manager: ServiceManager, supervision: Supervision, failpoints: Failpoints
 ) -> None:
-    metrics, readiness = Metrics(), Readiness()
+    metrics, readiness, administration = Metrics(), Readiness(), Administration()
     metrics.server_status.set(-1)
     watch: list[Coroutine[object, object, NoReturn]] = [
         observe_loop_lag(metrics.loop_lag_seconds.observe)
@@ -102,7 +102,7 @@ async def _run(
     async with (
         until_signal() as stop_requested,
         serve_http(
-            metrics, readiness, host=settings.http.host, port=settings.http.port
+            metrics, readiness, administration, host=settings.http.host, port=settings.http.port
         ) as http_port,
         _beside(watch),
         open_store(
@@ -137,8 +137,10 @@ async def _run(
                 _beside([keep_announced(announcement, registered, metrics, readiness)]),
             ):
                 readiness.clear(Part.BOOT)
+                administration.bookie = started.bookie
                 manager.ready(f"serving on {settings.listen.host}:{port}")
                 await _until_stopped(stop_requested, started)
+                administration.bookie = None
                 readiness.block(Part.SHUTDOWN, "the bookie is stopping")
                 manager.stopping()
                 _log.info("stopping")

@@ -1,24 +1,33 @@
 """What a bookie shows over HTTP: its metrics, whether it lives, whether it takes traffic.
 
-=============  ======================================================================
-``/metrics``   Prometheus text
-``/healthz``   200 while the event loop answers and storage works; 503 asks for a restart
-``/readyz``    200 when traffic may come; 503 with the reasons otherwise
-=============  ======================================================================
+==================  ======================================================================
+``/metrics``        Prometheus text
+``/healthz``        200 while the event loop answers and storage works; 503 asks for a restart
+``/readyz``         200 when traffic may come; 503 with the reasons otherwise
+``GET /bookie``     what the bookie says of itself
+``PUT /read-only``  ``{"read_only": true}`` refuses new entries, ``false`` takes them again
+==================  ======================================================================
 
-Nothing here changes the bookie, so there is no authentication; it listens on loopback unless the
-configuration says otherwise. Kubernetes and systemd ask ``/healthz`` and ``/readyz``.
+It listens on loopback unless the configuration says otherwise. Whatever the configuration says, a
+change is taken only from a process of the same machine, and only as JSON, so that no web page can
+send one. Kubernetes and systemd ask ``/healthz`` and ``/readyz``.
 """
 
 from __future__ import annotations
 
+import ipaddress
+import json
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import asdict
+from typing import Protocol
 
 from aiohttp import web
 
 from bookie.errors import ConfigurationError
+from bookie.formats.commands import Info
+from bookie.node.bookie import COMMAND
 from bookie.server.readiness import Readiness
 from bookie.telemetry import Metrics
 
@@ -29,10 +38,37 @@ SHUTDOWN_SECONDS = 1.0
 """A scrape in flight may end; a kept-alive connection is not waited for."""
 
 
+class Administered(Protocol):
+    """A running bookie, as an operator's command meets it."""
+
+    @property
+    def read_only(self) -> bool:
+        """Whether new entries are refused."""
+
+    def read_only_reasons(self) -> list[str]:
+        """Why they are."""
+
+    def set_read_only(self, reason: str, *, read_only: bool) -> None:
+        """Refuse new entries for `reason`, or drop that reason."""
+
+    async def info(self) -> Info:
+        """The bookie as it describes itself."""
+
+
+class Administration:
+    """The bookie that commands are for; there is none while the process starts or stops."""
+
+    def __init__(self) -> None:
+        self.bookie: Administered | None = None
+
+
 class _Pages:
-    def __init__(self, metrics: Metrics, readiness: Readiness) -> None:
+    def __init__(
+        self, metrics: Metrics, readiness: Readiness, administration: Administration
+    ) -> None:
         self._metrics = metrics
         self._readiness = readiness
+        self._administration = administration
 
     async def metrics(self, _request: web.Request) -> web.Response:
         body, content_type = self._metrics.exposition()
@@ -47,23 +83,60 @@ class _Pages:
         status = 200 if self._readiness.is_ready else 503
         return web.json_response(self._readiness.report(), status=status)
 
+    async def bookie(self, _request: web.Request) -> web.Response:
+        bookie = self._administration.bookie
+        if bookie is None:
+            return web.json_response({"error": "the bookie does not serve now"}, status=503)
+        report = asdict(await bookie.info()) | {"read_only_reasons": bookie.read_only_reasons()}
+        return web.json_response(report)
+
+    async def set_read_only(self, request: web.Request) -> web.Response:
+        if not _is_local(request.remote) or request.content_type != "application/json":
+            error = "a change must come from this machine, as application/json"
+            return web.json_response({"error": error}, status=403)
+        try:
+            wanted = (await request.json())["read_only"]
+        except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError):
+            wanted = None
+        if not isinstance(wanted, bool):
+            error = 'the body must be {"read_only": true} or {"read_only": false}'
+            return web.json_response({"error": error}, status=400)
+        bookie = self._administration.bookie
+        if bookie is not None:
+            bookie.set_read_only(COMMAND, read_only=wanted)
+        return await self.bookie(request)
+
+
+def _is_local(remote: str | None) -> bool:
+    try:
+        return remote is not None and ipaddress.ip_address(remote).is_loopback
+    except ValueError:
+        return False
+
 
 @asynccontextmanager
 async def serve_http(
-    metrics: Metrics, readiness: Readiness, *, host: str, port: int
+    metrics: Metrics,
+    readiness: Readiness,
+    administration: Administration | None = None,
+    *,
+    host: str,
+    port: int,
 ) -> AsyncIterator[int]:
     """Serve until the block ends; the value is the port, which matters when `port` is 0.
 
     Raises:
         ConfigurationError: the address cannot be listened on.
     """
-    pages = _Pages(metrics, readiness)
+    pages = _Pages(metrics, readiness, administration or Administration())
     application = web.Application(client_max_size=REQUEST_BYTES_MAX)
     application.add_routes(
         [
             web.get("/metrics", pages.metrics),
             web.get("/healthz", pages.healthz),
             web.get("/readyz", pages.readyz),
+            web.get("/bookie", pages.bookie),
+            web.put("/read-only", pages.set_read_only),
         ]
     )
     runner = web.AppRunner(application, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)

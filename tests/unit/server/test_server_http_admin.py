@@ -1,0 +1,69 @@
+"""Commands to a running bookie over HTTP."""
+
+from __future__ import annotations
+
+import aiohttp
+
+from bookie.formats.commands import Info
+from bookie.server.http import Administration, serve_http
+from bookie.server.readiness import Readiness
+from bookie.telemetry import Metrics
+
+
+class _Bookie:
+    """A bookie that only remembers its reasons."""
+
+    def __init__(self) -> None:
+        self.reasons: set[str] = set()
+
+    @property
+    def read_only(self) -> bool:
+        return bool(self.reasons)
+
+    def read_only_reasons(self) -> list[str]:
+        return sorted(self.reasons)
+
+    def set_read_only(self, reason: str, *, read_only: bool) -> None:
+        (self.reasons.add if read_only else self.reasons.discard)(reason)
+
+    async def info(self) -> Info:
+        return Info("b1", "c1", "0", self.read_only, 10, 5, 3)
+
+
+async def test_read_only_by_command_and_back() -> None:
+    """The switch holds until it is taken back, and the answer says why."""
+    administration, bookie = Administration(), _Bookie()
+    administration.bookie = bookie
+    async with (
+        serve_http(Metrics(), Readiness(), administration, host="127.0.0.1", port=0) as port,
+        aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session,
+    ):
+        async with session.put("/read-only", json={"read_only": True}) as response:
+            answer = await response.json()
+            assert (answer["read_only"], answer["read_only_reasons"]) == (True, ["command"])
+        assert bookie.read_only
+        async with session.put("/read-only", json={"read_only": False}) as response:
+            assert (await response.json())["read_only"] is False
+        async with session.get("/bookie") as response:
+            assert (await response.json())["ledgers"] == 3
+
+
+async def test_bad_commands_change_nothing() -> None:
+    """No JSON, a wrong body and a form are refused; without a bookie there is nobody to ask."""
+    administration, bookie = Administration(), _Bookie()
+    async with (
+        serve_http(Metrics(), Readiness(), administration, host="127.0.0.1", port=0) as port,
+        aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session,
+    ):
+        async with session.get("/bookie") as response:
+            assert response.status == 503
+        administration.bookie = bookie
+        async with session.put("/read-only", data={"read_only": "true"}) as response:
+            assert response.status == 403
+        for body in ({"read_only": 1}, {}, [True]):
+            async with session.put("/read-only", json=body) as response:
+                assert response.status == 400
+        json_type = {"Content-Type": "application/json"}
+        async with session.put("/read-only", data=b"\xff{", headers=json_type) as response:
+            assert response.status == 400
+    assert not bookie.read_only
