@@ -16,7 +16,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help setup run test-core test test-system soak lint types imports check format \
+.PHONY: help setup run test-core test test-system fault soak lint types imports check format \
 	proto proto-check lock docker clean
 
 help: ## list the verbs
@@ -75,8 +75,11 @@ test: $(VENV)/.test ## every test that needs nothing but PyPI
 test-system: $(VENV)/.test ## tests that need root or Debian packages (.ci/run installs them)
 	$(PYTEST) tests/system
 
+fault: $(VENV)/.test ## real processes, killed and stopped
+	$(PYTEST) tests/fault
+
 soak: $(VENV)/.test ## the same tests with their long counts; takes an hour or more
-	$(PYTEST) --hypothesis-profile=soak tests/unit tests/property
+	$(PYTEST) --hypothesis-profile=soak tests/unit tests/property tests/fault
 
 # ---- check it -------------------------------------------------------------------------------------
 
