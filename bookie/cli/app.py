@@ -122,23 +122,43 @@ def run(args: list[str] | None = None) -> int:
         outcome: Any = get_command(app)(args=args, prog_name="bookie", standalone_mode=False)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    except typer.Abort:
-        return _fail("interrupted", EXIT_FAILED)
-    except typer.TyperException as error:
-        return _fail_usage(error)
-    except ConfigurationError as error:
-        return _fail(str(error), EXIT_MISUSED)
-    except BookieError as error:
-        return _fail(str(error) or type(error).__name__, EXIT_FAILED)
-    except BrokenPipeError:
-        _abandon_stdout()
-        return EXIT_FAILED
-    except OSError as error:
-        return _fail(_describe_os_error(error), EXIT_FAILED)
+    except BaseExceptionGroup as group:
+        return _end(_first_of(group))
     except Exception as error:  # noqa: BLE001  (the command line's top level: never a traceback)
-        hint = f"set {DEBUG_VARIABLE}=1 to see where"
-        return _fail(f"internal error, {type(error).__name__}: {error} ({hint})", EXIT_FAILED)
+        return _end(error)
     return outcome if isinstance(outcome, int) else 0
+
+
+def _end(error: BaseException) -> int:
+    """Say what went wrong in one sentence; the exit status."""
+    match error:
+        case KeyboardInterrupt():
+            return EXIT_INTERRUPTED
+        case typer.Abort():
+            return _fail("nothing was done", EXIT_FAILED)
+        case typer.TyperException():
+            return _fail_usage(error)
+        case ConfigurationError():
+            return _fail(str(error), EXIT_MISUSED)
+        case BookieError():
+            return _fail(str(error) or type(error).__name__, EXIT_FAILED)
+        case BrokenPipeError():
+            _abandon_stdout()
+            return EXIT_FAILED
+        case OSError():
+            return _fail(_describe_os_error(error), EXIT_FAILED)
+        case _:
+            hint = f"set {DEBUG_VARIABLE}=1 to see where"
+            sentence = f"internal error, {type(error).__name__}: {error} ({hint})"
+            return _fail(sentence, EXIT_FAILED)
+
+
+def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first error in a group of tasks that failed together; the others follow from it."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 def main() -> NoReturn:
