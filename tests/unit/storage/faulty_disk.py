@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import threading
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,6 +84,7 @@ class FaultyFile:
         self._disk = disk
         self._file = file
         self.path = path
+        disk.opened(self)
 
     def pwritev(self, buffers: Sequence[Buffer], offset: int) -> int:
         """Write; a fault here leaves the first half written, as a real device may."""
@@ -148,6 +150,7 @@ class FaultyDisk:
         self._holds: list[Hold] = []
         self._unsynced: dict[str, list[_Overwritten]] = {}
         self._unsynced_names: dict[str, str] = {}
+        self._files: weakref.WeakSet[FaultyFile] = weakref.WeakSet()
 
     # --- for the test --------------------------------------------------------------------
 
@@ -209,6 +212,10 @@ class FaultyDisk:
         before = _Overwritten(offset, file.pread(size, offset), file.size())
         self._unsynced.setdefault(path, []).append(before)
 
+    def opened(self, file: FaultyFile) -> None:
+        """Follow the file when it is renamed."""
+        self._files.add(file)
+
     def synced(self, path: str) -> None:
         """Everything in the file is durable."""
         self._unsynced.pop(path, None)
@@ -236,6 +243,9 @@ class FaultyDisk:
         self._disk.rename(source, target)
         self._unsynced_names.pop(source, None)
         self._unsynced_names[target] = source
+        for file in self._files:
+            if file.path == source:
+                file.path = target
         if source in self._unsynced:
             self._unsynced[target] = self._unsynced.pop(source)
 

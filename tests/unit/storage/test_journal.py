@@ -1,0 +1,389 @@
+"""The journal thread's work, call by call: group commit, syncs, rolls, full and broken devices."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from bookie.env import ThreadWorkers
+from bookie.errors import DiskFullError
+from bookie.formats.blocks import FILE_HEADER_SIZE_BYTES, FileHeader, FileKind
+from bookie.formats.records import LacRecord, LinkRecord, encode_lac, parse_records
+from bookie.storage.files import create_file, read_header
+from bookie.storage.journal import (
+    BUFFERS_PER_BLOCK_MAX,
+    BlockDone,
+    JournalRequest,
+    JournalWriter,
+    Predecessor,
+    RequestKind,
+    journal_path,
+)
+from bookie.storage.scan import ScannedBlock, blocks
+from tests.unit.storage.faulty_disk import FaultyDisk
+from tests.unit.storage.machine import KIB, Machine
+
+FILE_BYTES = 64 * KIB
+
+
+class Journal:
+    """A writer on a small first file, what it posted, and what the files say."""
+
+    def __init__(self, root: Path, **changes: object) -> None:
+        self.machine = Machine(root)
+        self.machine.changes = {
+            "journal_file_bytes_max": FILE_BYTES,
+            "block_bytes_max": 16 * KIB,
+            **changes,
+        }
+        self.disk: FaultyDisk = self.machine.disk
+        self.disk.make_directory(str(self.machine.journal))
+        self.done: list[BlockDone] = []
+        self.reserve_released = 0
+        numbers: Iterator[int] = iter(range(2, 100))
+        self.writer = JournalWriter(
+            self.machine.environment(ThreadWorkers()),
+            self.machine.settings,
+            self.machine.metrics,
+            lambda: next(numbers),
+            self._release_reserve,
+        )
+        header = FileHeader(FileKind.JOURNAL, 1, b"n" * 16, 512)
+        file = create_file(self.disk, str(self.machine.journal), header, FILE_BYTES)
+        path = journal_path(str(self.machine.journal), 1)
+        self.mark = self.writer.start(
+            header, file, path, FILE_BYTES, Predecessor(77, b"p" * 16, 7777)
+        )
+        self.disk.calls.clear()
+
+    def _release_reserve(self) -> None:
+        self.reserve_released += 1
+
+    def handle(self, *items: JournalRequest) -> None:
+        """What the thread does with everything it found in its queue."""
+        self.writer.handle(list(items), self.done.append)
+
+    def scan(self, number: int) -> list[ScannedBlock]:
+        """The valid blocks of a file."""
+        file = self.disk.open(journal_path(str(self.machine.journal), number))
+        return list(blocks(file, read_header(file), FILE_HEADER_SIZE_BYTES, 0))
+
+    def size(self, number: int) -> int:
+        """The size of a file."""
+        return Path(journal_path(str(self.machine.journal), number)).stat().st_size
+
+
+@pytest.fixture(name="journal")
+def _journal(tmp_path: Path) -> Iterator[Journal]:
+    journal = Journal(tmp_path)
+    yield journal
+    journal.disk.heal()
+    journal.writer.close()
+
+
+def ignore(request: JournalRequest) -> None:
+    """Nobody waits."""
+
+
+def append(
+    size: int = 100, *, synced: bool = True, essential: bool = False, ledger_id: int = 7
+) -> JournalRequest:
+    """One record of `size` bytes with its header."""
+    data = encode_lac(ledger_id, bytes(size - len(encode_lac(ledger_id, b""))))
+    return JournalRequest(
+        RequestKind.APPEND,
+        ignore,
+        [data],
+        len(data),
+        1,
+        synced=synced,
+        essential=essential,
+    )
+
+
+def ask(kind: RequestKind) -> JournalRequest:
+    """A request without records."""
+    return JournalRequest(kind, ignore)
+
+
+def io_calls(disk: FaultyDisk) -> list[str]:
+    """The writes and syncs of journal files, in order."""
+    return [call.name for call in disk.calls if call.name in ("pwritev", "fdatasync")]
+
+
+def test_everything_that_is_queued_is_one_block_one_write_one_sync(journal: Journal) -> None:
+    """And one completion, with the requests in the order in which they came."""
+    requests = [append(100 + i, ledger_id=i) for i in range(50)]
+    journal.handle(*requests)
+    assert io_calls(journal.disk) == ["pwritev", "fdatasync"]
+    (done,) = journal.done
+    assert done.requests == requests
+    (block,) = journal.scan(1)
+    records = [record for _, record in parse_records(memoryview(block.body), 51)]
+    assert isinstance(records[0], LinkRecord)
+    assert [r.ledger_id for r in records[1:] if isinstance(r, LacRecord)] == list(range(50))
+
+
+def test_each_request_learns_where_its_records_stand(journal: Journal) -> None:
+    """File number and offset lead back to the same bytes, in every block of every file."""
+    requests = [append(1000 + i, ledger_id=i) for i in range(200)]
+    for start in range(0, 200, 9):
+        journal.handle(*requests[start : start + 9])
+    assert {request.file_number for request in requests} == {1, 2, 3, 4}
+    for request in requests:
+        path = journal_path(str(journal.machine.journal), request.file_number)
+        data = journal.disk.open(path).pread(request.size_bytes, request.offset)
+        assert data == b"".join(request.buffers)
+
+
+def test_blocks_end_at_their_limits(journal: Journal) -> None:
+    """Bytes and buffers; a single request above the limit is a block of its own."""
+    journal.handle(*[append(6000) for _ in range(6)])
+    assert [len(done.requests) for done in journal.done] == [2, 2, 2]
+    journal.done.clear()
+    journal.handle(append(100), append(20 * KIB), append(100))
+    assert [len(done.requests) for done in journal.done] == [1, 1, 1]
+
+
+def test_a_block_has_no_more_buffers_than_one_write_takes(tmp_path: Path) -> None:
+    """So that it stays one system call."""
+    journal = Journal(tmp_path, block_bytes_max=FILE_BYTES)
+    journal.handle(*[append(20) for _ in range(BUFFERS_PER_BLOCK_MAX + 1)])
+    assert [len(done.requests) for done in journal.done] == [BUFFERS_PER_BLOCK_MAX, 1]
+    journal.writer.close()
+
+
+def test_a_barrier_ends_its_block_which_is_synced(journal: Journal) -> None:
+    """The mark is the block's end, even if the block holds deferred adds only."""
+    barrier = ask(RequestKind.BARRIER)
+    journal.handle(append(synced=False), barrier, append(synced=False))
+    assert [len(done.requests) for done in journal.done] == [2, 1]
+    assert io_calls(journal.disk) == ["pwritev", "fdatasync", "pwritev"]
+    first, second = journal.scan(1)
+    assert barrier.mark is not None
+    assert barrier.mark.offset == first.end == second.offset
+    assert barrier.mark.sequence == first.header.sequence
+    assert barrier.mark.nonce == b"n" * 16
+
+
+def test_a_barrier_of_an_idle_journal_marks_its_end(journal: Journal) -> None:
+    """Nothing is written for it."""
+    barrier = ask(RequestKind.BARRIER)
+    journal.handle(barrier)
+    assert barrier.mark == journal.mark
+    assert io_calls(journal.disk) == []
+
+
+def test_deferred_adds_alone_are_not_synced(journal: Journal) -> None:
+    """With any synced record in the block, they are; a force makes up for all of them."""
+    journal.handle(append(synced=False), append(synced=False))
+    assert io_calls(journal.disk) == ["pwritev"]
+    journal.handle(append(synced=False), append(synced=True))
+    assert io_calls(journal.disk) == ["pwritev", "pwritev", "fdatasync"]
+    journal.handle(ask(RequestKind.FORCE))
+    assert io_calls(journal.disk)[3:] == [], "all is durable already"
+    journal.handle(append(synced=False))
+    journal.handle(ask(RequestKind.FORCE))
+    assert io_calls(journal.disk)[3:] == ["pwritev", "fdatasync"]
+
+
+def test_durable_upto_moves_only_with_a_sync(journal: Journal) -> None:
+    """Each block says how far the file had been synced when it was written."""
+    journal.handle(append(synced=False))
+    journal.handle(append(synced=False))
+    journal.handle(append())
+    journal.handle(append())
+    one, two, three, four = journal.scan(1)
+    assert one.header.durable_upto == FILE_HEADER_SIZE_BYTES
+    assert two.header.durable_upto == FILE_HEADER_SIZE_BYTES
+    assert three.header.durable_upto == FILE_HEADER_SIZE_BYTES
+    assert four.header.durable_upto == three.end == four.offset
+
+
+def test_an_idle_journal_vouches_for_its_last_block(journal: Journal) -> None:
+    """The empty block says that everything before it is durable, and is durable itself."""
+    journal.handle(append(synced=False))
+    journal.disk.calls.clear()
+    journal.handle(ask(RequestKind.VOUCH))
+    assert io_calls(journal.disk) == ["fdatasync", "pwritev", "fdatasync"]
+    data, vouching = journal.scan(1)
+    assert vouching.header.durable_upto == data.end
+    assert (vouching.header.record_count, vouching.body) == (0, b"")
+
+
+def test_blocks_stand_at_boundaries_and_sequences_rise(tmp_path: Path) -> None:
+    """At 4096 bytes as at 512, also across files."""
+    journal = Journal(tmp_path, block_alignment_bytes=4096)
+    for _ in range(40):
+        journal.handle(append(3000))
+    journal.writer.close()
+    found = [block for number in (1, 2, 3) for block in journal.scan(number)]
+    assert [block.header.sequence for block in found] == list(range(1, 41))
+    assert {block.offset % 512 for block in found} == {0}
+    later = [block for number in (2, 3) for block in journal.scan(number)]
+    assert {block.offset % 512 for block in later} == {0}
+
+
+def test_a_roll_syncs_the_old_file_before_the_new_one_takes_a_record(journal: Journal) -> None:
+    """The new file is durable first, name and header; the old one is cut to its end."""
+    while not journal.done or journal.done[-1].created == ():
+        journal.handle(append(9000, synced=False))
+    assert journal.done[-1].created == ((2, journal_path(str(journal.machine.journal), 2)),)
+    (rolled,) = journal.done[-1].rolled
+    assert rolled.number == 1
+    old_blocks = journal.scan(1)
+    assert rolled.end_offset == old_blocks[-1].end == journal.size(1)
+
+    calls = [
+        (call.name, Path(call.path).name)
+        for call in journal.disk.calls
+        if call.name not in ("open", "pread", "close")
+    ]
+    start = calls.index(("create", "00000002.journal.tmp"))
+    assert calls[start:] == [
+        ("create", "00000002.journal.tmp"),
+        ("pwritev", "00000002.journal.tmp"),
+        ("fdatasync", "00000002.journal.tmp"),
+        ("rename", "00000002.journal"),
+        ("sync_directory", journal.machine.journal.name),
+        ("fdatasync", "00000001.journal"),
+        ("truncate", "00000001.journal"),
+        ("pwritev", "00000002.journal"),
+    ]
+
+    (first,) = journal.scan(2)
+    link = next(record for _, record in parse_records(memoryview(first.body), 2))
+    assert link == LinkRecord(1, b"n" * 16, rolled.end_offset)
+
+
+def test_the_first_block_names_the_predecessor_that_boot_found(journal: Journal) -> None:
+    """And only the first block does."""
+    journal.handle(append())
+    journal.handle(append())
+    first, second = journal.scan(1)
+    (_, link), _ = parse_records(memoryview(first.body), 2)
+    assert link == LinkRecord(77, b"p" * 16, 7777)
+    assert second.header.record_count == 1
+
+
+def fill(journal: Journal) -> None:
+    """Up to the point where 9000 bytes do not fit any more."""
+    while journal.writer.current.end + 10 * KIB <= FILE_BYTES:
+        journal.handle(append(9000))
+    journal.done.clear()
+
+
+def test_a_full_device_refuses_plain_records_and_nothing_else(journal: Journal) -> None:
+    """What has no bytes, or is essential and fits, goes through; the refused are not written."""
+    fill(journal)
+    journal.disk.fail("create", ".journal", errno.ENOSPC, times=99)
+    plain, fence, barrier, force = (
+        append(9000),
+        append(200, essential=True),
+        ask(RequestKind.BARRIER),
+        ask(RequestKind.FORCE),
+    )
+    journal.handle(plain, fence, force, barrier)
+    (done,) = journal.done
+    assert done.requests == [plain, fence, force, barrier]
+    assert isinstance(plain.error, DiskFullError)
+    assert (fence.error, force.error, barrier.error) == (None, None, None)
+    assert journal.reserve_released == 0
+    last = journal.scan(1)[-1]
+    assert last.header.record_count == 1
+    assert fence.offset == last.body_offset
+    assert barrier.mark is not None
+    assert barrier.mark.offset == last.end
+    assert list(journal.machine.journal.glob("*.tmp")) == []
+
+
+def test_essential_records_take_the_reserve(journal: Journal) -> None:
+    """Fences and recovery adds go on in a small file made of it."""
+    fill(journal)
+    journal.disk.fail("create", ".journal", errno.ENOSPC)
+    plain, essential = append(5000), append(9000, essential=True)
+    journal.handle(plain, essential)
+    assert isinstance(plain.error, DiskFullError)
+    assert essential.error is None
+    assert journal.reserve_released == 1
+    assert essential.file_number == journal.writer.current.header.number != 1
+    (block,) = journal.scan(essential.file_number)
+    assert block.header.record_count == 2
+
+
+def test_without_reserve_even_essential_records_are_refused(journal: Journal) -> None:
+    """Nobody is told that a fence is durable which is not."""
+    fill(journal)
+    journal.disk.fail("create", ".journal", errno.ENOSPC, times=99)
+    fence, force = append(9000, essential=True), ask(RequestKind.FORCE)
+    journal.handle(fence, force)
+    assert isinstance(fence.error, DiskFullError)
+    assert force.error is None
+
+
+def test_a_full_device_that_has_room_again_takes_records(journal: Journal) -> None:
+    """The refusal was of that request, not of the journal."""
+    fill(journal)
+    journal.disk.fail("create", ".journal", errno.ENOSPC)
+    journal.handle(append(9000))
+    accepted = append(9000)
+    journal.handle(accepted)
+    assert accepted.error is None
+    assert accepted.file_number == journal.writer.current.header.number != 1
+
+
+@pytest.mark.parametrize(
+    ("call", "part", "number"),
+    [
+        ("pwritev", "00000001.journal", errno.EIO),
+        ("pwritev", "00000001.journal", errno.ENOSPC),
+        ("fdatasync", "00000001.journal", errno.EIO),
+    ],
+)
+def test_a_failed_write_or_sync_ends_the_thread_and_is_not_retried(
+    journal: Journal, call: str, part: str, number: int
+) -> None:
+    """Nothing is handed back, nothing is written after it, even if it would succeed."""
+    journal.handle(append())
+    journal.done.clear()
+    journal.disk.fail(call, part, number)
+    with pytest.raises(OSError, match=r"\[Errno"):
+        journal.handle(append(), append())
+    assert journal.done == []
+
+
+@pytest.mark.parametrize(
+    "break_it",
+    [
+        lambda disk: disk.fail("create", ".journal.tmp", errno.EIO),
+        lambda disk: disk.fail("pwritev", ".journal.tmp", errno.EIO),
+        lambda disk: disk.fail("fdatasync", ".journal.tmp", errno.EIO),
+        lambda disk: disk.fail("rename", ".journal", errno.EIO),
+        lambda disk: disk.fail("sync_directory", "", errno.EIO),
+        lambda disk: disk.fail("fdatasync", "00000001.journal", errno.EIO),
+        lambda disk: disk.fail("truncate", "00000001.journal", errno.EIO),
+    ],
+)
+def test_a_roll_that_fails_acknowledges_nothing(
+    journal: Journal, break_it: Callable[[FaultyDisk], object]
+) -> None:
+    """Whatever step of it fails."""
+    fill(journal)
+    journal.handle(append(synced=False))
+    journal.done.clear()
+    break_it(journal.disk)
+    with pytest.raises(OSError, match=r"\[Errno"):
+        journal.handle(append(9000))
+    assert journal.done == []
+
+
+def test_closing_gives_back_what_was_never_used(journal: Journal) -> None:
+    """The file ends with its last block."""
+    journal.handle(append())
+    end = journal.writer.current.end
+    assert journal.size(1) == FILE_BYTES
+    journal.writer.close()
+    assert journal.size(1) == end
