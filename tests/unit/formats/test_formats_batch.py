@@ -217,3 +217,12 @@ def test_check_headers_refuses_foreign_packets() -> None:
         check_headers(batch_of([3], lac=3))
     with pytest.raises(BadRequestError, match="entry 4 carries the last add confirmed -2"):
         check_headers(EntryBatch.merge([batch_of([3]), batch_of([4], lac=-2)]))
+
+
+def test_check_headers_refuses_a_foreign_lone_packet() -> None:
+    """A batch of one is checked by another path, to the same answers."""
+    lone = batch_of([3])
+    with pytest.raises(BadRequestError, match="a packet of ledger 7 came in a batch of ledger 8"):
+        check_headers(EntryBatch(8, 3, None, lone.sizes, lone.payload))
+    with pytest.raises(BadRequestError, match="the packet of entry 3 came as entry 4"):
+        check_headers(EntryBatch(7, 4, None, lone.sizes, lone.payload))
