@@ -25,10 +25,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from bookie.api import BookKeeper, connect
 from rich.console import Console
 from rich.table import Table
 
-from bookie.api import BookKeeper, connect
 from bookie.cluster.instance import initialize_cluster
 from bookie.env import PosixDisk
 from bookie.metadata.connect import open_store

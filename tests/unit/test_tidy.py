@@ -34,7 +34,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "pydantic": ("config/",),
     "structlog": ("telemetry.py",),
     "prometheus_client": ("telemetry.py",),
-    "aiohttp": ("server/",),
+    "aiohttp": ("server/", "cli/node.py"),
     "typer": ("cli/",),
     "rich": ("cli/",),
     "uvloop": ("server/", "cli/"),
