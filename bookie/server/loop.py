@@ -1,7 +1,8 @@
-"""The event loop of the daemon and of clients that move data: uvloop.
+"""The event loop of the daemon and of clients that move data: uvloop, and memory that stays.
 
 Measured with batches of 64 entries of 1 KB on 2 cores: one and a half to three times the
-throughput of asyncio's own loop, and a third of its 99th percentile.
+throughput of asyncio's own loop, and a third of its 99th percentile. What `keep_freed_memory` is
+worth stands with it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from typing import TypeVar
+
+from bookie.env.allocator import keep_freed_memory
 
 T = TypeVar("T")
 
@@ -20,5 +23,6 @@ def run(main: Coroutine[object, object, T]) -> T:
     """
     import uvloop
 
+    keep_freed_memory()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(main)

@@ -30,6 +30,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # it has an opinion about each
 import crc32c
 import uvloop
 
+from bookie.env.allocator import keep_freed_memory
 from bookie.errors import BookieError
 from bookie.formats.entry import pack_batch
 from bookie.ids import Status
@@ -244,6 +245,7 @@ async def measure(kinds: Sequence[str], seconds: float, loop_name: str) -> Async
 
 async def main(arguments: argparse.Namespace) -> None:
     """Print the table."""
+    keep_freed_memory()
     async for figure in measure(arguments.kinds, arguments.seconds, arguments.loop):
         if arguments.json:
             print(json.dumps(asdict(figure)), flush=True)

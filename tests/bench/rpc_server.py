@@ -20,6 +20,7 @@ import uvloop
 from grpc import aio
 
 from bookie.config import RpcSettings
+from bookie.env.allocator import keep_freed_memory
 from bookie.formats.batch import EntryBatch
 from bookie.ids import Status
 from bookie.node.commands import AddCommand, ReadCommand, ReadReply, Reply
@@ -92,6 +93,7 @@ async def echo() -> AsyncIterator[int]:
 
 async def main(kind: str, directory: Path) -> None:
     """Serve until standard input ends."""
+    keep_freed_memory()
     metrics = Metrics()
     async with AsyncExitStack() as stack:
         if kind == "echo":
