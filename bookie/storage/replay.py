@@ -29,7 +29,6 @@ from bookie.formats.blocks import (
     encode_block_header,
     padding,
 )
-from bookie.formats.entry import lac_packet_ids
 from bookie.formats.index_rows import LedgerIndexRow, Mark
 from bookie.formats.records import (
     DeletedRecord,
@@ -257,9 +256,7 @@ class Replay:
                 if isinstance(record, FenceRecord):
                     state.fenced = state.fence_durable = True
             case LacRecord():
-                state.lac_packet = record.packet
-                lac = lac_packet_ids(record.packet).last_add_confirmed
-                state.max_lac = max(state.max_lac, lac)
+                state.take_lac(record.packet)
             case DeletedRecord():
                 state.deleted_at_ms = record.deleted_at_ms
             case LimboRecord():
