@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from bookie.env import Failpoints
-from bookie.errors import BookieError
+from bookie.errors import BookieError, DiskFullError
 from bookie.formats.batch import EntryBatch
 from bookie.formats.commands import Reply
 from bookie.formats.records import (
@@ -108,7 +108,7 @@ class Admission:
         request = self._request(state, key)
         self._put(request, encode_lac(state.ledger_id, packet))
         request.synced = False
-        request.complete = _ignore
+        request.complete = _LacDone(state)
         state.take_lac(packet)
         self.mark_dirty(state)
         self.submit(request)
@@ -119,14 +119,15 @@ class Admission:
             done: Waiter = self.loop.create_future()
             done.set_result(OK)
             return done
+        waiter: Waiter = self.loop.create_future()
         if state.fence_queued:
-            # The record is in the queue before us: durable when everything so far is.
-            return self.force()
+            # The record is in the queue before us: what became of it is known when we are done.
+            self.submit(JournalRequest(RequestKind.FORCE, _FencedBefore(state, waiter)))
+            return waiter
         request = self._request(state, key, essential=True)
         self._put(request, encode_fence(state.ledger_id, state.key_digest or b""))
         state.fenced = state.fence_queued = True
         self.mark_dirty(state)
-        waiter: Waiter = self.loop.create_future()
         request.complete = _FenceDone(state, waiter, self.failpoints)
         self.submit(request)
         return waiter
@@ -137,7 +138,7 @@ class Admission:
         self._put(request, encode_deleted(state.ledger_id, deleted_at_ms))
         state.deleted_at_ms = deleted_at_ms
         self.mark_dirty(state)
-        return self._submit_and_wait(request)
+        return self._submit_and_wait(request, state)
 
     def set_limbo(self, state: LedgerState, *, in_limbo: bool) -> Waiter:
         """Enter (and fence) or leave limbo; the waiter says OK once that is durable."""
@@ -147,16 +148,18 @@ class Admission:
         if in_limbo:
             state.fenced = True
         self.mark_dirty(state)
-        return self._submit_and_wait(request)
+        return self._submit_and_wait(request, state)
 
     def force(self) -> Waiter:
         """The waiter says OK once everything accepted so far is durable."""
         return self._submit_and_wait(JournalRequest(RequestKind.FORCE, _ignore))
 
-    def _submit_and_wait(self, request: JournalRequest) -> Waiter:
+    def _submit_and_wait(self, request: JournalRequest, state: LedgerState | None = None) -> Waiter:
         waiter: Waiter = self.loop.create_future()
 
         def complete(done: JournalRequest) -> None:
+            if state is not None:
+                _introduced(state, done)
             _resolve(waiter, done.error)
 
         request.complete = complete
@@ -166,16 +169,15 @@ class Admission:
     def _request(
         self, state: LedgerState, key: bytes | None, *, essential: bool = False
     ) -> JournalRequest:
-        """A request for the ledger; at first sight it begins with the ledger and its key."""
+        """A request for the ledger; it begins with the ledger and its key until one was stored."""
         request = JournalRequest(RequestKind.APPEND, _ignore, essential=essential)
         state.exists = True
         if key is not None and state.key_digest is None:
             state.adopt_key(key)
             state.journaled = False
-        if not state.journaled:
-            state.journaled = True
-            if state.key_digest is not None:
-                self._put(request, encode_ledger(state.ledger_id, state.key_digest))
+        if not state.journaled and state.key_digest is not None:
+            request.introduces = True
+            self._put(request, encode_ledger(state.ledger_id, state.key_digest))
         return request
 
     def _put(self, request: JournalRequest, head: bytes, *rest: bytes | memoryview) -> None:
@@ -208,10 +210,11 @@ class _AddDone:
     def __call__(self, request: JournalRequest) -> None:
         if request.error is not None:
             self.runs.refused(self.run)
-            # The request also carried the first sight of the ledger; it has to come again.
-            self.state.journaled = False
             self.state.bounds_uncertain = True
+            # Whoever found these bytes stored, and waits for them, has to look again.
+            self.state.comparisons += 1
         else:
+            _introduced(self.state, request)
             self.runs.written(self.run, request.file_number, request.offset + self.delta)
             self.failpoints.hit("add.before_ack")
         _resolve(self.waiter, request.error)
@@ -230,9 +233,44 @@ class _FenceDone:
     def __call__(self, request: JournalRequest) -> None:
         self.state.fence_queued = False
         if request.error is None:
+            _introduced(self.state, request)
             self.state.fence_durable = True
             self.failpoints.hit("fence.before_ack")
         _resolve(self.waiter, request.error)
+
+
+class _FencedBefore:
+    """Completes a fence that found another one in the queue, with what became of that one."""
+
+    __slots__ = ("state", "waiter")
+
+    def __init__(self, state: LedgerState, waiter: Waiter) -> None:
+        self.state = state
+        self.waiter = waiter
+
+    def __call__(self, request: JournalRequest) -> None:
+        error = request.error
+        if error is None and not self.state.fence_durable:
+            error = DiskFullError("the journal had no room for the fence")
+        _resolve(self.waiter, error)
+
+
+class _LacDone:
+    """Completes an explicit LAC, for which nobody waits."""
+
+    __slots__ = ("state",)
+
+    def __init__(self, state: LedgerState) -> None:
+        self.state = state
+
+    def __call__(self, request: JournalRequest) -> None:
+        _introduced(self.state, request)
+
+
+def _introduced(state: LedgerState, request: JournalRequest) -> None:
+    """The journal has the ledger's key, if this request brought it and was not refused."""
+    if request.introduces and request.error is None:
+        state.journaled = True
 
 
 def _ignore(request: JournalRequest) -> None:

@@ -207,8 +207,12 @@ class Engine:
                     f"between {batch.first_entry_id} and {batch.last_entry_id}",
                 )
             if not missing:
-                # All of it is in the journal queue or beyond: wait for its durability.
-                return await self.admission.force()
+                # All of it is in the journal queue or beyond: wait for its durability. If the
+                # journal refused it meanwhile, there is something missing after all.
+                outcome = await self.admission.force()
+                if outcome.status is Status.OK and state.comparisons != before[0]:
+                    continue
+                return outcome
             return await self.admission.add(
                 state,
                 batch,

@@ -80,6 +80,8 @@ class JournalRequest:
     synced: bool = True
     essential: bool = False
     """Fences and recovery adds: they may use the reserve of a full device."""
+    introduces: bool = False
+    """Whether it begins with the LEDGER record of its ledger."""
     submitted_at: float = 0.0
     file_number: int = 0
     offset: int = 0

@@ -52,7 +52,7 @@ class LedgerState:
         self.exists = row is not None
         """Whether this bookie ever stored anything about the ledger."""
         self.journaled = row is not None
-        """Whether the ledger and its key are in the journal or the index."""
+        """Whether the ledger and its key, if it has one, are in the journal or the index."""
         self.fenced = known.fenced
         self.fence_durable = known.fenced
         """Whether the fence is known to survive a crash."""
@@ -70,7 +70,7 @@ class LedgerState:
         self.bounds_uncertain = False
         """Whether `last_entry_id` may be too high, because the journal refused an add."""
         self.comparisons = 0
-        """Accepted requests that touched ids at or below `last_entry_id`."""
+        """Requests that touched ids at or below `last_entry_id`, accepted or refused later."""
         self.users = 0
         """Requests that hold this state across an await."""
         self._key: bytes | None = None

@@ -228,6 +228,15 @@ def batch(
     return EntryBatch.merge(pieces)
 
 
+async def until(condition: Callable[[], object]) -> None:
+    """Let the event loop run until `condition` holds."""
+    for _ in range(100_000):
+        if condition():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("it never came true")
+
+
 async def start_add(
     engine: Engine,
     entries: EntryBatch,
