@@ -1,0 +1,304 @@
+"""The public surface: connect to a cluster, create, open, list and delete ledgers.
+
+::
+
+    async with connect("local:///var/lib/bookie/metadata") as bk:
+        async with await bk.create_ledger() as writer:
+            entry_id = await writer.append(b"...")
+        reader = await bk.open_ledger(writer.ledger_id)
+        async for entry in reader.read():
+            print(entry.entry_id, entry.payload)
+
+Everything runs in the event loop that entered `connect`. Any loop will do; uvloop is faster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import random
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Self
+
+from bookie.client.pool import BookiePool
+from bookie.client.reader import ReaderHandle
+from bookie.client.recovery import recover_ledger
+from bookie.client.writer import WriterHandle
+from bookie.cluster.directory import BookieDirectory
+from bookie.cluster.instance import read_instance_id
+from bookie.cluster.ledger_ids import LedgerIdGenerator
+from bookie.cluster.ledgers import LedgerManager
+from bookie.config import ClientSettings, RpcSettings, load_settings
+from bookie.errors import (
+    BadRequestError,
+    ClientClosedError,
+    LedgerExistsError,
+    UnauthorizedError,
+)
+from bookie.formats.digest import DigestType, derive_key
+from bookie.formats.entry import Entry
+from bookie.formats.ledger_metadata import Fragment, LedgerMetadata, LedgerState, Versioned
+from bookie.formats.registration import Registration
+from bookie.metadata.connect import SESSION_TIMEOUT_SECONDS, open_store
+from bookie.protocol.placement import choose_ensemble
+from bookie.protocol.quorum import Quorum
+
+__all__ = [
+    "BookKeeper",
+    "Entry",
+    "LedgerMetadata",
+    "ReaderHandle",
+    "WriterHandle",
+    "connect",
+]
+
+CREATE_ATTEMPTS_MAX = 10
+"""Ids tried for a new ledger, should ids be taken by ledgers that were given theirs by hand."""
+
+
+def connect(
+    metadata_uri: str,
+    *,
+    session_timeout_seconds: float = SESSION_TIMEOUT_SECONDS,
+    rpc: RpcSettings | None = None,
+    **settings: float | str,
+) -> BookKeeper:
+    """A client of the cluster whose metadata is at `metadata_uri`; enter it to connect.
+
+    Args:
+        metadata_uri: ``local:///directory`` or ``memory://name``.
+        session_timeout_seconds: of the session with the metadata store.
+        rpc: message sizes and keepalive; those of the bookies, if they differ from the default.
+        settings: of the section ``[client]``, such as ``add_timeout_seconds=10``.
+
+    Raises:
+        ConfigurationError: a setting or the URI is wrong. Entering the client may raise it, too.
+    """
+    given = {f"client.{key}": str(value) for key, value in settings.items()}
+    client = load_settings(None, given, environment={}).client
+    return BookKeeper(
+        metadata_uri, client, rpc or RpcSettings(), session_timeout_seconds=session_timeout_seconds
+    )
+
+
+class BookKeeper:
+    """A client of one cluster: an async context manager, made by `connect`.
+
+    At the end of the context all connections are closed. Writers that were not closed are
+    abandoned: their ledgers stay open until somebody recovers them, and appends that still wait
+    raise ClientClosedError with an unknown outcome.
+    """
+
+    def __init__(
+        self,
+        metadata_uri: str,
+        settings: ClientSettings,
+        rpc: RpcSettings,
+        *,
+        session_timeout_seconds: float,
+    ) -> None:
+        self._metadata_uri = metadata_uri
+        self._session_timeout_seconds = session_timeout_seconds
+        self._settings = settings
+        self._rpc = rpc
+        self._tasks = asyncio.TaskGroup()
+        self._resources = AsyncExitStack()
+        self._entered: _Entered | None = None
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            store = await stack.enter_async_context(
+                open_store(
+                    self._metadata_uri, session_timeout_seconds=self._session_timeout_seconds
+                )
+            )
+            instance_id = await read_instance_id(store)
+            directory = await stack.enter_async_context(BookieDirectory(store))
+            await self._tasks.__aenter__()
+            pool = BookiePool(directory, instance_id, self._tasks, self._settings, self._rpc)
+            self._entered = _Entered(
+                instance_id, directory, pool, LedgerManager(store), LedgerIdGenerator(store)
+            )
+            self._resources = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        entered, self._entered = self._entered, None
+        assert entered is not None
+        try:
+            await entered.pool.aclose()
+        finally:
+            try:
+                # The body's own error passes by the group, which would wrap it.
+                await self._tasks.__aexit__(None, None, None)
+            finally:
+                await self._resources.aclose()
+
+    @property
+    def instance_id(self) -> str:
+        """The id of the cluster."""
+        return self._connected.instance_id
+
+    def bookies(self) -> Mapping[str, Registration]:
+        """The registered bookies by id, read-only ones included, as of now."""
+        return self._connected.directory.all()
+
+    async def create_ledger(
+        self,
+        *,
+        ensemble_size: int = 3,
+        write_quorum_size: int = 3,
+        ack_quorum_size: int = 2,
+        password: bytes = b"",
+        digest_type: str | DigestType = "crc32c",
+        custom_metadata: Mapping[str, bytes] | None = None,
+        ledger_id: int | None = None,
+        deferred_sync: bool = False,
+    ) -> WriterHandle:
+        """Create a ledger and return its writer, the only one it will ever have.
+
+        Args:
+            ensemble_size: bookies that the ledger is spread over.
+            write_quorum_size: bookies that each entry is written to.
+            ack_quorum_size: bookies that must have stored an entry before `append` returns.
+            password: admits readers and recovery; stored as a derived key only.
+            digest_type: ``crc32c``, ``crc32``, ``hmac`` or ``dummy``.
+            custom_metadata: kept with the ledger, for the user.
+            ledger_id: a free id; None takes a fresh one.
+            deferred_sync: `append` returns before entries are durable; `force` makes them so.
+
+        Raises:
+            NotEnoughBookiesError: fewer writable bookies than `ensemble_size`.
+            LedgerExistsError: `ledger_id` is taken.
+            BadRequestError: sizes or digest type are wrong.
+            MetadataError: the metadata store failed; a ledger may have been created.
+        """
+        entered = self._connected
+        Quorum(ensemble_size, write_quorum_size, ack_quorum_size)
+        bookies = choose_ensemble(
+            entered.directory.bookies(), ensemble_size, pick=random.SystemRandom().randrange
+        )
+        metadata = LedgerMetadata(
+            ledger_id=0,
+            ensemble_size=ensemble_size,
+            write_quorum_size=write_quorum_size,
+            ack_quorum_size=ack_quorum_size,
+            state=LedgerState.OPEN,
+            fragments=(Fragment(0, bookies),),
+            digest_type=_digest_type(digest_type),
+            password_key=derive_key(password),
+            ctime_ms=time.time_ns() // 1_000_000,
+            custom_metadata=dict(custom_metadata or {}),
+        )
+        created = await _create(entered, metadata, ledger_id)
+        writer = WriterHandle(created, entered.pool, entered.ledgers, deferred_sync=deferred_sync)
+        writer.start()
+        return writer
+
+    async def open_ledger(
+        self, ledger_id: int, *, password: bytes = b"", recover: bool = False
+    ) -> ReaderHandle:
+        """Open a ledger for reading.
+
+        Without `recover` nothing is disturbed: an open ledger is read up to its last add confirmed,
+        and can be followed. With `recover` the ledger is taken from its writer and closed where it
+        ends: every entry that was acknowledged is in it, and the writer gets LedgerFencedError.
+
+        Raises:
+            NoSuchLedgerError: it does not exist.
+            UnauthorizedError: the password is wrong.
+            NotEnoughBookiesError: too few bookies answered to tell where the ledger ends.
+            LedgerRecoveryError: likewise, while recovering; it may be tried again.
+            MetadataError: the metadata store failed.
+        """
+        entered = self._connected
+        found = await entered.ledgers.read(ledger_id)
+        key = derive_key(password)
+        if not hmac.compare_digest(key, found.value.password_key):
+            raise UnauthorizedError(f"the password of ledger {ledger_id} is another one")
+        if recover:
+            found = await recover_ledger(found, entered.pool, entered.ledgers)
+        reader = ReaderHandle(found, entered.pool, entered.ledgers)
+        if not reader.is_closed:
+            await reader.refresh()
+        return reader
+
+    async def delete_ledger(self, ledger_id: int) -> None:
+        """Delete a ledger: it can never be opened again, and bookies give its space back later.
+
+        A writer or reader of it is not warned, and fails when it next asks.
+
+        Raises:
+            NoSuchLedgerError: it does not exist.
+            MetadataError: the metadata store failed; unknown whether it was deleted.
+        """
+        await self._connected.ledgers.delete(ledger_id)
+
+    async def list_ledgers(self, *, after: int = -1) -> AsyncIterator[int]:
+        """The ids above `after` of all ledgers, ascending; complete, or it raises.
+
+        Raises:
+            MetadataError: the metadata store failed.
+        """
+        async for ledger_id in self._connected.ledgers.list_ids(after):
+            yield ledger_id
+
+    async def ledger_metadata(self, ledger_id: int) -> LedgerMetadata:
+        """The metadata of a ledger as of now.
+
+        Raises:
+            NoSuchLedgerError: it does not exist.
+            MetadataError: the metadata store failed.
+        """
+        return (await self._connected.ledgers.read(ledger_id)).value
+
+    @property
+    def _connected(self) -> _Entered:
+        if self._entered is None:
+            raise ClientClosedError("the client is not connected; use it as `async with`")
+        return self._entered
+
+
+@dataclass(frozen=True, slots=True)
+class _Entered:
+    """What a client has while it is connected."""
+
+    instance_id: str
+    directory: BookieDirectory
+    pool: BookiePool
+    ledgers: LedgerManager
+    ids: LedgerIdGenerator
+
+
+async def _create(
+    entered: _Entered, metadata: LedgerMetadata, ledger_id: int | None
+) -> Versioned[LedgerMetadata]:
+    """Store new metadata, under a given id or a fresh one."""
+    if ledger_id is not None:
+        return await entered.ledgers.create(replace(metadata, ledger_id=ledger_id))
+    for _ in range(CREATE_ATTEMPTS_MAX):
+        fresh = replace(metadata, ledger_id=await entered.ids.next())
+        try:
+            return await entered.ledgers.create(fresh)
+        except LedgerExistsError:
+            continue  # somebody chose this id by hand
+    raise LedgerExistsError(f"{CREATE_ATTEMPTS_MAX} fresh ledger ids in a row were taken")
+
+
+def _digest_type(named: str | DigestType) -> DigestType:
+    if isinstance(named, DigestType):
+        return named
+    try:
+        return DigestType[named.upper()]
+    except KeyError:
+        names = ", ".join(digest_type.name.lower() for digest_type in DigestType)
+        raise BadRequestError(f"{named!r} is no digest type; there are {names}") from None

@@ -1,0 +1,131 @@
+"""Appends on their way into batches: payloads in id order, and who waits for them.
+
+Payloads collect in a **group** until it is full (entries or bytes) or taken. So appends that are
+made in one turn of the event loop, or while earlier batches are on their way, travel together, and
+cutting a batch costs nothing per entry. Ids are given here, when an append is made.
+"""
+
+from __future__ import annotations
+
+from asyncio import Future
+from collections import deque
+from collections.abc import Sequence
+
+from bookie.client.driver import fresh
+from bookie.errors import BadRequestError, BookieError
+from bookie.formats.entry import HEADER_SIZE_BYTES
+from bookie.ids import ENTRY_SIZE_BYTES_MAX
+
+
+class Group:
+    """Consecutive payloads that travel as one batch."""
+
+    __slots__ = ("entries", "futures", "outcomes", "packed_bytes", "payloads")
+
+    def __init__(self) -> None:
+        self.payloads: list[bytes] = []
+        """Dropped when they are packed."""
+        self.entries = 0
+        """How many entries, as of when the group was taken."""
+        self.packed_bytes = 0
+        """Size of the batch, headers and digests included."""
+        self.futures: list[Future[int] | Future[range]] = []
+        """Who waits for one of them, or for the last of many."""
+        self.outcomes: list[int | range] = []
+        """What each of the futures gets."""
+
+    def succeed(self) -> None:
+        """All entries are durable."""
+        for future, outcome in zip(self.futures, self.outcomes, strict=True):
+            # A waiter that was cancelled is gone; its entry is written all the same.
+            if not future.done():
+                future.set_result(outcome)  # type: ignore[arg-type]
+
+    def fail(self, error: BookieError) -> None:
+        """The outcome of all of them is unknown; each waiter gets an error of its own."""
+        for future in self.futures:
+            if not future.done():
+                future.set_exception(fresh(error))
+
+
+class AppendQueue:
+    """What was appended and is not in a batch yet."""
+
+    def __init__(self, digest_size_bytes: int, entries_max: int, bytes_max: int) -> None:
+        self.overhead_bytes = HEADER_SIZE_BYTES + digest_size_bytes
+        """What an entry has besides its payload."""
+        self.payload_bytes_max = ENTRY_SIZE_BYTES_MAX - self.overhead_bytes
+        self._entries_max = entries_max
+        self._bytes_max = bytes_max
+        self._full: deque[Group] = deque()
+        self._open = Group()
+        self.next_entry_id = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._full) or bool(self._open.payloads)
+
+    @property
+    def has_full(self) -> bool:
+        """Whether the next group cannot grow any more."""
+        return bool(self._full)
+
+    def put(self, payload: bytes, future: Future[int]) -> None:
+        """Queue one entry; `future` gets its id."""
+        size = len(payload) + self.overhead_bytes
+        group = self._open
+        if group.packed_bytes + size > self._bytes_max or len(group.payloads) >= self._entries_max:
+            group = self._next_group()
+        group.payloads.append(payload)
+        group.packed_bytes += size
+        group.futures.append(future)
+        entry_id = self.next_entry_id
+        group.outcomes.append(entry_id)
+        self.next_entry_id = entry_id + 1
+
+    def put_many(self, payloads: Sequence[bytes], future: Future[range]) -> None:
+        """Queue at least one entry; `future` gets the range of their ids."""
+        group = self._open
+        room, count = self._bytes_max - group.packed_bytes, len(group.payloads)
+        for payload in payloads:
+            size = len(payload) + self.overhead_bytes
+            if size > room or count >= self._entries_max:
+                group.packed_bytes = self._bytes_max - room
+                group = self._next_group()
+                room, count = self._bytes_max, 0
+            group.payloads.append(payload)
+            room -= size
+            count += 1
+        group.packed_bytes = self._bytes_max - room
+        first = self.next_entry_id
+        self.next_entry_id = first + len(payloads)
+        group.futures.append(future)
+        group.outcomes.append(range(first, self.next_entry_id))
+
+    def take(self) -> Group:
+        """The oldest group; there is one."""
+        if self._full:
+            group = self._full.popleft()
+        else:
+            group, self._open = self._open, Group()
+        group.entries = len(group.payloads)
+        assert group.entries
+        return group
+
+    def check(self, size_bytes: int) -> None:
+        """Refuse a payload of this size if it fits into no entry.
+
+        Raises:
+            BadRequestError: it is too large.
+        """
+        if size_bytes > self.payload_bytes_max:
+            raise BadRequestError(
+                f"a payload of {size_bytes} bytes is larger than the {self.payload_bytes_max} "
+                f"bytes that fit into an entry"
+            )
+
+    def _next_group(self) -> Group:
+        """Close the open group, unless it is empty, and begin another."""
+        if self._open.payloads:
+            self._full.append(self._open)
+            self._open = Group()
+        return self._open

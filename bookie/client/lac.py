@@ -1,0 +1,60 @@
+"""Where an open ledger ends for now: the highest LAC that its bookies can prove."""
+
+from __future__ import annotations
+
+from bookie.client.driver import Calls, VerifiedLac, verify_lac
+from bookie.client.pool import BookiePool
+from bookie.errors import BookieError, NotEnoughBookiesError, error_for_status
+from bookie.formats.digest import Digester
+from bookie.formats.ledger_metadata import LedgerMetadata
+from bookie.ids import NO_ENTRY, Status
+from bookie.protocol.quorum import Quorum
+
+_CALLER_TO_BLAME = frozenset({Status.UNAUTHORIZED, Status.WRONG_CLUSTER, Status.BAD_REQUEST})
+
+
+async def ask_lac(
+    pool: BookiePool, metadata: LedgerMetadata, slot: int, digester: Digester
+) -> tuple[int, VerifiedLac]:
+    """What the bookie in `slot` proves about the end of a ledger; a failure is an answer too."""
+    connection = pool.connection(metadata.last_fragment.bookies[slot])
+    try:
+        reply = await connection.channel().read_lac(
+            metadata.ledger_id, metadata.password_key, timeout=pool.settings.read_timeout_seconds
+        )
+    except BookieError as error:
+        return slot, VerifiedLac(error.status, message=str(error))
+    return slot, verify_lac(metadata.ledger_id, reply, digester)
+
+
+async def read_lac(pool: BookiePool, metadata: LedgerMetadata, digester: Digester) -> int:
+    """The highest LAC among bookies that cover the last ensemble; -1 if none knows one.
+
+    It is never beyond what the writer had acknowledged, and behind it only by what the writer had
+    not told any of these bookies yet. Returns as soon as the answers suffice.
+
+    Raises:
+        NotEnoughBookiesError: too few bookies answered.
+        UnauthorizedError, WrongClusterError: a bookie refused the caller.
+    """
+    quorum = Quorum(metadata.ensemble_size, metadata.write_quorum_size, metadata.ack_quorum_size)
+    answered, lac, silence = 0, NO_ENTRY, ""
+    async with Calls[tuple[int, VerifiedLac]]() as calls:
+        for slot in range(metadata.ensemble_size):
+            calls.start(
+                ask_lac(pool, metadata, slot, digester), name=f"LAC of {metadata.ledger_id}"
+            )
+        for _ in range(metadata.ensemble_size):
+            slot, answer = await calls.next()
+            if answer.status in _CALLER_TO_BLAME:
+                raise error_for_status(answer.status, answer.message)
+            if answer.status is Status.OK or answer.status.is_definite_negative:
+                answered |= 1 << slot
+                lac = max(lac, answer.last_add_confirmed)
+                if quorum.covers(answered):
+                    return lac
+            else:
+                silence = answer.message or answer.status.name
+    raise NotEnoughBookiesError(
+        f"too few bookies of ledger {metadata.ledger_id} answered to tell where it ends: {silence}"
+    )

@@ -1,0 +1,361 @@
+"""This process's way to each bookie: one connection, a lane for each class of adds, one watch.
+
+All ledgers share a lane. A lane reconnects by itself as long as somebody uses it, tells its users
+when it is up and down, and matches answers with requests by request ids that rise over the whole
+process; so one bytes object can go to every bookie of a write set. What was on its way when a lane
+broke is forgotten: its sender holds it, and decides.
+
+A bookie is looked up by its id on every attempt to reach it, because a bookie may come back at
+another address.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine
+from itertools import count
+from typing import Protocol
+
+from bookie.cluster.directory import BookieDirectory
+from bookie.config import ClientSettings, RpcSettings
+from bookie.errors import BookieError, BookieUnreachableError
+from bookie.ids import Status
+from bookie.rpc.channels import AddStream, BookieChannel, LacState, LacWatch
+
+RECONNECT_SECONDS_MIN = 0.05
+RECONNECT_SECONDS_MAX = 1.0
+"""The longest pause between two attempts: an append that waits for a restart waits no longer."""
+
+OnAnswer = Callable[[Status, str], None]
+OnLac = Callable[[LacState], None]
+
+
+class LaneUser(Protocol):
+    """Whoever sends adds on a lane."""
+
+    def on_up(self) -> None:
+        """The lane is up; nothing that was sent before will be answered."""
+
+    def on_down(self) -> None:
+        """The lane broke; what was not answered may be stored or not."""
+
+
+class _Reconnect:
+    """When to try again: pauses that double, with jitter, until something succeeds."""
+
+    def __init__(self, attempt: Callable[[], None]) -> None:
+        self._attempt = attempt
+        self._pause_seconds = RECONNECT_SECONDS_MIN
+        self._timer: asyncio.TimerHandle | None = None
+
+    def succeeded(self) -> None:
+        """The next pause is a short one again."""
+        self._pause_seconds = RECONNECT_SECONDS_MIN
+
+    def later(self) -> None:
+        """Try again after a pause."""
+        if self._timer is None:
+            pause = self._pause_seconds * random.uniform(0.5, 1)  # noqa: S311  (jitter)
+            self._pause_seconds = min(2 * self._pause_seconds, RECONNECT_SECONDS_MAX)
+            self._timer = asyncio.get_running_loop().call_later(pause, self._fire)
+
+    def cancel(self) -> None:
+        """Do not try again."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _fire(self) -> None:
+        self._timer = None
+        self._attempt()
+
+
+class AddLane:
+    """The adds of one class, plain or recovery, from this process to one bookie."""
+
+    def __init__(self, connection: BookieConnection) -> None:
+        self._connection = connection
+        self._reconnect = _Reconnect(self._connect)
+        self._channel: BookieChannel | None = None
+        self._stream: AddStream | None = None
+        self._users: dict[LaneUser, None] = {}
+        self._awaited: dict[int, OnAnswer] = {}
+        self.is_up = False
+        """Whether the bookie has taken the stream up; only then something may be sent."""
+
+    def join(self, user: LaneUser) -> None:
+        """Use the lane; `on_up` follows, at once if it is up already."""
+        self._users[user] = None
+        if self.is_up:
+            user.on_up()
+        else:
+            self._connect()
+
+    def leave(self, user: LaneUser) -> None:
+        """Use the lane no longer; answers on their way may still be delivered."""
+        self._users.pop(user, None)
+
+    def send(self, request_id: int, data: bytes, on_answer: OnAnswer) -> None:
+        """Send one request; `on_answer` is called unless the lane breaks before."""
+        if self._stream is None or not self.is_up:
+            return
+        try:
+            self._stream.send(data)
+        except BookieUnreachableError:
+            return  # it broke just now; its users are about to hear of it
+        self._awaited[request_id] = on_answer
+
+    async def request(self, request_id: int, data: bytes) -> tuple[Status, str]:
+        """Send one request, again whenever the lane comes up, until it is answered."""
+        once = _OneRequest(self, request_id, data)
+        self.join(once)
+        try:
+            return await once.answered
+        finally:
+            self.leave(once)
+
+    def drop(self) -> None:
+        """The channel under the lane is gone."""
+        self._stream = self._channel = None
+        self._on_broken(BookieUnreachableError("the bookie has another address now"))
+
+    def cancel(self) -> None:
+        """Reconnect no more."""
+        self._users.clear()
+        self._awaited.clear()
+        self._reconnect.cancel()
+
+    def _connect(self) -> None:
+        if not self._users or (self._stream is not None and self._stream.is_open):
+            return
+        try:
+            channel = self._connection.channel()
+        except BookieError:
+            self._reconnect.later()
+            return
+        if self._stream is None or channel is not self._channel:
+            self._channel = channel
+            self._stream = channel.add_stream(self._on_answer, self._on_broken, self._on_open)
+        else:
+            self._stream.reopen()
+
+    def _on_open(self) -> None:
+        self.is_up = True
+        self._reconnect.succeeded()
+        for user in list(self._users):
+            user.on_up()
+
+    def _on_broken(self, error: BookieError) -> None:
+        del error  # the next attempt shows whether it still holds
+        self._awaited.clear()
+        was_up, self.is_up = self.is_up, False
+        if self._users:
+            self._reconnect.later()
+        if was_up:
+            for user in list(self._users):
+                user.on_down()
+
+    def _on_answer(self, request_id: int, status: Status, message: str, /) -> None:
+        on_answer = self._awaited.pop(request_id, None)
+        if on_answer is not None:
+            on_answer(status, message)
+
+
+class _OneRequest:
+    """A lane's user for the time of one request."""
+
+    def __init__(self, lane: AddLane, request_id: int, data: bytes) -> None:
+        self.answered: asyncio.Future[tuple[Status, str]]
+        self.answered = asyncio.get_running_loop().create_future()
+        self._lane, self._request_id, self._data = lane, request_id, data
+
+    def on_up(self) -> None:
+        self._lane.send(self._request_id, self._data, self._on_answer)
+
+    def on_down(self) -> None:
+        pass  # it is sent again when the lane is up
+
+    def _on_answer(self, status: Status, message: str) -> None:
+        if not self.answered.done():
+            self.answered.set_result((status, message))
+
+
+class WatchLane:
+    """The LACs on one bookie that somebody in this process follows."""
+
+    def __init__(self, connection: BookieConnection) -> None:
+        self._connection = connection
+        self._reconnect = _Reconnect(self._connect)
+        self._channel: BookieChannel | None = None
+        self._watch: LacWatch | None = None
+        self._callbacks: dict[int, list[OnLac]] = {}
+
+    def subscribe(self, ledger_id: int, callback: OnLac) -> None:
+        """Call back with the ledger's state now, after each change, and after a reconnect."""
+        followers = self._callbacks.setdefault(ledger_id, [])
+        followers.append(callback)
+        self._connect()
+        if self._watch is not None:
+            if len(followers) > 1:
+                # The bookie tells the present state to a new subscriber only.
+                self._watch.unsubscribe([ledger_id])
+            self._watch.subscribe([ledger_id])
+
+    def unsubscribe(self, ledger_id: int, callback: OnLac) -> None:
+        """Call back no longer."""
+        followers = self._callbacks.get(ledger_id, [])
+        if callback in followers:
+            followers.remove(callback)
+        if not followers and self._callbacks.pop(ledger_id, None) is not None and self._watch:
+            self._watch.unsubscribe([ledger_id])
+
+    def drop(self) -> None:
+        """The channel under the watch is gone."""
+        self._watch = self._channel = None
+        self._on_broken(BookieUnreachableError("the bookie has another address now"))
+
+    def cancel(self) -> None:
+        """Reconnect no more."""
+        self._callbacks.clear()
+        self._reconnect.cancel()
+
+    def _connect(self) -> None:
+        if not self._callbacks or (self._watch is not None and self._watch.is_open):
+            return
+        try:
+            channel = self._connection.channel()
+        except BookieError:
+            self._reconnect.later()
+            return
+        if self._watch is None or channel is not self._channel:
+            self._channel = channel
+            on_open = self._reconnect.succeeded
+            self._watch = channel.watch_lac(self._on_update, self._on_broken, on_open)
+            self._watch.subscribe(self._callbacks)
+        else:
+            self._watch.reopen()
+
+    def _on_update(self, state: LacState) -> None:
+        for callback in list(self._callbacks.get(state.ledger_id, ())):
+            callback(state)
+
+    def _on_broken(self, error: BookieError) -> None:
+        del error
+        if self._callbacks:
+            self._reconnect.later()
+
+
+class BookieConnection:
+    """Everything between this process and one bookie."""
+
+    def __init__(self, bookie_id: str, pool: BookiePool) -> None:
+        self.bookie_id = bookie_id
+        self._pool = pool
+        self._channel: BookieChannel | None = None
+        self.plain = AddLane(self)
+        self.recovery = AddLane(self)
+        self.lacs = WatchLane(self)
+
+    def channel(self) -> BookieChannel:
+        """The channel to where the bookie is now.
+
+        Raises:
+            BookieUnreachableError: nobody knows where it is.
+        """
+        endpoint = self._pool.directory.resolve(self.bookie_id)
+        host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
+        address = f"{host}:{endpoint.port}"
+        if self._channel is None or self._channel.address != address:
+            before, self._channel = self._channel, self._pool.open_channel(address)
+            if before is not None:
+                self._pool.close_channel(before)
+                for lane in (self.plain, self.recovery, self.lacs):
+                    lane.drop()
+        return self._channel
+
+    async def aclose(self) -> None:
+        """End everything; what the bookie has received, it may still do."""
+        for lane in (self.plain, self.recovery, self.lacs):
+            lane.cancel()
+        if self._channel is not None:
+            await self._channel.aclose()
+
+
+class BookiePool:
+    """The connections of one client, made when they are first needed.
+
+    Args:
+        directory: where bookies are.
+        instance_id: the cluster that they must belong to.
+        tasks: where streams and calls live; must outlive `aclose`.
+        settings: the client's timeouts.
+        rpc: message sizes and keepalive, the same as the bookies'.
+    """
+
+    def __init__(
+        self,
+        directory: BookieDirectory,
+        instance_id: str,
+        tasks: asyncio.TaskGroup,
+        settings: ClientSettings,
+        rpc: RpcSettings,
+    ) -> None:
+        self.directory = directory
+        self.tasks = tasks
+        self.settings = settings
+        self._instance_id = instance_id
+        self._rpc = rpc
+        self._connections: dict[str, BookieConnection] = {}
+        self._request_ids = count(1)
+        self._spawned: set[asyncio.Task[None]] = set()
+        self._on_close: dict[Callable[[], None], None] = {}
+
+    def next_request_id(self) -> int:
+        """A request id that this process has not used."""
+        return next(self._request_ids)
+
+    def connection(self, bookie_id: str) -> BookieConnection:
+        """The connection to a bookie; it connects when it is first used."""
+        found = self._connections.get(bookie_id)
+        if found is None:
+            found = self._connections[bookie_id] = BookieConnection(bookie_id, self)
+        return found
+
+    def open_channel(self, address: str) -> BookieChannel:
+        """A channel to an address."""
+        return BookieChannel(
+            address,
+            self._instance_id,
+            self.tasks,
+            connect_timeout_seconds=self.settings.connect_timeout_seconds,
+            settings=self._rpc,
+        )
+
+    def spawn(self, work: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:
+        """A task of the client; cancelled when the pool is closed."""
+        task = self.tasks.create_task(work, name=name)
+        self._spawned.add(task)
+        task.add_done_callback(self._spawned.discard)
+        return task
+
+    def on_close(self, callback: Callable[[], None]) -> None:
+        """Call back when the pool is closed, before anything is ended."""
+        self._on_close[callback] = None
+
+    def off_close(self, callback: Callable[[], None]) -> None:
+        """Do not call back any more."""
+        self._on_close.pop(callback, None)
+
+    def close_channel(self, channel: BookieChannel) -> None:
+        """Close a channel that is not used any more, in the background."""
+        self.tasks.create_task(channel.aclose(), name=f"close {channel.address}")
+
+    async def aclose(self) -> None:
+        """Tell everybody, end all calls and close all connections."""
+        while self._on_close:
+            self._on_close.popitem()[0]()
+        for task in self._spawned:
+            task.cancel()
+        for connection in self._connections.values():
+            await connection.aclose()

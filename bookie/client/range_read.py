@@ -1,0 +1,150 @@
+"""Carry out one read of a range: the replicas that the machine asks, a few answers ahead."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+
+from bookie.client.driver import Timers, verify_read
+from bookie.client.pool import BookiePool
+from bookie.errors import BookieError, ClientClosedError
+from bookie.formats.digest import Digester
+from bookie.formats.entry import Entry
+from bookie.ids import BATCH_SIZE_BYTES_MAX
+from bookie.protocol.exchange import CancelTimer, StartTimer, TimerFired, TimerId
+from bookie.protocol.reader import (
+    Continue,
+    Deliver,
+    LedgerRead,
+    ReadAnswered,
+    ReadDone,
+    ReaderEvent,
+    ReadFailed,
+    SendRead,
+)
+from bookie.rpc.channels import ReadCommand
+
+AHEAD_MAX = 2
+"""Deliveries fetched before the consumer asks: one to work on, one on its way."""
+
+READ_ENTRIES_MAX = 2048
+"""Entries of one answer: verifying more would hold the event loop for over a millisecond."""
+
+
+class RangeRead:
+    """One read under way. Its calls run in the pool's task group until `aclose`."""
+
+    def __init__(self, machine: LedgerRead, pool: BookiePool, digester: Digester) -> None:
+        self._machine = machine
+        self._pool = pool
+        self._digester = digester
+        self._ledger_id = machine.metadata.ledger_id
+        self._timers = Timers(self._on_timer)
+        self._calls: set[asyncio.Task[None]] = set()
+        self._ready: deque[Sequence[Entry]] = deque()
+        self._waiting_to_continue = True
+        self._ended = False
+        self._error: BookieError | None = None
+        self._news = asyncio.Event()
+        pool.on_close(self._on_pool_closed)
+
+    async def next(self) -> Sequence[Entry]:
+        """The next entries, at least one; none at the end of the range.
+
+        Raises:
+            NoSuchEntryError: every replica denies the next entry.
+            BookieError: no replica could serve it; the failure of one of them.
+        """
+        self._go_on()
+        while not self._ready:
+            if self._error is not None:
+                raise self._error
+            if self._ended:
+                return ()
+            self._news.clear()
+            await self._news.wait()
+        entries = self._ready.popleft()
+        self._go_on()
+        return entries
+
+    async def aclose(self) -> None:
+        """Stop; calls that run are cancelled."""
+        self._ended = True
+        self._pool.off_close(self._on_pool_closed)
+        self._timers.clear()
+        calls = list(self._calls)
+        for call in calls:
+            call.cancel()
+        if calls:
+            await asyncio.wait(calls)
+
+    def _go_on(self) -> None:
+        if self._waiting_to_continue and len(self._ready) < AHEAD_MAX and not self._ended:
+            self._waiting_to_continue = False
+            self._step(Continue())
+
+    def _step(self, event: ReaderEvent) -> None:
+        if self._ended:
+            return
+        for effect in self._machine.step(event):
+            match effect:
+                case SendRead():
+                    name = f"read {self._ledger_id} from {effect.bookie_id}"
+                    call = self._pool.spawn(self._call(effect), name=name)
+                    self._calls.add(call)
+                    call.add_done_callback(self._calls.discard)
+                case StartTimer():
+                    self._timers.start(effect)
+                case CancelTimer(timer):
+                    self._timers.cancel(timer)
+                case Deliver(entries):
+                    self._ready.append(entries)
+                    self._waiting_to_continue = True
+                    self._news.set()
+                case ReadDone():
+                    self._ended = True
+                    self._news.set()
+                case ReadFailed(error):
+                    self._ended, self._error = True, error
+                    self._news.set()
+        self._go_on()
+
+    def _on_pool_closed(self) -> None:
+        self._ended = True
+        self._error = ClientClosedError("the client was closed during a read")
+        self._news.set()
+
+    def _on_timer(self, timer: TimerId) -> None:
+        self._step(TimerFired(timer))
+
+    async def _call(self, effect: SendRead) -> None:
+        stripe = effect.stripe
+        command = ReadCommand(
+            self._ledger_id,
+            effect.first_entry_id,
+            effect.last_entry_id,
+            max_entries=READ_ENTRIES_MAX,
+            max_bytes=BATCH_SIZE_BYTES_MAX,
+            stripe_modulus=stripe.modulus,
+            stripe_first_residue=stripe.first_residue,
+            stripe_count=stripe.count,
+        )
+        try:
+            channel = self._pool.connection(effect.bookie_id).channel()
+            reply = await channel.read(command, timeout=self._pool.settings.read_timeout_seconds)
+        except BookieError as error:
+            self._step(ReadAnswered(effect.request, error.status, message=str(error)))
+            return
+        told = verify_read(reply, self._digester)
+        self._step(
+            ReadAnswered(
+                effect.request,
+                told.status,
+                told.batch,
+                told.entries,
+                told.next_entry_id,
+                told.stopped_by,
+                told.message,
+            )
+        )

@@ -1,0 +1,167 @@
+"""The handle of a ledger's reader: ranges, whole batches, and the tail.
+
+A reader returns only confirmed entries: up to the last entry of a closed ledger, else up to the
+last add confirmed (LAC) that some bookie's packet proved. The LAC of a reader never moves back.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+from bookie.client.follow import Follower
+from bookie.client.lac import read_lac
+from bookie.client.pool import BookiePool
+from bookie.client.range_read import RangeRead
+from bookie.cluster.ledgers import LedgerManager
+from bookie.errors import BadRequestError
+from bookie.formats.digest import digester_for
+from bookie.formats.entry import Entry
+from bookie.formats.ledger_metadata import LedgerMetadata, Versioned
+from bookie.ids import NO_ENTRY
+from bookie.protocol.reader import LedgerRead, ReaderLimits
+
+
+class ReaderHandle:
+    """Reads one ledger. Made by `BookKeeper.open_ledger`; needs no closing.
+
+    Any number of reads may run at once.
+    """
+
+    def __init__(
+        self, found: Versioned[LedgerMetadata], pool: BookiePool, ledgers: LedgerManager
+    ) -> None:
+        self._found = found
+        self._pool = pool
+        self._ledgers = ledgers
+        metadata = found.value
+        self._digester = digester_for(metadata.digest_type, metadata.password_key)
+        self._last_add_confirmed = NO_ENTRY
+        # Readers of one ledger start at different replicas.
+        self._replica = random.randrange(metadata.write_quorum_size)  # noqa: S311  (load)
+        self._limits = ReaderLimits(speculative_read_seconds=pool.settings.speculative_read_seconds)
+
+    @property
+    def ledger_id(self) -> int:
+        """The ledger's id."""
+        return self.metadata.ledger_id
+
+    @property
+    def metadata(self) -> LedgerMetadata:
+        """The ledger's metadata as this reader last saw it."""
+        return self._found.value
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the ledger's end is decided."""
+        return self.metadata.is_closed
+
+    @property
+    def last_add_confirmed(self) -> int:
+        """The last entry that is known to be confirmed; -1 if none is. Never moves back."""
+        return self.metadata.last_entry_id if self.is_closed else self._last_add_confirmed
+
+    @property
+    def last_entry_id(self) -> int:
+        """The last entry that may be read now; -1 if there is none."""
+        return self.last_add_confirmed
+
+    async def refresh(self) -> int:
+        """Look for newer metadata and a newer LAC; returns `last_entry_id`.
+
+        Raises:
+            NoSuchLedgerError: the ledger was deleted.
+            NotEnoughBookiesError: too few bookies answered to tell where it ends.
+            MetadataError: the metadata store failed.
+        """
+        if not self.is_closed:
+            self._adopt(await self._ledgers.read(self.ledger_id))
+        if not self.is_closed:
+            lac = await read_lac(self._pool, self.metadata, self._digester)
+            self._last_add_confirmed = max(self._last_add_confirmed, lac)
+        return self.last_entry_id
+
+    async def read(
+        self, first_entry_id: int = 0, last_entry_id: int | None = None
+    ) -> AsyncGenerator[Entry, None]:
+        """Entries `first_entry_id` … `last_entry_id` (inclusive; None: the last one now), in order.
+
+        Raises:
+            BadRequestError: the range is not one, or lies beyond the last confirmed entry.
+            NoSuchEntryError: every bookie that should store an entry denies it.
+            UnavailableError, CorruptionError: an entry could not be read from any bookie.
+        """
+        async with aclosing(self.read_batches(first_entry_id, last_entry_id)) as batches:
+            async for batch in batches:
+                for entry in batch:
+                    yield entry
+
+    async def read_batches(
+        self, first_entry_id: int = 0, last_entry_id: int | None = None
+    ) -> AsyncGenerator[Sequence[Entry], None]:
+        """The same entries as `read`, some at a time, for speed. Raises what `read` raises."""
+        last = await self._bounded(first_entry_id, last_entry_id)
+        if last < first_entry_id:
+            return
+        machine = LedgerRead(
+            self.metadata, first_entry_id, last, replica=self._replica, limits=self._limits
+        )
+        read = RangeRead(machine, self._pool, self._digester)
+        try:
+            while entries := await read.next():
+                yield entries
+        finally:
+            await read.aclose()
+
+    async def tail(self, start: int = 0) -> AsyncGenerator[Entry, None]:
+        """Entries from `start` on, for as long as the ledger is open, then up to its last entry.
+
+        New entries are delivered as soon as their writer has published that they are confirmed.
+        The sequence has no gap and no repetition. Close the generator, or leave the loop, to stop.
+
+        Raises:
+            NoSuchLedgerError: the ledger was deleted.
+            NoSuchEntryError, UnavailableError, CorruptionError: as `read`.
+        """
+        if start < 0:
+            raise BadRequestError(f"a tail cannot start at entry {start}")
+        follower = Follower(self._found, self._pool, self._ledgers, self._digester)
+        follower.start()
+        try:
+            position = start
+            while True:
+                last = self.last_entry_id
+                if position <= last:
+                    async with aclosing(self.read_batches(position, last)) as batches:
+                        async for batch in batches:
+                            for entry in batch:
+                                yield entry
+                    position = last + 1
+                elif self.is_closed:
+                    return
+                else:
+                    lac = await follower.advance(self._last_add_confirmed)
+                    self._last_add_confirmed = max(self._last_add_confirmed, lac)
+                    self._adopt(follower.found)
+        finally:
+            await follower.aclose()
+
+    async def _bounded(self, first: int, last: int | None) -> int:
+        """The last entry to read."""
+        if first < 0:
+            raise BadRequestError(f"entries {first} to {last} are not a range of entry ids")
+        if last is None:
+            return self.last_entry_id
+        if last > self.last_entry_id:
+            await self.refresh()
+        if last > self.last_entry_id:
+            raise BadRequestError(
+                f"entry {last} of ledger {self.ledger_id} is not confirmed; "
+                f"the last one that is has id {self.last_entry_id}"
+            )
+        return last
+
+    def _adopt(self, found: Versioned[LedgerMetadata]) -> None:
+        if found.version > self._found.version:
+            self._found = found

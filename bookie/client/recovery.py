@@ -1,0 +1,172 @@
+"""Carry out one recovery: the calls that the machine asks for, until it is decided."""
+
+from __future__ import annotations
+
+import asyncio
+
+from bookie.client.driver import (
+    Calls,
+    carry_out_metadata,
+    verify_lac,
+    verify_read,
+)
+from bookie.client.pool import BookiePool
+from bookie.client.requests import RequestEncoder
+from bookie.cluster.ledgers import LedgerManager
+from bookie.errors import BookieError
+from bookie.formats.ledger_metadata import LedgerMetadata, Versioned
+from bookie.ids import BATCH_SIZE_BYTES_MAX, Status
+from bookie.protocol.exchange import ReadMetadata, StartTimer, TimerFired, TimerId, WriteMetadata
+from bookie.protocol.pending import BATCH_ENTRIES_MAX
+from bookie.protocol.recovery import LedgerRecovery
+from bookie.protocol.recovery_events import (
+    AddAnswered,
+    FenceAnswered,
+    ReadAnswered,
+    Recovered,
+    RecoveryEffect,
+    RecoveryEvent,
+    RecoveryFailed,
+    SendAdd,
+    SendFence,
+    SendRead,
+    Start,
+)
+from bookie.rpc.channels import ReadCommand
+from bookie.telemetry import event_log
+
+_log = event_log(__name__)
+
+
+async def recover_ledger(
+    found: Versioned[LedgerMetadata], pool: BookiePool, ledgers: LedgerManager
+) -> Versioned[LedgerMetadata]:
+    """Fence a ledger, find where it ends, and close it there; returns its final metadata.
+
+    Every entry that its writer had acknowledged is in the closed ledger, on an ack quorum. A ledger
+    that is closed already is left alone. Cancelled or failed, it may stay IN_RECOVERY, and recovery
+    may be started anew by anybody.
+
+    Raises:
+        LedgerRecoveryError: too few bookies answered; try again.
+        NoSuchLedgerError: it was deleted.
+        UnauthorizedError, WrongClusterError: a bookie refused the caller.
+        MetadataError: the metadata store failed.
+    """
+    machine = LedgerRecovery(found.value, found.version)
+    async with Calls[RecoveryEvent]() as calls:
+        driver = _RecoveryDriver(machine, pool, ledgers, calls)
+        effects = machine.step(Start())
+        while True:
+            for effect in effects:
+                if isinstance(effect, Recovered):
+                    _log.info(
+                        "ledger_recovered",
+                        ledger_id=effect.metadata.ledger_id,
+                        last_entry_id=effect.metadata.last_entry_id,
+                    )
+                    return Versioned(effect.metadata, effect.version)
+                if isinstance(effect, RecoveryFailed):
+                    raise effect.error
+                driver.begin(effect)
+            effects = machine.step(await calls.next())
+
+
+class _RecoveryDriver:
+    """Begins what the machine asks for; every call ends in one event."""
+
+    def __init__(
+        self,
+        machine: LedgerRecovery,
+        pool: BookiePool,
+        ledgers: LedgerManager,
+        calls: Calls[RecoveryEvent],
+    ) -> None:
+        self._ledger_id = machine.metadata.ledger_id
+        self._key = machine.metadata.password_key
+        self._encoder = RequestEncoder(machine.metadata, machine.quorum, pool.next_request_id)
+        self._pool = pool
+        self._ledgers = ledgers
+        self._calls = calls
+
+    def begin(self, effect: RecoveryEffect) -> None:
+        """Begin what one effect asks for."""
+        name = f"recovery of ledger {self._ledger_id}"
+        match effect:
+            case SendFence():
+                self._calls.start(self._fence(effect), name)
+            case SendRead():
+                self._calls.start(self._read(effect), name)
+            case SendAdd():
+                self._calls.start(self._add(effect), name)
+            case StartTimer(timer, seconds):
+                self._calls.start(_sleep(timer, seconds), name)
+            case ReadMetadata() | WriteMetadata():
+                self._calls.start(carry_out_metadata(self._ledgers, self._ledger_id, effect), name)
+            case Recovered() | RecoveryFailed():
+                raise AssertionError("the end of a recovery is no call")
+
+    async def _fence(self, effect: SendFence) -> RecoveryEvent:
+        try:
+            channel = self._pool.connection(effect.bookie_id).channel()
+            reply = await channel.fence(
+                self._ledger_id, self._key, timeout=self._pool.settings.read_timeout_seconds
+            )
+        except BookieError as error:
+            return FenceAnswered(effect.round, effect.slot, error.status, message=str(error))
+        told = verify_lac(self._ledger_id, reply, self._encoder.digester)
+        return FenceAnswered(
+            effect.round,
+            effect.slot,
+            told.status,
+            told.last_add_confirmed,
+            told.last_entry_id,
+            told.last_length,
+            told.message,
+        )
+
+    async def _read(self, effect: SendRead) -> RecoveryEvent:
+        stripe = effect.stripe
+        command = ReadCommand(
+            self._ledger_id,
+            effect.first_entry_id,
+            effect.last_entry_id,
+            max_entries=BATCH_ENTRIES_MAX,
+            max_bytes=BATCH_SIZE_BYTES_MAX,
+            fence=effect.fence,
+            master_key=self._key,
+            stripe_modulus=stripe.modulus,
+            stripe_first_residue=stripe.first_residue,
+            stripe_count=stripe.count,
+        )
+        try:
+            channel = self._pool.connection(effect.bookie_id).channel()
+            reply = await channel.read(command, timeout=self._pool.settings.read_timeout_seconds)
+        except BookieError as error:
+            return ReadAnswered(effect.round, effect.slot, error.status, message=str(error))
+        told = verify_read(reply, self._encoder.digester)
+        return ReadAnswered(
+            effect.round,
+            effect.slot,
+            told.status,
+            told.batch,
+            told.next_entry_id,
+            told.stopped_by,
+            told.message,
+        )
+
+    async def _add(self, effect: SendAdd) -> RecoveryEvent:
+        request_id, data = self._encoder.entries(effect.batch, recovery=True)
+        seconds = self._pool.settings.add_timeout_seconds
+        lane = self._pool.connection(effect.bookie_id).recovery
+        try:
+            async with asyncio.timeout(seconds):
+                status, message = await lane.request(request_id, data)
+        except TimeoutError:
+            status, message = Status.IO_ERROR, f"no answer within {seconds:g} s"
+        return AddAnswered(effect.round, effect.slot, status, message)
+
+
+async def _sleep(timer: TimerId, seconds: float) -> RecoveryEvent:
+    await asyncio.sleep(seconds)
+    return TimerFired(timer)

@@ -1,0 +1,479 @@
+"""The handle of a ledger's writer.
+
+::
+
+    append ─▶ AppendQueue ─▶ LedgerWriter (machine) ─▶ pack, encode once ─▶ a lane per slot
+       ▲                            ▲ │ Confirmed                                │
+       └── futures ◀── Group ◀──────┼─┘                 answers ◀────────────────┘
+
+What is queued is flushed once per turn of the event loop, so that appends of one turn share a batch
+and a lone one waits for no timer. Everything after the flush costs per batch, not per entry.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable
+from functools import partial
+from types import TracebackType
+from typing import Self, assert_never
+
+from bookie.client.append_queue import AppendQueue, Group
+from bookie.client.driver import Timers, carry_out_metadata, fresh
+from bookie.client.pool import AddLane, BookiePool
+from bookie.client.requests import Request, RequestEncoder
+from bookie.cluster.ledgers import LedgerManager
+from bookie.errors import BookieError, ClientClosedError
+from bookie.formats.ledger_metadata import LedgerMetadata, Versioned
+from bookie.ids import Status
+from bookie.protocol.exchange import (
+    CancelTimer,
+    ReadMetadata,
+    StartTimer,
+    TimerFired,
+    TimerId,
+    WriteMetadata,
+)
+from bookie.protocol.pending import BATCH_ENTRIES_MAX, WriterLimits
+from bookie.protocol.quorum import slots_of
+from bookie.protocol.writer import LedgerWriter, WriterState
+from bookie.protocol.writer_events import (
+    AddAnswered,
+    Append,
+    Close,
+    Closed,
+    CloseFailed,
+    Confirmed,
+    Failed,
+    Force,
+    ForceAnswered,
+    ForceDone,
+    Idle,
+    LacAnswered,
+    Release,
+    Resend,
+    SendBatch,
+    SendForce,
+    SendLac,
+    SlotConnected,
+    SlotDisconnected,
+    WriterEffect,
+    WriterEvent,
+)
+from bookie.telemetry import event_log
+
+_log = event_log(__name__)
+
+Payload = bytes | bytearray | memoryview
+
+
+class _Slot:
+    """One bookie of the ensemble, as a user of its lane."""
+
+    def __init__(self, handle: WriterHandle, slot: int, lane: AddLane) -> None:
+        self._handle = handle
+        self._slot = slot
+        self.lane = lane
+
+    def on_up(self) -> None:
+        self._handle._step(SlotConnected(self._slot))
+
+    def on_down(self) -> None:
+        self._handle._step(SlotDisconnected(self._slot))
+
+
+class WriterHandle:
+    """Appends to one ledger, as its only writer. Made by `BookKeeper.create_ledger`.
+
+    Appends are durable on the ack quorum, and readable by everybody, when they return. They may be
+    made concurrently; ids follow the order of the calls. `async with` closes the ledger at the end.
+    """
+
+    def __init__(
+        self,
+        created: Versioned[LedgerMetadata],
+        pool: BookiePool,
+        ledgers: LedgerManager,
+        *,
+        deferred_sync: bool = False,
+    ) -> None:
+        metadata, settings = created.value, pool.settings
+        limits = WriterLimits(
+            add_timeout_seconds=settings.add_timeout_seconds,
+            in_flight_bytes_max=settings.in_flight_bytes_max,
+        )
+        self._machine = LedgerWriter(metadata, created.version, limits, deferred_sync=deferred_sync)
+        self._ledger_id = metadata.ledger_id
+        self._encoder = RequestEncoder(
+            metadata, self._machine.quorum, pool.next_request_id, deferred_sync=deferred_sync
+        )
+        self._pool = pool
+        self._ledgers = ledgers
+        self._loop = asyncio.get_running_loop()
+        self._timers = Timers(self._on_timer)
+        self._queue = AppendQueue(
+            self._encoder.digester.size_bytes,
+            min(settings.batch_entries_max, BATCH_ENTRIES_MAX),
+            settings.batch_bytes_max,
+        )
+        self._taken = Group()
+        """What the next `SendBatch` packs."""
+        self._unconfirmed: dict[int, Group] = {}
+        self._requests: dict[int, dict[int, Request]] = {}
+        """By batch and slot: the request as it goes over the wire, kept for sending it again."""
+        self._entries_max = settings.in_flight_entries_max
+        self._bytes_max = settings.in_flight_bytes_max
+        self._held_entries = 0
+        self._held_bytes = 0
+        """What was appended and is not confirmed. An append waits while it is above a bound."""
+        self._room: deque[asyncio.Future[None]] = deque()
+        self._flush_scheduled = False
+        self._refusal: BookieError | None = None
+        """Why appends are refused."""
+        self._abandoned = False
+        self._closers: list[asyncio.Future[LedgerMetadata]] = []
+        self._forcers: list[asyncio.Future[None]] = []
+        bookies = metadata.last_fragment.bookies
+        self._slots = [
+            _Slot(self, slot, pool.connection(bookie_id).plain)
+            for slot, bookie_id in enumerate(bookies)
+        ]
+
+    # -- what a ledger's writer may ask and do -----------------------------------------------------
+
+    @property
+    def ledger_id(self) -> int:
+        """The ledger's id."""
+        return self._ledger_id
+
+    @property
+    def metadata(self) -> LedgerMetadata:
+        """The ledger's metadata as this writer last saw it."""
+        return self._machine.metadata
+
+    @property
+    def last_add_confirmed(self) -> int:
+        """The last entry that is durable, and before which all are; -1 if none is."""
+        return self._machine.last_add_confirmed
+
+    @property
+    def last_entry_id(self) -> int:
+        """The last entry that was appended, durable or not; -1 if none was."""
+        return self._queue.next_entry_id - 1
+
+    @property
+    def length(self) -> int:
+        """Payload bytes up to the last add confirmed."""
+        return self._machine.length_confirmed
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the ledger was closed by this writer."""
+        return self._machine.state is WriterState.CLOSED
+
+    @property
+    def is_under_replicated(self) -> bool:
+        """Whether a bookie of the ensemble is skipped, so that entries get fewer copies."""
+        return self._machine.is_under_replicated
+
+    async def append(self, payload: Payload) -> int:
+        """Append one entry and return its id.
+
+        Returns when the entry is durable on the ack quorum (with deferred sync: written there). A
+        caller that is cancelled stops waiting; the entry may be written all the same.
+
+        Raises:
+            BadRequestError: the payload does not fit into an entry; nothing was appended.
+            ClientClosedError: the writer was closed; nothing was appended, except if it happened
+                while this call waited: then the outcome is unknown.
+            LedgerFencedError: another client took the ledger over. The outcome is unknown, as with
+                every error below; only a recovering open decides it.
+            NotEnoughBookiesError: no ack quorum answered within the add timeout.
+            LedgerError, RequestError: a bookie refused; the writer ends.
+        """
+        if self._held_bytes >= self._bytes_max or self._held_entries >= self._entries_max:
+            await self._wait_for_room()
+        if self._refusal is not None:
+            raise fresh(self._refusal)
+        if type(payload) is not bytes:
+            payload = bytes(payload)
+        size = len(payload)
+        queue = self._queue
+        if size > queue.payload_bytes_max:
+            queue.check(size)
+        future: asyncio.Future[int] = self._loop.create_future()
+        queue.put(payload, future)
+        self._held_entries += 1
+        self._held_bytes += size
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            self._loop.call_soon(self._flush)
+        return await future
+
+    async def append_many(self, payloads: Iterable[Payload]) -> range:
+        """Append many entries in order and return their ids, which are consecutive.
+
+        Returns when all are durable; one wait for many entries. Cancellation and errors are those
+        of `append`; after an error a prefix of the entries may be durable.
+        """
+        entries = [p if type(p) is bytes else bytes(p) for p in payloads]
+        sizes = list(map(len, entries))
+        self._queue.check(max(sizes, default=0))
+        if self._held_bytes >= self._bytes_max or self._held_entries >= self._entries_max:
+            await self._wait_for_room()
+        if self._refusal is not None:
+            raise fresh(self._refusal)
+        if not entries:
+            return range(0)
+        future: asyncio.Future[range] = self._loop.create_future()
+        self._queue.put_many(entries, future)
+        self._held_entries += len(entries)
+        self._held_bytes += sum(sizes)
+        self._schedule_flush()
+        return await future
+
+    async def force(self) -> None:
+        """Make durable what was appended with deferred sync and has returned.
+
+        Raises:
+            NotEnoughBookiesError: not on an ack quorum; appends that are not durable may be lost.
+        """
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        self._forcers.append(waiter)
+        self._step(Force())
+        await waiter
+
+    async def close(self) -> LedgerMetadata:
+        """Confirm what is pending, then close the ledger; returns its final metadata.
+
+        Nothing can be appended after the call was made. Closing twice is no error. A writer that
+        has failed closes the ledger at its last confirmed entry, if it is still its own. A caller
+        that is cancelled stops waiting; the ledger is closed all the same.
+
+        Raises:
+            LedgerFencedError: another client is recovering the ledger.
+            LedgerClosedError: another client closed it, not where this writer would have.
+            MetadataError, UnavailableError: unknown whether it is closed; `close` may be repeated.
+        """
+        if self._abandoned:
+            raise ClientClosedError("the client was closed")
+        if self._refusal is None:
+            self._refusal = ClientClosedError(f"the writer of ledger {self._ledger_id} is closed")
+        self._wake_waiting_appends()
+        waiter: asyncio.Future[LedgerMetadata] = self._loop.create_future()
+        self._closers.append(waiter)
+        self._schedule_flush()
+        return await waiter
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    # -- for the client that owns the handle -------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to use the bookies' lanes."""
+        self._pool.on_close(self.abandon)
+        for slot in self._slots:
+            slot.lane.join(slot)
+
+    def abandon(self) -> None:
+        """The client ends: whoever still waits has an unknown outcome."""
+        if self._abandoned:
+            return
+        error = ClientClosedError("the client was closed while an operation was under way")
+        self._fail(error)
+        self._leave()
+        self._abandoned = True
+        self._close_failed(error)
+        self._forced(error)
+
+    # -- room and flushing -------------------------------------------------------------------------
+
+    async def _wait_for_room(self) -> None:
+        """Wait until so much is confirmed that more may be held, or the writer ends."""
+        while self._refusal is None and (
+            self._held_bytes >= self._bytes_max or self._held_entries >= self._entries_max
+        ):
+            waiter: asyncio.Future[None] = self._loop.create_future()
+            self._room.append(waiter)
+            await waiter
+
+    def _wake_waiting_appends(self) -> None:
+        while self._room:
+            waiter = self._room.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def _schedule_flush(self) -> None:
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """Cut batches while the machine takes them; then see to what follows an empty queue."""
+        self._flush_scheduled = False
+        queue, machine = self._queue, self._machine
+        overhead = queue.overhead_bytes
+        while queue and machine.may_append(full=queue.has_full):
+            group = self._taken = queue.take()
+            count = len(group.payloads)
+            self._step(Append(count, group.packed_bytes - count * overhead))
+        if queue:
+            return
+        if machine.last_add_confirmed > machine.lac_carried:
+            # Appends of those whom the confirmation woke have run by now, and would carry it.
+            self._step(Idle())
+        if self._closers and machine.state in (WriterState.OPEN, WriterState.STUCK):
+            self._step(Close())
+        elif self._closers and machine.state is WriterState.CLOSED:
+            self._closed(machine.metadata)
+
+    # -- carrying out effects ----------------------------------------------------------------------
+
+    def _step(self, event: WriterEvent) -> None:
+        if not self._abandoned:
+            for effect in self._machine.step(event):
+                self._carry_out(effect)
+
+    def _carry_out(self, effect: WriterEffect) -> None:  # noqa: C901, PLR0912  (a table)
+        match effect:
+            case Confirmed(batch):
+                self._confirm(self._unconfirmed.pop(batch))
+            case Release(batch):
+                del self._requests[batch]
+                self._schedule_flush()
+            case SendBatch():
+                group = self._unconfirmed[effect.batch] = self._taken
+                self._requests[effect.batch] = self._encoder.batch(effect, group.payloads)
+                group.payloads = []
+                for slot in slots_of(effect.slots):
+                    self._send(effect.batch, slot)
+            case Resend(batch, slot):
+                self._send(batch, slot)
+            case StartTimer():
+                self._timers.start(effect)
+            case CancelTimer(timer):
+                self._timers.cancel(timer)
+            case SendLac(lac, slots):
+                self._send_lac(lac, slots)
+            case SendForce(force, slots):
+                for slot in slots_of(slots):
+                    self._spawn_force(force, slot)
+            case ForceDone(error):
+                self._forced(error)
+            case Failed(error):
+                _log.warning("writer_failed", ledger_id=self._ledger_id, reason=str(error))
+                self._fail(error)
+            case Closed(metadata):
+                self._closed(metadata)
+            case CloseFailed(error):
+                self._close_failed(error)
+            case ReadMetadata() | WriteMetadata():
+                self._pool.spawn(
+                    self._on_metadata(effect), name=f"metadata of ledger {self._ledger_id}"
+                )
+            case _:
+                assert_never(effect)
+
+    def _send(self, batch: int, slot: int) -> None:
+        request_id, data = self._requests[batch][slot]
+        on_answer = partial(self._on_answer, batch, slot, self._machine.epochs[slot])
+        self._slots[slot].lane.send(request_id, data, on_answer)
+
+    def _send_lac(self, lac: int, slots: int) -> None:
+        request_id, data = self._encoder.lac(lac)
+        for slot in slots_of(slots):
+            on_answer = partial(self._on_lac_answer, slot, self._machine.epochs[slot])
+            self._slots[slot].lane.send(request_id, data, on_answer)
+
+    def _spawn_force(self, force: int, slot: int) -> None:
+        bookie_id = self._machine.metadata.last_fragment.bookies[slot]
+        name = f"force ledger {self._ledger_id} on {bookie_id}"
+        self._pool.spawn(self._force_slot(force, slot, bookie_id), name=name)
+
+    # -- events from the world ---------------------------------------------------------------------
+
+    def _on_answer(self, batch: int, slot: int, epoch: int, status: Status, message: str) -> None:
+        self._step(AddAnswered(batch, slot, epoch, status, message))
+
+    def _on_lac_answer(self, slot: int, epoch: int, status: Status, message: str) -> None:
+        self._step(LacAnswered(slot, epoch, status, message))
+
+    def _on_timer(self, timer: TimerId) -> None:
+        self._step(TimerFired(timer))
+
+    async def _on_metadata(self, effect: ReadMetadata | WriteMetadata) -> None:
+        self._step(await carry_out_metadata(self._ledgers, self._ledger_id, effect))
+
+    async def _force_slot(self, force: int, slot: int, bookie_id: str) -> None:
+        timeout = self._pool.settings.add_timeout_seconds
+        try:
+            channel = self._pool.connection(bookie_id).channel()
+            reply = await channel.force(self._ledger_id, timeout=timeout)
+        except BookieError as error:
+            self._step(ForceAnswered(force, slot, error.status, str(error)))
+        else:
+            self._step(ForceAnswered(force, slot, reply.status, reply.message))
+
+    # -- outcomes ----------------------------------------------------------------------------------
+
+    def _confirm(self, group: Group) -> None:
+        group.succeed()
+        entries = group.entries
+        self._held_entries -= entries
+        self._held_bytes -= group.packed_bytes - entries * self._queue.overhead_bytes
+        if self._room:
+            self._wake_waiting_appends()
+        self._schedule_flush()
+
+    def _fail(self, error: BookieError) -> None:
+        """What is not confirmed has an unknown outcome, and nothing is taken any more."""
+        self._refusal = error
+        groups = list(self._unconfirmed.values())
+        while self._queue:
+            groups.append(self._queue.take())
+        self._unconfirmed.clear()
+        for group in groups:
+            group.fail(error)
+        self._wake_waiting_appends()
+        if self._closers:
+            self._schedule_flush()
+
+    def _forced(self, error: BookieError | None) -> None:
+        waiters, self._forcers = self._forcers, []
+        for waiter in waiters:
+            if not waiter.done():
+                if error is None:
+                    waiter.set_result(None)
+                else:
+                    waiter.set_exception(fresh(error))
+        self._schedule_flush()
+
+    def _closed(self, metadata: LedgerMetadata) -> None:
+        self._leave()
+        waiters, self._closers = self._closers, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(metadata)
+
+    def _close_failed(self, error: BookieError) -> None:
+        waiters, self._closers = self._closers, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_exception(fresh(error))
+
+    def _leave(self) -> None:
+        """Use the lanes no longer."""
+        self._timers.clear()
+        self._pool.off_close(self.abandon)
+        for slot in self._slots:
+            slot.lane.leave(slot)

@@ -1,0 +1,116 @@
+"""A cluster in this process: real bookies on real files behind real gRPC, metadata in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from bookie.cluster.cookies import CookieManager
+from bookie.cluster.instance import initialize_cluster
+from bookie.cluster.ledgers import LedgerManager
+from bookie.cluster.registration import RegistrationManager
+from bookie.config import NodeSettings, RpcSettings, StorageSettings
+from bookie.env import ThreadWorkers, system_environment
+from bookie.formats.registration import Endpoint, Registration
+from bookie.metadata.connect import open_store
+from bookie.metadata.store import MetadataStore
+from bookie.node.bookie import Bookie
+from bookie.node.start import start_bookie
+from bookie.rpc.server import serve
+from bookie.telemetry import Metrics
+
+WAIT_SECONDS_MAX = 20.0
+
+
+class RealCluster:
+    """Bookies b0, b1, … that can be stopped and started again."""
+
+    def __init__(self, directory: Path, store: MetadataStore, instance_id: str) -> None:
+        self.uri = f"memory://{directory.name}"
+        self.store = store
+        self.bookies: dict[int, Bookie] = {}
+        self._directory = directory
+        self._instance_id = instance_id
+        self._tasks = asyncio.TaskGroup()
+        self._stops: dict[int, asyncio.Event] = {}
+        self._running: dict[int, asyncio.Task[None]] = {}
+        self._ports: dict[int, int] = {}
+
+    async def start(self, number: int, *, same_port: bool = True) -> None:
+        """Start a bookie, on the port that it had before if it had one."""
+        started = asyncio.Event()
+        self._stops[number] = asyncio.Event()
+        port = self._ports.get(number, 0) if same_port else 0
+        self._running[number] = self._tasks.create_task(self._run(number, port, started))
+        async with asyncio.timeout(WAIT_SECONDS_MAX):
+            await started.wait()
+
+    async def stop(self, number: int) -> None:
+        """Stop a bookie; its registration goes, its files stay."""
+        self._stops[number].set()
+        async with asyncio.timeout(WAIT_SECONDS_MAX):
+            await asyncio.wait([self._running[number]])
+
+    async def _run(self, number: int, port: int, started: asyncio.Event) -> None:
+        bookie_id = f"b{number}"
+        storage = StorageSettings(
+            journal_dir=self._directory / bookie_id / "journal",
+            ledgers_dir=self._directory / bookie_id / "ledgers",
+            index_map_bytes=1 << 30,
+            reserve_bytes=0,
+        )
+        for path in (storage.journal_dir, storage.ledgers_dir):
+            path.mkdir(parents=True, exist_ok=True)
+        metrics = Metrics()
+        async with (
+            ThreadWorkers() as workers,
+            start_bookie(
+                system_environment(workers),
+                storage,
+                NodeSettings(),
+                metrics,
+                cookies=CookieManager(self.store),
+                ledgers=LedgerManager(self.store),
+                bookie_id=bookie_id,
+                instance_id=self._instance_id,
+            ) as node,
+            serve(node.bookie, "127.0.0.1", port, RpcSettings(drain_seconds=0.1), metrics) as bound,
+        ):
+            self._ports[number] = bound
+            registration = Registration(
+                bookie_id, (Endpoint("bookie", "127.0.0.1", bound, "grpc"),)
+            )
+            async with RegistrationManager(self.store).register(registration):
+                self.bookies[number] = node.bookie
+                started.set()
+                await self._stops[number].wait()
+                del self.bookies[number]
+
+    async def __aenter__(self) -> RealCluster:
+        await self._tasks.__aenter__()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for stop in self._stops.values():
+            stop.set()
+        await self._tasks.__aexit__(None, None, None)
+
+
+@asynccontextmanager
+async def real_cluster(directory: Path, bookies: int = 3) -> AsyncIterator[RealCluster]:
+    """A new cluster with so many bookies."""
+    async with open_store(f"memory://{directory.name}") as store:
+        instance_id = await initialize_cluster(store)
+        async with RealCluster(directory, store, instance_id) as cluster:
+            for number in range(bookies):
+                await cluster.start(number)
+            yield cluster
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait until something holds."""
+    async with asyncio.timeout(WAIT_SECONDS_MAX):
+        while not condition():  # noqa: ASYNC110  (whatever the condition is about)
+            await asyncio.sleep(0.005)

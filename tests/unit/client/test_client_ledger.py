@@ -1,0 +1,480 @@
+"""A ledger's whole life through the public surface, on real bookies behind real gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from bookie.api import BookKeeper, WriterHandle, connect
+from bookie.errors import (
+    BadRequestError,
+    BookieError,
+    ClientClosedError,
+    ConfigurationError,
+    LedgerClosedError,
+    LedgerExistsError,
+    LedgerFencedError,
+    NoSuchKeyError,
+    NoSuchLedgerError,
+    NotEnoughBookiesError,
+    UnauthorizedError,
+)
+from bookie.formats.digest import DigestType
+from bookie.formats.entry import Entry
+from bookie.formats.ledger_metadata import LedgerState
+from tests.unit.client.real_cluster import RealCluster, real_cluster, until
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[RealCluster]:
+    """Three bookies."""
+    async with real_cluster(tmp_path) as started:
+        yield started
+
+
+@pytest.fixture
+async def bk(cluster: RealCluster) -> AsyncIterator[BookKeeper]:
+    """A connected client."""
+    async with connect(cluster.uri) as client:
+        yield client
+
+
+async def payloads_of(bk: BookKeeper, ledger_id: int) -> list[bytes]:
+    reader = await bk.open_ledger(ledger_id)
+    return [entry.payload async for entry in reader.read()]
+
+
+async def test_what_is_appended_is_read_back(bk: BookKeeper) -> None:
+    """Ids are dense, payloads are equal, and the closed ledger knows its length."""
+    writer = await bk.create_ledger(custom_metadata={"owner": b"me"})
+    assert await writer.append(b"one") == 0
+    assert await writer.append_many([b"two", b"", bytearray(b"four")]) == range(1, 4)
+    assert writer.last_add_confirmed == 3
+    metadata = await writer.close()
+    assert (metadata.last_entry_id, metadata.length) == (3, 10)
+    assert await bk.ledger_metadata(writer.ledger_id) == metadata
+    assert metadata.custom_metadata == {"owner": b"me"}
+    reader = await bk.open_ledger(writer.ledger_id)
+    assert reader.is_closed
+    entries = [entry async for entry in reader.read(1, reader.last_entry_id)]
+    assert entries == [(1, b"two"), (2, b""), (3, b"four")]
+
+
+@pytest.mark.parametrize("digest_type", list(DigestType))
+async def test_every_digest_type(bk: BookKeeper, digest_type: DigestType) -> None:
+    """Entries of each digest type are written and verified."""
+    async with await bk.create_ledger(digest_type=digest_type, password=b"secret") as writer:
+        await writer.append_many([b"%d" % i for i in range(50)])
+    reader = await bk.open_ledger(writer.ledger_id, password=b"secret")
+    assert [e.payload async for e in reader.read()] == [b"%d" % i for i in range(50)]
+
+
+async def test_concurrent_appends_get_dense_ids(bk: BookKeeper) -> None:
+    """A thousand concurrent appends: each id once, each payload under its own id."""
+    writer = await bk.create_ledger()
+    async with asyncio.TaskGroup() as tasks:
+        appends = [tasks.create_task(writer.append(b"%d" % i)) for i in range(1000)]
+    ids = [append.result() for append in appends]
+    assert ids == list(range(1000))
+    await writer.close()
+    assert await payloads_of(bk, writer.ledger_id) == [b"%d" % i for i in range(1000)]
+
+
+async def test_large_and_many_entries(bk: BookKeeper) -> None:
+    """Batches are cut by entries and by bytes; an entry may be larger than a batch."""
+    sizes = [4 * 2**20 - 36, 0, 600_000, 600_000, *([100] * 3000), 2**20]
+    writer = await bk.create_ledger()
+    assert await writer.append_many([b"x" * size for size in sizes]) == range(len(sizes))
+    await writer.close()
+    assert [len(p) for p in await payloads_of(bk, writer.ledger_id)] == sizes
+
+
+async def test_an_entry_that_does_not_fit_is_refused(bk: BookKeeper) -> None:
+    """Nothing is appended, and the writer goes on."""
+    writer = await bk.create_ledger()
+    with pytest.raises(BadRequestError, match="larger than"):
+        await writer.append(b"x" * (4 * 2**20 - 35))
+    with pytest.raises(BadRequestError, match="larger than"):
+        await writer.append_many([b"small", b"x" * (4 * 2**20 - 35)])
+    assert await writer.append(b"fits") == 0
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (3, 2, 1), (3, 2, 2), (3, 3, 3)])
+async def test_every_shape_of_ensemble(bk: BookKeeper, sizes: tuple[int, int, int]) -> None:
+    """Striped or not: what is written is read, also after a recovery."""
+    ensemble, write, ack = sizes
+    writer = await bk.create_ledger(
+        ensemble_size=ensemble, write_quorum_size=write, ack_quorum_size=ack
+    )
+    expected = [b"%d" % i for i in range(2500)]
+    for start in range(0, 2500, 500):
+        await writer.append_many(expected[start : start + 500])
+    reader = await bk.open_ledger(writer.ledger_id, recover=True)
+    assert reader.last_entry_id == 2499
+    assert [entry.payload async for entry in reader.read()] == expected
+    assert [e.entry_id async for e in reader.read(17, 23)] == list(range(17, 24))
+
+
+async def test_append_many_of_nothing(bk: BookKeeper) -> None:
+    """No entry is an empty range, at once."""
+    writer = await bk.create_ledger()
+    assert list(await writer.append_many([])) == []
+    assert (await writer.close()).last_entry_id == -1
+
+
+async def test_a_cancelled_append_is_written_all_the_same(bk: BookKeeper) -> None:
+    """The caller that was cancelled stops waiting; its entry keeps its id."""
+    writer = await bk.create_ledger()
+    async with asyncio.TaskGroup() as tasks:
+        first = tasks.create_task(writer.append(b"cancelled"))
+        await asyncio.sleep(0)
+        first.cancel()
+        second = tasks.create_task(writer.append(b"kept"))
+    assert second.result() == 1
+    await writer.close()
+    assert await payloads_of(bk, writer.ledger_id) == [b"cancelled", b"kept"]
+
+
+# -- closing, fencing, recovery --------------------------------------------------------------------
+
+
+async def test_close_waits_for_appends_and_refuses_later_ones(bk: BookKeeper) -> None:
+    """What was appended before the call is in the ledger; closing twice is no error."""
+    writer = await bk.create_ledger()
+    async with asyncio.TaskGroup() as tasks:
+        appends = [tasks.create_task(writer.append(b"x")) for _ in range(10)]
+        await asyncio.sleep(0)
+        closing = tasks.create_task(writer.close())
+    assert [append.result() for append in appends] == list(range(10))
+    assert closing.result().last_entry_id == 9
+    assert writer.is_closed
+    assert (await writer.close()).last_entry_id == 9
+    with pytest.raises(ClientClosedError):
+        await writer.append(b"late")
+
+
+async def test_a_recovering_open_fences_the_writer(bk: BookKeeper) -> None:
+    """The first writer gets LedgerFencedError and is never acknowledged again."""
+    writer = await bk.create_ledger()
+    await writer.append_many([b"a", b"b"])
+    reader = await bk.open_ledger(writer.ledger_id, recover=True)
+    assert (reader.is_closed, reader.last_entry_id) == (True, 1)
+    with pytest.raises(LedgerFencedError):
+        await writer.append(b"c")
+    with pytest.raises(LedgerFencedError):
+        await writer.append_many([b"d"])
+    with pytest.raises(LedgerFencedError):
+        await writer.append(b"e")
+    assert await payloads_of(bk, writer.ledger_id) == [b"a", b"b"]
+
+
+async def test_closing_after_somebody_else_closed(bk: BookKeeper) -> None:
+    """At the same entry it succeeds; elsewhere it is an error."""
+    same, other = await bk.create_ledger(), await bk.create_ledger()
+    for writer in (same, other):
+        await writer.append(b"a")
+        await bk.open_ledger(writer.ledger_id, recover=True)
+    assert (await same.close()).last_entry_id == 0
+    manager = await bk.ledger_metadata(other.ledger_id)
+    assert manager.last_entry_id == 0
+    await close_elsewhere(bk, other)
+    with pytest.raises(LedgerClosedError, match="closed by another client"):
+        await other.close()
+
+
+async def close_elsewhere(bk: BookKeeper, writer: WriterHandle) -> None:
+    """Rewrite the stored end of a ledger, as if another client had found more entries."""
+    ledgers = bk._connected.ledgers
+    found = await ledgers.read(writer.ledger_id)
+    await ledgers.write(found.value.closed(7, 70), found.version)
+
+
+async def test_concurrent_recoveries_agree(bk: BookKeeper, cluster: RealCluster) -> None:
+    """Three clients recover the same ledger at once and see the same end."""
+    writer = await bk.create_ledger()
+    await writer.append_many([b"%d" % i for i in range(100)])
+    async with connect(cluster.uri) as other, asyncio.TaskGroup() as tasks:
+        opens = [
+            tasks.create_task(client.open_ledger(writer.ledger_id, recover=True))
+            for client in (bk, other, bk)
+        ]
+    assert {opened.result().last_entry_id for opened in opens} == {99}
+    assert (await bk.ledger_metadata(writer.ledger_id)).state is LedgerState.CLOSED
+
+
+async def test_a_ledger_that_nobody_wrote_recovers_empty(bk: BookKeeper) -> None:
+    """No bookie has heard of it; it is fenced and closed at -1 all the same."""
+    writer = await bk.create_ledger()
+    reader = await bk.open_ledger(writer.ledger_id, recover=True)
+    assert (reader.last_entry_id, reader.metadata.length) == (-1, 0)
+    assert [entry async for entry in reader.read()] == []
+    with pytest.raises(LedgerFencedError):
+        await writer.append(b"too late")
+
+
+# -- opening and reading ---------------------------------------------------------------------------
+
+
+async def test_an_open_ledger_is_read_up_to_its_lac(bk: BookKeeper) -> None:
+    """A plain open does not disturb the writer, and never goes beyond what is confirmed."""
+    writer = await bk.create_ledger()
+    await writer.append_many([b"a", b"b", b"c"])
+    reader = await bk.open_ledger(writer.ledger_id)
+    await until_lac(reader.refresh, 2)
+    assert not reader.is_closed
+    assert [entry.payload async for entry in reader.read()] == [b"a", b"b", b"c"]
+    with pytest.raises(BadRequestError, match="not confirmed"):
+        [entry async for entry in reader.read(0, 3)]
+    with pytest.raises(BadRequestError):
+        [entry async for entry in reader.read(-1, 0)]
+    await writer.append(b"d")
+    await until_lac(reader.refresh, 3)
+    assert [entry.payload async for entry in reader.read(3, 3)] == [b"d"]
+
+
+async def until_lac(refresh: Callable[[], Awaitable[int]], lac: int) -> None:
+    """Refresh until the explicit LAC has arrived."""
+    async with asyncio.timeout(20):
+        while await refresh() < lac:  # noqa: ASYNC110  (it arrives at bookies, not here)
+            await asyncio.sleep(0.005)
+
+
+async def test_read_batches_give_the_same_entries(bk: BookKeeper) -> None:
+    """Some entries at a time, in order, without a gap."""
+    async with await bk.create_ledger() as writer:
+        await writer.append_many([b"x" * 700] * 6000)
+    reader = await bk.open_ledger(writer.ledger_id)
+    batches = [batch async for batch in reader.read_batches(10, 5990)]
+    assert [entry.entry_id for batch in batches for entry in batch] == list(range(10, 5991))
+    assert 1 < len(batches) < 100
+
+
+async def test_the_password_is_checked(bk: BookKeeper) -> None:
+    """A wrong password opens nothing; the metadata holds a derived key only."""
+    async with await bk.create_ledger(password=b"right") as writer:
+        await writer.append(b"x")
+    for password in (b"wrong", b""):
+        with pytest.raises(UnauthorizedError):
+            await bk.open_ledger(writer.ledger_id, password=password, recover=True)
+    reader = await bk.open_ledger(writer.ledger_id, password=b"right")
+    assert [entry.payload async for entry in reader.read()] == [b"x"]
+    assert b"right" not in (await bk.ledger_metadata(writer.ledger_id)).password_key
+
+
+async def test_list_and_delete(bk: BookKeeper) -> None:
+    """Ids come ascending; a deleted ledger cannot be opened."""
+    writers = [await bk.create_ledger() for _ in range(5)]
+    ids = [writer.ledger_id for writer in writers]
+    assert [ledger_id async for ledger_id in bk.list_ledgers()] == sorted(ids)
+    await bk.delete_ledger(ids[2])
+    assert [i async for i in bk.list_ledgers(after=ids[0])] == [ids[1], ids[3], ids[4]]
+    for operation in (bk.open_ledger, bk.delete_ledger, bk.ledger_metadata):
+        with pytest.raises(NoSuchLedgerError):
+            await operation(ids[2])
+
+
+async def test_creating_with_a_given_id(bk: BookKeeper) -> None:
+    """An id that is taken is refused."""
+    assert (await bk.create_ledger(ledger_id=77)).ledger_id == 77
+    with pytest.raises(LedgerExistsError):
+        await bk.create_ledger(ledger_id=77)
+
+
+async def test_creating_what_cannot_be(bk: BookKeeper) -> None:
+    """Too few bookies, sizes out of order and unknown digests are told in a sentence."""
+    with pytest.raises(NotEnoughBookiesError):
+        await bk.create_ledger(ensemble_size=4)
+    with pytest.raises(BadRequestError):
+        await bk.create_ledger(ack_quorum_size=4)
+    with pytest.raises(BadRequestError, match="crc32c"):
+        await bk.create_ledger(digest_type="md5")
+    assert sorted(bk.bookies()) == ["b0", "b1", "b2"]
+
+
+# -- tailing ---------------------------------------------------------------------------------------
+
+
+async def test_a_tail_follows_until_the_ledger_is_closed(bk: BookKeeper) -> None:
+    """It sees each entry once and in order, the last ones without another append, then ends."""
+    writer = await bk.create_ledger()
+    await writer.append(b"0")
+    reader = await bk.open_ledger(writer.ledger_id)
+    seen: list[int] = []
+
+    async def follow() -> None:
+        async for entry in reader.tail():
+            assert entry.payload == b"%d" % entry.entry_id
+            seen.append(entry.entry_id)
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(follow())
+        await until(lambda: seen == [0])
+        for start in range(1, 101, 20):
+            await writer.append_many([b"%d" % i for i in range(start, start + 20)])
+            await until(lambda last=start + 19: seen[-1] == last)  # type: ignore[misc]
+        await writer.append(b"101")
+        await writer.close()
+    assert seen == list(range(102))
+
+
+async def test_a_tail_of_a_closed_ledger_ends(bk: BookKeeper) -> None:
+    """From any start, also beyond the end."""
+    async with await bk.create_ledger() as writer:
+        await writer.append_many([b"a", b"b", b"c"])
+    reader = await bk.open_ledger(writer.ledger_id)
+    assert [entry.entry_id async for entry in reader.tail(1)] == [1, 2]
+    assert [entry async for entry in reader.tail(9)] == []
+
+
+async def test_a_tail_of_a_deleted_ledger_raises(bk: BookKeeper) -> None:
+    """Nothing more will come."""
+    writer = await bk.create_ledger()
+    reader = await bk.open_ledger(writer.ledger_id)
+    async with asyncio.TaskGroup() as tasks:
+        tail = tasks.create_task(failure_of(anext(reader.tail())))
+        await asyncio.sleep(0.01)
+        await bk.delete_ledger(writer.ledger_id)
+    assert isinstance(tail.result(), NoSuchLedgerError)
+
+
+async def test_a_tail_survives_a_recovery_by_somebody_else(bk: BookKeeper) -> None:
+    """The follower reads to the end that the recovery decided."""
+    writer = await bk.create_ledger()
+    reader = await bk.open_ledger(writer.ledger_id)
+    async with asyncio.TaskGroup() as tasks:
+        tail = tasks.create_task(collect(reader.tail()))
+        await writer.append_many([b"a", b"b"])
+        await bk.open_ledger(writer.ledger_id, recover=True)
+    assert tail.result() == [b"a", b"b"]
+
+
+async def collect(entries: AsyncIterator[Entry]) -> list[bytes]:
+    return [entry.payload async for entry in entries]
+
+
+# -- bookies that fail -----------------------------------------------------------------------------
+
+
+async def test_a_writer_goes_on_without_a_bookie(bk: BookKeeper, cluster: RealCluster) -> None:
+    """Three of three, one stops: appends go on at once, and everything is read back."""
+    writer = await bk.create_ledger()
+    await writer.append_many([b"before"] * 10)
+    await cluster.stop(1)
+    for _ in range(20):
+        await writer.append(b"during")
+    await cluster.start(1)
+    await writer.append_many([b"after"] * 10)
+    await writer.close()
+    expected = [b"before"] * 10 + [b"during"] * 20 + [b"after"] * 10
+    for _ in range(6):  # readers start at different replicas
+        assert await payloads_of(bk, writer.ledger_id) == expected
+
+
+async def test_a_writer_survives_the_restart_of_every_bookie(
+    bk: BookKeeper, cluster: RealCluster
+) -> None:
+    """One after the other, at another address: the writer finds each again."""
+    writer = await bk.create_ledger()
+    for number in range(3):
+        await cluster.stop(number)
+        await writer.append(b"%d" % number)
+        await cluster.start(number, same_port=False)
+        await until(lambda: not writer.is_under_replicated)
+        await writer.append(b"%d" % number)
+    await writer.close()
+    assert await payloads_of(bk, writer.ledger_id) == [b"0", b"0", b"1", b"1", b"2", b"2"]
+
+
+async def test_appends_wait_for_bookies_until_the_timeout(cluster: RealCluster) -> None:
+    """Two of three are gone: within the add timeout they may come back; after it, an error."""
+    async with connect(cluster.uri, add_timeout_seconds=2) as bk:
+        writer = await bk.create_ledger()
+        await writer.append(b"a")
+        await cluster.stop(0)
+        await cluster.stop(1)
+        async with asyncio.TaskGroup() as tasks:
+            waiting = tasks.create_task(writer.append(b"b"))
+            await asyncio.sleep(0.05)
+            assert not waiting.done()
+            await cluster.start(0)
+        assert waiting.result() == 1
+        await cluster.stop(0)
+        with pytest.raises(NotEnoughBookiesError):
+            await writer.append(b"c")
+        await cluster.start(0)
+        await cluster.start(1)
+        assert (await writer.close()).last_entry_id == 1
+
+
+async def test_recovery_needs_enough_bookies(cluster: RealCluster) -> None:
+    """3/3/2 with one bookie: refused; with two: everything acknowledged is there."""
+    async with connect(cluster.uri, read_timeout_seconds=2) as bk:
+        writer = await bk.create_ledger()
+        await writer.append_many([b"x"] * 50)
+        await cluster.stop(0)
+        await cluster.stop(1)
+        with pytest.raises(NotEnoughBookiesError):
+            await bk.open_ledger(writer.ledger_id)
+        await cluster.start(1)
+        reader = await bk.open_ledger(writer.ledger_id, recover=True)
+        assert reader.last_entry_id == 49
+        assert len([entry async for entry in reader.read()]) == 50
+
+
+# -- the client itself -----------------------------------------------------------------------------
+
+
+async def test_leaving_the_client_ends_everything(cluster: RealCluster) -> None:
+    """Whoever waits gets ClientClosedError; nothing is left running."""
+    async with asyncio.TaskGroup() as tasks, connect(cluster.uri) as bk:
+        writer = await bk.create_ledger()
+        await writer.append(b"a")
+        reader = await bk.open_ledger(writer.ledger_id)
+        following = tasks.create_task(failure_of(anext(reader.tail(start=5))))
+        await cluster.stop(0)
+        await cluster.stop(1)
+        appending = tasks.create_task(failure_of(writer.append(b"b")))
+        await asyncio.sleep(0.01)
+    assert isinstance(following.result(), ClientClosedError)
+    assert isinstance(appending.result(), ClientClosedError)
+    for call in (writer.append(b"c"), writer.append_many([b"d"]), bk.create_ledger()):
+        assert isinstance(await failure_of(call), ClientClosedError)
+    assert isinstance(await failure_of(writer.close()), ClientClosedError)
+
+
+async def failure_of(call: Awaitable[object]) -> BookieError | None:
+    try:
+        await call
+    except BookieError as error:
+        return error
+    return None
+
+
+async def test_an_error_in_the_body_passes_unchanged(cluster: RealCluster) -> None:
+    """It is not wrapped into a group of exceptions."""
+
+    async def body() -> None:
+        async with connect(cluster.uri) as bk:
+            writer = await bk.create_ledger()
+            await writer.append(b"%d" % (1 // 0))
+
+    with pytest.raises(ZeroDivisionError):
+        await body()
+
+
+async def test_a_cluster_that_was_never_made(tmp_path: Path) -> None:
+    """Connecting to an empty store says what to do."""
+    with pytest.raises(NoSuchKeyError, match="cluster init"):
+        async with connect(f"memory://{tmp_path.name}-empty"):
+            pass
+
+
+def test_settings_are_checked() -> None:
+    """An unknown or impossible setting is one sentence."""
+    with pytest.raises(ConfigurationError, match="add_timeout_seconds"):
+        connect("memory://x", add_timeout_second=1)
+    with pytest.raises(ConfigurationError):
+        connect("memory://x", add_timeout_seconds=-1)
