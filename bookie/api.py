@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import hmac
 import random
-import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -33,6 +32,7 @@ from bookie.cluster.instance import read_instance_id
 from bookie.cluster.ledger_ids import LedgerIdGenerator
 from bookie.cluster.ledgers import LedgerManager
 from bookie.config import ClientSettings, RpcSettings, load_settings
+from bookie.env.clock import SystemClock
 from bookie.errors import (
     BadRequestError,
     ClientClosedError,
@@ -196,7 +196,7 @@ class BookKeeper:
             fragments=(Fragment(0, bookies),),
             digest_type=_digest_type(digest_type),
             password_key=derive_key(password),
-            ctime_ms=time.time_ns() // 1_000_000,
+            ctime_ms=SystemClock().now_ms(),
             custom_metadata=dict(custom_metadata or {}),
         )
         created = await _create(entered, metadata, ledger_id)
