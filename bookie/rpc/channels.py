@@ -7,7 +7,8 @@ that fails in transport raises, and its outcome is unknown:
 
 * `BookieUnreachableError`: no connection, a broken one, or an answer that cannot be understood;
 * `OperationTimeoutError`: no answer in time;
-* `BadRequestError`: a message exceeded what one of the two ends takes.
+* `BadRequestError`: a message exceeded what one of the two ends takes;
+* `ClientClosedError`: the channel was closed meanwhile.
 
 Cancelling a call abandons it; the bookie may still do what it asked.
 """
@@ -23,7 +24,12 @@ import grpc
 
 from bookie._pb import bookie_pb2 as pb
 from bookie.config import RpcSettings
-from bookie.errors import BadRequestError, BookieUnreachableError, error_for_status
+from bookie.errors import (
+    BadRequestError,
+    BookieUnreachableError,
+    ClientClosedError,
+    error_for_status,
+)
 from bookie.formats.commands import (
     Info,
     LacReply,
@@ -94,7 +100,7 @@ class BookieChannel:
         self._streams: list[AddStream | LacWatch] = []
 
     async def aclose(self) -> None:
-        """End the streams and close the connections; calls that run fail as cancelled."""
+        """End the streams and close the connections; calls that run raise ClientClosedError."""
         for stream in self._streams:
             await stream.aclose()
         await self._bulk.close()
@@ -232,7 +238,23 @@ class BookieChannel:
             data = await self._unary[rpc](request, timeout=timeout, metadata=self._metadata)
         except grpc.RpcError as error:
             raise error_of(self.address, error) from None
+        except asyncio.CancelledError:
+            self._check_cancelled()
+            raise
         return self._understand(parse, data)
+
+    def _check_cancelled(self) -> None:
+        """Tell a caller that was cancelled from a call that was.
+
+        gRPC ends the calls of a channel that is closed like a cancelled task, but the task that
+        waits was not asked to end.
+
+        Raises:
+            ClientClosedError: Nobody cancelled the current task.
+        """
+        task = asyncio.current_task()
+        if task is not None and not task.cancelling():
+            raise ClientClosedError(f"the connection to bookie {self.address} was closed") from None
 
     async def _pages(
         self, rpc: str, request: bytes, timeout: float | None
@@ -246,6 +268,9 @@ class BookieChannel:
                 yield page
         except grpc.RpcError as error:
             raise error_of(self.address, error) from None
+        except asyncio.CancelledError:
+            self._check_cancelled()
+            raise
         finally:
             call.cancel()
 

@@ -15,7 +15,6 @@ import hmac
 from collections.abc import Iterable
 from typing import Any, Final
 
-import grpc
 from grpc import aio
 
 from bookie.config import RpcSettings
@@ -67,7 +66,8 @@ def channel_options(settings: RpcSettings, connect_timeout_seconds: float) -> Ch
     """What a client tells gRPC.
 
     Each channel gets a connection of its own, even to the same bookie: bulk on one must not delay a
-    fence on the other.
+    fence on the other. gRPC retries a call by itself only where no server can have seen it (a
+    connection that was just closed for idleness): no policy for more is ever configured.
     """
     first, longest = RECONNECT_BACKOFF_MS
     return [
@@ -82,7 +82,6 @@ def channel_options(settings: RpcSettings, connect_timeout_seconds: float) -> Ch
         ("grpc.max_reconnect_backoff_ms", longest),
         # Named a backoff, this is in fact how long one attempt to connect may take.
         ("grpc.min_reconnect_backoff_ms", _milliseconds(connect_timeout_seconds)),
-        ("grpc.enable_retries", 0),  # what may be sent again is decided by who knows what it is
         ("grpc.enable_http_proxy", 0),
     ]
 
@@ -120,10 +119,3 @@ def check_instance_id(metadata: Iterable[tuple[str, str | bytes]], instance_id: 
                 return
             raise WrongClusterError("this bookie belongs to another cluster than the caller")
     raise WrongClusterError("the caller did not say which cluster it belongs to")
-
-
-def is_message_too_large(error: grpc.RpcError) -> bool:
-    """Whether a call failed because a message exceeded what one end takes."""
-    return isinstance(error, aio.AioRpcError) and (
-        error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    )

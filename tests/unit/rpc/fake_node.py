@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 import numpy as np
 
 from bookie.config import NodeSettings
-from bookie.errors import BookieError, TooManyRequestsError
+from bookie.errors import TooManyRequestsError
 from bookie.formats.batch import EntryBatch
 from bookie.formats.commands import (
     AddCommand,
@@ -86,11 +86,13 @@ class FakeNode:
         self.lac_reply = LacReply(Status.OK, "", b"last", b"lac", 7, True)
         self.pages: list[Ranges] = []
         self.rows: list[list[LedgerRow]] = []
+        self.listing = asyncio.Event()
+        self.listing.set()
+        self.listed = 0
         self.watchers: list[FakeWatcher] = []
         self.watches_max = 1000
         self.lacs: dict[int, int] = {}
         self.failure: BaseException | None = None
-        self.changed = asyncio.Condition()
 
     def _called(self, *call: object) -> None:
         self.calls.append(call)
@@ -140,6 +142,8 @@ class FakeNode:
         self._called("list_entries", ledger_id, first_entry_id, last_entry_id)
 
     async def list_ledgers(self, after_ledger_id: int) -> AsyncIterator[list[LedgerRow]]:
+        self.listed += 1
+        await self.listing.wait()
         for page in self.rows:
             yield page
         self._called("list_ledgers", after_ledger_id)
@@ -160,11 +164,6 @@ class FakeNode:
             for watcher in self.watchers:
                 if ledger_id in watcher.ledgers:
                     watcher.callback(LacState(ledger_id, lac, False))
-
-
-def refusal(error: type[BookieError]) -> BookieError:
-    """An error with a sentence."""
-    return error("as the test wants it")
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -21,6 +21,7 @@ from bookie.rpc.server import serve
 from bookie.telemetry import Metrics
 from tests.unit.rpc.conftest import Served
 from tests.unit.rpc.fake_node import INSTANCE_ID, FakeNode, batch_of, until
+from tests.unit.rpc.http2_peer import connected
 
 UNARY: dict[str, Any] = {
     "Read": pb.ReadResponse,
@@ -219,51 +220,18 @@ async def test_a_client_that_takes_no_answers_uses_up_the_budget_not_the_memory(
     node, metrics = FakeNode(NodeSettings(in_flight_read_bytes_max=limit)), Metrics()
     node.read_reply = ReadReply(Status.OK, "", batch_of([1024 * 1024]), 1)
     most = 0.0
-    async with serve(node, "127.0.0.1", 0, RpcSettings(drain_seconds=0.2), metrics) as port:
-        reader, writer = await _stalled_connection(port, calls=40)
-        await until(lambda: len(node.calls) > 1)
-        for _ in range(20):
-            await asyncio.sleep(0.005)
-            in_flight = metrics.registry.get_sample_value("bookie_in_flight_read_bytes") or 0.0
-            most = max(most, in_flight)
-        assert 0 < most <= limit + 5 * 1024 * 1024
-        async with asyncio.TaskGroup() as tasks:
+    settings = RpcSettings(drain_seconds=0.2)
+    async with serve(node, "127.0.0.1", 0, settings, metrics) as port:
+        async with connected(port) as peer, asyncio.TaskGroup() as tasks:
+            for _ in range(40):
+                peer.call("Read", encode_read_request(ReadCommand(3, 0, 9)))
+            await until(lambda: len(node.calls) > 1)
+            for _ in range(20):
+                await asyncio.sleep(0.005)
+                in_flight = metrics.registry.get_sample_value("bookie_in_flight_read_bytes")
+                most = max(most, in_flight or 0.0)
+            assert 0 < most <= limit + 5 * 1024 * 1024
             honest = BookieChannel(f"127.0.0.1:{port}", INSTANCE_ID, tasks)
             assert (await honest.info(timeout=5)).bookie_id == "b1"
             await honest.aclose()
-        writer.close()
         await until(lambda: metrics.registry.get_sample_value("bookie_in_flight_read_bytes") == 0)
-        del reader
-
-
-async def _stalled_connection(
-    port: int, *, calls: int
-) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A hand-made HTTP/2 peer that sends reads, and opens no window for their answers."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(4, 0, 0, b""))
-    headers = [
-        (":method", "POST"),
-        (":scheme", "http"),
-        (":path", f"/{SERVICE}/Read"),
-        (":authority", "localhost"),
-        ("te", "trailers"),
-        ("content-type", "application/grpc"),
-        (INSTANCE_ID_METADATA_KEY, INSTANCE_ID),
-    ]
-    block = b"".join(
-        b"\x00" + bytes((len(name),)) + name.encode() + bytes((len(value),)) + value.encode()
-        for name, value in headers
-    )
-    request = encode_read_request(ReadCommand(3, 0, 9))
-    message = b"\x00" + len(request).to_bytes(4, "big") + request
-    for number in range(calls):
-        stream_id = 2 * number + 1
-        writer.write(_frame(1, 4, stream_id, block) + _frame(0, 1, stream_id, message))
-    await writer.drain()
-    return reader, writer
-
-
-def _frame(kind: int, flags: int, stream_id: int, payload: bytes) -> bytes:
-    head = len(payload).to_bytes(3, "big") + bytes((kind, flags))
-    return head + stream_id.to_bytes(4, "big") + payload

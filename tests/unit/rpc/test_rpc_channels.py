@@ -9,6 +9,7 @@ import pytest
 
 from bookie.errors import (
     BookieUnreachableError,
+    ClientClosedError,
     IdentityError,
     OperationTimeoutError,
     StorageFailedError,
@@ -263,3 +264,39 @@ async def test_a_cancelled_call_leaves_the_channel_usable(served: Served) -> Non
     served.node.reading.set()
     reply = await served.channel.read(ReadCommand(3, 0, 0), timeout=5)
     assert reply.status is Status.NO_SUCH_ENTRY
+
+
+async def test_closing_a_channel_ends_its_calls_without_cancelling_their_callers(
+    served: Served,
+) -> None:
+    """A task that waits for a bookie is told that the channel was closed, and lives on."""
+    served.node.reading.clear()
+    channel = BookieChannel(served.address, INSTANCE_ID, served.tasks)
+
+    async def read() -> str:
+        with pytest.raises(ClientClosedError):
+            await channel.read(ReadCommand(3, 0, 0), timeout=5)
+        return "lives on"
+
+    task = served.tasks.create_task(read())
+    await until(lambda: len(served.node.calls) == 1)
+    await channel.aclose()
+    assert await task == "lives on"
+
+
+async def test_closing_a_channel_ends_a_listing_without_cancelling_its_caller(
+    served: Served,
+) -> None:
+    """The same for calls that answer in pages."""
+    served.node.listing.clear()
+    channel = BookieChannel(served.address, INSTANCE_ID, served.tasks)
+
+    async def follow() -> str:
+        with pytest.raises(ClientClosedError):
+            _ = [page async for page in channel.list_ledgers()]
+        return "lives on"
+
+    task = served.tasks.create_task(follow())
+    await until(lambda: served.node.listed == 1)
+    await channel.aclose()
+    assert await task == "lives on"
