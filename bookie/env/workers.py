@@ -31,6 +31,10 @@ class BatchWorker(Protocol[T_contra]):
         """Handle what is queued, then end the thread; waits for it."""
         ...
 
+    def abandon(self) -> None:
+        """End the thread when it comes to it, without waiting: it may hang in a device."""
+        ...
+
 
 class Workers(Protocol):
     """Where blocking work runs."""
@@ -78,6 +82,9 @@ class _ThreadBatchWorker(Generic[T]):
     def close(self) -> None:
         self._queue.put(None)
         self._thread.join()
+
+    def abandon(self) -> None:
+        self._queue.put(None)
 
     def _run(self) -> None:
         get, get_nowait = self._queue.get, self._queue.get_nowait

@@ -35,11 +35,13 @@ from bookie.telemetry import Metrics
 
 @dataclass(slots=True)
 class _Frozen:
-    """A generation on its way into the index."""
+    """A generation on its way into the index, and the barrier behind it."""
 
     generation: Generation
     dirty: dict[int, LedgerState]
-    mark: Mark | None = None
+    barrier: JournalRequest
+    passed: asyncio.Future[None]
+    """Done once the journal has handed the barrier back."""
     sealed: list[SealedFile] = field(default_factory=list)
 
 
@@ -101,29 +103,40 @@ class Checkpointer:
         """A journal file took its last block."""
         self._sealed.append(SealedFile(file.number, FileKind.JOURNAL, file.end_offset))
 
-    async def run(self, meta: dict[bytes, bytes] | None = None) -> None:
+    async def run(self) -> None:
         """Make one checkpoint; concurrent callers queue up.
+
+        Cancelled at any moment, it leaves a generation that the next run brings to its end.
 
         Raises:
             DiskFullError: the index has no room; nothing was lost, and the next run tries again.
+            CorruptionError: a page that had to be changed is damaged; nothing was changed.
             StorageFailedError: the device failed; the process must end.
         """
         async with self._lock:
-            with self._metrics.checkpoint_seconds.time():
-                await self._run(meta or {})
-            self._metrics.checkpoints_total.inc()
+            await self._run({})
+
+    async def run_last(self, meta: dict[bytes, bytes]) -> None:
+        """Bring everything into the index, with the values `meta`; raises like `run`."""
+        async with self._lock:
+            if self._frozen is not None:
+                await self._run({})
+            await self._run(meta)
 
     async def _run(self, meta: dict[bytes, bytes]) -> None:
-        frozen = self._frozen
-        if frozen is None:
-            frozen = await self._swap()
-        assert frozen.mark is not None
+        with self._metrics.checkpoint_seconds.time():
+            await self._make(meta)
+        self._metrics.checkpoints_total.inc()
+
+    async def _make(self, meta: dict[bytes, bytes]) -> None:
+        frozen = self._frozen or self._swap()
+        mark = await self._mark_of(frozen)
         rows = {ledger_id: state.row() for ledger_id, state in frozen.dirty.items()}
         self._env.failpoints.hit("checkpoint.before_commit")
         removed = list(self._removed)
         try:
             committed = await self._env.workers.run(
-                "index", self._commit, frozen, rows, removed, meta
+                "index", self._commit, frozen, mark, rows, removed, meta
             )
         except DiskFullError:
             self._release_reserve()
@@ -141,45 +154,48 @@ class Checkpointer:
         await self._unlink_dead()
         self.more_to_do = bool(self._removed) or committed.deletions_left
 
-    async def _swap(self) -> _Frozen:
-        """Steps 1 and 2. From here on new adds go to a new generation."""
-        frozen = _Frozen(self._admission.generation, self._dirty)
+    def _swap(self) -> _Frozen:
+        """Step 1. From here on new adds go to a new generation."""
+        passed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def complete(request: JournalRequest) -> None:
+            # Here and not where the barrier is awaited: whoever awaits it may be cancelled.
+            frozen.sealed, self._sealed = self._sealed, []
+            passed.set_result(None)
+
+        barrier = JournalRequest(RequestKind.BARRIER, complete)
+        frozen = _Frozen(self._admission.generation, self._dirty, barrier, passed)
         self._frozen = frozen
         self._admission.generation = Generation()
         self._dirty = {}
-        barrier: asyncio.Future[Mark] = asyncio.get_running_loop().create_future()
-
-        def complete(request: JournalRequest) -> None:
-            if barrier.done():
-                return
-            if request.error is not None:
-                barrier.set_exception(request.error)
-                return
-            assert request.mark is not None
-            frozen.sealed, self._sealed = self._sealed, []
-            barrier.set_result(request.mark)
-
-        self._admission.submit(JournalRequest(RequestKind.BARRIER, complete))
+        self._admission.submit(barrier)
         self._env.failpoints.hit("checkpoint.after_swap")
-        frozen.mark = await barrier
-        self._env.failpoints.hit("checkpoint.after_barrier")
         return frozen
+
+    async def _mark_of(self, frozen: _Frozen) -> Mark:
+        """Step 2. The mark of the generation's own barrier, however often it is waited for."""
+        await asyncio.wait([frozen.passed])
+        if frozen.barrier.error is not None:
+            raise frozen.barrier.error
+        assert frozen.barrier.mark is not None
+        self._env.failpoints.hit("checkpoint.after_barrier")
+        return frozen.barrier.mark
 
     def _commit(
         self,
         frozen: _Frozen,
+        mark: Mark,
         rows: dict[int, LedgerIndexRow],
         removed: list[int],
         meta: dict[bytes, bytes],
     ) -> Committed:
         """Step 4, in the index thread. The frozen generation does not change any more."""
-        assert frozen.mark is not None
         changes = [
             LedgerChange(ledger_id, row, frozen.generation.table_of(ledger_id))
             for ledger_id, row in rows.items()
         ]
         change = CheckpointChange(
-            mark=frozen.mark,
+            mark=mark,
             ledgers=changes,
             sealed=frozen.sealed,
             removed_files=removed,

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -111,10 +111,12 @@ class Engine:
         Looks at up to `count_max` rows; deleted ledgers are left out. What is only in memory yet is
         included, with the counts of the last checkpoint. The id is `MAX_ID` at the end.
         """
+        # Memory before the index: a checkpoint may move a ledger from the one to the other.
+        dirty = self._checkpointer.dirty_states()
         rows = await self._env.workers.run("read", self._index.ledgers, after, count_max)
         limit = rows[-1][0] if len(rows) == count_max else MAX_ID
         merged = dict(rows)
-        for state in self._checkpointer.dirty_states():
+        for state in dirty:
             if after < state.ledger_id <= limit and state.exists:
                 merged[state.ledger_id] = state.row()
         page = [
@@ -263,6 +265,9 @@ class Engine:
         stripe: Stripe = ALL_IDS,
     ) -> ReadResult:
         """Read stored entries; see `EntryReader.read`."""
+        if self._failure is not None:
+            # What was accepted and not acknowledged left the cache; it may be on disk all the same.
+            return ReadResult(None, first, Status.IO_ERROR, str(self._failure))
         return await self._reader.read(
             state.ledger_id,
             first,
@@ -291,7 +296,8 @@ class Engine:
 
     async def checkpoint(self) -> None:
         """Make a checkpoint now; raises like `Checkpointer.run`."""
-        await self._checkpointer.run()
+        with self._failing():
+            await self._checkpointer.run()
 
     def start(self) -> None:
         """Start the journal thread."""
@@ -329,25 +335,41 @@ class Engine:
         """Stop in order: checkpoint, journal thread, files. Nothing may be in flight."""
         try:
             if self._failure is None:
-                await self._checkpointer.run({META_CLEAN: b"1"})
+                with self._failing():
+                    await self._checkpointer.run_last({META_CLEAN: b"1"})
         except DiskFullError as error:
             _log.warning("last_checkpoint_skipped", reason=str(error))
         finally:
-            if self._worker is not None:
+            assert self._worker is not None
+            if self._failure is None:
                 self._worker.close()
-            self._booted.writer.close()
+                self._booted.writer.close()
+            else:
+                # The thread may hang in the device; its file is not touched any more.
+                self._worker.abandon()
             self._files.close()
             self._index.close()
 
     async def _checkpoint_or_read_only(self) -> None:
         self._journaled_bytes = 0
+        with suppress(DiskFullError):
+            await self.checkpoint()
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """What an error of a checkpoint means for the engine."""
         try:
-            await self._checkpointer.run()
+            yield
         except DiskFullError as error:
             self._turn_read_only(str(error))
+            raise
+        except StorageFailedError as error:
+            self._failed(error)
+            raise
         except CorruptionError as error:
             # A page of the index is damaged: the next boot walks it and rebuilds it.
             self._failed(error)
+            raise StorageFailedError(f"the index is damaged: {error}") from error
 
     def _turn_read_only(self, reason: str) -> None:
         if DEVICE_FULL not in self.admission.read_only_reasons:

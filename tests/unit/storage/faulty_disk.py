@@ -69,6 +69,12 @@ class Hold:
         """Open the gate for good."""
         self.opened.set()
 
+    def pass_through(self) -> None:
+        """Stand before the gate until it is open."""
+        if not self.opened.is_set():
+            self.reached.set()
+            assert self.opened.wait(HOLD_SECONDS_MAX), "nobody released the hold"
+
 
 @dataclass(frozen=True, slots=True)
 class _Overwritten:
@@ -200,9 +206,8 @@ class FaultyDisk:
         """Log the call, wait at a gate, fail if told to."""
         self.calls.append(call)
         for hold in self._holds:
-            if call.name == hold.name and hold.part in call.path and not hold.opened.is_set():
-                hold.reached.set()
-                assert hold.opened.wait(HOLD_SECONDS_MAX), "nobody released the hold"
+            if call.name == hold.name and hold.part in call.path:
+                hold.pass_through()
         for fault in self._faults:
             if fault.strikes(call.name, call.path):
                 raise OSError(fault.errno, os.strerror(fault.errno), call.path)

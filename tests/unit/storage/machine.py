@@ -34,7 +34,7 @@ from bookie.storage.directories import locked_directories
 from bookie.storage.engine import Engine, open_engine
 from bookie.storage.reader import ALL_IDS, ReadResult, Stripe
 from bookie.telemetry import Metrics
-from tests.unit.storage.faulty_disk import FaultyDisk
+from tests.unit.storage.faulty_disk import FaultyDisk, Hold
 
 KIB, MIB = 1024, 1024 * 1024
 DIGESTER = digester_for(DigestType.CRC32C, b"")
@@ -76,6 +76,8 @@ class FaultyStore:
         self._faults.writes += 1
         with self._store.write() as transaction:
             yield transaction
+            if self._faults.gate is not None:
+                self._faults.gate.pass_through()
             if self._faults.errors:
                 raise self._faults.errors.pop(0)
 
@@ -90,6 +92,7 @@ class StoreFaults:
 
     errors: list[BaseException] = field(default_factory=list)
     writes: int = 0
+    gate: Hold | None = None
 
 
 class Snapshots(Failpoints):

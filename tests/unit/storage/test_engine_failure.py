@@ -1,0 +1,312 @@
+"""Broken and full devices: fail-stop without a retry, or read-only without a loss."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from bookie.errors import (
+    BookieError,
+    ConfigurationError,
+    CorruptionError,
+    DiskFullError,
+    StorageFailedError,
+)
+from bookie.formats.pages import page_key
+from bookie.ids import Status
+from bookie.storage.engine import DEVICE_FULL, Engine
+from tests.unit.storage.machine import (
+    KIB,
+    Machine,
+    add,
+    batch,
+    fence,
+    ids_of,
+    read,
+    start_add,
+    stored_ids,
+)
+
+OK, IO_ERROR, READ_ONLY = Status.OK, Status.IO_ERROR, Status.READ_ONLY
+
+
+@pytest.fixture(name="machine")
+def _machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path / "m")
+
+
+@asynccontextmanager
+async def failing_engine(machine: Machine) -> AsyncIterator[Engine]:
+    """An engine that must end with StorageFailedError, which is what ends the process."""
+    with pytest.raises(ExceptionGroup) as caught:
+        async with machine.engine() as engine:
+            yield engine
+    assert caught.group_contains(StorageFailedError)
+
+
+async def until_failed(engine: Engine) -> None:
+    """Wait for the cancellation that a failed engine sends into its block."""
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.Event().wait()
+    assert engine._failure is not None
+
+
+@pytest.mark.parametrize("call", ["pwritev", "fdatasync"])
+async def test_a_failed_journal_acknowledges_nothing_any_more(machine: Machine, call: str) -> None:
+    """Adds, fences and forces, those in its queue and later ones; the disk is not asked again."""
+    async with failing_engine(machine) as engine:
+        assert (await add(engine, 7, [0])).status is OK
+        fence_later = await engine.load(8)
+        hold = machine.disk.hold("fdatasync", ".journal")
+        first = await start_add(engine, batch(7, [1], size=1000))
+        hold.wait_reached()
+        machine.disk.fail(call, ".journal", errno.EIO)
+        waiters = [
+            await start_add(engine, batch(7, [2])),
+            await start_add(engine, batch(7, [3]), deferred_sync=True),
+            await start_add(engine, batch(7, [4]), recovery=True),
+            engine.admission.fence(fence_later, b""),
+            engine.admission.force(),
+        ]
+        hold.release()
+        in_flight = [*waiters] if call == "pwritev" else [first, *waiters]
+        for waiter in in_flight:
+            assert (await waiter).status is IO_ERROR
+        calls = len(machine.disk.calls)
+        assert (await add(engine, 7, [5])).status is IO_ERROR
+        assert (await fence(engine, 8)).status is IO_ERROR
+        assert (await engine.admission.force()).status is IO_ERROR
+        result = await read(engine, 7, 2, 2)
+        assert result.stopped_by is IO_ERROR, "no negative answer about what may be on disk"
+        with pytest.raises(StorageFailedError):
+            await stored_ids(engine, 7)
+        writes = [item.name for item in machine.disk.calls[calls:] if "journal" in item.path]
+        assert not {"pwritev", "fdatasync"} & set(writes)
+        await until_failed(engine)
+    names = [item.name for item in machine.disk.calls[calls:] if ".journal" in item.path]
+    assert not {"pwritev", "fdatasync", "truncate"} & set(names)
+
+
+async def test_the_next_start_knows_that_a_disk_failed(machine: Machine) -> None:
+    """It walks the index; what was acknowledged is there."""
+    async with failing_engine(machine) as engine:
+        await add(engine, 7, range(100))
+        await engine.checkpoint()
+        machine.disk.fail("fdatasync", ".journal", errno.EIO)
+        assert (await add(engine, 7, [100])).status is IO_ERROR
+        await until_failed(engine)
+    assert (machine.root / "ledgers" / "FAILED").exists()
+    async with machine.engine() as engine:
+        assert not engine.report.rebuilt
+        assert not (machine.root / "ledgers" / "FAILED").exists()
+        assert (await stored_ids(engine, 7))[:100] == list(range(100))
+
+
+async def test_a_failed_index_commit_is_not_retried(machine: Machine) -> None:
+    """Not by the checkpoint at the end either: what is on disk is unknown."""
+    async with failing_engine(machine) as engine:
+        await add(engine, 7, range(10))
+        machine.store.errors.append(OSError(errno.EIO, "broken"))
+        writes = machine.store.writes
+        with pytest.raises(StorageFailedError):
+            await engine.checkpoint()
+        assert (await add(engine, 7, [10])).status is IO_ERROR
+        await until_failed(engine)
+    assert machine.store.writes == writes + 1
+    assert (machine.root / "ledgers" / "FAILED").exists()
+    async with machine.engine() as engine:
+        assert await stored_ids(engine, 7) == list(range(10))
+
+
+async def test_a_failed_commit_of_the_housekeeper_ends_the_engine(machine: Machine) -> None:
+    """Nobody has to ask for the checkpoint to hear of it."""
+    machine.changes = {"checkpoint_entries": 5}
+    async with failing_engine(machine) as engine:
+        machine.store.errors.append(OSError(errno.EIO, "broken"))
+        await add(engine, 7, range(10))
+        await until_failed(engine)
+    assert machine.store.writes == 2, "that of the start and the failed one"
+
+
+async def test_a_failed_last_checkpoint_is_a_failure(machine: Machine) -> None:
+    """The process must not end as if all were well."""
+
+    async def add_and_break() -> None:
+        async with machine.engine() as engine:
+            await add(engine, 7, range(10))
+            machine.store.errors.append(OSError(errno.EIO, "broken"))
+
+    with pytest.raises(StorageFailedError):
+        await add_and_break()
+    async with machine.engine() as engine:
+        assert not engine.report.clean
+        assert await stored_ids(engine, 7) == list(range(10))
+
+
+async def test_a_damaged_page_ends_the_engine_and_the_next_start_rebuilds(
+    machine: Machine,
+) -> None:
+    """A checkpoint must not write over what it could not read."""
+    async with failing_engine(machine) as engine:
+        await add(engine, 7, range(10))
+        await engine.checkpoint()
+        with engine._booted.index._store.write() as txn:
+            page = bytearray(txn.get("locations", page_key(7, 0)) or b"")
+            page[-1] ^= 1
+            txn.put("locations", page_key(7, 0), bytes(page))
+        assert (await read(engine, 7, 0, 9)).stopped_by is IO_ERROR
+        with pytest.raises(CorruptionError):
+            await add(engine, 7, range(10))
+        await add(engine, 7, range(10, 20))
+        with pytest.raises(StorageFailedError):
+            await engine.checkpoint()
+        await until_failed(engine)
+    async with machine.engine() as engine:
+        assert engine.report.rebuilt
+        assert engine.needs_integrity_check
+        assert await stored_ids(engine, 7) == list(range(20))
+
+
+async def test_an_index_without_room_turns_read_only_and_loses_nothing(machine: Machine) -> None:
+    """The generation is kept, fences and recovery adds go on, a later checkpoint succeeds."""
+    machine.changes = {"reserve_bytes": 64 * KIB}
+    async with machine.engine() as engine:
+        reserve = machine.root / "ledgers" / "RESERVE"
+        assert reserve.stat().st_size == 64 * KIB
+        await add(engine, 7, range(100))
+        machine.store.errors += [DiskFullError("full")] * 2
+        for _ in range(2):
+            with pytest.raises(DiskFullError):
+                await engine.checkpoint()
+        assert not reserve.exists(), "given up for the next try"
+        assert engine.admission.read_only_reasons == {DEVICE_FULL}
+        assert (await add(engine, 7, [100])).status is READ_ONLY
+        assert (await add(engine, 7, [100], recovery=True)).status is OK
+        assert (await fence(engine, 8)).status is OK
+        assert ids_of(await read(engine, 7, 0, 200)) == list(range(101))
+        killed = machine.killed("full")
+        await engine.checkpoint()
+        later = machine.killed("later")
+        engine.device_has_room()
+        assert engine.admission.read_only_reasons == set()
+        assert reserve.exists()
+        assert (await add(engine, 9, [0])).status is OK
+    for after in (killed, later, machine):
+        async with after.engine() as engine:
+            assert await stored_ids(engine, 7) == list(range(101))
+            assert (await engine.load(8)).fenced
+
+
+async def test_a_last_checkpoint_without_room_is_made_up_for_by_replay(machine: Machine) -> None:
+    """A full device is no failure."""
+    async with machine.engine() as engine:
+        await add(engine, 7, range(10))
+        machine.store.errors.append(DiskFullError("full"))
+    async with machine.engine() as engine:
+        assert not engine.report.clean
+        assert engine.report.entries == 10
+        assert await stored_ids(engine, 7) == list(range(10))
+
+
+async def test_a_journal_without_room_turns_read_only(machine: Machine) -> None:
+    """Plain adds are refused, what is stored is served, fences take the reserve."""
+    machine.changes = {"reserve_bytes": 64 * KIB}
+    async with machine.engine() as engine:
+        stored = 0
+        machine.disk.fail("create", ".journal", errno.ENOSPC)
+        while (await add(engine, 7, [stored], size=100 * KIB)).status is OK:
+            stored += 1
+        assert engine.admission.read_only_reasons == {DEVICE_FULL}
+        assert await stored_ids(engine, 7) == list(range(stored))
+        assert (await add(engine, 7, [stored], size=100 * KIB, recovery=True)).status is OK
+        assert (await fence(engine, 8)).status is OK
+        state = await engine.load(7)
+        assert state.last_entry_id == stored
+        killed = machine.killed("kill")
+    for after in (killed, machine):
+        async with after.engine() as engine:
+            assert await stored_ids(engine, 7) == list(range(stored + 1))
+            assert (await engine.load(8)).fenced
+
+
+@pytest.mark.parametrize(
+    ("break_it", "error"),
+    [
+        (lambda m: m.disk.fail("create", ".log.tmp", errno.EIO), StorageFailedError),
+        (lambda m: m.disk.fail("pwritev", ".log.tmp", errno.EIO), StorageFailedError),
+        (lambda m: m.disk.fail("fdatasync", ".log.tmp", errno.EIO), StorageFailedError),
+        (lambda m: m.disk.fail("rename", ".log", errno.EIO), StorageFailedError),
+        (lambda m: m.disk.fail("pread", ".journal", errno.EIO), StorageFailedError),
+        (lambda m: m.disk.fail("drop_cache", ".journal", errno.EIO), StorageFailedError),
+        (lambda m: m.disk.fail("drop_cache", ".mdb", errno.EIO), StorageFailedError),
+        (lambda m: m.disk.fail("create", ".journal.tmp", errno.EIO), StorageFailedError),
+        (lambda m: m.store.errors.append(OSError(errno.EIO, "broken")), StorageFailedError),
+        (
+            lambda m: m.disk.fail("create", ".journal.tmp", errno.ENOSPC, times=9),
+            ConfigurationError,
+        ),
+        (lambda m: m.disk.fail("create", ".log.tmp", errno.ENOSPC, times=9), ConfigurationError),
+        (lambda m: m.store.errors.extend([DiskFullError("full")] * 2), ConfigurationError),
+    ],
+)
+async def test_a_start_that_fails_says_so_and_changes_nothing(
+    machine: Machine, break_it: Callable[[Machine], object], error: type[BookieError]
+) -> None:
+    """The next start on a sound device finds everything."""
+    async with machine.engine() as engine:
+        await add(engine, 7, range(10))
+        killed = machine.killed("kill")
+    break_it(killed)
+    with pytest.raises(error):
+        async with killed.engine():
+            pass
+    killed.disk.heal()
+    killed.store.errors.clear()
+    async with killed.engine() as engine:
+        assert not engine.report.corrupt
+        assert not engine.report.rebuilt
+        assert await stored_ids(engine, 7) == list(range(10))
+
+
+@pytest.mark.parametrize(
+    "fill",
+    [
+        lambda m: m.disk.fail("create", ".journal.tmp", errno.ENOSPC),
+        lambda m: m.disk.fail("create", ".log.tmp", errno.ENOSPC),
+        lambda m: m.disk.fail("pwritev", ".log.tmp", errno.ENOSPC),
+        lambda m: m.store.errors.append(DiskFullError("full")),
+    ],
+)
+async def test_a_start_on_a_full_device_takes_the_reserve(
+    machine: Machine, fill: Callable[[Machine], object]
+) -> None:
+    """What was acknowledged must be reachable again, room or no room."""
+    machine.changes = {"reserve_bytes": 64 * KIB}
+    async with machine.engine() as engine:
+        await add(engine, 7, range(10))
+        killed = machine.killed("kill")
+    killed.disk.free_bytes = 0
+    fill(killed)
+    async with killed.engine() as engine:
+        assert not (killed.root / "ledgers" / "RESERVE").exists()
+        assert await stored_ids(engine, 7) == list(range(10))
+
+
+async def test_a_device_that_does_not_answer_ends_the_engine(machine: Machine) -> None:
+    """Without waiting for it, which might be for ever."""
+    machine.changes = {
+        "sync_warn_seconds": 0.01,
+        "sync_fail_seconds": 0.02,
+        "vouch_idle_seconds": 0.01,
+    }
+    async with failing_engine(machine) as engine:
+        hold = machine.disk.hold("fdatasync", ".journal")
+        waiter = await start_add(engine, batch(7, [0]))
+        await until_failed(engine)
+        assert (await waiter).status is IO_ERROR
+    hold.release()
