@@ -3,7 +3,10 @@
 Two coroutines share a queue of requests that are not yet answered. The reader parses a request,
 waits until the node admits its bytes (while it waits, nothing is read, so the client is held back
 by gRPC's flow control) and hands it to the node, which answers with a future. The writer waits for
-the oldest future only and writes its answer. A stream thus costs two tasks, a request none.
+the oldest future only and writes its answer. A stream thus costs two tasks, a request none. One
+coroutine that reads and writes in turns was slower by a half with batches of 1 MiB (measured: 370
+against 700 messages a second, the bookie's own time 2.2 against 1.2 ms each), because gRPC takes
+more from the socket while a read is waiting.
 
 When the stream breaks, both coroutines end and the queue is forgotten; the futures are not
 cancelled, so the adds go on. An answer that cannot be delivered proves nothing to the client.

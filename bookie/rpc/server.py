@@ -92,14 +92,9 @@ def _probe(host: str, port: int) -> None:
 
 
 def _serve_reflection(server: Any) -> None:
-    """Serve gRPC reflection, which comes from a package that is not installed by default."""
-    try:
-        from grpc_reflection.v1alpha import reflection
-    except ImportError:
-        raise ConfigurationError(
-            "rpc.reflection needs a package: pip install grpcio-reflection"
-        ) from None
-    # The generated code registers the service's description in the default pool.
+    """Serve gRPC reflection; loaded only then, because nothing else needs it."""
+    from grpc_reflection.v1alpha import reflection
+
     from bookie._pb import bookie_pb2  # noqa: F401  (for its registration)
 
     reflection.enable_server_reflection(

@@ -9,6 +9,7 @@ import grpc
 import pytest
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from bookie.config import RpcSettings
 from bookie.errors import BookieError, ConfigurationError, WrongClusterError
@@ -39,6 +40,26 @@ async def test_health_is_serving_while_the_port_listens() -> None:
         with pytest.raises(aio.AioRpcError) as caught:
             await stub.Check(health_pb2.HealthCheckRequest(service="other"))
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+@pytest.mark.parametrize("reflection", [True, False])
+async def test_reflection_is_served_only_if_asked_for(reflection: bool) -> None:
+    """A debugging tool finds the service by the setting, and nothing without it."""
+    settings = RpcSettings(drain_seconds=0.2, reflection=reflection)
+    async with (
+        serve(FakeNode(), "127.0.0.1", 0, settings, Metrics()) as port,
+        aio.insecure_channel(f"127.0.0.1:{port}") as channel,
+    ):
+        call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo()
+        await call.write(reflection_pb2.ServerReflectionRequest(file_containing_symbol=SERVICE))
+        if reflection:
+            answer = await call.read()
+            assert len(answer.file_descriptor_response.file_descriptor_proto) == 1
+            call.cancel()
+        else:
+            with pytest.raises(aio.AioRpcError) as caught:
+                await call.read()
+            assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 async def test_a_port_that_is_taken_is_one_sentence() -> None:
