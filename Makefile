@@ -81,6 +81,9 @@ fault: $(VENV)/.test ## real processes, killed and stopped
 soak: $(VENV)/.test ## the same tests with their long counts; takes an hour or more
 	$(PYTEST) --hypothesis-profile=soak tests/unit tests/property tests/fault
 
+bench: $(VENV)/.test ## one bookie beside the ceilings of this machine; prints, asserts nothing
+	$(BIN)/python -m tests.bench.bench_bookie
+
 # ---- check it -------------------------------------------------------------------------------------
 
 lint: $(VENV)/.dev ## formatting and ruff's rules

@@ -25,10 +25,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from bookie.api import BookKeeper, connect
 from rich.console import Console
 from rich.table import Table
 
+from bookie.api import BookKeeper, connect
+from bookie.client.writer import WriterHandle
 from bookie.cluster.instance import initialize_cluster
 from bookie.env import PosixDisk
 from bookie.metadata.connect import open_store
@@ -152,7 +153,7 @@ async def read_batches(client: BookKeeper, size: int, seconds: float) -> Figure:
     return _figure(count, size, time.perf_counter() - begin, [])
 
 
-async def _writer(client: BookKeeper):  # type: ignore[no-untyped-def]
+async def _writer(client: BookKeeper) -> WriterHandle:
     return await client.create_ledger(ensemble_size=1, write_quorum_size=1, ack_quorum_size=1)
 
 
@@ -213,7 +214,9 @@ async def _cluster(root: Path, *, memory: bool) -> AsyncIterator[BookKeeper]:
         arguments = ["-m", "bookie", "serve", "--config", str(config)]
     with _process(*arguments, log=root / "log"):
         async with connect(uri) as client:
-            await client.wait_for_bookies(1, timeout=30)
+            async with asyncio.timeout(30):
+                while not client.bookies():  # noqa: ASYNC110  (no event to wait for)
+                    await asyncio.sleep(0.05)
             yield client
 
 

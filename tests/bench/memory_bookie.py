@@ -113,13 +113,15 @@ class MemoryBookie:
         self, ledger_id: int, first_entry_id: int, last_entry_id: int
     ) -> AsyncIterator[Ranges]:
         """Nothing."""
-        for nothing in ():
-            yield nothing
+        ranges: list[Ranges] = []
+        for item in ranges:
+            yield item
 
     async def list_ledgers(self, after_ledger_id: int) -> AsyncIterator[list[LedgerRow]]:
         """Nothing."""
-        for nothing in ():
-            yield nothing
+        pages: list[list[LedgerRow]] = []
+        for page in pages:
+            yield page
 
     async def info(self) -> Info:
         """A bookie without a disk."""
