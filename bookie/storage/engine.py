@@ -139,7 +139,10 @@ class Engine:
 
         Raises:
             CorruptionError: a page of the index is damaged; the listing is not complete.
+            StorageFailedError: the engine failed.
         """
+        if self._failure is not None:
+            raise self._failure
         last = min(last, state.last_entry_id)
         recent = [
             runs.entry_ids()

@@ -42,11 +42,17 @@ def _machine(tmp_path: Path) -> Machine:
 
 @asynccontextmanager
 async def failing_engine(machine: Machine) -> AsyncIterator[Engine]:
-    """An engine that must end with StorageFailedError, which is what ends the process."""
+    """An engine that must end with StorageFailedError, which is what ends the process.
+
+    Its block must run to its end, beyond `until_failed`, where the cancellation strikes.
+    """
+    finished = False
     with pytest.raises(ExceptionGroup) as caught:
         async with machine.engine() as engine:
             yield engine
-    assert caught.group_contains(StorageFailedError)
+            finished = True
+    assert [type(error) for error in caught.value.exceptions] == [StorageFailedError]
+    assert finished
 
 
 async def until_failed(engine: Engine) -> None:
@@ -74,6 +80,7 @@ async def test_a_failed_journal_acknowledges_nothing_any_more(machine: Machine, 
             engine.admission.force(),
         ]
         hold.release()
+        await until_failed(engine)
         in_flight = [*waiters] if call == "pwritev" else [first, *waiters]
         for waiter in in_flight:
             assert (await waiter).status is IO_ERROR
@@ -87,7 +94,6 @@ async def test_a_failed_journal_acknowledges_nothing_any_more(machine: Machine, 
             await stored_ids(engine, 7)
         writes = [item.name for item in machine.disk.calls[calls:] if "journal" in item.path]
         assert not {"pwritev", "fdatasync"} & set(writes)
-        await until_failed(engine)
     names = [item.name for item in machine.disk.calls[calls:] if ".journal" in item.path]
     assert not {"pwritev", "fdatasync", "truncate"} & set(names)
 
@@ -115,8 +121,8 @@ async def test_a_failed_index_commit_is_not_retried(machine: Machine) -> None:
         writes = machine.store.writes
         with pytest.raises(StorageFailedError):
             await engine.checkpoint()
-        assert (await add(engine, 7, [10])).status is IO_ERROR
         await until_failed(engine)
+        assert (await add(engine, 7, [10])).status is IO_ERROR
     assert machine.store.writes == writes + 1
     assert (machine.root / "ledgers" / "FAILED").exists()
     async with machine.engine() as engine:
@@ -310,3 +316,4 @@ async def test_a_device_that_does_not_answer_ends_the_engine(machine: Machine) -
         await until_failed(engine)
         assert (await waiter).status is IO_ERROR
     hold.release()
+    assert "close" not in machine.disk.names_called(".journal")
