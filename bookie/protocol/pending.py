@@ -26,8 +26,8 @@ class WriterLimits:
     """Deferred sync: confirmed batches after which the writer forces on its own."""
     eager_batches_max: int = 4
     """Pending batches beyond which a batch that may still grow waits: batches grow with load."""
-    retry_seconds: float = 5.0
-    """How long a dead slot with an open stream is left alone."""
+    retry_seconds: float = 1.0
+    """How long a dead slot with an open stream is left alone before it is probed."""
     resend_seconds: float = 0.1
     """How long a bookie that is too busy is left alone."""
 

@@ -9,15 +9,7 @@ A batch is **pending** until it is confirmed: every class in it has Qa acknowled
 batches before it are confirmed. The last add confirmed (LAC) moves only then, to the batch's last
 id. It is **retained** until every slot that is still waited for has answered, so that a bookie that
 reconnects gets what it missed, and a slow bookie holds the writer back instead of growing a queue.
-
-======== ===========================================================================================
-slot     meaning
-======== ===========================================================================================
-up       its stream is open: batches are sent when they are made
-down     its stream is broken: that proves nothing; batches wait until it opens, while there is room
-dead     it failed (by a status, or the add timeout ran out): skipped as long as the others can
-         acknowledge; tried again when its stream opens anew, or after `retry_seconds`
-======== ===========================================================================================
+A bookie that fails is skipped (`slots`) as long as the others can acknowledge.
 
 ======== ===========================================================================================
 state    leaves when
@@ -51,13 +43,12 @@ from typing import assert_never
 from bookie.errors import (
     BookieError,
     ClientClosedError,
-    LedgerClosedError,
-    LedgerFencedError,
     NotEnoughBookiesError,
     error_for_status,
 )
 from bookie.formats.ledger_metadata import LedgerMetadata, LedgerState
 from bookie.ids import NO_ENTRY, Status
+from bookie.protocol.closing import refusal_to_close
 from bookie.protocol.exchange import (
     CancelTimer,
     MetadataConflict,
@@ -72,7 +63,9 @@ from bookie.protocol.exchange import (
 )
 from bookie.protocol.pending import BATCH_ENTRIES_MAX, DeferredSync, PendingBatch, WriterLimits
 from bookie.protocol.quorum import Quorum, slots_of
+from bookie.protocol.slots import Slots
 from bookie.protocol.writer_events import (
+    FATAL_STATUSES,
     AddAnswered,
     Append,
     Close,
@@ -95,18 +88,6 @@ from bookie.protocol.writer_events import (
     WriterEffect,
     WriterEvent,
 )
-
-_FATAL = frozenset(
-    {
-        Status.FENCED,
-        Status.UNAUTHORIZED,
-        Status.WRONG_CLUSTER,
-        Status.BAD_REQUEST,
-        Status.CONFLICT,
-        Status.NO_SUCH_LEDGER,
-    }
-)
-"""Answers to an add that end the writer: they speak about the ledger, not about the bookie."""
 
 
 class WriterState(enum.Enum):
@@ -152,8 +133,7 @@ class LedgerWriter:
         self.retained: dict[int, PendingBatch] = {}
         self.retained_bytes = 0
         self.deferred = DeferredSync(self.quorum) if deferred_sync else None
-        self.connected = 0
-        self.dead = 0
+        self.slots = Slots()
         self.epochs = [0] * metadata.ensemble_size
         self._batches_made = 0
 
@@ -161,19 +141,25 @@ class LedgerWriter:
 
     def may_append(self, *, full: bool) -> bool:
         """Whether an `Append` is welcome now; `full` says that the batch could not grow further."""
+        eager = full or len(self.pending) < self.limits.eager_batches_max
+        return eager and self._has_room and self.state is WriterState.OPEN and self.error is None
+
+    @property
+    def _has_room(self) -> bool:
         limits = self.limits
         return (
-            self.state is WriterState.OPEN
-            and self.error is None
-            and self.retained_bytes < limits.in_flight_bytes_max
+            self.retained_bytes < limits.in_flight_bytes_max
             and len(self.retained) < limits.in_flight_batches_max
-            and (full or len(self.pending) < limits.eager_batches_max)
         )
 
     @property
     def is_under_replicated(self) -> bool:
         """Whether some slot is skipped, so that new entries get fewer than Qw copies."""
-        return self.dead != 0
+        return self.slots.dead != 0
+
+    @property
+    def _is_closed(self) -> bool:
+        return self.state is WriterState.CLOSED
 
     def step(self, event: WriterEvent) -> list[WriterEffect]:  # noqa: C901, PLR0912  (a table)
         """Take one event; the effects must be carried out in their order."""
@@ -183,11 +169,11 @@ class LedgerWriter:
             case Append(count, payload_bytes):
                 effects = self._on_append(count, payload_bytes)
             case Idle():
-                effects = self._publish_lac(self.connected & ~self.dead, again=False)
+                effects = self._publish_lac(self.slots.up, again=False)
             case LacAnswered(slot, epoch, status, message):
-                effects = []
-                if epoch == self.epochs[slot] and status in _FATAL:
-                    effects = self._fail(error_for_status(status, message))
+                counts = epoch == self.epochs[slot] and not self._is_closed
+                fatal = counts and status in FATAL_STATUSES
+                effects = self._fail(error_for_status(status, message)) if fatal else []
             case SlotConnected(slot):
                 effects = self._on_connected(slot)
             case SlotDisconnected(slot):
@@ -229,7 +215,7 @@ class LedgerWriter:
         self.retained[number] = batch
         self.retained_bytes += payload_bytes
         self.lac_carried = lac = self.last_add_confirmed
-        targets = slots & self.connected & ~self.dead
+        targets = self.slots.targets(slots, number)
         return [
             SendBatch(number, first, count, lac, length_before, targets),
             StartTimer(("add", number), self.limits.add_timeout_seconds),
@@ -237,17 +223,23 @@ class LedgerWriter:
         ]
 
     def _on_answer(self, answer: AddAnswered) -> list[WriterEffect]:
-        slot = answer.slot
-        batch = self.retained.get(answer.batch)
-        if batch is None or answer.epoch != self.epochs[slot]:
+        slot, status = answer.slot, answer.status
+        if self.error is not None or answer.epoch != self.epochs[slot] or self._is_closed:
             return []
-        bit = 1 << slot
-        status = answer.status
-        if status is Status.OK:
-            batch.acked |= bit
-            return self._settle(batch)
-        if status in _FATAL:
+        if status in FATAL_STATUSES:
             return self._fail(error_for_status(status, answer.message))
+        bit = 1 << slot
+        batch = self.retained.get(answer.batch)
+        if batch is not None and status is Status.OK:
+            batch.acked |= bit
+        if self.slots.probes.get(slot) == answer.batch:
+            return self._on_probed(slot, batch, ok=status is Status.OK)
+        if batch is None:
+            return []
+        if status is Status.OK:
+            return self._settle(batch)
+        if self.slots.dead & bit:
+            return []
         if status is Status.TOO_MANY_REQUESTS:
             return [StartTimer(("resend", slot), self.limits.resend_seconds)]
         if status is Status.BAD_CHECKSUM and not batch.checksum_failed & bit:
@@ -282,7 +274,7 @@ class LedgerWriter:
 
     def _release_if_done(self, batch: PendingBatch, effects: list[WriterEffect]) -> None:
         """Drop a confirmed batch that no slot is waited for any more."""
-        if batch.confirmed and not batch.slots & ~batch.acked & ~self.dead:
+        if batch.confirmed and not batch.slots & ~batch.acked & ~self.slots.dead:
             del self.retained[batch.number]
             self.retained_bytes -= batch.payload_bytes
             effects.append(CancelTimer(("add", batch.number)))
@@ -290,15 +282,11 @@ class LedgerWriter:
 
     def _make_room(self) -> list[WriterEffect]:
         """When only broken streams hold batches back, stop waiting for those bookies."""
-        limits = self.limits
-        if (
-            self.retained_bytes < limits.in_flight_bytes_max
-            and len(self.retained) < limits.in_flight_batches_max
-        ):
+        if self._has_room:
             return []
         oldest = next(iter(self.retained.values()))
-        missing = oldest.slots & ~oldest.acked & ~self.dead
-        if oldest.confirmed and not missing & self.connected:
+        missing = oldest.slots & ~oldest.acked & ~self.slots.dead
+        if oldest.confirmed and not missing & self.slots.connected:
             return self._bury(missing)
         return []
 
@@ -308,9 +296,8 @@ class LedgerWriter:
         """These bookies failed: go on without them."""
         effects: list[WriterEffect] = [
             StartTimer(("retry", slot), self.limits.retry_seconds)
-            for slot in slots_of(slots & ~self.dead)
+            for slot in slots_of(self.slots.bury(slots))
         ]
-        self.dead |= slots
         for batch in list(self.retained.values()):
             self._release_if_done(batch, effects)
         return effects
@@ -318,7 +305,7 @@ class LedgerWriter:
     def _revive(self, slot: int) -> list[WriterEffect]:
         """Trust a bookie again, and send it everything retained that it has not acknowledged."""
         bit = 1 << slot
-        self.dead &= ~bit
+        self.slots.revive(slot)
         effects: list[WriterEffect] = [
             Resend(batch.number, slot)
             for batch in self.retained.values()
@@ -327,15 +314,15 @@ class LedgerWriter:
         return effects or self._publish_lac(bit, again=True)
 
     def _on_connected(self, slot: int) -> list[WriterEffect]:
-        self.connected |= 1 << slot
-        if self.error is not None or self.state is WriterState.CLOSED:
+        self.slots.connect(slot)
+        if self.error is not None or self._is_closed:
             return []
         return [CancelTimer(("retry", slot)), *self._revive(slot)]
 
     def _on_disconnected(self, slot: int) -> list[WriterEffect]:
-        keep = ~(1 << slot)
-        self.connected &= keep
+        self.slots.disconnect(slot)
         if self.deferred is not None:
+            keep = ~(1 << slot)
             self.deferred.forget(slot)
             for batch in self.retained.values():
                 batch.acked &= keep
@@ -350,20 +337,38 @@ class LedgerWriter:
         if kind == "force":
             known = self.deferred is not None and self.deferred.number == number
             return self._end_force() if known else []
-        bit = 1 << number
         if kind == "resend":
-            return self._revive(number) if not self.dead & bit and self.connected & bit else []
+            return self._revive(number) if self.slots.up & 1 << number else []
         assert kind == "retry"
-        return self._revive(number) if self.dead & bit and self.connected & bit else []
+        return self._probe(number)
+
+    def _probe(self, slot: int) -> list[WriterEffect]:
+        """Try a dead slot, with a batch that needs it if there is one, else with the next."""
+        if not self.slots.may_probe(slot):
+            return []
+        bit = 1 << slot
+        for batch in self.pending:
+            if batch.slots & bit and not batch.acked & bit:
+                self.slots.probes[slot] = batch.number
+                return [Resend(batch.number, slot)]
+        self.slots.probing |= bit
+        return []
+
+    def _on_probed(self, slot: int, batch: PendingBatch | None, *, ok: bool) -> list[WriterEffect]:
+        if not ok:
+            del self.slots.probes[slot]
+            return [StartTimer(("retry", slot), self.limits.retry_seconds)]
+        effects = self._revive(slot)
+        return effects + self._settle(batch) if batch is not None else effects
 
     def _on_add_timeout(self, number: int) -> list[WriterEffect]:
         batch = self.retained.get(number)
         if batch is None:
             return []
-        effects = self._bury(batch.slots & ~batch.acked & ~self.dead)
+        effects = self._bury(batch.slots & ~batch.acked & ~self.slots.dead)
         if self.quorum.is_acknowledged(batch.acked, batch.classes):
             return effects
-        alive = (self.quorum.every_slot & ~self.dead).bit_count()
+        alive = (self.quorum.every_slot & ~self.slots.dead).bit_count()
         return effects + self._fail(
             NotEnoughBookiesError(
                 f"ledger {self.metadata.ledger_id}: no ack quorum answered within "
@@ -379,7 +384,7 @@ class LedgerWriter:
         self.error = error
         effects: list[WriterEffect] = [CancelTimer(("add", number)) for number in self.retained]
         effects += [Release(number) for number in self.retained]
-        effects += [CancelTimer(("retry", slot)) for slot in slots_of(self.dead)]
+        effects += [CancelTimer(("retry", slot)) for slot in slots_of(self.slots.dead)]
         self.pending.clear()
         self.retained.clear()
         self.retained_bytes = 0
@@ -476,20 +481,12 @@ class LedgerWriter:
                 return self._on_metadata_read(metadata, version)
 
     def _on_metadata_read(self, metadata: LedgerMetadata, version: int) -> list[WriterEffect]:
-        ledger = metadata.ledger_id
         if metadata.state is LedgerState.OPEN:
             self.metadata, self.version = metadata, version
             return self._write_closed()
-        if metadata.state is LedgerState.CLOSED:
-            ours = (self.last_add_confirmed, self.length_confirmed)
-            if (metadata.last_entry_id, metadata.length) == ours:
-                return self._end(metadata)
-            error: BookieError = LedgerClosedError(
-                f"ledger {ledger} was closed by another client at entry {metadata.last_entry_id}, "
-                f"our last confirmed entry is {self.last_add_confirmed}"
-            )
-        else:
-            error = LedgerFencedError(f"ledger {ledger} is being recovered by another client")
+        error = refusal_to_close(metadata, self.last_add_confirmed, self.length_confirmed)
+        if error is None:
+            return self._end(metadata)
         self.state = WriterState.STUCK
         return [CloseFailed(error)]
 

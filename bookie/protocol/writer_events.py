@@ -19,6 +19,19 @@ from bookie.protocol.exchange import (
     WriteMetadata,
 )
 
+FATAL_STATUSES = frozenset(
+    {
+        Status.FENCED,
+        Status.UNAUTHORIZED,
+        Status.WRONG_CLUSTER,
+        Status.BAD_REQUEST,
+        Status.CONFLICT,
+        Status.NO_SUCH_LEDGER,
+    }
+)
+"""Answers to an add that end the writer: they speak about the ledger, not about the bookie."""
+
+
 # -- events ----------------------------------------------------------------------------------------
 
 

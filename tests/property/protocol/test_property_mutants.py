@@ -170,7 +170,7 @@ class KeepsAcksOfBrokenStreams(LedgerWriter):
 
     def step(self, event: WriterEvent) -> list[WriterEffect]:
         if isinstance(event, writer_events.SlotDisconnected):
-            self.connected &= ~(1 << event.slot)
+            self.slots.disconnect(event.slot)
             return []
         return super().step(event)
 

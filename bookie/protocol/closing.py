@@ -1,0 +1,26 @@
+"""What it means for a writer that its ledger is no longer OPEN when it wants to close it."""
+
+from __future__ import annotations
+
+from bookie.errors import BookieError, LedgerClosedError, LedgerFencedError
+from bookie.formats.ledger_metadata import LedgerMetadata
+
+
+def refusal_to_close(
+    found: LedgerMetadata, last_add_confirmed: int, length: int
+) -> BookieError | None:
+    """Why the ledger as `found` is not closed the way its writer would; None if it is.
+
+    Another client that closes it at the writer's own last entry and length (or the writer itself,
+    in an attempt whose answer was lost) has done what the writer wanted.
+
+    Source: the BookKeeper protocol document, "Closing a ledger as a writer".
+    """
+    if not found.is_closed:
+        return LedgerFencedError(f"ledger {found.ledger_id} is being recovered by another client")
+    if (found.last_entry_id, found.length) == (last_add_confirmed, length):
+        return None
+    return LedgerClosedError(
+        f"ledger {found.ledger_id} was closed by another client at entry {found.last_entry_id}, "
+        f"our last confirmed entry is {last_add_confirmed}"
+    )
