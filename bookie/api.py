@@ -35,7 +35,9 @@ from bookie.config import ClientSettings, RpcSettings, load_settings
 from bookie.env.clock import SystemClock
 from bookie.errors import (
     BadRequestError,
+    BadVersionError,
     ClientClosedError,
+    LedgerClosedError,
     LedgerExistsError,
     UnauthorizedError,
 )
@@ -48,6 +50,7 @@ from bookie.protocol.placement import choose_ensemble
 from bookie.protocol.quorum import Quorum
 
 __all__ = [
+    "UNCLAIMED",
     "BookKeeper",
     "Entry",
     "LedgerMetadata",
@@ -55,6 +58,9 @@ __all__ = [
     "WriterHandle",
     "connect",
 ]
+
+UNCLAIMED = "bookie.unclaimed"
+"""In custom metadata: the ledger was created, and waits for its writer (`claim_ledger`)."""
 
 CREATE_ATTEMPTS_MAX = 10
 """Ids tried for a new ledger, should ids be taken by ledgers that were given theirs by hand."""
@@ -204,6 +210,34 @@ class BookKeeper:
         writer.start()
         return writer
 
+    async def claim_ledger(self, ledger_id: int, *, password: bytes = b"") -> WriterHandle:
+        """Become the writer of a ledger that was created for somebody else to write.
+
+        Such a ledger has the key `UNCLAIMED` in its custom metadata, and no entry. Of several
+        claims at once one wins: the key is removed by compare-and-set.
+
+        Raises:
+            NoSuchLedgerError: it does not exist.
+            UnauthorizedError: the password is wrong.
+            LedgerClosedError: it has, or had, its one writer.
+            MetadataError: the metadata store failed; unknown whether it was claimed.
+        """
+        entered = self._connected
+        found = await entered.ledgers.read(ledger_id)
+        _check_password(found.value, password)
+        custom_metadata = dict(found.value.custom_metadata)
+        unclaimed = custom_metadata.pop(UNCLAIMED, None) is not None
+        if not unclaimed or found.value.state is not LedgerState.OPEN:
+            raise _has_a_writer(ledger_id)
+        claimed = replace(found.value, custom_metadata=custom_metadata)
+        try:
+            found = await entered.ledgers.write(claimed, found.version)
+        except BadVersionError as error:
+            raise _has_a_writer(ledger_id) from error
+        writer = WriterHandle(found, entered.pool, entered.ledgers)
+        writer.start()
+        return writer
+
     async def open_ledger(
         self, ledger_id: int, *, password: bytes = b"", recover: bool = False
     ) -> ReaderHandle:
@@ -222,9 +256,7 @@ class BookKeeper:
         """
         entered = self._connected
         found = await entered.ledgers.read(ledger_id)
-        key = derive_key(password)
-        if not hmac.compare_digest(key, found.value.password_key):
-            raise UnauthorizedError(f"the password of ledger {ledger_id} is another one")
+        _check_password(found.value, password)
         if recover:
             found = await recover_ledger(found, entered.pool, entered.ledgers)
         reader = ReaderHandle(found, entered.pool, entered.ledgers)
@@ -266,6 +298,17 @@ class BookKeeper:
         if self._entered is None:
             raise ClientClosedError("the client is not connected; use it as `async with`")
         return self._entered
+
+
+def _check_password(metadata: LedgerMetadata, password: bytes) -> None:
+    if not hmac.compare_digest(derive_key(password), metadata.password_key):
+        raise UnauthorizedError(f"the password of ledger {metadata.ledger_id} is another one")
+
+
+def _has_a_writer(ledger_id: int) -> LedgerClosedError:
+    return LedgerClosedError(
+        f"ledger {ledger_id} has its writer, and a ledger has one for life; create another one"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ and a lone one waits for no timer. Everything after the flush costs per batch, n
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Iterable
 from functools import partial
 from types import TracebackType
@@ -23,6 +22,7 @@ from bookie.client.append_queue import AppendQueue, Group
 from bookie.client.driver import Timers, carry_out_metadata, fresh
 from bookie.client.pool import AddLane, BookiePool
 from bookie.client.requests import Request, RequestEncoder
+from bookie.client.room import AppendRoom
 from bookie.cluster.ledgers import LedgerManager
 from bookie.errors import BookieError, ClientClosedError
 from bookie.formats.ledger_metadata import LedgerMetadata, Versioned
@@ -122,12 +122,8 @@ class WriterHandle:
         self._unconfirmed: dict[int, Group] = {}
         self._requests: dict[int, dict[int, Request]] = {}
         """By batch and slot: the request as it goes over the wire, kept for sending it again."""
-        self._entries_max = settings.in_flight_entries_max
-        self._bytes_max = settings.in_flight_bytes_max
-        self._held_entries = 0
-        self._held_bytes = 0
-        """What was appended and is not confirmed. An append waits while it is above a bound."""
-        self._room: deque[asyncio.Future[None]] = deque()
+        self._room = AppendRoom(settings.in_flight_entries_max, settings.in_flight_bytes_max)
+        """What was appended and is not confirmed."""
         self._flush_scheduled = False
         self._refusal: BookieError | None = None
         """Why appends are refused."""
@@ -192,8 +188,8 @@ class WriterHandle:
             NotEnoughBookiesError: no ack quorum answered within the add timeout.
             LedgerError, RequestError: a bookie refused; the writer ends.
         """
-        if self._held_bytes >= self._bytes_max or self._held_entries >= self._entries_max:
-            await self._wait_for_room()
+        if self._room.is_blocked:
+            await self._room.wait()
         if self._refusal is not None:
             raise fresh(self._refusal)
         if type(payload) is not bytes:
@@ -204,8 +200,7 @@ class WriterHandle:
             queue.check(size)
         future: asyncio.Future[int] = self._loop.create_future()
         queue.put(payload, future)
-        self._held_entries += 1
-        self._held_bytes += size
+        self._room.take(1, size)
         if not self._flush_scheduled:
             self._flush_scheduled = True
             self._loop.call_soon(self._flush)
@@ -220,16 +215,15 @@ class WriterHandle:
         entries = [p if type(p) is bytes else bytes(p) for p in payloads]
         sizes = list(map(len, entries))
         self._queue.check(max(sizes, default=0))
-        if self._held_bytes >= self._bytes_max or self._held_entries >= self._entries_max:
-            await self._wait_for_room()
+        if self._room.is_blocked:
+            await self._room.wait()
         if self._refusal is not None:
             raise fresh(self._refusal)
         if not entries:
             return range(0)
         future: asyncio.Future[range] = self._loop.create_future()
         self._queue.put_many(entries, future)
-        self._held_entries += len(entries)
-        self._held_bytes += sum(sizes)
+        self._room.take(len(entries), sum(sizes))
         self._schedule_flush()
         return await future
 
@@ -260,7 +254,7 @@ class WriterHandle:
             raise ClientClosedError("the client was closed")
         if self._refusal is None:
             self._refusal = ClientClosedError(f"the writer of ledger {self._ledger_id} is closed")
-        self._wake_waiting_appends()
+        self._room.let_all_in()
         waiter: asyncio.Future[LedgerMetadata] = self._loop.create_future()
         self._closers.append(waiter)
         self._schedule_flush()
@@ -296,22 +290,7 @@ class WriterHandle:
         self._close_failed(error)
         self._forced(error)
 
-    # -- room and flushing -------------------------------------------------------------------------
-
-    async def _wait_for_room(self) -> None:
-        """Wait until so much is confirmed that more may be held, or the writer ends."""
-        while self._refusal is None and (
-            self._held_bytes >= self._bytes_max or self._held_entries >= self._entries_max
-        ):
-            waiter: asyncio.Future[None] = self._loop.create_future()
-            self._room.append(waiter)
-            await waiter
-
-    def _wake_waiting_appends(self) -> None:
-        while self._room:
-            waiter = self._room.popleft()
-            if not waiter.done():
-                waiter.set_result(None)
+    # -- flushing ----------------------------------------------------------------------------------
 
     def _schedule_flush(self) -> None:
         if not self._flush_scheduled:
@@ -429,10 +408,8 @@ class WriterHandle:
     def _confirm(self, group: Group) -> None:
         group.succeed()
         entries = group.entries
-        self._held_entries -= entries
-        self._held_bytes -= group.packed_bytes - entries * self._queue.overhead_bytes
-        if self._room:
-            self._wake_waiting_appends()
+        size = group.packed_bytes - entries * self._queue.overhead_bytes
+        self._room.give_back(entries, size)
         self._schedule_flush()
 
     def _fail(self, error: BookieError) -> None:
@@ -444,7 +421,7 @@ class WriterHandle:
         self._unconfirmed.clear()
         for group in groups:
             group.fail(error)
-        self._wake_waiting_appends()
+        self._room.let_all_in()
         if self._closers:
             self._schedule_flush()
 

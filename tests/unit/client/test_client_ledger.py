@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bookie.api import BookKeeper, WriterHandle, connect
+from bookie.api import UNCLAIMED, BookKeeper, WriterHandle, connect
 from bookie.errors import (
     BadRequestError,
     BookieError,
@@ -478,3 +478,50 @@ def test_settings_are_checked() -> None:
         connect("memory://x", add_timeout_second=1)
     with pytest.raises(ConfigurationError):
         connect("memory://x", add_timeout_seconds=-1)
+
+
+async def test_ids_follow_the_order_of_the_calls(cluster: RealCluster) -> None:
+    """Also when appends have to wait for room, and others come while there is some again."""
+    async with connect(cluster.uri, in_flight_entries_max=64, batch_entries_max=16) as bk:
+        writer = await bk.create_ledger()
+        async with asyncio.TaskGroup() as group:
+            for first in range(0, 3000, 3):
+                payloads = [b"%d" % (first + offset) for offset in range(3)]
+                group.create_task(writer.append_many(payloads))
+                if first % 90 == 0:
+                    await asyncio.sleep(0)
+        await writer.close()
+        assert await payloads_of(bk, writer.ledger_id) == [b"%d" % n for n in range(3000)]
+
+
+async def test_a_ledger_is_claimed_once(bk: BookKeeper) -> None:
+    """A ledger made for somebody else gets one writer, whoever comes first, and never another."""
+    created = await bk.create_ledger(custom_metadata={UNCLAIMED: b"", "owner": b"me"})
+    outcomes: list[WriterHandle | BookieError] = []
+
+    async def claim() -> None:
+        try:
+            outcomes.append(await bk.claim_ledger(created.ledger_id))
+        except LedgerClosedError as error:
+            outcomes.append(error)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(5):
+            group.create_task(claim())
+    (writer,) = [claimed for claimed in outcomes if isinstance(claimed, WriterHandle)]
+    assert await writer.append(b"one") == 0
+    await writer.close()
+    assert (await bk.ledger_metadata(writer.ledger_id)).custom_metadata == {"owner": b"me"}
+    with pytest.raises(LedgerClosedError, match="has its writer"):
+        await bk.claim_ledger(created.ledger_id)
+
+
+async def test_a_claim_needs_the_password_and_an_unclaimed_ledger(bk: BookKeeper) -> None:
+    """A ledger whose writer made it cannot be claimed, nor one with another password."""
+    writer = await bk.create_ledger()
+    with pytest.raises(LedgerClosedError, match="one for life"):
+        await bk.claim_ledger(writer.ledger_id)
+    secret = await bk.create_ledger(password=b"secret", custom_metadata={UNCLAIMED: b""})
+    with pytest.raises(UnauthorizedError):
+        await bk.claim_ledger(secret.ledger_id)
+    assert (await bk.claim_ledger(secret.ledger_id, password=b"secret")).last_entry_id == -1

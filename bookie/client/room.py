@@ -1,0 +1,66 @@
+"""How much one writer holds unconfirmed, and whose turn it is when there is room again.
+
+Entry ids follow the order in which appends were called. So whoever finds no room waits in line, and
+a later caller goes behind the line even if there is room by then: `is_blocked` says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+
+class AppendRoom:
+    """Bounds on entries and bytes, and the line of those who wait."""
+
+    def __init__(self, entries_max: int, bytes_max: int) -> None:
+        self._entries_max = entries_max
+        self._bytes_max = bytes_max
+        self._entries = 0
+        self._bytes = 0
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._is_open = True
+        self.is_blocked = False
+        """Whether an append has to `wait`. An attribute, because every append asks."""
+
+    async def wait(self) -> None:
+        """Wait for the caller's turn; the caller goes on to `take` without awaiting in between."""
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        self._update()
+        try:
+            await turn
+        except asyncio.CancelledError:
+            self._waiting.remove(turn)
+            self._update()
+            raise
+        self._waiting.remove(turn)
+        if not self._is_open:
+            self._update()
+
+    def take(self, entries: int, size: int) -> None:
+        """Hold more, even if that exceeds a bound: an entry larger than all room must pass."""
+        self._entries += entries
+        self._bytes += size
+        if self._bytes >= self._bytes_max or self._entries >= self._entries_max or self._waiting:
+            self._update()
+
+    def give_back(self, entries: int, size: int) -> None:
+        """Hold less."""
+        self._entries -= entries
+        self._bytes -= size
+        self._update()
+
+    def let_all_in(self) -> None:
+        """Nobody waits any more: the writer takes nothing, and those in line are to be told."""
+        self._is_open = False
+        self._update()
+
+    def _update(self) -> None:
+        """Call the first in line if there is room, and decide whether the next caller waits."""
+        is_full = self._is_open and (
+            self._bytes >= self._bytes_max or self._entries >= self._entries_max
+        )
+        if self._waiting and not is_full and not self._waiting[0].done():
+            self._waiting[0].set_result(None)
+        self.is_blocked = is_full or bool(self._waiting)
