@@ -50,6 +50,7 @@ GROUPS: dict[str, tuple[str, str]] = {
     "inspect": ("bookie.cli.inspect", "Look into a stopped bookie's directories."),
     "bench": ("bookie.cli.bench", "Load a cluster and print latencies."),
     "config": ("bookie.cli.config", "Show, check and explain the settings of a bookie."),
+    "demo": ("bookie.cli.demo", "Kill bookies under a writer, and get every byte back."),
     "doctor": ("bookie.cli.doctor", "Is this machine fit to run a bookie?"),
 }
 

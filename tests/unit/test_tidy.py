@@ -46,6 +46,7 @@ CLOCK_HOMES = {
     "env/": "the seam",
     "metadata/local_": "leases are compared between processes, by the clocks of their machine",
     "server/fitness.py": "measures the clock and the disk of this machine themselves",
+    "cli/ledger.py": "formats the moment at which a ledger was created",
     "telemetry.py": "formats the moment that a log record brings along",
 }
 

@@ -1,0 +1,233 @@
+"""``bookie bench``: load a cluster and print throughput and latencies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bookie.cli.options import Metadata, Output, OutputFormat
+
+if TYPE_CHECKING:
+    from bookie.api import BookKeeper, WriterHandle
+    from bookie.cli.output import Record
+    from bookie.cli.progress import Advance
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    help="Load a cluster and print latencies.",
+)
+
+PERCENTILES = (50.0, 95.0, 99.0, 99.9)
+
+Ensemble = Annotated[int, typer.Option("--ensemble", "-E", min=1, help="Bookies of each ledger.")]
+WriteQuorum = Annotated[int, typer.Option("--write-quorum", "-W", min=1, help="Copies.")]
+AckQuorum = Annotated[int, typer.Option("--ack-quorum", "-A", min=1, help="Copies waited for.")]
+Size = Annotated[int, typer.Option("--size", min=0, max=4_000_000, help="Bytes of an entry.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a load looks like."""
+
+    entry_bytes: int
+    batch: int
+    """Entries of one call: 1 calls `append`, more call `append_many`."""
+    in_flight: int
+    """Calls at a time, over all ledgers."""
+    seconds: float
+
+
+@dataclass(slots=True)
+class Measured:
+    """What a load achieved. Latencies are those of calls, in seconds."""
+
+    entries: int = 0
+    entry_bytes: int = 0
+    seconds: float = 0.0
+    latencies: list[float] = field(default_factory=list)
+
+    def record(self) -> Record:
+        """The result with units in its names."""
+        record: dict[str, int | float] = {
+            "entries": self.entries,
+            "bytes": self.entry_bytes,
+            "seconds": round(self.seconds, 3),
+            "entries_per_second": round(self.entries / self.seconds),
+            "megabytes_per_second": round(self.entry_bytes / self.seconds / 1e6, 1),
+        }
+        ordered = sorted(self.latencies)
+        for percentile in PERCENTILES:
+            name = f"p{percentile:g}_ms".replace(".", "")
+            record[name] = round(percentile_of(ordered, percentile) * 1e3, 3)
+        record["max_ms"] = round(ordered[-1] * 1e3, 3)
+        return record
+
+
+def percentile_of(ordered: Sequence[float], percentile: float) -> float:
+    """The smallest value that `percentile` percent of the ascending values do not exceed."""
+    rank = -(-len(ordered) * percentile // 100)
+    return ordered[max(0, min(len(ordered) - 1, int(rank) - 1))]
+
+
+@app.command("write")
+def write(
+    metadata: Metadata,
+    ensemble: Ensemble = 3,
+    write_quorum: WriteQuorum = 3,
+    ack_quorum: AckQuorum = 2,
+    size: Size = 1024,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Entries of one call.")] = 1,
+    in_flight: Annotated[int, typer.Option("--in-flight", min=1, help="Calls at a time.")] = 1000,
+    ledgers: Annotated[int, typer.Option("--ledgers", min=1, help="Ledgers written at once.")] = 1,
+    seconds: Annotated[float, typer.Option("--seconds", min=0.1, help="How long.")] = 5.0,
+    keep: Annotated[bool, typer.Option("--keep", help="Do not delete the ledgers.")] = False,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Append entries for a while and print throughput and the latency of an append."""
+    from bookie.cli.output import print_record
+    from bookie.server.loop import run
+
+    shape = Shape(size, batch, in_flight, seconds)
+
+    async def load() -> tuple[Measured, list[int]]:
+        from bookie.api import connect
+
+        async with connect(metadata) as client:
+            writers = [
+                await client.create_ledger(
+                    ensemble_size=ensemble,
+                    write_quorum_size=write_quorum,
+                    ack_quorum_size=ack_quorum,
+                )
+                for _ in range(ledgers)
+            ]
+            measured = await write_load(writers, shape)
+            ids = [writer.ledger_id for writer in writers]
+            for writer in writers:
+                await writer.close()
+            await _delete_unless(keep, client, ids)
+            return measured, ids
+
+    measured, ids = run(load())
+    kept = {"ledgers": ", ".join(map(str, ids))} if keep else {}
+    print_record({**kept, **measured.record()}, output)
+
+
+async def _delete_unless(keep: bool, client: BookKeeper, ledger_ids: Sequence[int]) -> None:
+    for ledger_id in ledger_ids if not keep else ():
+        await client.delete_ledger(ledger_id)
+
+
+async def write_load(writers: Sequence[WriterHandle], shape: Shape) -> Measured:
+    """Append through `writers` from `shape.in_flight` callers until the time is over."""
+    from bookie.cli.progress import progress_bar
+
+    measured = Measured()
+    payload = bytes(range(256)) * (shape.entry_bytes // 256 + 1)
+    payload = payload[: shape.entry_bytes]
+    payloads = [payload] * shape.batch
+
+    def call_of(writer: WriterHandle) -> Callable[[], Awaitable[object]]:
+        if shape.batch == 1:
+            return lambda: writer.append(payload)
+        return lambda: writer.append_many(payloads)
+
+    calls = [call_of(writer) for writer in writers]
+    clock = asyncio.get_running_loop().time
+    started = clock()
+    deadline = started + shape.seconds
+    with progress_bar("writing", total=None) as advance:
+        async with asyncio.TaskGroup() as tasks:
+            for index in range(shape.in_flight):
+                call = calls[index % len(calls)]
+                tasks.create_task(_repeat(call, deadline, shape, measured, advance))
+    measured.seconds = clock() - started
+    return measured
+
+
+async def _repeat(
+    call: Callable[[], Awaitable[object]],
+    deadline: float,
+    shape: Shape,
+    measured: Measured,
+    advance: Advance,
+) -> None:
+    clock = asyncio.get_running_loop().time
+    while (began := clock()) < deadline:
+        await call()
+        measured.latencies.append(clock() - began)
+        measured.entries += shape.batch
+        measured.entry_bytes += shape.batch * shape.entry_bytes
+        advance(shape.batch * shape.entry_bytes)
+
+
+@app.command("read")
+def read(
+    metadata: Metadata,
+    ledger: Annotated[
+        int | None,
+        typer.Option("--ledger", min=0, help="An existing ledger; a new one when absent."),
+    ] = None,
+    ensemble: Ensemble = 3,
+    write_quorum: WriteQuorum = 3,
+    ack_quorum: AckQuorum = 2,
+    size: Size = 1024,
+    entries: Annotated[
+        int, typer.Option("--entries", min=1, help="Entries of the new ledger.")
+    ] = 100_000,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="How often to read it.")] = 3,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Read a ledger from its first to its last entry; the latency is that of a batch."""
+    from bookie.cli.output import print_record
+    from bookie.server.loop import run
+
+    async def load() -> Measured:
+        from bookie.api import connect
+
+        async with connect(metadata) as client:
+            ledger_id = ledger
+            if ledger_id is None:
+                writer = await client.create_ledger(
+                    ensemble_size=ensemble,
+                    write_quorum_size=write_quorum,
+                    ack_quorum_size=ack_quorum,
+                )
+                ledger_id = writer.ledger_id
+                for first in range(0, entries, 1024):
+                    await writer.append_many([bytes(size)] * min(1024, entries - first))
+                await writer.close()
+            measured = await read_load(client, ledger_id, rounds)
+            await _delete_unless(ledger is not None, client, [ledger_id])
+            return measured
+
+    print_record(run(load()).record(), output)
+
+
+async def read_load(client: BookKeeper, ledger_id: int, rounds: int) -> Measured:
+    """Read a whole ledger `rounds` times."""
+    from bookie.cli.progress import progress_bar
+
+    measured = Measured()
+    reader = await client.open_ledger(ledger_id)
+    total = (reader.last_entry_id + 1) * rounds
+    clock = asyncio.get_running_loop().time
+    started = began = clock()
+    with progress_bar("reading", total=total, unit="entries") as advance:
+        for _ in range(rounds):
+            async for batch in reader.read_batches(0, reader.last_entry_id):
+                measured.latencies.append(clock() - began)
+                measured.entries += len(batch)
+                measured.entry_bytes += sum(len(entry.payload) for entry in batch)
+                advance(len(batch))
+                began = clock()
+    measured.seconds = clock() - started
+    if not measured.latencies:
+        raise typer.BadParameter(f"ledger {ledger_id} is empty", param_hint="--ledger")
+    return measured

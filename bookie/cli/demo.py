@@ -1,0 +1,259 @@
+"""``bookie demo``: a cluster loses bookies in the middle of a stream, and every byte comes back.
+
+1. a file is made of real text, the sources of the installed Python;
+2. three bookies start, and the file is streamed into a ledger with three copies, two of which make
+   an entry durable;
+3. midway one bookie is killed with SIGKILL, and the writer goes on;
+4. near the end all of them are killed, with appends in flight;
+5. all start again, the ledger is recovered and read back, and SHA-256 decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import sysconfig
+import tempfile
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bookie.cli.options import Output, OutputFormat
+
+if TYPE_CHECKING:
+    from bookie.api import WriterHandle
+    from bookie.cli.output import Record
+    from bookie.cli.progress import Advance
+    from bookie.server.local.cluster import LocalCluster
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+ENTRY_BYTES = 8 * 1024
+GROUP_ENTRIES = 128
+GROUPS_IN_FLIGHT_MAX = 8
+KILL_ONE_AT = 0.5
+KILL_ALL_AT = 0.95
+
+
+@app.command("demo")
+def demo(
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            "--data", "-d", metavar="DIR", help="Keep everything here; else nothing is kept."
+        ),
+    ] = None,
+    megabytes: Annotated[
+        int, typer.Option("--megabytes", min=1, help="How much text to stream.")
+    ] = 200,
+    output: Output = OutputFormat.TABLE,
+) -> int:
+    """Stream real text into three bookies, kill them with -9, and get every byte back."""
+    from bookie.cli.output import print_records
+
+    with nullcontext(data) if data is not None else tempfile.TemporaryDirectory() as directory:
+        story = asyncio.run(Demonstration(Path(directory).absolute(), megabytes * 1_000_000).run())
+    print_records(story.steps, output)
+    if not story.kept:
+        print("what was read back is not what was acknowledged")
+    return 0 if story.kept else 1
+
+
+@dataclass(slots=True)
+class Story:
+    """What happened, step by step."""
+
+    started: float = 0.0
+    steps: list[Record] = field(default_factory=list)
+    kept: bool = False
+    """Whether everything that was acknowledged came back identical."""
+
+    def tell(self, step: str, **figures: object) -> None:
+        """Add a step that just ended."""
+        said = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in figures.items())
+        at = round(asyncio.get_running_loop().time() - self.started, 1)
+        self.steps.append({"at_seconds": at, "step": step, "figures": said})
+
+
+def make_text(path: Path, size: int) -> int:
+    """Write the sources of the installed Python, over and over, until there are `size` bytes."""
+    sources = sorted(Path(sysconfig.get_paths()["stdlib"]).rglob("*.py"))
+    written = 0
+    with path.open("wb") as file:
+        while written < size:
+            for source in sources:
+                try:
+                    written += file.write(source.read_bytes())
+                except OSError:
+                    continue  # a dangling link in somebody's installation
+                if written >= size:
+                    break
+    return written
+
+
+def entries_of(path: Path) -> Iterator[list[bytes]]:
+    """The file in groups of entries."""
+    with path.open("rb") as file:
+        while data := file.read(ENTRY_BYTES * GROUP_ENTRIES):
+            yield [data[at : at + ENTRY_BYTES] for at in range(0, len(data), ENTRY_BYTES)]
+
+
+@dataclass(slots=True)
+class Demonstration:
+    """One run in one directory."""
+
+    directory: Path
+    size: int
+    story: Story = field(default_factory=Story)
+    acknowledged: int = 0
+    """Entries acknowledged, all of them from the first on."""
+    ledger_id: int = -1
+
+    async def run(self) -> Story:
+        """Do everything; the story says what happened."""
+        from bookie.cli.progress import progress_bar
+        from bookie.server.local.cluster import local_cluster, start_all
+
+        self.story.started = asyncio.get_running_loop().time()
+        self.directory.mkdir(parents=True, exist_ok=True)
+        text = self.directory / "text"
+        self.size = make_text(text, self.size)
+        self.story.tell("made a file of Python sources", bytes=self.size)
+        async with local_cluster(self.directory / "cluster", bookies=3) as cluster:
+            self.story.tell("started three bookies", ports=_ports(cluster))
+            with progress_bar("writing", total=self.size) as advance:
+                await self._write(cluster, text, advance)
+            await start_all(cluster.bookies)
+            self.story.tell("started all bookies again", ports=_ports(cluster))
+            with progress_bar("reading back", total=self.size) as advance:
+                await self._read_back(cluster, text, advance)
+        return self.story
+
+    async def _write(self, cluster: LocalCluster, text: Path, advance: Advance) -> None:
+        """Stream the text until all bookies are dead."""
+        from bookie.api import connect
+
+        async with connect(cluster.metadata_uri) as client:
+            writer = await client.create_ledger(
+                ensemble_size=3, write_quorum_size=3, ack_quorum_size=2
+            )
+            self.ledger_id = writer.ledger_id
+            one_killed = False
+            async with _Appends(self, writer, advance) as appends:
+                for group in entries_of(text):
+                    await appends.start(group)
+                    share = self.acknowledged * ENTRY_BYTES / self.size
+                    if share >= KILL_ONE_AT and not one_killed:
+                        one_killed = True
+                        await self._kill(cluster, "bookie-2")
+                    if share >= KILL_ALL_AT:
+                        break
+                in_flight = writer.last_entry_id + 1 - self.acknowledged
+                async with asyncio.TaskGroup() as killing:
+                    for bookie in cluster.bookies:
+                        if bookie.pid is not None:
+                            killing.create_task(self._kill(cluster, bookie.id))
+        self.story.tell(
+            "the writer has lost its ledger",
+            entries_acknowledged=self.acknowledged,
+            in_flight_at_the_kill=in_flight,
+        )
+
+    async def _kill(self, cluster: LocalCluster, bookie_id: str) -> None:
+        await cluster.bookie(bookie_id).kill()
+        self.story.tell(f"killed {bookie_id} with -9", entries_acknowledged=self.acknowledged)
+
+    async def _read_back(self, cluster: LocalCluster, text: Path, advance: Advance) -> None:
+        """Recover, read everything, and compare it with what was acknowledged."""
+        from bookie.api import connect
+
+        async with connect(cluster.metadata_uri) as client:
+            reader = await client.open_ledger(self.ledger_id, recover=True)
+            entries = reader.last_entry_id + 1
+            self.story.tell("recovered and closed the ledger", entries=entries)
+            read, acknowledged = hashlib.sha256(), ""
+            count = 0
+            async for batch in reader.read_batches(0, reader.last_entry_id):
+                for entry in batch:
+                    read.update(entry.payload)
+                    count += 1
+                    if count == self.acknowledged:
+                        acknowledged = read.hexdigest()
+                advance(sum(len(entry.payload) for entry in batch))
+        self.story.tell("read every entry back", entries=count)
+        self._judge(text, count, acknowledged, read.hexdigest())
+
+    def _judge(self, text: Path, entries: int, acknowledged: str, everything: str) -> None:
+        """The acknowledged part must be there; what recovery kept beyond it must be the file's."""
+        wanted = sha256_of(text, self.acknowledged * ENTRY_BYTES)
+        self.story.kept = acknowledged == wanted and everything == sha256_of(
+            text, entries * ENTRY_BYTES
+        )
+        self.story.tell("SHA-256 of what was acknowledged", in_the_file=wanted[:16])
+        self.story.tell(
+            "SHA-256 of what came back",
+            read=acknowledged[:16],
+            identical="yes" if self.story.kept else "NO",
+        )
+
+
+def sha256_of(path: Path, size: int) -> str:
+    """SHA-256 of the first `size` bytes of a file."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while size > 0 and (data := file.read(min(size, 1 << 20))):
+            digest.update(data)
+            size -= len(data)
+    return digest.hexdigest()
+
+
+def _ports(cluster: LocalCluster) -> str:
+    return " ".join(str(bookie.member.port) for bookie in cluster.bookies)
+
+
+class _Appends:
+    """Appends in flight; what has no answer when the block ends is given up: nobody is left."""
+
+    def __init__(self, run: Demonstration, writer: WriterHandle, advance: Advance) -> None:
+        self._run = run
+        self._writer = writer
+        self._advance = advance
+        self._window = asyncio.Semaphore(GROUPS_IN_FLIGHT_MAX)
+        self._group = asyncio.TaskGroup()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._done: dict[int, int] = {}
+
+    async def start(self, entries: list[bytes]) -> None:
+        """Begin to append `entries`; waits while too many are in flight."""
+        await self._window.acquire()
+        task = self._group.create_task(self._append(entries))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _append(self, entries: list[bytes]) -> None:
+        ids = await self._writer.append_many(entries)
+        self._done[ids.start] = ids.stop
+        # Acknowledgements come in order, but the tasks that wait may wake in another.
+        while self._run.acknowledged in self._done:
+            self._run.acknowledged = self._done.pop(self._run.acknowledged)
+        self._advance(sum(map(len, entries)))
+        self._window.release()
+
+    async def __aenter__(self) -> _Appends:
+        await self._group.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        await self._group.__aexit__(kind, error, traceback)

@@ -1,0 +1,355 @@
+"""``bookie ledger``: create, append to, read, tail, recover and delete ledgers.
+
+A ledger has one writer for life; here that is one ``ledger append``. ``create`` makes
+the ledger and leaves it without a writer; the first ``append`` claims it (a compare-and-set decides
+between two at once), writes, and closes it. An ``append`` that dies leaves an open ledger, which
+``recover`` closes.
+
+Entries are lines unless ``--raw`` is given: then they are pieces of a file, and ``read --raw``
+gives the same bytes back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bookie.cli.options import (
+    LedgerArgument,
+    Metadata,
+    Output,
+    OutputFormat,
+    PasswordFile,
+    Yes,
+    confirm,
+    read_password,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from bookie.cli.output import Record
+    from bookie.formats.entry import Entry
+    from bookie.formats.ledger_metadata import LedgerMetadata
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    help="Create, append to, read, tail, recover and delete ledgers.",
+)
+
+
+# --- metadata only ----------------------------------------------------------------------------
+
+
+@app.command("create")
+def create(
+    metadata: Metadata,
+    ensemble: Annotated[
+        int, typer.Option("--ensemble", "-E", min=1, help="Bookies that share the entries.")
+    ] = 3,
+    write_quorum: Annotated[
+        int, typer.Option("--write-quorum", "-W", min=1, help="Copies of each entry.")
+    ] = 3,
+    ack_quorum: Annotated[
+        int,
+        typer.Option("--ack-quorum", "-A", min=1, help="Copies that make an entry durable."),
+    ] = 2,
+    digest: Annotated[
+        str, typer.Option("--digest", help="Checksum of each entry: crc32c, crc32, hmac or dummy.")
+    ] = "crc32c",
+    custom: Annotated[
+        list[str] | None,
+        typer.Option("--custom", metavar="NAME=VALUE", help="Custom metadata; may be repeated."),
+    ] = None,
+    password_file: PasswordFile = None,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Make an open ledger without entries and print its id."""
+    from bookie.server.loop import run
+
+    custom_metadata = {}
+    for word in custom or []:
+        name, equals, value = word.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"{word!r} must look like NAME=VALUE")
+        custom_metadata[name] = value.encode()
+
+    async def make() -> int:
+        from bookie.api import UNCLAIMED, connect
+
+        async with connect(metadata) as client:
+            writer = await client.create_ledger(
+                ensemble_size=ensemble,
+                write_quorum_size=write_quorum,
+                ack_quorum_size=ack_quorum,
+                password=read_password(password_file),
+                digest_type=digest,
+                custom_metadata={**custom_metadata, UNCLAIMED: b""},
+            )
+            return writer.ledger_id
+
+    ledger_id = run(make())
+    if output is OutputFormat.JSON:
+        print(json.dumps({"ledger_id": ledger_id}))
+    else:
+        print(ledger_id)
+
+
+@app.command("list")
+def list_ledgers(
+    metadata: Metadata,
+    after: Annotated[int, typer.Option("--after", help="Only ids greater than this.")] = -1,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=1, help="At most so many ledgers.")
+    ] = 1000,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """List ledgers by id, with their state and size."""
+    from bookie.cli.output import print_records
+
+    records = asyncio.run(_list(metadata, after, limit + 1))
+    print_records(records[:limit], output, empty="there are no ledgers")
+    if len(records) > limit:
+        last = records[limit - 1]["ledger"]
+        print(f"there are more: add --after {last}, or --limit", file=sys.stderr)
+
+
+async def _list(metadata: str, after: int, limit: int) -> list[Record]:
+    from bookie.cluster.ledgers import LedgerManager
+    from bookie.errors import NoSuchLedgerError
+    from bookie.metadata.connect import open_store
+
+    records: list[Record] = []
+    async with open_store(metadata) as store:
+        ledgers = LedgerManager(store)
+        async for ledger_id in ledgers.list_ids(after):
+            try:
+                found = (await ledgers.read(ledger_id)).value
+            except NoSuchLedgerError:
+                continue  # deleted since it was listed
+            records.append(
+                {
+                    "ledger": ledger_id,
+                    "state": found.state.name,
+                    "ensemble": found.ensemble_size,
+                    "write_quorum": found.write_quorum_size,
+                    "ack_quorum": found.ack_quorum_size,
+                    "fragments": len(found.fragments),
+                    "entries": found.last_entry_id + 1 if found.is_closed else None,
+                    "bytes": found.length if found.is_closed else None,
+                }
+            )
+            if len(records) == limit:
+                break
+    return records
+
+
+@app.command("show")
+def show(ledger: LedgerArgument, metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
+    """Show everything that the metadata store knows of one ledger."""
+    from bookie.cli.output import print_record, print_records
+
+    found = asyncio.run(_read_metadata(metadata, ledger))
+    summary = _describe(found)
+    fragments: list[Record] = [
+        {"first_entry": fragment.first_entry_id, "bookies": fragment.bookies}
+        for fragment in found.fragments
+    ]
+    if output is OutputFormat.JSON:
+        print(json.dumps({**summary, "fragments": fragments}, indent=2))
+        return
+    print_record(summary, output)
+    print()
+    print_records(fragments, output)
+
+
+async def _read_metadata(metadata: str, ledger_id: int) -> LedgerMetadata:
+    from bookie.cluster.ledgers import LedgerManager
+    from bookie.metadata.connect import open_store
+
+    async with open_store(metadata) as store:
+        return (await LedgerManager(store).read(ledger_id)).value
+
+
+def _describe(found: LedgerMetadata) -> Record:
+    from datetime import UTC, datetime
+
+    created = None
+    if found.ctime_ms >= 0:
+        created = datetime.fromtimestamp(found.ctime_ms / 1000, UTC).isoformat("T", "seconds")
+    return {
+        "ledger": found.ledger_id,
+        "state": found.state.name,
+        "ensemble": found.ensemble_size,
+        "write_quorum": found.write_quorum_size,
+        "ack_quorum": found.ack_quorum_size,
+        "digest": found.digest_type.name.lower(),
+        # The key admits writers: whether there is one is all that is shown.
+        "password": bool(found.password_key),
+        "created": created,
+        "last_entry": found.last_entry_id if found.is_closed else None,
+        "bytes": found.length if found.is_closed else None,
+        "custom": {
+            name: value.decode("utf-8", "backslashreplace")
+            for name, value in sorted(found.custom_metadata.items())
+        },
+    }
+
+
+# --- entries ----------------------------------------------------------------------------------
+
+
+@app.command("append")
+def append(
+    ledger: LedgerArgument,
+    metadata: Metadata,
+    file: Annotated[
+        Path | None,
+        typer.Argument(metavar="[FILE]", help="What to append; standard input when absent."),
+    ] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Append the bytes in pieces.")] = False,
+    chunk_bytes: Annotated[
+        int, typer.Option("--chunk-bytes", min=1, max=4_000_000, help="Size of a piece.")
+    ] = 65536,
+    no_close: Annotated[
+        bool, typer.Option("--no-close", help="Leave the ledger open when done.")
+    ] = False,
+    password_file: PasswordFile = None,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Append lines (or, with --raw, the bytes of a file) as the ledger's one writer; close it.
+
+    Every entry is durable on the ack quorum when this returns.
+    """
+    from bookie.cli.entries import append_stream
+    from bookie.server.loop import run
+
+    summary = run(
+        append_stream(
+            metadata,
+            ledger,
+            file,
+            chunk_bytes=chunk_bytes if raw else 0,
+            password=read_password(password_file),
+            close=not no_close,
+        )
+    )
+    if output is OutputFormat.JSON:
+        print(json.dumps(summary))
+    else:
+        print(f"appended {summary['entries']} entries, {summary['bytes']} bytes", file=sys.stderr)
+
+
+@app.command("read")
+def read(
+    ledger: LedgerArgument,
+    metadata: Metadata,
+    first: Annotated[int, typer.Option("--first", min=0, help="The first entry.")] = 0,
+    last: Annotated[
+        int | None,
+        typer.Option("--last", min=0, help="The last entry; the ledger's last when absent."),
+    ] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Print the bytes of the entries, nothing between them.")
+    ] = False,
+    password_file: PasswordFile = None,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Print entries, one a line (or, with --raw, their bytes). Never fences a writer.
+
+    With --output json each entry is a JSON object on its own line.
+    """
+    from bookie.cli.entries import read_range
+    from bookie.server.loop import run
+
+    run(
+        _print(read_range(metadata, ledger, first, last, read_password(password_file)), raw, output)
+    )
+
+
+@app.command("tail")
+def tail(
+    ledger: LedgerArgument,
+    metadata: Metadata,
+    start: Annotated[
+        int | None,
+        typer.Option("--start", min=0, help="The first entry; the next new one when absent."),
+    ] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Print the bytes of the entries, nothing between them.")
+    ] = False,
+    password_file: PasswordFile = None,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Print entries as they are written, until the ledger is closed or Ctrl-C."""
+    from bookie.cli.entries import follow
+    from bookie.server.loop import run
+
+    run(_print(follow(metadata, ledger, start, read_password(password_file)), raw, output))
+
+
+async def _print(batches: AsyncIterator[Sequence[Entry]], raw: bool, output: OutputFormat) -> None:
+    out = sys.stdout.buffer
+    async for entries in batches:
+        if output is OutputFormat.JSON:
+            out.write(b"".join(_as_json(entry) for entry in entries))
+        elif raw:
+            out.writelines(entry.payload for entry in entries)
+        else:
+            out.write(b"".join(entry.payload + b"\n" for entry in entries))
+        out.flush()
+
+
+def _as_json(entry: Entry) -> bytes:
+    record: dict[str, object] = {"entry_id": entry.entry_id}
+    try:
+        record["payload"] = entry.payload.decode("utf-8")
+    except UnicodeDecodeError:
+        record["payload_base64"] = base64.b64encode(entry.payload).decode("ascii")
+    return json.dumps(record).encode() + b"\n"
+
+
+# --- life and death ---------------------------------------------------------------------------
+
+
+@app.command("recover")
+def recover(
+    ledger: LedgerArgument,
+    metadata: Metadata,
+    password_file: PasswordFile = None,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Fence the ledger's writer, decide where the ledger ends, and close it there."""
+    from bookie.cli.entries import recover_ledger
+    from bookie.cli.output import print_record
+    from bookie.server.loop import run
+
+    last_entry_id, length = run(recover_ledger(metadata, ledger, read_password(password_file)))
+    print_record(
+        {"ledger": ledger, "state": "CLOSED", "last_entry": last_entry_id, "bytes": length}, output
+    )
+
+
+@app.command("delete")
+def delete(
+    ledger: LedgerArgument,
+    metadata: Metadata,
+    yes: Yes = False,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Delete a ledger with all its entries. Asks first when typed by a person."""
+    from bookie.cli.entries import delete_ledger
+    from bookie.server.loop import run
+
+    confirm(f"Delete ledger {ledger} with all its entries?", yes=yes)
+    run(delete_ledger(metadata, ledger))
+    if output is OutputFormat.JSON:
+        print(json.dumps({"ledger_id": ledger, "deleted": True}))

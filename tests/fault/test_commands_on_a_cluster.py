@@ -1,0 +1,205 @@
+"""The commands of a user, typed against a cluster of real processes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bookie.server.local.process import child_environment
+
+SECONDS_MAX = 60.0
+
+
+class Shell:
+    """Types ``bookie …`` with the cluster's metadata store in the environment."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.environment = child_environment(os.environ) | {
+            "BOOKIE_METADATA": f"local://{directory}/cluster/metadata"
+        }
+
+    def run(self, *words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+        """Run one command to its end."""
+        return subprocess.run(
+            [sys.executable, "-m", "bookie", *words],
+            input=stdin,
+            capture_output=True,
+            env=self.environment,
+            timeout=SECONDS_MAX,
+            check=False,
+        )
+
+    def ok(self, *words: str, stdin: bytes = b"") -> bytes:
+        """Run one command that must succeed; what it printed."""
+        done = self.run(*words, stdin=stdin)
+        assert done.returncode == 0, done.stderr.decode()
+        return done.stdout
+
+    def refused(self, *words: str) -> str:
+        """Run one command that must fail with status 1 and one sentence."""
+        done = self.run(*words)
+        assert done.returncode == 1, done
+        sentence = done.stderr.decode()
+        assert sentence.startswith("bookie: "), sentence
+        assert sentence.count("\n") == 1, sentence
+        return sentence.removeprefix("bookie: ").rstrip()
+
+    def new_ledger(self, *words: str) -> str:
+        """Create a ledger; its id."""
+        return str(json.loads(self.ok("ledger", "create", "-o", "json", *words))["ledger_id"])
+
+
+@pytest.fixture(scope="module")
+def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+    """A cluster of three bookies for all tests of this file."""
+    directory = tmp_path_factory.mktemp("commands")
+    words = [sys.executable, "-m", "bookie", "local", "--data", str(directory / "cluster")]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as supervisor:
+        assert supervisor.stdout is not None
+        try:
+            for line in supervisor.stdout:
+                if line.startswith("The cluster is up"):
+                    break
+            yield Shell(directory)
+        finally:
+            supervisor.send_signal(signal.SIGINT)
+            supervisor.stdout.read()
+    assert supervisor.returncode == 0
+
+
+def test_lines_come_back(shell: Shell) -> None:
+    """What was piped in as lines is printed as the same lines, in the same order."""
+    ledger = shell.new_ledger()
+    lines = b"".join(b"%d\n" % number for number in range(100_000))
+    summary = json.loads(shell.ok("ledger", "append", ledger, "-o", "json", stdin=lines))
+    assert (summary["entries"], summary["last_entry_id"]) == (100_000, 99_999)
+    assert shell.ok("ledger", "read", ledger) == lines
+    assert shell.ok("ledger", "read", ledger, "--first", "7", "--last", "8") == b"7\n8\n"
+    entry = json.loads(shell.ok("ledger", "read", ledger, "--first", "99999", "-o", "json"))
+    assert entry == {"entry_id": 99_999, "payload": "99999"}
+
+
+def test_bytes_come_back(shell: Shell) -> None:
+    """A binary file in pieces is the same file again, from a file and from standard input."""
+    content = os.urandom(3_000_001)
+    (shell.directory / "file").write_bytes(content)
+    for words, stdin in (([str(shell.directory / "file")], b""), ([], content)):
+        ledger = shell.new_ledger()
+        shell.ok("ledger", "append", ledger, *words, "--raw", stdin=stdin)
+        back = shell.ok("ledger", "read", ledger, "--raw")
+        assert hashlib.sha256(back).digest() == hashlib.sha256(content).digest()
+
+
+def test_a_ledger_has_one_writer(shell: Shell) -> None:
+    """The first append claims a created ledger and closes it; there is no second one."""
+    ledger = shell.new_ledger()
+    shell.ok("ledger", "append", ledger, stdin=b"one\n")
+    assert "has its writer" in shell.refused("ledger", "append", ledger)
+    shown = json.loads(shell.ok("ledger", "show", ledger, "-o", "json"))
+    assert (shown["state"], shown["last_entry"], shown["bytes"]) == ("CLOSED", 0, 3)
+    assert len(shown["fragments"][0]["bookies"]) == 3
+
+
+def test_left_open_then_recovered(shell: Shell) -> None:
+    """``--no-close`` leaves an open ledger that can be read, and that ``recover`` closes."""
+    ledger = shell.new_ledger()
+    shell.ok("ledger", "append", ledger, "--no-close", stdin=b"one\ntwo\n")
+    assert shell.ok("ledger", "read", ledger) == b"one\ntwo\n"
+    recovered = json.loads(shell.ok("ledger", "recover", ledger, "-o", "json"))
+    assert (recovered["state"], recovered["last_entry"]) == ("CLOSED", 1)
+    assert shell.ok("ledger", "read", ledger) == b"one\ntwo\n"
+
+
+def test_tail_follows_a_writer(shell: Shell) -> None:
+    """Lines are printed while their writer still writes, and the tail ends with the ledger."""
+    ledger = shell.new_ledger()
+    words = [sys.executable, "-m", "bookie", "ledger"]
+    with (
+        subprocess.Popen(
+            [*words, "append", ledger], stdin=subprocess.PIPE, env=shell.environment
+        ) as writer,
+        subprocess.Popen(
+            [*words, "tail", ledger, "--start", "0"],
+            stdout=subprocess.PIPE,
+            env=shell.environment,
+        ) as tail,
+    ):
+        assert writer.stdin is not None
+        assert tail.stdout is not None
+        for line in (b"first\n", b"second\n"):
+            writer.stdin.write(line)
+            writer.stdin.flush()
+            assert tail.stdout.readline() == line
+        writer.stdin.close()
+        assert tail.stdout.read() == b""
+    assert (writer.returncode, tail.returncode) == (0, 0)
+
+
+def test_list_status_and_delete(shell: Shell) -> None:
+    """A ledger is listed until it is deleted; a deleted one does not exist."""
+    ledger = shell.new_ledger()
+
+    def listed() -> set[str]:
+        rows = json.loads(shell.ok("ledger", "list", "-o", "json"))
+        return {str(row["ledger"]) for row in rows}
+
+    assert ledger in listed()
+    status = json.loads(shell.ok("cluster", "status", "-o", "json"))
+    assert (status["writable_bookies"], status["ledgers"]) == (3, len(listed()))
+    assert json.loads(shell.ok("ledger", "delete", ledger, "-o", "json"))["deleted"] is True
+    assert ledger not in listed()
+    assert shell.refused("ledger", "show", ledger) == f"ledger {ledger} does not exist"
+    assert shell.refused("ledger", "read", ledger) == f"ledger {ledger} does not exist"
+    assert shell.refused("ledger", "delete", ledger) == f"ledger {ledger} does not exist"
+
+
+def test_password(shell: Shell) -> None:
+    """A ledger with a password is read and recovered only with it; it is never shown."""
+    (shell.directory / "password").write_text("secret\n", encoding="utf-8")
+    option = ("--password-file", str(shell.directory / "password"))
+    ledger = shell.new_ledger(*option)
+    assert "password" in shell.refused("ledger", "append", ledger)
+    shell.ok("ledger", "append", ledger, *option, stdin=b"one\n")
+    assert "password" in shell.refused("ledger", "read", ledger)
+    assert shell.ok("ledger", "read", ledger, *option) == b"one\n"
+    shown = shell.ok("ledger", "show", ledger, "-o", "json").decode()
+    assert json.loads(shown)["password"] is True
+    assert "secret" not in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["read", "0", "--last", "999999999"], "is not confirmed"),
+        (["create", "--ensemble", "7"], "7"),
+        (["create", "--digest", "md5"], "md5"),
+        (["create", "--ack-quorum", "4"], "4"),
+        (["append", "0", "/nonexistent"], "/nonexistent: No such file or directory"),
+    ],
+)
+def test_refusals_are_one_sentence(words: list[str], sentence: str, shell: Shell) -> None:
+    """What cannot be done is said in one sentence, with status 1."""
+    assert sentence in shell.refused("ledger", *words)
+
+
+def test_bench(shell: Shell) -> None:
+    """A short load prints throughput and latencies, and leaves no ledger behind."""
+    before = shell.ok("ledger", "list", "-o", "json")
+    words = ["--seconds", "0.3", "--in-flight", "50", "-o", "json"]
+    written = json.loads(shell.ok("bench", "write", *words))
+    assert written["entries"] > 0
+    assert 0 < written["p50_ms"] <= written["p99_ms"] <= written["max_ms"]
+    batched = json.loads(shell.ok("bench", "write", *words, "--batch", "10", "--ledgers", "2"))
+    assert batched["entries"] % 10 == 0
+    read = json.loads(shell.ok("bench", "read", "--entries", "2000", "-o", "json"))
+    assert (read["entries"], read["bytes"]) == (6000, 6000 * 1024)
+    assert shell.ok("ledger", "list", "-o", "json") == before

@@ -1,0 +1,103 @@
+"""Entries from files and pipes, and the figures of a load."""
+
+from __future__ import annotations
+
+import os
+import threading
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+from bookie.cli import entries
+from bookie.cli.bench import Measured, percentile_of
+from bookie.cli.entries import entries_in
+
+
+def cut(path: Path, chunk_bytes: int) -> list[bytes]:
+    """All entries of a file."""
+    with path.open("rb") as source:
+        return list(chain.from_iterable(entries_in(source, chunk_bytes)))
+
+
+@pytest.mark.parametrize(
+    ("content", "wanted"),
+    [
+        (b"", []),
+        (b"one", [b"one"]),
+        (b"one\n", [b"one"]),
+        (b"\n", [b""]),
+        (b"one\n\nthree\nfour", [b"one", b"", b"three", b"four"]),
+        (b"\r\n\0\n", [b"\r", b"\0"]),
+    ],
+)
+@pytest.mark.parametrize("read_bytes", [1, 3, 1 << 20])
+def test_lines_lose_only_their_end(
+    content: bytes,
+    wanted: list[bytes],
+    read_bytes: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each line is an entry, wherever a read ends; a last line without its end is one too."""
+    monkeypatch.setattr(entries, "GROUP_BYTES", read_bytes)
+    (tmp_path / "file").write_bytes(content)
+    assert cut(tmp_path / "file", 0) == wanted
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 1000])
+@pytest.mark.parametrize("read_bytes", [5, 8, 1 << 20])
+def test_pieces_are_the_file(
+    size: int, read_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pieces of the wanted size, the last one shorter; together they are the file."""
+    monkeypatch.setattr(entries, "GROUP_BYTES", read_bytes)
+    content = os.urandom(size)
+    (tmp_path / "file").write_bytes(content)
+    pieces = cut(tmp_path / "file", 8)
+    assert b"".join(pieces) == content
+    assert [len(piece) for piece in pieces] == [8] * (size // 8) + [size % 8] * (size % 8 > 0)
+
+
+def test_lines_of_a_pipe_do_not_wait_for_more() -> None:
+    """What a pipe holds is taken at once: whoever types a line sees it appended."""
+    read_end, write_end = os.pipe()
+
+    def write_and_close() -> None:
+        os.write(write_end, b"ond\n")
+        os.close(write_end)
+
+    with os.fdopen(read_end, "rb") as source:
+        groups = entries_in(source, 0)
+        os.write(write_end, b"first\nsec")
+        assert next(groups) == [b"first"]
+        closer = threading.Thread(target=write_and_close)
+        closer.start()
+        assert list(groups) == [[b"second"]]
+        closer.join()
+
+
+@pytest.mark.parametrize(
+    ("percentile", "value"), [(50, 50), (99, 99), (99.9, 100), (1, 1), (0.1, 1), (100, 100)]
+)
+def test_percentile_is_a_value_that_was_measured(percentile: float, value: int) -> None:
+    """The nearest rank: no value is invented between two."""
+    assert percentile_of([float(number) for number in range(1, 101)], percentile) == value
+    assert percentile_of([7.0], percentile) == 7.0
+
+
+def test_load_is_recorded_with_units() -> None:
+    """Figures carry their unit in their name."""
+    measured = Measured(1000, 1_000_000, 2.0, [0.001] * 99 + [0.5])
+    assert measured.record() == {
+        "entries": 1000,
+        "bytes": 1_000_000,
+        "seconds": 2.0,
+        "entries_per_second": 500,
+        "megabytes_per_second": 0.5,
+        "p50_ms": 1.0,
+        "p95_ms": 1.0,
+        "p99_ms": 1.0,
+        "p999_ms": 500.0,
+        "max_ms": 500.0,
+    }
