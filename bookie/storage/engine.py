@@ -96,7 +96,12 @@ class Engine:
         )
         self.states = LedgerStates(self._load_row, self._checkpointer.is_dirty)
         self._reader = EntryReader(
-            environment, booted.index, booted.files, metrics, settings.page_gap_bytes
+            environment,
+            booted.index,
+            self._checkpointer.generations,
+            booted.files,
+            metrics,
+            settings.page_gap_bytes,
         )
 
     # --- ledgers -------------------------------------------------------------------------
@@ -237,9 +242,7 @@ class Engine:
         start = 0
         while start < len(ids):
             stop = int(np.searchsorted(ids, int(ids[start]) + COMPARE_SPAN_MAX, "left"))
-            present, stored = await self._reader.stored(
-                state.ledger_id, ids[start:stop], self._checkpointer.generations()
-            )
+            present, stored = await self._reader.stored(state.ledger_id, ids[start:stop])
             if stored is None:
                 raise CorruptionError(
                     f"stored entries of ledger {state.ledger_id} cannot be read for comparison"
@@ -275,7 +278,6 @@ class Engine:
             state.ledger_id,
             first,
             last,
-            self._checkpointer.generations(),
             entries_max=entries_max,
             bytes_max=bytes_max,
             stripe=stripe,

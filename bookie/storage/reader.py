@@ -8,6 +8,7 @@ read, or that turns out to be another one, is an I/O error, never a missing entr
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,12 +48,19 @@ class ReadResult:
 
 
 class EntryReader:
-    """Reads from the generations, the index and the files. Runs in the event loop."""
+    """Reads from the generations (oldest first), the index and the files, in the event loop."""
 
     def __init__(
-        self, environment: Environment, index: Index, files: FileTable, metrics: Metrics, gap: int
+        self,
+        environment: Environment,
+        index: Index,
+        generations: Callable[[], tuple[Generation, ...]],
+        files: FileTable,
+        metrics: Metrics,
+        gap: int,
     ) -> None:
         self._env = environment
+        self._generations = generations
         self._index = index
         self._files = files
         self._metrics = metrics
@@ -63,7 +71,6 @@ class EntryReader:
         ledger_id: int,
         first: int,
         last: int,
-        generations: tuple[Generation, ...],
         *,
         entries_max: int,
         bytes_max: int,
@@ -71,19 +78,15 @@ class EntryReader:
     ) -> ReadResult:
         """Read wanted ids of ``first … last``, in order, up to the first hole or limit.
 
-        `generations` are oldest first, taken in the same synchronous section that decided about
-        the request. At least one entry is returned if the first wanted id is stored, however large.
+        The look-up happens before the first wait, in the caller's synchronous section. At least one
+        entry is returned if the first wanted id is stored, however large it is.
         """
         try:
-            return await self._read(
-                ledger_id, first, last, generations, entries_max, bytes_max, stripe
-            )
+            return await self._read(ledger_id, first, last, entries_max, bytes_max, stripe)
         except FileNotFoundError:
             # A compaction moved the entries and removed their old file: look up once more.
             try:
-                return await self._read(
-                    ledger_id, first, last, generations, entries_max, bytes_max, stripe
-                )
+                return await self._read(ledger_id, first, last, entries_max, bytes_max, stripe)
             except FileNotFoundError as error:
                 return self._failed(ledger_id, first, f"its file is gone: {error}")
         except CorruptionError as error:
@@ -94,16 +97,12 @@ class EntryReader:
         ledger_id: int,
         first: int,
         last: int,
-        generations: tuple[Generation, ...],
         entries_max: int,
         bytes_max: int,
         stripe: Stripe,
     ) -> ReadResult:
         span = min(last - first + 1, _span_for(entries_max, stripe))
-        window = Window(first, span)
-        self._index.lay_under(ledger_id, window)
-        for generation in generations:
-            generation.lay_over(ledger_id, window)
+        window = self._locate(ledger_id, first, span)
         wanted = window.wanted(stripe.modulus, stripe.first_residue, stripe.count)[:entries_max]
         if not len(wanted):
             return ReadResult(None, window.last + 1, Status.OK)
@@ -122,22 +121,35 @@ class EntryReader:
         return self._verified(batch, following, stopped_by)
 
     async def stored(
-        self, ledger_id: int, ids: npt.NDArray[np.int64], generations: tuple[Generation, ...]
+        self, ledger_id: int, ids: npt.NDArray[np.int64]
     ) -> tuple[npt.NDArray[np.bool_], Buffer | None]:
         """Which of `ids` (ascending, close together) are stored, and their packets.
 
         The packets of the stored ones come one after the other, None if they cannot be read.
         """
-        window = Window(int(ids[0]), int(ids[-1]) - int(ids[0]) + 1)
+        first, span = int(ids[0]), int(ids[-1]) - int(ids[0]) + 1
+        for _ in range(2):
+            window = self._locate(ledger_id, first, span)
+            present = window.sizes[ids - window.first] > 0
+            if not present.any():
+                return present, b""
+            extents = window.extents(ids[present])
+            try:
+                payload, complete = await self._fetch(window, extents)
+            except FileNotFoundError:
+                # As in `read`: moved while we looked, so look once more.
+                continue
+            return present, payload if complete == len(extents) else None
+        return np.ones(len(ids), np.bool_), None
+
+    def _locate(self, ledger_id: int, first: int, span: int) -> Window:
+        """Where the ids are now. What is in memory is referred to before the index is opened."""
+        generations = self._generations()
+        window = Window(first, span)
         self._index.lay_under(ledger_id, window)
         for generation in generations:
             generation.lay_over(ledger_id, window)
-        present = window.sizes[ids - window.first] > 0
-        if not present.any():
-            return present, b""
-        extents = window.extents(ids[present])
-        payload, complete = await self._fetch(window, extents)
-        return present, payload if complete == len(extents) else None
+        return window
 
     def _verified(self, batch: EntryBatch, following: int, stopped_by: Status) -> ReadResult:
         """Cut the batch before the first packet that is not the entry it should be."""
