@@ -32,7 +32,7 @@ class BatchWorker(Protocol[T_contra]):
         ...
 
     def abandon(self) -> None:
-        """End the thread when it comes to it, without waiting: it may hang in a device."""
+        """Handle and report nothing more, without waiting: the thread may hang in a device."""
         ...
 
 
@@ -73,6 +73,7 @@ class _ThreadBatchWorker(Generic[T]):
         self._queue: SimpleQueue[T | None] = SimpleQueue()
         self._handle = handle
         self._failed = failed
+        self.abandoned = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -84,6 +85,7 @@ class _ThreadBatchWorker(Generic[T]):
         self._thread.join()
 
     def abandon(self) -> None:
+        self.abandoned = True
         self._queue.put(None)
 
     def _run(self) -> None:
@@ -102,7 +104,7 @@ class _ThreadBatchWorker(Generic[T]):
                         item = get_nowait()
                     except Empty:
                         break
-                if items:
+                if items and not self.abandoned:
                     self._handle(items)
         except BaseException as error:  # noqa: BLE001  (handed to the loop, which fail-stops)
             self._failed(error)
@@ -141,15 +143,18 @@ class ThreadWorkers:
         assert loop is not None, "enter the workers first"
 
         def post(result: R) -> None:
-            loop.call_soon_threadsafe(done, result)
+            if not worker.abandoned:
+                loop.call_soon_threadsafe(done, result)
 
         def handle_items(items: list[T]) -> None:
             handle(items, post)
 
         def report(error: BaseException) -> None:
-            loop.call_soon_threadsafe(failed, error)
+            if not worker.abandoned:
+                loop.call_soon_threadsafe(failed, error)
 
-        return _ThreadBatchWorker(name, handle_items, report)
+        worker = _ThreadBatchWorker(name, handle_items, report)
+        return worker
 
     async def run(
         self, pool: str, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs

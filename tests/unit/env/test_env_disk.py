@@ -1,0 +1,143 @@
+"""The real disk: short writes, names, locks, and descriptors that are not leaked."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from bookie.env import Failpoints, PosixDisk
+from bookie.env.disk import IOV_MAX
+from bookie.errors import ConfigurationError, DirectoryLockedError
+
+
+@pytest.fixture(name="path")
+def _path(tmp_path: Path) -> str:
+    return str(tmp_path / "file")
+
+
+@pytest.fixture(name="disk")
+def _disk() -> PosixDisk:
+    return PosixDisk()
+
+
+def test_more_buffers_than_one_call_takes_are_all_written(disk: PosixDisk, path: str) -> None:
+    """In order, empty ones included."""
+    file = disk.create(path, 0)
+    buffers = [b"%d," % i if i % 7 else b"" for i in range(3 * IOV_MAX + 5)]
+    assert file.pwritev(buffers, 100) == len(b"".join(buffers))
+    assert file.pread(10**6, 100) == b"".join(buffers)
+    file.close()
+
+
+def test_a_short_write_is_continued(
+    disk: PosixDisk, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel takes what it likes; the rest follows from where that ended."""
+    calls: list[int] = []
+    real = os.pwritev
+
+    def at_most_seven_bytes(fd: int, buffers: list[bytes], offset: int) -> int:
+        calls.append(offset)
+        return real(fd, [b"".join(buffers)[:7]], offset)
+
+    file = disk.create(path, 0)
+    monkeypatch.setattr(os, "pwritev", at_most_seven_bytes)
+    assert file.pwritev([b"abc", b"", b"defghij", b"klm", b"nopq"], 0) == 17
+    assert calls == [0, 7, 14]
+    assert file.pread(100, 0) == b"abcdefghijklmnopq"
+
+
+def test_a_read_ends_with_the_file(disk: PosixDisk, path: str) -> None:
+    """From memory a short read is no read."""
+    file = disk.create(path, 0)
+    file.pwritev([b"0123456789"], 0)
+    assert file.pread(4, 8) == b"89"
+    assert file.pread(4, 100) == b""
+    assert file.pread_cached(4, 8) is None
+    cached = file.pread_cached(4, 6)
+    assert cached is None or bytes(cached) == b"6789"
+
+
+def test_a_new_file_has_its_space_and_replaces_an_old_one(disk: PosixDisk, path: str) -> None:
+    """Allocated space reads as zeros."""
+    Path(path).write_bytes(b"old" * 1000)
+    file = disk.create(path, 8192)
+    assert file.size() == 8192
+    assert file.pread(8192, 0) == bytes(8192)
+    assert os.stat(path).st_blocks * 512 >= 8192
+    file.truncate(100)
+    assert file.size() == 100
+
+
+def test_a_file_without_room_leaves_no_name(disk: PosixDisk, path: str) -> None:
+    """The error is the kernel's."""
+    with pytest.raises(OSError, match=r"\[Errno"):
+        disk.create(path, 2**62)
+    assert not Path(path).exists()
+
+
+def test_only_existing_files_are_opened(disk: PosixDisk, path: str, tmp_path: Path) -> None:
+    """And never through a symbolic link."""
+    with pytest.raises(FileNotFoundError):
+        disk.open(path)
+    (tmp_path / "target").write_bytes(b"x")
+    Path(path).symlink_to(tmp_path / "target")
+    for attempt in (disk.open, lambda name: disk.create(name, 0)):
+        with pytest.raises(OSError, match=r"\[Errno"):
+            attempt(path)
+
+
+def test_a_file_that_nobody_holds_is_closed(disk: PosixDisk, path: str) -> None:
+    """The table of files drops what a reader may still use; the last user closes it."""
+    before = len(os.listdir("/proc/self/fd"))
+    file = disk.create(path, 0)
+    assert len(os.listdir("/proc/self/fd")) == before + 1
+    del file
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_directories_are_made_with_their_parents(disk: PosixDisk, tmp_path: Path) -> None:
+    """Twice does no harm."""
+    deep = tmp_path / "a" / "b" / "c"
+    for _ in range(2):
+        disk.make_directory(str(deep))
+    assert deep.stat().st_mode & 0o777 == 0o700
+    assert disk.names(str(tmp_path)) == ["a"]
+    disk.unlink(str(deep / "nothing"))
+    disk.sync_directory(str(deep))
+
+
+def test_a_lock_keeps_a_second_one_out(disk: PosixDisk, tmp_path: Path) -> None:
+    """Until it is closed."""
+    path = str(tmp_path / "LOCK")
+    held = disk.lock(path)
+    with pytest.raises(DirectoryLockedError, match=str(tmp_path)):
+        disk.lock(path)
+    held.close()
+    disk.lock(path).close()
+
+
+def test_usage_is_that_of_the_file_system(disk: PosixDisk, tmp_path: Path) -> None:
+    """Free is not more than all."""
+    usage = disk.usage(str(tmp_path))
+    assert 0 < usage.free_bytes <= usage.total_bytes
+    assert usage.device == tmp_path.stat().st_dev
+
+
+@pytest.mark.parametrize(
+    "spec", ["no.such.point", "journal.before_sync:0", "journal.before_sync:x"]
+)
+def test_a_failpoint_that_does_not_exist_refuses(spec: str) -> None:
+    """A test that arms nothing would prove nothing."""
+    with pytest.raises(ConfigurationError):
+        Failpoints(spec)
+
+
+def test_failpoints_that_are_not_armed_do_nothing() -> None:
+    """Nor does one that is armed for a later passage."""
+    points = Failpoints("journal.before_sync:3,journal.after_sync:2")
+    for _ in range(2):
+        points.hit("journal.before_sync")
+    points.hit("add.before_ack")
