@@ -1,0 +1,167 @@
+"""One read of a range against bookies that answer as the test says; answers as evidence."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from bookie.client.driver import verify_lac, verify_read
+from bookie.client.range_read import RangeRead
+from bookie.config import ClientSettings
+from bookie.errors import BookieUnreachableError, NoSuchEntryError
+from bookie.formats.batch import EntryBatch
+from bookie.formats.entry import pack_lac
+from bookie.ids import Status
+from bookie.protocol.reader import LedgerRead, ReaderLimits
+from bookie.rpc.channels import LacReply, ReadCommand, ReadReply
+from tests.unit.client.fake_pool import (
+    DIGESTER,
+    LEDGER_ID,
+    OnRead,
+    fake_pool,
+    metadata_of,
+    packed,
+    reply_to,
+)
+
+FAST = ReaderLimits(speculative_read_seconds=0.01, retry_seconds=0.01)
+
+
+async def ids_read(
+    on_read: OnRead, last: int, *, sizes: tuple[int, int, int] = (3, 3, 2)
+) -> list[int]:
+    """Read 0 … last."""
+    settings = ClientSettings(read_timeout_seconds=5)
+    async with fake_pool(settings, on_read) as pool:
+        machine = LedgerRead(metadata_of(sizes), 0, last, limits=FAST)
+        read = RangeRead(machine, pool.pool, DIGESTER)
+        ids: list[int] = []
+        try:
+            while entries := await read.next():
+                ids += [entry.entry_id for entry in entries]
+                assert all(entry.payload == b"%d" % entry.entry_id for entry in entries)
+        finally:
+            await read.aclose()
+    return ids
+
+
+async def test_a_read_is_a_few_answers_ahead() -> None:
+    """While the consumer works on the first answer, two more are fetched, and not a fourth."""
+    asked: list[int] = []
+
+    async def on_read(_: str, command: ReadCommand) -> ReadReply:
+        asked.append(command.first_entry_id)
+        return reply_to(command, 1000)
+
+    async with fake_pool(on_read=on_read) as pool:
+        read = RangeRead(LedgerRead(metadata_of(), 0, 999), pool.pool, DIGESTER)
+        assert len(await read.next()) == 100
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert asked == [0, 100, 200]
+        await read.aclose()
+
+
+async def test_a_hanging_bookie_is_overtaken() -> None:
+    """Another one is asked after the delay, and then serves on."""
+
+    async def on_read(bookie_id: str, command: ReadCommand) -> ReadReply:
+        if bookie_id == "b0":
+            await asyncio.Event().wait()
+        return reply_to(command, 1000)
+
+    assert await ids_read(on_read, 499) == list(range(500))
+
+
+async def test_a_corrupt_entry_comes_from_another_bookie() -> None:
+    """Its own copy is noticed by the digest; what was before it is used."""
+
+    async def on_read(bookie_id: str, command: ReadCommand) -> ReadReply:
+        reply = reply_to(command, 1000)
+        if bookie_id != "b2" and reply.batch is not None and command.first_entry_id <= 50:
+            return ReadReply(Status.OK, "", spoiled(reply.batch, 50), reply.next_entry_id)
+        return reply
+
+    assert await ids_read(on_read, 299) == list(range(300))
+
+
+def spoiled(batch: EntryBatch, entry_id: int) -> EntryBatch:
+    """The batch with one bit wrong in one entry."""
+    payload = bytearray(batch.payload)
+    position = entry_id - batch.first_entry_id
+    payload[int(batch.offsets()[position + 1]) - 1] ^= 1
+    return EntryBatch(batch.ledger_id, batch.first_entry_id, None, batch.sizes, bytes(payload))
+
+
+async def test_a_hole_is_filled_by_the_others() -> None:
+    """A bookie that was down from entry 120 to 180 serves only before."""
+
+    async def on_read(bookie_id: str, command: ReadCommand) -> ReadReply:
+        return reply_to(command, 120 if bookie_id == "b0" else 1000)
+
+    assert await ids_read(on_read, 299) == list(range(300))
+
+
+async def test_nobody_can_be_reached() -> None:
+    """After two rounds the read fails with the failure of one of them."""
+
+    async def on_read(bookie_id: str, _: ReadCommand) -> ReadReply:
+        raise BookieUnreachableError(f"{bookie_id} is gone")
+
+    async with fake_pool(on_read=on_read) as pool:
+        read = RangeRead(LedgerRead(metadata_of(), 0, 0, limits=FAST), pool.pool, DIGESTER)
+        with pytest.raises(BookieUnreachableError, match="entry 0 of ledger 9 could not be read"):
+            await read.next()
+        await read.aclose()
+
+
+async def test_nobody_has_it() -> None:
+    """All deny: there is no such entry."""
+
+    async def on_read(_: str, command: ReadCommand) -> ReadReply:
+        return reply_to(command, 10)
+
+    async with fake_pool(on_read=on_read) as pool:
+        read = RangeRead(LedgerRead(metadata_of(), 5, 20), pool.pool, DIGESTER)
+        assert [entry.entry_id for entry in await read.next()] == [5, 6, 7, 8, 9]
+        with pytest.raises(NoSuchEntryError, match="entry 10"):
+            await read.next()
+        await read.aclose()
+
+
+# -- evidence --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bad", [3, 7, 39])
+@pytest.mark.parametrize("count", [8, 40])
+def test_the_verified_prefix_of_a_batch(bad: int, count: int) -> None:
+    """Everything before the first wrong entry counts, and the answer ends there."""
+    if bad >= count:
+        return
+    told = verify_read(ReadReply(Status.OK, "", spoiled(packed(0, count), bad), count), DIGESTER)
+    assert [entry.entry_id for entry in told.entries] == list(range(bad))
+    assert told.batch is not None
+    assert told.batch.count == bad
+    assert (told.next_entry_id, told.stopped_by) == (bad, Status.BAD_CHECKSUM)
+
+
+def test_a_batch_that_is_wrong_from_its_start_proves_nothing() -> None:
+    """No entry, no batch."""
+    told = verify_read(ReadReply(Status.OK, "", spoiled(packed(4, 2), 4), 6), DIGESTER)
+    assert (told.batch, list(told.entries), told.next_entry_id) == (None, [], 4)
+
+
+def test_a_lac_is_believed_only_from_verified_packets() -> None:
+    """The hint is ignored; one wrong packet spoils the answer."""
+    last = bytes(packed(8, 1).payload)
+    lac = pack_lac(LEDGER_ID, 8, DIGESTER)
+    told = verify_lac(LEDGER_ID, LacReply(Status.OK, "", last, lac, max_lac=99), DIGESTER)
+    assert (told.last_add_confirmed, told.last_entry_id, told.last_length) == (8, 8, 1)
+    nothing = verify_lac(LEDGER_ID, LacReply(Status.NO_SUCH_LEDGER, max_lac=99), DIGESTER)
+    assert (nothing.status, nothing.last_add_confirmed) == (Status.NO_SUCH_LEDGER, -1)
+    for packets in ((last[:-1] + b"!", lac), (last, lac[:-1] + b"!"), (last[:20], b"")):
+        spoilt = verify_lac(LEDGER_ID, LacReply(Status.OK, "", *packets), DIGESTER)
+        assert spoilt.status is Status.BAD_CHECKSUM
+    other = verify_lac(LEDGER_ID + 1, LacReply(Status.OK, "", last), DIGESTER)
+    assert other.status is Status.BAD_CHECKSUM
