@@ -1,0 +1,172 @@
+"""What clients promise while bookies come and go and other clients interfere, on real bookies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from bookie.api import BookKeeper, WriterHandle, connect
+from bookie.client.pool import BookiePool
+from bookie.client.reader import ReaderHandle
+from bookie.config import ClientSettings, RpcSettings
+from bookie.errors import (
+    BookieError,
+    ClientClosedError,
+    LedgerFencedError,
+    NotEnoughBookiesError,
+    WrongClusterError,
+)
+from tests.unit.client.real_cluster import RealCluster, real_cluster, until
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[RealCluster]:
+    """Three bookies."""
+    async with real_cluster(tmp_path) as started:
+        yield started
+
+
+@pytest.fixture
+async def bk(cluster: RealCluster) -> AsyncIterator[BookKeeper]:
+    """A connected client."""
+    async with connect(cluster.uri) as client:
+        yield client
+
+
+async def append_until_fenced(writer: WriterHandle, acknowledged: dict[int, bytes]) -> None:
+    """Append and note what was acknowledged, until another client takes the ledger over."""
+    number = 0
+    while True:
+        payload = b"%d" % number
+        number += 1
+        try:
+            acknowledged[await writer.append(payload)] = payload
+        except (LedgerFencedError, ClientClosedError):
+            return
+
+
+async def test_recovery_keeps_all_that_a_busy_writer_was_acknowledged(bk: BookKeeper) -> None:
+    """Fifty coroutines append while another client recovers: nothing acknowledged is missing."""
+    writer = await bk.create_ledger()
+    acknowledged: dict[int, bytes] = {}
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(50):
+            tasks.create_task(append_until_fenced(writer, acknowledged))
+        await until(lambda: len(acknowledged) > 500)
+        reader = await bk.open_ledger(writer.ledger_id, recover=True)
+    read = {entry.entry_id: entry.payload async for entry in reader.read()}
+    assert max(acknowledged) <= reader.last_entry_id
+    assert {entry_id: read[entry_id] for entry_id in acknowledged} == acknowledged
+    assert sorted(read) == list(range(reader.last_entry_id + 1))
+
+
+async def test_a_ledger_is_read_while_it_is_written(bk: BookKeeper, cluster: RealCluster) -> None:
+    """A tailing and a plain reader, a bookie that restarts: one sequence for everybody."""
+    writer = await bk.create_ledger()
+    await writer.append(b"0")
+    tailed: list[bytes] = []
+
+    async def tail() -> None:
+        reader = await bk.open_ledger(writer.ledger_id)
+        async for entry in reader.tail():
+            assert entry.entry_id == len(tailed)
+            tailed.append(entry.payload)
+
+    async def read_again_and_again(reader: ReaderHandle) -> None:
+        last = -1
+        while not reader.is_closed:
+            now = await reader.refresh()
+            assert now >= last
+            entries = [entry.payload async for entry in reader.read(max(last, 0), now)]
+            assert entries == [b"%d" % i for i in range(max(last, 0), now + 1)]
+            last = now
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(tail())
+        tasks.create_task(read_again_and_again(await bk.open_ledger(writer.ledger_id)))
+        for number in range(1, 150):
+            if number == 50:
+                await cluster.stop(2)
+            if number == 100:
+                await cluster.start(2, same_port=False)
+            await writer.append(b"%d" % number)
+        await writer.close()
+    assert tailed == [b"%d" % i for i in range(150)]
+
+
+async def test_a_tail_moves_on_when_its_bookies_restart(
+    bk: BookKeeper, cluster: RealCluster
+) -> None:
+    """Each bookie in turn is away; the follower hears of new entries from the others."""
+    writer = await bk.create_ledger()
+    reader = await bk.open_ledger(writer.ledger_id)
+    seen: list[int] = []
+
+    async def follow() -> None:
+        async for entry in reader.tail():
+            seen.append(entry.entry_id)  # noqa: PERF401  (others look while it grows)
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(follow())
+        for number in range(3):
+            await cluster.stop(number)
+            entry_id = await writer.append(b"x")
+            await until(lambda last=entry_id: seen[-1:] == [last])  # type: ignore[misc]
+            await cluster.start(number)
+            await until(lambda: not writer.is_under_replicated)
+        await writer.close()
+    assert seen == [0, 1, 2]
+
+
+async def test_deferred_sync_confirms_before_it_is_durable(bk: BookKeeper) -> None:
+    """Appends return, the LAC waits for the force; closing forces first."""
+    writer = await bk.create_ledger(deferred_sync=True)
+    assert await writer.append_many([b"a", b"b"]) == range(2)
+    assert writer.last_add_confirmed == -1
+    await writer.force()
+    assert writer.last_add_confirmed == 1
+    await writer.force()
+    assert await writer.append(b"c") == 2
+    assert (await writer.close()).last_entry_id == 2
+
+
+async def test_what_was_not_forced_is_not_promised(bk: BookKeeper, cluster: RealCluster) -> None:
+    """Two bookies restart before the force: their copies may be gone, and the force says so."""
+    writer = await bk.create_ledger(deferred_sync=True)
+    await writer.append(b"a")
+    for number in (0, 1):
+        await cluster.stop(number)
+        await cluster.start(number)
+        await until(lambda: not writer.is_under_replicated)
+    with pytest.raises(NotEnoughBookiesError):
+        await writer.force()
+    assert writer.last_add_confirmed == -1
+
+
+async def test_another_cluster_is_refused(bk: BookKeeper) -> None:
+    """A client with another instance id can neither write, nor read, nor recover."""
+    writer = await bk.create_ledger()
+    await writer.append(b"a")
+    entered = bk._connected
+    found = await entered.ledgers.read(writer.ledger_id)
+    async with asyncio.TaskGroup() as tasks:
+        stranger = BookiePool(entered.directory, "another", tasks, ClientSettings(), RpcSettings())
+        foreign = WriterHandle(found, stranger, entered.ledgers)
+        foreign.start()
+        assert isinstance(await failure_of(foreign), WrongClusterError)
+        reader = ReaderHandle(found, stranger, entered.ledgers)
+        with pytest.raises(WrongClusterError):
+            await reader.refresh()
+        await stranger.aclose()
+    assert await writer.append(b"b") == 1
+
+
+async def failure_of(writer: WriterHandle) -> BookieError | None:
+    try:
+        await writer.append(b"x")
+    except BookieError as error:
+        return error
+    return None
