@@ -160,7 +160,9 @@ class Engine:
             ids, following = await self._env.workers.run(
                 "read", self._index.entry_ids, state.ledger_id, cursor, last
             )
-            low, high = np.searchsorted(ids_in_memory, [cursor, following])
+            low = np.searchsorted(ids_in_memory, cursor, "left")
+            # Not up to `following`, which is no 64-bit number behind the last id.
+            high = np.searchsorted(ids_in_memory, following - 1, "right")
             ids = np.union1d(ids, ids_in_memory[low:high])
             ids = ids[ids <= last]
             if len(ids):
