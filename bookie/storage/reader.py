@@ -36,6 +36,9 @@ class Stripe:
 
 ALL_IDS = Stripe()
 
+STRIPED_IDS_MAX = 128 * 1024
+"""Ids that a striped read looks at: 24 bytes each, and the time that the event loop waits."""
+
 
 @dataclass(frozen=True, slots=True)
 class ReadResult:
@@ -227,10 +230,10 @@ class EntryReader:
 
 
 def _span_for(entries_max: int, stripe: Stripe) -> int:
-    """Ids to look at so that `entries_max` wanted ones are among them."""
+    """Ids to look at: `entries_max` wanted ones are among them, if that is not too many."""
     if stripe.modulus == 0:
         return entries_max
-    return -(-entries_max * stripe.modulus // stripe.count) + stripe.modulus
+    return min(-(-entries_max * stripe.modulus // stripe.count) + stripe.modulus, STRIPED_IDS_MAX)
 
 
 def _choose(
