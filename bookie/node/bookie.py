@@ -214,7 +214,7 @@ class Bookie:
             return refusal
         lac_before = state.max_lac
         try:
-            reply = await self._engine.add_over(
+            reply = await self._engine.duplicates.add(
                 state,
                 command.batch,
                 command.payload_crc32c,

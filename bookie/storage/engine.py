@@ -20,13 +20,13 @@ from bookie.config import StorageSettings
 from bookie.env import BatchWorker, Environment
 from bookie.errors import BookieError, CorruptionError, DiskFullError, StorageFailedError
 from bookie.formats.batch import EntryBatch
-from bookie.formats.commands import Reply
 from bookie.formats.index_rows import LedgerIndexRow
 from bookie.ids import MAX_ID, Status
 from bookie.storage.accept import Admission
 from bookie.storage.boot import Boot, Booted, BootReport, Identity
 from bookie.storage.checkpoint import Checkpointer
 from bookie.storage.directories import Directories
+from bookie.storage.duplicates import DuplicateAdds
 from bookie.storage.index import META_CLEAN, META_INTEGRITY
 from bookie.storage.journal import BlockDone, JournalRequest, RequestKind
 from bookie.storage.ledger_state import LedgerState, LedgerStates
@@ -38,9 +38,6 @@ _log = event_log(__name__)
 
 DEVICE_FULL = "device full"
 """The reason that the engine itself gives for being read-only."""
-
-COMPARE_SPAN_MAX = 4096
-"""Ids that one look-up covers when an add is compared with what is stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +92,7 @@ class Engine:
             directories.release_reserve,
         )
         self.states = LedgerStates(self._load_row, self._checkpointer.is_dirty)
-        self._reader = EntryReader(
+        reader = EntryReader(
             environment,
             booted.index,
             self._checkpointer.generations,
@@ -103,6 +100,8 @@ class Engine:
             metrics,
             settings.page_gap_bytes,
         )
+        self._reader = reader
+        self.duplicates = DuplicateAdds(self.admission, reader, metrics)
 
     # --- ledgers -------------------------------------------------------------------------
 
@@ -178,87 +177,6 @@ class Engine:
     def overlaps(self, state: LedgerState, batch: EntryBatch) -> bool:
         """Whether ids of `batch` may be stored already, so that bytes must be compared."""
         return batch.first_entry_id <= state.last_entry_id
-
-    async def add_over(
-        self,
-        state: LedgerState,
-        batch: EntryBatch,
-        payload_crc32c: int,
-        key: bytes,
-        *,
-        max_lac: int,
-        deferred_sync: bool,
-        lac_packet: bytes,
-    ) -> Reply:
-        """A plain add over ids that may be stored: equal bytes are acknowledged, others refused.
-
-        Nothing else is promised about the time between the comparison and the decision: when
-        another add touched these ids meanwhile, the comparison is made again.
-        """
-        while True:
-            before = (state.comparisons, state.last_entry_id)
-            same, missing = await self._compare(state, batch)
-            refusal = self.admission.refusal(state, key, recovery=False)
-            if refusal is not None:
-                return refusal
-            unchanged = state.comparisons == before[0] and (
-                batch.last_entry_id <= before[1] or state.last_entry_id == before[1]
-            )
-            if not unchanged:
-                continue
-            if not same:
-                self._metrics.errors_total.labels("conflict").inc()
-                _log.error(
-                    "conflicting_add",
-                    ledger_id=state.ledger_id,
-                    first_entry_id=batch.first_entry_id,
-                )
-                return Reply(
-                    Status.CONFLICT,
-                    f"other bytes are stored for an entry of ledger {state.ledger_id} "
-                    f"between {batch.first_entry_id} and {batch.last_entry_id}",
-                )
-            if not missing:
-                # All of it is in the journal queue or beyond: wait for its durability. If the
-                # journal refused it meanwhile, there is something missing after all.
-                outcome = await self.admission.force()
-                if outcome.status is Status.OK and state.comparisons != before[0]:
-                    continue
-                return outcome
-            return await self.admission.add(
-                state,
-                batch,
-                payload_crc32c,
-                key,
-                max_lac=max_lac,
-                recovery=False,
-                deferred_sync=deferred_sync,
-                lac_packet=lac_packet,
-            )
-
-    async def _compare(self, state: LedgerState, batch: EntryBatch) -> tuple[bool, bool]:
-        """Whether every stored entry equals the batch's, and whether some are not stored."""
-        ids, offsets = batch.entry_ids(), batch.offsets()
-        view = memoryview(batch.payload)
-        missing = False
-        start = 0
-        while start < len(ids):
-            stop = int(np.searchsorted(ids, int(ids[start]) + COMPARE_SPAN_MAX, "left"))
-            present, stored = await self._reader.stored(state.ledger_id, ids[start:stop])
-            if stored is None:
-                raise CorruptionError(
-                    f"stored entries of ledger {state.ledger_id} cannot be read for comparison"
-                )
-            if present.all():
-                ours: bytes | memoryview = view[int(offsets[start]) : int(offsets[stop])]
-            else:
-                missing = True
-                where = np.flatnonzero(present) + start
-                ours = b"".join(view[int(offsets[i]) : int(offsets[i + 1])] for i in where)
-            if ours != stored:
-                return False, missing
-            start = stop
-        return True, missing
 
     # --- reads ---------------------------------------------------------------------------
 

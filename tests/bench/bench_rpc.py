@@ -32,9 +32,9 @@ import uvloop
 
 from bookie.env.allocator import keep_freed_memory
 from bookie.errors import BookieError
+from bookie.formats.commands import ReadCommand
 from bookie.formats.entry import pack_batch
 from bookie.ids import Status
-from bookie.node.commands import ReadCommand
 from bookie.rpc.channels import BookieChannel
 from bookie.rpc.codec import encode_add_request
 from tests.unit.rpc.fake_node import INSTANCE_ID

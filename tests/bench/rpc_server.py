@@ -22,8 +22,8 @@ from grpc import aio
 from bookie.config import RpcSettings
 from bookie.env.allocator import keep_freed_memory
 from bookie.formats.batch import EntryBatch
+from bookie.formats.commands import AddCommand, ReadCommand, ReadReply, Reply
 from bookie.ids import Status
-from bookie.node.commands import AddCommand, ReadCommand, ReadReply, Reply
 from bookie.rpc import security
 from bookie.rpc.codec import encode_add_response, encode_read_response
 from bookie.rpc.contract import SERVICE

@@ -285,7 +285,7 @@ async def add(
     entries = batch(ledger_id, ids, lac=lac, size=size, salt=salt)
     state = await engine.load(ledger_id)
     if not recovery and engine.overlaps(state, entries):
-        return await engine.add_over(
+        return await engine.duplicates.add(
             state,
             entries,
             crc32c(entries.payload),
