@@ -16,8 +16,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help setup run test-core test test-system fault soak lint types imports check format \
-	proto proto-check lock docker clean
+.PHONY: help setup run demo docker test-core test test-system fault soak bench lint types imports \
+	check format proto proto-check lock clean
 
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -60,6 +60,9 @@ setup: $(VENV)/.dev ## make .venv with everything that tests and checks need
 
 run: $(VENV)/.core ## three bookies on this machine, data in ./data; Ctrl-C stops them
 	@exec $(BIN)/bookie local --bookies 3 --data $(DATA)
+
+demo: $(VENV)/.core ## kill bookies in the middle of a stream; every byte comes back
+	@exec $(BIN)/bookie demo
 
 docker: ## build the container image bookie
 	docker build --tag bookie .
