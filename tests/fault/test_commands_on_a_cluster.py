@@ -179,15 +179,17 @@ def test_password(shell: Shell) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["read", "0", "--last", "999999999"], "is not confirmed"),
+        (["read", "LEDGER", "--last", "7"], "is not confirmed"),
         (["create", "--ensemble", "7"], "7"),
         (["create", "--digest", "md5"], "md5"),
         (["create", "--ack-quorum", "4"], "4"),
-        (["append", "0", "/nonexistent"], "/nonexistent: No such file or directory"),
+        (["append", "LEDGER", "/nonexistent"], "/nonexistent: No such file or directory"),
     ],
 )
 def test_refusals_are_one_sentence(words: list[str], sentence: str, shell: Shell) -> None:
     """What cannot be done is said in one sentence, with status 1."""
+    ledger = shell.new_ledger()
+    words = [ledger if word == "LEDGER" else word for word in words]
     assert sentence in shell.refused("ledger", *words)
 
 
