@@ -67,19 +67,18 @@ def bookies(metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
     from bookie.cli.output import print_records
 
     records = asyncio.run(_bookies(metadata))
-    table = output is OutputFormat.TABLE
-    shown = [record | _readable(record) for record in records] if table else records
-    print_records(shown, output, empty="no bookie has joined this cluster yet")
+    if output is OutputFormat.TABLE:
+        records = [_readable(record) for record in records]
+    print_records(records, output, empty="no bookie has joined this cluster yet")
 
 
 def _readable(record: dict[str, str | int | None]) -> dict[str, str | int | None]:
-    """Sizes for people."""
+    """Sizes for people, without the unit in the name."""
     from bookie.cli.output import format_bytes
 
     return {
-        name: format_bytes(size)
-        for name, size in record.items()
-        if name.endswith("_bytes") and isinstance(size, int)
+        name.removesuffix("_bytes"): format_bytes(value) if isinstance(value, int) else value
+        for name, value in record.items()
     }
 
 
