@@ -42,7 +42,7 @@ class AppendRoom:
         """Hold more, even if that exceeds a bound: an entry larger than all room must pass."""
         self._entries += entries
         self._bytes += size
-        if self._bytes >= self._bytes_max or self._entries >= self._entries_max or self._waiting:
+        if self.is_blocked or self._bytes >= self._bytes_max or self._entries >= self._entries_max:
             self._update()
 
     def give_back(self, entries: int, size: int) -> None:

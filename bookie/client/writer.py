@@ -188,16 +188,17 @@ class WriterHandle:
             NotEnoughBookiesError: no ack quorum answered within the add timeout.
             LedgerError, RequestError: a bookie refused; the writer ends.
         """
-        if self._room.is_blocked:
-            await self._room.wait()
-        if self._refusal is not None:
-            raise fresh(self._refusal)
         if type(payload) is not bytes:
             payload = bytes(payload)
         size = len(payload)
         queue = self._queue
         if size > queue.payload_bytes_max:
             queue.check(size)
+        # Whoever was let in takes its place, or the next in line would never be called.
+        if self._room.is_blocked:
+            await self._room.wait()
+        if self._refusal is not None:
+            raise fresh(self._refusal)
         future: asyncio.Future[int] = self._loop.create_future()
         queue.put(payload, future)
         self._room.take(1, size)
@@ -214,13 +215,15 @@ class WriterHandle:
         """
         entries = [p if type(p) is bytes else bytes(p) for p in payloads]
         sizes = list(map(len, entries))
-        self._queue.check(max(sizes, default=0))
-        if self._room.is_blocked:
-            await self._room.wait()
         if self._refusal is not None:
             raise fresh(self._refusal)
         if not entries:
             return range(0)
+        self._queue.check(max(sizes))
+        if self._room.is_blocked:
+            await self._room.wait()
+            if self._refusal is not None:
+                raise fresh(self._refusal)
         future: asyncio.Future[range] = self._loop.create_future()
         self._queue.put_many(entries, future)
         self._room.take(len(entries), sum(sizes))

@@ -9,7 +9,13 @@ from typing import cast
 from bookie.client.writer import WriterHandle
 from bookie.cluster.ledgers import LedgerManager
 from bookie.config import ClientSettings
-from bookie.errors import BookieError, ClientClosedError, ConflictError, LedgerFencedError
+from bookie.errors import (
+    BadRequestError,
+    BookieError,
+    ClientClosedError,
+    ConflictError,
+    LedgerFencedError,
+)
 from bookie.formats.batch import headers_of
 from bookie.formats.entry import unpack_lac, verify_batch
 from bookie.formats.ledger_metadata import Versioned
@@ -130,6 +136,31 @@ async def test_appends_wait_while_too_much_is_unconfirmed() -> None:
                 pool.lane(slot).answer()
             await turns()
         assert [append.result() for append in appends] == [0, 1, 2]
+
+
+async def test_nobody_in_line_is_forgotten() -> None:
+    """An oversized payload or a cancelled caller in the line does not block those behind it."""
+    settings = ClientSettings(
+        in_flight_bytes_max=1024, batch_bytes_max=1024, batch_entries_max=1024
+    )
+    async with fake_pool(settings) as pool:
+        writer = writer_on(pool)
+        calls = [pool.tasks.create_task(failure_of(writer.append(b"x" * 1024)))]
+        await turns()
+        calls += [
+            pool.tasks.create_task(failure_of(writer.append(b"x" * size)))
+            for size in (10, 5_000_000, 20, 30)
+        ]
+        await turns()
+        calls[3].cancel()
+        for _ in range(5):
+            for slot in range(3):
+                pool.lane(slot).answer()
+            await turns()
+        assert isinstance(calls[2].result(), BadRequestError)
+        assert calls[3].cancelled()
+        assert [call.result() for call in (calls[0], calls[1], calls[4])] == [None] * 3
+        assert writer.last_entry_id == 2
 
 
 async def test_a_batch_grows_while_others_are_pending() -> None:

@@ -195,3 +195,28 @@ def test_a_striped_window_is_delivered_in_order() -> None:
     read.step(answer(sends[1].request, by_class[1], 7))
     assert delivered(read.step(answer(again.request, by_class[0], 6))) == [0, 1, 2, 3, 4]
     assert read.step(Continue()) == [ReadDone()]
+
+
+def test_a_striped_part_goes_on_after_a_short_answer() -> None:
+    """E=3, Qw=2: a class that came in two answers; a hole in the second is read elsewhere."""
+    read = LedgerRead(ledger((3, 2, 2)), 0, 8)
+    sends = of_type(read.step(Continue()), SendRead)
+    every = packed(0, 9)
+    first = EntryBatch.merge([every.clip(0, 0), every.clip(3, 3)])
+    again = sent(read.step(answer(sends[0].request, first, 6, NO)))
+    assert (again.first_entry_id, again.bookie_id) == (6, "b1")
+    effects = read.step(answer(again.request, every.clip(6, 6), 9))
+    for c in (1, 2):
+        part = EntryBatch.merge([every.clip(i, i) for i in range(c, 9, 3)])
+        effects = read.step(answer(sends[c].request, part, 9 + c))
+    assert delivered(effects) == list(range(9))
+
+
+def test_a_failure_waits_for_the_other_request() -> None:
+    """Two were asked; one fails, the other still may deliver. Its timer then does nothing."""
+    read = LedgerRead(ledger(), 0, 0)
+    first = sent(read.step(Continue()))
+    second = sent(read.step(TimerFired(("speculate", first.request))))
+    assert of_type(read.step(ReadAnswered(first.request, NO)), SendRead) == []
+    assert read.step(TimerFired(("speculate", first.request))) == []
+    assert delivered(read.step(answer(second.request, packed(0, 1), 1))) == [0]

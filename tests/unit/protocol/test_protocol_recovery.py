@@ -329,3 +329,52 @@ def test_answers_of_another_round_are_ignored(event_round: int) -> None:
     recovery = reading()
     assert recovery.step(ReadAnswered(event_round, 0, NO)) == []
     assert recovery.denied == {}
+
+
+@pytest.mark.parametrize("status", [Status.UNAUTHORIZED, Status.WRONG_CLUSTER])
+def test_answers_about_the_caller_end_every_state(status: Status) -> None:
+    """No other bookie would say better."""
+    recovery = reading()
+    assert of_type(refuse(recovery, 0, status), RecoveryFailed)
+    recovery = reading()
+    found(recovery, 0, packed(0, 1))
+    assert of_type(stored(recovery, 1, status), RecoveryFailed)
+
+
+def test_nobody_can_tell_the_length() -> None:
+    """The entry before the end was acknowledged, and cannot be read: tried again, then given up."""
+    recovery = reading(lac=4)
+    refuse(recovery, 0)
+    effects = refuse(recovery, 1)
+    for _ in range(2):
+        assert len(of_type(effects, SendRead)) == 3
+        for slot in range(3):
+            effects = refuse(recovery, slot)
+        assert effects == [StartTimer(("retry", 0), 0.5)]
+        effects = recovery.step(TimerFired(("retry", 0)))
+    for slot in range(3):
+        effects = refuse(recovery, slot)
+    assert isinstance(error_of(effects), LedgerRecoveryError)
+
+
+def test_a_ledger_that_turns_open_again_is_corrupt() -> None:
+    """Nobody may do that."""
+    assert isinstance(error_of(closing().step(MetadataRead(ledger(), 5))), CorruptionError)
+
+
+def test_a_last_fragment_that_never_rests() -> None:
+    """Each time it changes everything starts over, but not for ever."""
+    recovery = closing()
+    effects: list[RecoveryEffect] = []
+    for number in range(3):
+        changed = (Fragment(0, ("b0", "b1", f"c{number}")),)
+        effects = recovery.step(
+            MetadataRead(ledger(state=LedgerState.IN_RECOVERY, fragments=changed), number + 2)
+        )
+        if of_type(effects, RecoveryFailed):
+            break
+        fence_all(recovery)
+        refuse(recovery, 0)
+        refuse(recovery, 1)
+        recovery.step(MetadataConflict())
+    assert "keeps changing" in str(error_of(effects))

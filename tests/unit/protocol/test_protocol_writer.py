@@ -6,6 +6,7 @@ import pytest
 
 from bookie.errors import (
     BookieError,
+    ClientClosedError,
     ConflictError,
     LedgerClosedError,
     LedgerFencedError,
@@ -503,3 +504,90 @@ def test_close_forces_first() -> None:
 def test_force_on_an_ordinary_ledger_has_nothing_to_do() -> None:
     """Every confirmed entry is durable already."""
     assert connected().step(Force()) == [ForceDone(None)]
+
+
+def test_unforced_batches_are_bounded() -> None:
+    """A deferred-sync writer that is never told to force does it by itself."""
+    writer = connected(limits=WriterLimits(unforced_batches_max=2), deferred_sync=True)
+    effects: list[WriterEffect] = []
+    for number in range(2):
+        writer.step(Append(1, 10))
+        effects = ack(writer, number, 0) + ack(writer, number, 1)
+    assert SendForce(0, ALL) in effects
+    assert writer.step(Force()) == []  # one at a time; its outcome is told to everybody
+
+
+def test_a_force_ends_by_its_timeout() -> None:
+    """Whoever has not answered does not count."""
+    writer = deferred()
+    writer.step(Force())
+    writer.step(ForceAnswered(0, 0, Status.OK))
+    effects = writer.step(TimerFired(("force", 0)))
+    assert any(isinstance(e, ForceDone) and e.error is not None for e in effects)
+    assert writer.step(ForceAnswered(0, 1, Status.OK)) == []
+    assert writer.step(TimerFired(("force", 0))) == []
+
+
+def test_a_writer_that_fails_ends_its_force() -> None:
+    """Later forces fail with the same error."""
+    writer = deferred()
+    writer.step(Force())
+    assert kinds(writer.step(LacAnswered(1, 0, Status.FENCED))) == [ForceDone, Failed]
+    assert writer.step(Force()) == [ForceDone(writer.error)]
+
+
+def test_a_closed_writer_forces_nothing() -> None:
+    """The LAC of a closed ledger does not move."""
+    writer = connected(deferred_sync=True)
+    closing(writer)
+    writer.step(MetadataWritten(1))
+    (done,) = writer.step(Force())
+    assert isinstance(done, ForceDone)
+    assert isinstance(done.error, ClientClosedError)
+    assert ack(writer, 0, 0, Status.FENCED) == []
+    assert writer.step(SlotConnected(1)) == []
+
+
+def test_close_gives_up_when_the_force_fails() -> None:
+    """Closing at the LAC would cut off what the user was told is written; it may be repeated."""
+    writer = deferred()
+    writer.step(Close())
+    for slot in range(2):
+        writer.step(ForceAnswered(0, slot, Status.IO_ERROR))
+    effects = writer.step(ForceAnswered(0, 2, Status.OK))
+    assert kinds(effects) == [ForceDone, CloseFailed]
+    assert kinds(writer.step(Close())) == [SendForce]
+
+
+def test_a_broken_stream_voids_unforced_acknowledgements_of_pending_batches() -> None:
+    """With deferred sync the copy may be lost: it is stored again, and only then counts."""
+    writer = connected(deferred_sync=True)
+    writer.step(Append(1, 10))
+    ack(writer, 0, 0)
+    writer.step(SlotDisconnected(0))
+    assert kinds(ack(writer, 0, 1)) == []
+    assert Resend(0, 0) in writer.step(SlotConnected(0))
+    assert kinds(ack(writer, 0, 0)) == [Confirmed]
+
+
+def test_timers_of_what_is_over_do_nothing() -> None:
+    """A timer may fire in the same moment in which it is cancelled."""
+    writer = connected()
+    writer.step(Append(1, 10))
+    for slot in range(3):
+        ack(writer, 0, slot)
+    for kind in ("add", "retry", "force"):
+        assert writer.step(TimerFired((kind, 0))) == []
+    assert ack(writer, 0, 0) == []
+    ack(writer, 1, 0, Status.FENCED)
+    assert writer.step(TimerFired(("add", 0))) == []
+
+
+def test_a_busy_bookie_that_died_meanwhile_gets_nothing() -> None:
+    """Its failure is dealt with in another way."""
+    writer = connected()
+    writer.step(Append(1, 10))
+    ack(writer, 0, 1, Status.TOO_MANY_REQUESTS)
+    ack(writer, 0, 1, Status.IO_ERROR)
+    assert writer.step(TimerFired(("resend", 1))) == []
+    assert ack(writer, 0, 1, Status.TOO_MANY_REQUESTS) == []

@@ -1,0 +1,113 @@
+"""Following a ledger, and the way to bookies, where a real cluster is too well behaved."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bookie.api import BookKeeper, connect
+from bookie.errors import BadRequestError, BookieUnreachableError
+from bookie.formats.ledger_metadata import Fragment
+from bookie.ids import Status
+from tests.unit.client.real_cluster import RealCluster, real_cluster, until
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[RealCluster]:
+    """Two bookies."""
+    async with real_cluster(tmp_path, 2) as started:
+        yield started
+
+
+@pytest.fixture
+async def bk(cluster: RealCluster) -> AsyncIterator[BookKeeper]:
+    """A client whose tails ask by themselves after a tenth of a second."""
+    async with connect(cluster.uri, tail_refresh_seconds=0.1) as client:
+        yield client
+
+
+async def test_a_quiet_tail_asks_by_itself(bk: BookKeeper) -> None:
+    """No hint comes from an idle ledger; asking finds nothing and the tail waits on."""
+    writer = await bk.create_ledger(ensemble_size=1, write_quorum_size=1, ack_quorum_size=1)
+    reader = await bk.open_ledger(writer.ledger_id)
+    seen: list[int] = []
+
+    async def follow() -> None:
+        async for entry in reader.tail():
+            seen.append(entry.entry_id)  # noqa: PERF401  (others look while it grows)
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(follow())
+        await asyncio.sleep(0.25)
+        await writer.append(b"x")
+        await until(lambda: seen == [0])
+        await writer.close()
+
+
+async def test_a_tail_follows_to_another_ensemble(bk: BookKeeper, cluster: RealCluster) -> None:
+    """The metadata names a new last fragment: its bookies are heard from then on."""
+    first = await bk.create_ledger(ensemble_size=1, write_quorum_size=1, ack_quorum_size=1)
+    await first.append(b"x")
+    reader = await bk.open_ledger(first.ledger_id)
+    old = first.metadata.last_fragment.bookies[0]
+    new = next(bookie_id for bookie_id in bk.bookies() if bookie_id != old)
+    ledgers = bk._connected.ledgers
+    seen: list[int] = []
+
+    async def follow() -> None:
+        async for entry in reader.tail():
+            seen.append(entry.entry_id)  # noqa: PERF401  (others look while it grows)
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(follow())
+        await until(lambda: seen == [0])
+        found = await ledgers.read(first.ledger_id)
+        moved = replace(found.value, fragments=(*found.value.fragments, Fragment(1, (new,))))
+        await ledgers.write(moved, found.version)
+        await until(lambda: reader.metadata.last_fragment.bookies == (new,))
+        await bk.open_ledger(first.ledger_id, recover=True)
+    assert seen == [0]
+
+
+async def test_two_tails_of_one_client_share_a_watch(bk: BookKeeper) -> None:
+    """The second hears the present state although the bookie has told it to the first."""
+    writer = await bk.create_ledger(ensemble_size=2, write_quorum_size=2, ack_quorum_size=2)
+    await writer.append(b"x")
+    one = await bk.open_ledger(writer.ledger_id)
+    two = await bk.open_ledger(writer.ledger_id)
+    async with asyncio.TaskGroup() as tasks:
+        tails = [tasks.create_task(count(reader.tail())) for reader in (one, two)]
+        await asyncio.sleep(0.02)
+        await writer.append(b"y")
+        await writer.close()
+    assert [tail.result() for tail in tails] == [2, 2]
+
+
+async def count(entries: AsyncIterator[object]) -> int:
+    return len([entry async for entry in entries])
+
+
+async def test_a_tail_cannot_start_before_the_ledger(bk: BookKeeper) -> None:
+    """Negative ids are refused."""
+    writer = await bk.create_ledger(ensemble_size=1, write_quorum_size=1, ack_quorum_size=1)
+    reader = await bk.open_ledger(writer.ledger_id)
+    with pytest.raises(BadRequestError):
+        await anext(reader.tail(-1))
+
+
+async def test_a_bookie_that_nobody_knows(bk: BookKeeper) -> None:
+    """Calls fail at once; lanes wait until it registers."""
+    connection = bk._connected.pool.connection("b7")
+    with pytest.raises(BookieUnreachableError, match="not registered"):
+        connection.channel()
+
+    async def ask() -> tuple[Status, str]:
+        async with asyncio.timeout(0.1):
+            return await connection.recovery.request(1, b"")
+
+    with pytest.raises(TimeoutError):
+        await ask()
