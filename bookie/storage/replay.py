@@ -99,6 +99,7 @@ class Replay:
         open_files = [self._open(number, path) for number, path in journals]
         try:
             usable = [item for item in open_files if item is not None]
+            self._check_chain(usable, mark)
             for index, (header, file, path) in enumerate(usable):
                 following = usable[index + 1] if index + 1 < len(usable) else None
                 self._replay_file(header, file, path, mark, following)
@@ -111,6 +112,18 @@ class Replay:
         self.outcome.sealed += self._log.sealed
         self._env.failpoints.hit("boot.after_log_renamed")
         return self.outcome
+
+    def _check_chain(self, files: list[tuple[FileHeader, File, str]], mark: Mark | None) -> None:
+        """Each file names the one before it: notice one that was lost or exchanged."""
+        known = {header.number: header.nonce for header, _, _ in files}
+        for header, file, path in files:
+            link = link_of(file, header)
+            if link is None or (mark is not None and link.predecessor_number < mark.file_number):
+                continue
+            if known.get(link.predecessor_number) != link.predecessor_nonce:
+                self.outcome.corrupt.append(
+                    f"{path} follows file {link.predecessor_number}, which is missing or another"
+                )
 
     def rebuild(self, files: list[tuple[int, str]]) -> ReplayOutcome:
         """Collect the locations of everything in `files` where it stands; writes nothing."""
