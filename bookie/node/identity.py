@@ -106,8 +106,10 @@ async def ensure_identity(
     cookies: CookieManager,
     bookie_id: str,
     instance_id: str,
-) -> None:
+) -> Decision:
     """Make sure that the directories are this bookie's; stamp them if they are new.
+
+    Returns what was decided, after it was done.
 
     Raises:
         CookieError: they are not, or something is missing.
@@ -125,7 +127,7 @@ async def ensure_identity(
     recorded = await cookies.read(bookie_id)
     decision = decide(bookie_id, expected, recorded.value if recorded else None, roots)
     if decision is Decision.START:
-        return
+        return decision
     if recorded is None:
         recorded = await cookies.create(expected)
     environment.failpoints.hit("cookie.after_metadata_new")
@@ -139,6 +141,7 @@ async def ensure_identity(
     environment.failpoints.hit("cookie.before_ready")
     await cookies.write(ready, recorded.version)
     environment.failpoints.hit("cookie.after_ready")
+    return decision
 
 
 def _look(directories: Directories) -> list[Root]:

@@ -22,16 +22,20 @@ _log = event_log(__name__)
 async def put_open_ledgers_in_limbo(engine: Engine, ledgers: LedgerManager, bookie_id: str) -> int:
     """Durably fence and limbo every open ledger of this bookie; returns how many.
 
+    If no ledger at all names this bookie, nothing can be missing and the check is over.
+
     Raises:
         MetadataError: the listing could not be completed; nothing may be served then.
         StorageFailedError: the journal did not take it.
     """
     count = 0
+    named = False
     async for ledger_id in ledgers.list_ids():
         try:
             metadata = (await ledgers.read(ledger_id)).value
         except NoSuchLedgerError:
             continue
+        named = named or any(bookie_id in fragment.bookies for fragment in metadata.fragments)
         if not is_affected(metadata, bookie_id):
             continue
         state = await engine.load(ledger_id)
@@ -41,6 +45,8 @@ async def put_open_ledgers_in_limbo(engine: Engine, ledgers: LedgerManager, book
         if outcome.status is not Status.OK:
             raise StorageFailedError(f"ledger {ledger_id} could not be fenced: {outcome.message}")
         count += 1
+    if not named:
+        await engine.clear_integrity_check()
     _log.warning("limbo", ledgers=count, reason="this bookie may have lost data")
     return count
 

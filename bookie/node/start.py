@@ -24,7 +24,7 @@ from bookie.config import NodeSettings, StorageSettings
 from bookie.env import Environment
 from bookie.node.bookie import Bookie, open_bookie
 from bookie.node.disk_watch import DiskWatch
-from bookie.node.identity import ensure_identity
+from bookie.node.identity import Decision, ensure_identity
 from bookie.node.integrity import put_open_ledgers_in_limbo
 from bookie.storage.boot import Identity
 from bookie.storage.directories import locked_directories
@@ -60,9 +60,9 @@ async def start_bookie(
         ConfigurationError: a directory cannot be used, or its device is full.
         StorageFailedError: (in a group) a disk failed; the process must exit with code 74.
     """
-    identity = Identity(bookie_id, instance_id)
     with locked_directories(environment.disk, storage) as directories:
-        await ensure_identity(environment, directories, cookies, bookie_id, instance_id)
+        decision = await ensure_identity(environment, directories, cookies, bookie_id, instance_id)
+        identity = Identity(bookie_id, instance_id, stamped_before=decision is Decision.START)
         async with open_engine(environment, storage, metrics, directories, identity) as engine:
             if engine.needs_integrity_check:
                 await put_open_ledgers_in_limbo(engine, ledgers, bookie_id)

@@ -36,9 +36,11 @@ from bookie.storage.files import (
     parse_file_name,
 )
 from bookie.storage.index import (
+    INDEX_FORMAT_VERSION,
     META_BOOKIE,
     META_BOOT_ID,
     META_CLEAN,
+    META_FORMAT,
     META_INSTANCE,
     META_INTEGRITY,
     TABLES,
@@ -60,6 +62,8 @@ class Identity:
 
     bookie_id: str
     instance_id: str
+    stamped_before: bool = False
+    """Whether the cookies were there before this start: then an index has to be there, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,15 +142,24 @@ class Boot:
         self._remove_temporary()
         index, rebuilt = self._open_index()
         try:
-            clean = index.meta(META_CLEAN) == b"1" and not rebuilt
-            os_crashed = self._operating_system_crashed(index)
-            if not clean and (os_crashed or self._dirs.was_failed()):
+            try:
+                return self._start_from(index, started, rebuilt=rebuilt)
+            except CorruptionError:
+                # Perhaps of the index, which can be made again from the files.
                 index, damaged = self._verify(index)
-                rebuilt = rebuilt or damaged
-            return self._start(index, started, clean=clean, os_crashed=os_crashed, rebuilt=rebuilt)
+                if not damaged:
+                    raise
+                return self._start_from(index, started, rebuilt=True)
         except BaseException:
             index.close()
             raise
+
+    def _start_from(self, index: Index, started: float, *, rebuilt: bool) -> Booted:
+        clean = index.meta(META_CLEAN) == b"1" and not rebuilt
+        os_crashed = self._operating_system_crashed(index)
+        if not clean and not rebuilt and (os_crashed or self._dirs.was_failed()):
+            index.verify_pages()
+        return self._start(index, started, clean=clean, os_crashed=os_crashed, rebuilt=rebuilt)
 
     def _start(
         self, index: Index, started: float, *, clean: bool, os_crashed: bool, rebuilt: bool
@@ -199,7 +212,7 @@ class Boot:
             blocks=outcome.blocks,
             entries=outcome.entries,
             seconds=self._env.clock.monotonic() - started,
-            corrupt=tuple(self._corrupt),
+            corrupt=tuple(dict.fromkeys(self._corrupt)),
             needs_integrity_check=integrity,
         )
         return Booted(
@@ -228,17 +241,32 @@ class Boot:
             file.close()
         try:
             index = self._try_open()
+        except CorruptionError as error:
+            return self._new_index(error), True
+        try:
             if index.check_format():
                 index.mark()
                 return index, False
         except CorruptionError as error:
+            index.close()
             if "newer" in str(error):
                 raise
-            self._corrupt.append(str(error))
-            self._dirs.set_index_aside(str(self._env.clock.now_ms()))
-            index = self._try_open()
+            return self._new_index(error), True
         journals, logs = self._files_on_disk()
-        return index, bool(journals or logs)
+        if journals or logs:
+            return index, True
+        if self._identity.stamped_before:
+            self._corrupt.append(f"the index in {self._dirs.index} and all files are gone")
+            return index, True
+        # From now on an index without a format is one that was lost.
+        index.put_meta({META_FORMAT: str(INDEX_FORMAT_VERSION).encode()})
+        return index, False
+
+    def _new_index(self, error: CorruptionError) -> Index:
+        """An empty index; the damaged one, which is closed, is kept for inspection."""
+        self._corrupt.append(str(error))
+        self._dirs.set_index_aside(str(self._env.clock.now_ms()))
+        return self._try_open()
 
     def _try_open(self) -> Index:
         return Index(self._env.open_kv(self._dirs.index, self._settings.index_map_bytes, TABLES))
@@ -248,10 +276,8 @@ class Boot:
         try:
             index.verify_pages()
         except CorruptionError as error:
-            self._corrupt.append(str(error))
             index.close()
-            self._dirs.set_index_aside(str(self._env.clock.now_ms()))
-            return self._try_open(), True
+            return self._new_index(error), True
         return index, False
 
     def _operating_system_crashed(self, index: Index) -> bool:

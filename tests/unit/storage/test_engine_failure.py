@@ -136,10 +136,11 @@ async def test_a_failed_commit_of_the_housekeeper_ends_the_engine(machine: Machi
     """Nobody has to ask for the checkpoint to hear of it."""
     machine.changes = {"checkpoint_entries": 5}
     async with failing_engine(machine) as engine:
+        writes = machine.store.writes
         machine.store.errors.append(OSError(errno.EIO, "broken"))
         await add(engine, 7, range(10))
         await until_failed(engine)
-    assert machine.store.writes == 2, "that of the start and the failed one"
+    assert machine.store.writes == writes + 1
 
 
 async def test_a_failed_last_checkpoint_is_a_failure(machine: Machine) -> None:

@@ -1,0 +1,368 @@
+"""Starting: after a stop, a kill at every failpoint, two kills, a power cut, and on other terms."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bookie.env import Failpoints
+from bookie.env.failpoints import FAILPOINTS
+from bookie.errors import ConfigurationError, CookieError, DirectoryLockedError, FormatError
+from bookie.formats.blocks import FileHeader, FileKind
+from bookie.formats.index_rows import Mark
+from bookie.ids import Status
+from bookie.storage.boot import Identity
+from bookie.storage.engine import Engine
+from bookie.storage.index import META_FORMAT
+from tests.unit.storage.machine import (
+    IDENTITY,
+    KIB,
+    OTHER_KEY,
+    Machine,
+    Snapshots,
+    add,
+    assert_holds,
+    batch,
+    fence,
+    ids_of,
+    read,
+    stored_ids,
+)
+
+OK, FENCED = Status.OK, Status.FENCED
+
+
+class Killed(BaseException):
+    """Thrown where the process would have died."""
+
+
+class KillAt(Failpoints):
+    """Dies where it is told to, at the nth passage."""
+
+    def __init__(self, name: str, nth: int = 1) -> None:
+        super().__init__()
+        self.name = name
+        self.left = nth
+
+    def hit(self, name: str) -> None:
+        """Die here?"""
+        if name == self.name:
+            self.left -= 1
+            if self.left == 0:
+                raise Killed(name)
+
+
+@pytest.fixture(name="machine")
+def _machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path / "m")
+
+
+class Promises:
+    """What has been acknowledged so far; it must hold after any crash."""
+
+    def __init__(self) -> None:
+        self.entries: dict[int, dict[int, int]] = {}
+        """Ledger → entry → salt of the acknowledged bytes."""
+        self.fenced: set[int] = set()
+
+    def copy(self) -> Promises:
+        """As they are now."""
+        other = Promises()
+        other.entries = {ledger: dict(known) for ledger, known in self.entries.items()}
+        other.fenced = set(self.fenced)
+        return other
+
+    async def add(self, engine: Engine, ledger_id: int, ids: list[int], *, salt: int = 0) -> None:
+        """Add, and take note once it is acknowledged."""
+        recovery = salt > 0
+        outcome = await add(engine, ledger_id, ids, size=20 * KIB, salt=salt, recovery=recovery)
+        assert outcome.status is OK
+        self.entries.setdefault(ledger_id, {}).update(dict.fromkeys(ids, salt))
+
+    async def fence(self, engine: Engine, ledger_id: int) -> None:
+        """Fence, and take note once it is answered."""
+        assert (await fence(engine, ledger_id)).status is OK
+        self.fenced.add(ledger_id)
+
+    async def check(self, engine: Engine, overwritten: dict[int, set[int]]) -> None:
+        """Everything holds; entries that were being overwritten may have either content."""
+        for ledger_id, known in self.entries.items():
+            for entry_id, salt in known.items():
+                result = await read(engine, ledger_id, entry_id, entry_id)
+                assert result.batch is not None, (ledger_id, entry_id, result)
+                salts = {salt} | ({1} if entry_id in overwritten.get(ledger_id, set()) else set())
+                payloads = [
+                    bytes(batch(ledger_id, [entry_id], size=20 * KIB, salt=possible).payload)
+                    for possible in salts
+                ]
+                assert bytes(result.batch.payload) in payloads
+            assert (await add(engine, ledger_id, [10**6], key=OTHER_KEY)).status is (
+                Status.UNAUTHORIZED
+            )
+        for ledger_id in self.fenced:
+            assert (await add(engine, ledger_id, [10**6])).status is FENCED
+
+
+OVERWRITTEN = {1: {3, 4}}
+
+
+async def live(engine: Engine, promises: Promises) -> None:
+    """A life that passes every failpoint of the engine: adds, fences, rolls, checkpoints."""
+    for first in range(0, 40, 4):
+        await promises.add(engine, 1, list(range(first, first + 4)))
+        await promises.add(engine, 2, [first // 4])
+    await promises.fence(engine, 3)
+    await engine.checkpoint()
+    await promises.fence(engine, 1)
+    await promises.add(engine, 1, [3, 4], salt=1)
+    await promises.add(engine, 4, list(range(0, 30, 3)))
+    for first in range(0, 160, 8):
+        await promises.add(engine, 5, list(range(first, first + 8)))
+    await engine.checkpoint()
+    state = await engine.load(5)
+    promises.entries.pop(5)
+    await engine.admission.delete(state, 10**15)
+    await engine.checkpoint()
+    await promises.add(engine, 6, [0])
+    await promises.fence(engine, 7)
+    await engine.checkpoint()
+    await promises.add(engine, 6, [1])
+
+
+async def test_every_failpoint_may_be_the_last_thing_that_happens(
+    machine: Machine, tmp_path: Path
+) -> None:
+    """Each passage of each failpoint leaves directories that boot and hold every promise."""
+    promises = Promises()
+    left: list[tuple[str, Machine, Promises]] = []
+    seen: dict[str, int] = {}
+
+    def passed(name: str) -> None:
+        seen[name] = seen.get(name, 0) + 1
+        if seen[name] <= 3 or seen[name] % 11 == 0:
+            left.append((name, machine.killed(f"{name}-{seen[name]}"), promises.copy()))
+
+    machine.failpoints = Snapshots(passed)
+    async with machine.engine() as engine:
+        await live(engine, promises)
+        killed = machine.killed("kill")
+    # The failpoints of a start come when there is something to replay.
+    machine.root = killed.root
+    async with machine.engine():
+        pass
+    of_the_engine = {name for name in FAILPOINTS if not name.startswith("cookie.")}
+    assert seen.keys() == of_the_engine
+    for name, after, promised in left:
+        async with after.engine() as engine:
+            assert engine.report.corrupt == (), name
+            await promised.check(engine, OVERWRITTEN)
+
+
+BOOT_FAILPOINTS = [name for name in FAILPOINTS if name.startswith("boot.")]
+
+
+@pytest.mark.parametrize("first", BOOT_FAILPOINTS)
+@pytest.mark.parametrize("second", [*BOOT_FAILPOINTS, ""])
+async def test_two_kills_during_starts_lose_nothing(
+    machine: Machine, first: str, second: str
+) -> None:
+    """Whatever the first interrupted start left, the next one begins again from the old files."""
+    promises = Promises()
+    async with machine.engine() as engine:
+        for entry_id in range(0, 60, 6):
+            await promises.add(engine, 1, list(range(entry_id, entry_id + 6)))
+        await engine.checkpoint()
+        await promises.add(engine, 1, [60])
+        await promises.fence(engine, 2)
+        killed = machine.killed("kill")
+    for name in filter(None, (first, second)):
+        killed.failpoints = KillAt(name)
+        with pytest.raises(Killed):
+            async with killed.engine():
+                pass
+        killed.failpoints = Failpoints()
+    async with killed.engine() as engine:
+        assert engine.report.corrupt == ()
+        assert not engine.report.rebuilt
+        await promises.check(engine, {})
+        files = engine._booted.index.files()
+        on_disk = {int(path.stem) for path in (*killed.journals(), *killed.log_files())}
+        assert on_disk - files.keys() <= {engine._booted.writer.current.header.number}
+        await engine.checkpoint()
+        assert len(killed.log_files()) == 1, "logs of interrupted starts are gone"
+    async with killed.engine() as engine:
+        assert engine.report.clean
+        await promises.check(engine, {})
+
+
+@pytest.mark.parametrize("name", BOOT_FAILPOINTS)
+async def test_a_kill_during_the_very_first_start_is_no_loss(machine: Machine, name: str) -> None:
+    """There was nothing, so nothing is missing and nothing has to be checked."""
+    for _ in range(2):
+        machine.failpoints = KillAt(name)
+        with pytest.raises(Killed):
+            async with machine.engine():
+                pass
+    machine.failpoints = Failpoints()
+    async with machine.engine() as engine:
+        assert engine.report.corrupt == ()
+        assert not engine.needs_integrity_check
+        assert (await add(engine, 7, [0])).status is OK
+
+
+async def test_a_clean_stop_leaves_nothing_to_do(machine: Machine) -> None:
+    """And says so; the next start finds everything in the index."""
+    async with machine.engine() as engine:
+        assert not engine.report.clean, "the first start has nothing to be clean after"
+        await add(engine, 7, range(50))
+    async with machine.engine() as engine:
+        assert engine.report.clean
+        assert (engine.report.blocks, engine.report.entries) == (0, 0)
+        assert await stored_ids(engine, 7) == list(range(50))
+
+
+async def test_many_starts_do_not_pile_up_files(machine: Machine) -> None:
+    """Each start makes a journal and perhaps a log; what is dead goes."""
+    for round_ in range(8):
+        async with machine.engine() as engine:
+            await add(engine, 7, [round_])
+            killed = machine.killed(f"kill-{round_}")
+        machine.root = killed.root
+    async with machine.engine() as engine:
+        await engine.checkpoint()
+        await engine.checkpoint()
+        assert len(machine.journals()) <= 2
+        assert await stored_ids(engine, 7) == list(range(8))
+        live_files = {n for n, row in engine._booted.index.files().items() if row.live_bytes}
+        assert len(live_files) == 8
+
+
+async def test_what_a_crash_left_over_is_removed(machine: Machine) -> None:
+    """Temporary files and entry logs that no transaction registered."""
+    async with machine.engine() as engine:
+        await add(engine, 7, range(5))
+    header = FileHeader(FileKind.ENTRY_LOG, 77, b"x" * 16, 512)
+    leftovers = [
+        machine.journal / "00000099.journal.tmp",
+        machine.logs / "00000098.log.tmp",
+        machine.logs / "00000077.log",
+    ]
+    for path in leftovers:
+        path.write_bytes(header.encode())
+    async with machine.engine() as engine:
+        assert not any(path.exists() for path in leftovers)
+        assert await stored_ids(engine, 7) == list(range(5))
+        numbers = [int(path.stem) for path in machine.journals()]
+        assert max(numbers) > 77, "no number is used twice"
+
+
+async def test_replayed_entries_are_written_anew_before_they_are_served(machine: Machine) -> None:
+    """What the page cache showed may never have reached the device."""
+    async with machine.engine() as engine:
+        await add(engine, 7, range(20))
+        killed = machine.killed("kill")
+    async with killed.engine() as engine:
+        assert_holds(await read(engine, 7, 0, 19), batch(7, range(20)))
+        (log,) = killed.log_files()
+        places = engine._booted.index.files()[int(log.stem)]
+        assert places.live_bytes == len(batch(7, range(20)).payload)
+        off = killed.without_power("off")
+    calls = [(c.name, Path(c.path).name) for c in killed.disk.calls]
+    assert ("drop_cache", "data.mdb") in calls
+    assert ("drop_cache", "00000001.journal") in calls
+    synced = calls.index(("fdatasync", f"{log.name}.tmp"))
+    assert synced < calls.index(("rename", log.name)) < calls.index(("sync_directory", "logs"))
+    async with off.engine() as engine:
+        assert engine.report.operating_system_crashed
+        assert_holds(await read(engine, 7, 0, 19), batch(7, range(20)))
+
+
+async def test_after_a_power_cut_the_index_is_walked(machine: Machine) -> None:
+    """After an orderly stop it is not, nor after a kill."""
+    async with machine.engine() as engine:
+        await add(engine, 7, range(20))
+        await engine.checkpoint()
+        killed, off = machine.killed("kill"), machine.without_power("off")
+    for after, crashed in ((killed, False), (off, True), (machine, False)):
+        async with after.engine() as engine:
+            assert engine.report.operating_system_crashed is crashed
+            assert not engine.report.rebuilt
+            assert await stored_ids(engine, 7) == list(range(20))
+
+
+async def test_directories_of_another_bookie_or_cluster_refuse(machine: Machine) -> None:
+    """And are left as they were."""
+    async with machine.engine() as engine:
+        await add(engine, 7, [0])
+    for identity in (
+        Identity("b2", IDENTITY.instance_id),
+        Identity("b1", "5c2b0c1e-0000-4000-8000-000000000002"),
+    ):
+        with pytest.raises(CookieError, match="belongs to"):
+            async with machine.engine(identity):
+                pass
+    async with machine.engine() as engine:
+        assert engine.report.clean
+        assert await stored_ids(engine, 7) == [0]
+
+
+async def test_a_second_engine_on_the_directories_refuses(machine: Machine) -> None:
+    """While the first one serves."""
+    async with machine.engine() as engine:
+        with pytest.raises(DirectoryLockedError):
+            async with machine.engine():
+                pass
+        assert (await add(engine, 7, [0])).status is OK
+
+
+async def test_directories_that_are_the_same_or_no_directories_refuse(tmp_path: Path) -> None:
+    """In one sentence."""
+    (tmp_path / "file").write_text("no directory")
+    for changes in (
+        {"journal_dir": tmp_path / "file" / "journal"},
+        {"ledgers_dir": tmp_path / "file"},
+    ):
+        machine = Machine(tmp_path / "m", changes=dict(changes))
+        with pytest.raises(ConfigurationError, match="cannot use"):
+            async with machine.engine():
+                pass
+
+
+async def test_a_newer_format_refuses_and_is_not_touched(machine: Machine) -> None:
+    """Of the index, of a journal file."""
+    async with machine.engine() as engine:
+        await add(engine, 7, [0])
+        killed = machine.killed("kill")
+        with engine._booted.index._store.write() as txn:
+            txn.put("meta", META_FORMAT, b"2")
+        newer_index = machine.killed("index")
+    path = killed.journals()[0]
+    data = bytearray(path.read_bytes())
+    data[8] = 2
+    path.write_bytes(with_header_crc(bytes(data)))
+    for after in (killed, newer_index):
+        before = {p: p.read_bytes() for p in (*after.journals(), *after.log_files())}
+        with pytest.raises(FormatError, match="newer"):
+            async with after.engine():
+                pass
+        assert {p: p.read_bytes() for p in (*after.journals(), *after.log_files())} == before
+
+
+def with_header_crc(data: bytes) -> bytes:
+    """The file with the right checksum in its header, so that only the version is wrong."""
+    from crc32c import crc32c
+
+    head = data[:4092]
+    return head + crc32c(head).to_bytes(4, "little") + data[4096:]
+
+
+async def test_the_mark_of_a_start_is_the_new_file(machine: Machine) -> None:
+    """Everything before it is in the index."""
+    async with machine.engine() as engine:
+        await add(engine, 7, [0])
+        killed = machine.killed("kill")
+    async with killed.engine() as engine:
+        current = engine._booted.writer.current.header
+        assert engine._booted.index.mark() == Mark(current.number, 4096, 0, current.nonce)
+        assert ids_of(await read(engine, 7, 0, 0)) == [0]
