@@ -36,6 +36,11 @@ async def bk(cluster: RealCluster) -> AsyncIterator[BookKeeper]:
         yield client
 
 
+async def payloads_of(bk: BookKeeper, ledger_id: int) -> list[bytes]:
+    reader = await bk.open_ledger(ledger_id)
+    return [entry.payload async for entry in reader.read()]
+
+
 async def append_until_fenced(writer: WriterHandle, acknowledged: dict[int, bytes]) -> None:
     """Append and note what was acknowledged, until another client takes the ledger over."""
     number = 0
@@ -170,3 +175,72 @@ async def failure_of(writer: WriterHandle) -> BookieError | None:
     except BookieError as error:
         return error
     return None
+
+
+# -- bookies that fail -----------------------------------------------------------------------------
+
+
+async def test_a_writer_goes_on_without_a_bookie(bk: BookKeeper, cluster: RealCluster) -> None:
+    """Three of three, one stops: appends go on at once, and everything is read back."""
+    writer = await bk.create_ledger()
+    await writer.append_many([b"before"] * 10)
+    await cluster.stop(1)
+    for _ in range(20):
+        await writer.append(b"during")
+    await cluster.start(1)
+    await writer.append_many([b"after"] * 10)
+    await writer.close()
+    expected = [b"before"] * 10 + [b"during"] * 20 + [b"after"] * 10
+    for _ in range(6):  # readers start at different replicas
+        assert await payloads_of(bk, writer.ledger_id) == expected
+
+
+async def test_a_writer_survives_the_restart_of_every_bookie(
+    bk: BookKeeper, cluster: RealCluster
+) -> None:
+    """One after the other, at another address: the writer finds each again."""
+    writer = await bk.create_ledger()
+    for number in range(3):
+        await cluster.stop(number)
+        await writer.append(b"%d" % number)
+        await cluster.start(number, same_port=False)
+        await until(lambda: not writer.is_under_replicated)
+        await writer.append(b"%d" % number)
+    await writer.close()
+    assert await payloads_of(bk, writer.ledger_id) == [b"0", b"0", b"1", b"1", b"2", b"2"]
+
+
+async def test_appends_wait_for_bookies_until_the_timeout(cluster: RealCluster) -> None:
+    """Two of three are gone: within the add timeout they may come back; after it, an error."""
+    async with connect(cluster.uri, add_timeout_seconds=2) as bk:
+        writer = await bk.create_ledger()
+        await writer.append(b"a")
+        await cluster.stop(0)
+        await cluster.stop(1)
+        async with asyncio.TaskGroup() as tasks:
+            waiting = tasks.create_task(writer.append(b"b"))
+            await asyncio.sleep(0.05)
+            assert not waiting.done()
+            await cluster.start(0)
+        assert waiting.result() == 1
+        await cluster.stop(0)
+        with pytest.raises(NotEnoughBookiesError):
+            await writer.append(b"c")
+        await cluster.start(0)
+        await cluster.start(1)
+        assert (await writer.close()).last_entry_id == 1
+
+
+async def test_recovery_needs_enough_bookies(cluster: RealCluster) -> None:
+    """3/3/2 with one bookie: refused; with two: everything acknowledged is there."""
+    async with connect(cluster.uri, read_timeout_seconds=2) as bk:
+        writer = await bk.create_ledger()
+        await writer.append_many([b"x"] * 50)
+        await cluster.stop(0)
+        await cluster.stop(1)
+        with pytest.raises(NotEnoughBookiesError):
+            await bk.open_ledger(writer.ledger_id)
+        await cluster.start(1)
+        reader = await bk.open_ledger(writer.ledger_id, recover=True)
+        assert reader.last_entry_id == 49
+        assert len([entry async for entry in reader.read()]) == 50

@@ -6,83 +6,31 @@ import pytest
 
 from bookie.errors import (
     BookieError,
-    ClientClosedError,
     ConflictError,
-    LedgerClosedError,
     LedgerFencedError,
-    MetadataUnavailableError,
     NotEnoughBookiesError,
     UnauthorizedError,
 )
-from bookie.formats.ledger_metadata import LedgerState
 from bookie.ids import Status
 from bookie.protocol.exchange import (
-    CancelTimer,
-    MetadataConflict,
-    MetadataFailed,
-    MetadataRead,
-    MetadataWritten,
-    ReadMetadata,
     StartTimer,
     TimerFired,
-    WriteMetadata,
 )
 from bookie.protocol.pending import WriterLimits
-from bookie.protocol.writer import LedgerWriter, WriterState
 from bookie.protocol.writer_events import (
-    AddAnswered,
     Append,
-    Close,
-    Closed,
-    CloseFailed,
     Confirmed,
     Failed,
-    Force,
-    ForceAnswered,
-    ForceDone,
     Idle,
     LacAnswered,
     Release,
     Resend,
     SendBatch,
-    SendForce,
     SendLac,
     SlotConnected,
     SlotDisconnected,
-    WriterEffect,
 )
-from tests.unit.protocol.ledgers import ledger
-
-ALL = 0b111
-
-
-def connected(
-    sizes: tuple[int, int, int] = (3, 3, 2),
-    limits: WriterLimits | None = None,
-    *,
-    deferred_sync: bool = False,
-) -> LedgerWriter:
-    """A writer with all streams open."""
-    writer = LedgerWriter(ledger(sizes), 0, limits, deferred_sync=deferred_sync)
-    for slot in range(sizes[0]):
-        assert writer.step(SlotConnected(slot)) in ([], [CancelTimer(("retry", slot))])
-    return writer
-
-
-def ack(
-    writer: LedgerWriter, batch: int, slot: int, status: Status = Status.OK
-) -> list[WriterEffect]:
-    return writer.step(AddAnswered(batch, slot, 0, status))
-
-
-def kinds(effects: list[WriterEffect]) -> list[type]:
-    """The types of the effects, timers left out."""
-    return [type(e) for e in effects if not isinstance(e, (StartTimer, CancelTimer))]
-
-
-def failed_with(effects: list[WriterEffect]) -> BookieError:
-    """The error of the `Failed` effect."""
-    return next(effect.error for effect in effects if isinstance(effect, Failed))
+from tests.unit.protocol.writers import ALL, ack, connected, failed_with, kinds
 
 
 def test_a_batch_is_confirmed_by_an_ack_quorum_and_released_by_all() -> None:
@@ -355,219 +303,6 @@ def test_a_reconnecting_bookie_hears_the_lac() -> None:
     writer.step(SlotDisconnected(1))
     assert writer.step(Idle()) == [SendLac(0, 0b101)]
     assert SendLac(0, 0b010) in writer.step(SlotConnected(1))
-
-
-# -- closing ---------------------------------------------------------------------------------------
-
-
-def closing(writer: LedgerWriter) -> WriteMetadata:
-    """Close and return the compare-and-set that it asks for."""
-    (effect,) = writer.step(Close())
-    assert isinstance(effect, WriteMetadata)
-    return effect
-
-
-def test_close_writes_the_lac_and_its_length() -> None:
-    """CLOSED at the last confirmed entry, by compare-and-set from the version that we know."""
-    writer = connected()
-    writer.step(Append(2, 25))
-    for slot in range(3):
-        ack(writer, 0, slot)
-    effect = closing(writer)
-    assert (effect.metadata.last_entry_id, effect.metadata.length, effect.version) == (1, 25, 0)
-    assert writer.step(MetadataWritten(1)) == [Closed(effect.metadata)]
-    assert writer.step(Close()) == [Closed(effect.metadata)]
-
-
-def test_close_waits_for_what_is_pending() -> None:
-    """Nothing is cut off, and nothing new is taken."""
-    writer = connected()
-    writer.step(Append(1, 10))
-    assert writer.step(Close()) == []
-    assert not writer.may_append(full=True)
-    ack(writer, 0, 0)
-    ack(writer, 0, 1)
-    effects = ack(writer, 0, 2)
-    assert isinstance(effects[-1], WriteMetadata)
-    assert effects[-1].metadata.last_entry_id == 0
-
-
-def test_close_retries_while_the_ledger_is_open() -> None:
-    """A lost compare-and-set against an OPEN ledger is tried again with the new version."""
-    writer = connected()
-    closing(writer)
-    assert writer.step(MetadataConflict()) == [ReadMetadata()]
-    (effect,) = writer.step(MetadataRead(ledger(), 4))
-    assert isinstance(effect, WriteMetadata)
-    assert effect.version == 4
-
-
-def test_close_finds_the_ledger_in_recovery() -> None:
-    """Somebody else has taken it over: an error, and never a write."""
-    writer = connected()
-    closing(writer)
-    writer.step(MetadataConflict())
-    (effect,) = writer.step(MetadataRead(ledger(state=LedgerState.IN_RECOVERY), 1))
-    assert isinstance(effect, CloseFailed)
-    assert isinstance(effect.error, LedgerFencedError)
-
-
-def test_close_finds_the_ledger_closed_where_we_would_have() -> None:
-    """Success only if last entry and length are ours."""
-    writer = connected()
-    ours = closing(writer).metadata
-    writer.step(MetadataConflict())
-    assert writer.step(MetadataRead(ours, 1)) == [Closed(ours)]
-
-
-@pytest.mark.parametrize(("last", "length"), [(0, 0), (-1, 3)])
-def test_close_finds_the_ledger_closed_elsewhere(last: int, length: int) -> None:
-    """Another last entry or another length is an error; trying again does not overwrite it."""
-    writer = connected()
-    closing(writer)
-    writer.step(MetadataConflict())
-    (effect,) = writer.step(MetadataRead(ledger().closed(last, length), 1))
-    assert isinstance(effect, CloseFailed)
-    assert isinstance(effect.error, LedgerClosedError)
-    assert closing(writer).version == 0
-
-
-def test_close_after_a_metadata_failure_may_be_tried_again() -> None:
-    """The outcome of the first try is unknown; the second finds out."""
-    writer = connected()
-    first = closing(writer)
-    error = MetadataUnavailableError("gone")
-    assert writer.step(MetadataFailed(error)) == [CloseFailed(error)]
-    assert writer.state is WriterState.STUCK
-    assert closing(writer) == first
-
-
-def test_a_failed_writer_closes_at_its_lac() -> None:
-    """What was unconfirmed had an unknown outcome; the ledger ends before it."""
-    writer = connected()
-    writer.step(Append(1, 10))
-    ack(writer, 0, 0)
-    ack(writer, 0, 1)
-    writer.step(Append(1, 10))
-    ack(writer, 1, 0, Status.IO_ERROR)
-    ack(writer, 1, 1, Status.IO_ERROR)
-    writer.step(TimerFired(("add", 1)))
-    assert closing(writer).metadata.last_entry_id == 0
-
-
-# -- deferred sync ---------------------------------------------------------------------------------
-
-
-def deferred() -> LedgerWriter:
-    """A deferred-sync writer with one confirmed, unsynced batch."""
-    writer = connected(deferred_sync=True)
-    writer.step(Append(1, 10))
-    for slot in range(3):
-        ack(writer, 0, slot)
-    return writer
-
-
-def test_the_lac_follows_a_force() -> None:
-    """Confirmed is written; only forced is durable."""
-    writer = deferred()
-    assert writer.last_add_confirmed == -1
-    assert SendForce(0, ALL) in writer.step(Force())
-    writer.step(ForceAnswered(0, 0, Status.OK))
-    writer.step(ForceAnswered(0, 1, Status.OK))
-    assert ForceDone(None) in writer.step(ForceAnswered(0, 2, Status.IO_ERROR))
-    assert writer.last_add_confirmed == 0
-
-
-def test_a_restart_voids_what_was_not_forced() -> None:
-    """The stream broke between the acknowledgement and the force: that copy may be gone."""
-    writer = deferred()
-    writer.step(Force())
-    writer.step(SlotDisconnected(0))
-    for slot in (0, 1):
-        writer.step(ForceAnswered(0, slot, Status.OK))
-    effects = writer.step(ForceAnswered(0, 2, Status.IO_ERROR))
-    assert any(isinstance(e, ForceDone) and e.error is not None for e in effects)
-    assert writer.last_add_confirmed == -1
-
-
-def test_close_forces_first() -> None:
-    """A deferred-sync ledger is closed with everything that was confirmed."""
-    writer = deferred()
-    assert kinds(writer.step(Close())) == [SendForce]
-    for slot in (0, 1):
-        writer.step(ForceAnswered(0, slot, Status.OK))
-    effects = writer.step(ForceAnswered(0, 2, Status.OK))
-    assert isinstance(effects[-1], WriteMetadata)
-    assert effects[-1].metadata.last_entry_id == 0
-
-
-def test_force_on_an_ordinary_ledger_has_nothing_to_do() -> None:
-    """Every confirmed entry is durable already."""
-    assert connected().step(Force()) == [ForceDone(None)]
-
-
-def test_unforced_batches_are_bounded() -> None:
-    """A deferred-sync writer that is never told to force does it by itself."""
-    writer = connected(limits=WriterLimits(unforced_batches_max=2), deferred_sync=True)
-    effects: list[WriterEffect] = []
-    for number in range(2):
-        writer.step(Append(1, 10))
-        effects = ack(writer, number, 0) + ack(writer, number, 1)
-    assert SendForce(0, ALL) in effects
-    assert writer.step(Force()) == []  # one at a time; its outcome is told to everybody
-
-
-def test_a_force_ends_by_its_timeout() -> None:
-    """Whoever has not answered does not count."""
-    writer = deferred()
-    writer.step(Force())
-    writer.step(ForceAnswered(0, 0, Status.OK))
-    effects = writer.step(TimerFired(("force", 0)))
-    assert any(isinstance(e, ForceDone) and e.error is not None for e in effects)
-    assert writer.step(ForceAnswered(0, 1, Status.OK)) == []
-    assert writer.step(TimerFired(("force", 0))) == []
-
-
-def test_a_writer_that_fails_ends_its_force() -> None:
-    """Later forces fail with the same error."""
-    writer = deferred()
-    writer.step(Force())
-    assert kinds(writer.step(LacAnswered(1, 0, Status.FENCED))) == [ForceDone, Failed]
-    assert writer.step(Force()) == [ForceDone(writer.error)]
-
-
-def test_a_closed_writer_forces_nothing() -> None:
-    """The LAC of a closed ledger does not move."""
-    writer = connected(deferred_sync=True)
-    closing(writer)
-    writer.step(MetadataWritten(1))
-    (done,) = writer.step(Force())
-    assert isinstance(done, ForceDone)
-    assert isinstance(done.error, ClientClosedError)
-    assert ack(writer, 0, 0, Status.FENCED) == []
-    assert writer.step(SlotConnected(1)) == []
-
-
-def test_close_gives_up_when_the_force_fails() -> None:
-    """Closing at the LAC would cut off what the user was told is written; it may be repeated."""
-    writer = deferred()
-    writer.step(Close())
-    for slot in range(2):
-        writer.step(ForceAnswered(0, slot, Status.IO_ERROR))
-    effects = writer.step(ForceAnswered(0, 2, Status.OK))
-    assert kinds(effects) == [ForceDone, CloseFailed]
-    assert kinds(writer.step(Close())) == [SendForce]
-
-
-def test_a_broken_stream_voids_unforced_acknowledgements_of_pending_batches() -> None:
-    """With deferred sync the copy may be lost: it is stored again, and only then counts."""
-    writer = connected(deferred_sync=True)
-    writer.step(Append(1, 10))
-    ack(writer, 0, 0)
-    writer.step(SlotDisconnected(0))
-    assert kinds(ack(writer, 0, 1)) == []
-    assert Resend(0, 0) in writer.step(SlotConnected(0))
-    assert kinds(ack(writer, 0, 0)) == [Confirmed]
 
 
 def test_timers_of_what_is_over_do_nothing() -> None:
