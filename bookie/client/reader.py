@@ -15,7 +15,7 @@ from bookie.client.lac import read_lac
 from bookie.client.pool import BookiePool
 from bookie.client.range_read import RangeRead
 from bookie.cluster.ledgers import LedgerManager
-from bookie.errors import BadRequestError
+from bookie.errors import BadRequestError, NoSuchEntryError, UnavailableError
 from bookie.formats.digest import digester_for
 from bookie.formats.entry import Entry
 from bookie.formats.ledger_metadata import LedgerMetadata, Versioned
@@ -102,17 +102,22 @@ class ReaderHandle:
     ) -> AsyncGenerator[Sequence[Entry], None]:
         """The same entries as `read`, some at a time, for speed. Raises what `read` raises."""
         last = await self._bounded(first_entry_id, last_entry_id)
-        if last < first_entry_id:
-            return
-        machine = LedgerRead(
-            self.metadata, first_entry_id, last, replica=self._replica, limits=self._limits
-        )
-        read = RangeRead(machine, self._pool, self._digester)
-        try:
-            while entries := await read.next():
-                yield entries
-        finally:
-            await read.aclose()
+        position = first_entry_id
+        while position <= last:
+            machine = LedgerRead(
+                self.metadata, position, last, replica=self._replica, limits=self._limits
+            )
+            read = RangeRead(machine, self._pool, self._digester)
+            try:
+                while entries := await read.next():
+                    yield entries
+                    position = entries[-1].entry_id + 1
+            except (NoSuchEntryError, UnavailableError):
+                # Its bookies may have been replaced since the metadata was read.
+                if not await self._has_newer_metadata():
+                    raise
+            finally:
+                await read.aclose()
 
     async def tail(self, start: int = 0) -> AsyncGenerator[Entry, None]:
         """Entries from `start` on, for as long as the ledger is open, then up to its last entry.
@@ -161,6 +166,11 @@ class ReaderHandle:
                 f"the last one that is has id {self.last_entry_id}"
             )
         return last
+
+    async def _has_newer_metadata(self) -> bool:
+        before = self._found.version
+        self._adopt(await self._ledgers.read(self.ledger_id))
+        return self._found.version != before
 
     def _adopt(self, found: Versioned[LedgerMetadata]) -> None:
         if found.version > self._found.version:

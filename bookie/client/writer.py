@@ -125,6 +125,8 @@ class WriterHandle:
         self._room = AppendRoom(settings.in_flight_entries_max, settings.in_flight_bytes_max)
         """What was appended and is not confirmed."""
         self._flush_scheduled = False
+        self._skipped = 0
+        """The slots that were dead after the last step."""
         self._refusal: BookieError | None = None
         """Why appends are refused."""
         self._abandoned = False
@@ -322,9 +324,20 @@ class WriterHandle:
     # -- carrying out effects ----------------------------------------------------------------------
 
     def _step(self, event: WriterEvent) -> None:
-        if not self._abandoned:
-            for effect in self._machine.step(event):
-                self._carry_out(effect)
+        if self._abandoned:
+            return
+        for effect in self._machine.step(event):
+            self._carry_out(effect)
+        if self._machine.slots.dead != self._skipped:
+            self._note_skipped()
+
+    def _note_skipped(self) -> None:
+        """Log which bookies the writer goes on without, and which it counts on again."""
+        before, self._skipped = self._skipped, self._machine.slots.dead
+        for slot in slots_of(before ^ self._skipped):
+            bookie_id = self._machine.metadata.last_fragment.bookies[slot]
+            event = "bookie_skipped" if self._skipped >> slot & 1 else "bookie_back"
+            _log.warning(event, ledger_id=self._ledger_id, bookie_id=bookie_id)
 
     def _carry_out(self, effect: WriterEffect) -> None:  # noqa: C901, PLR0912  (a table)
         match effect:

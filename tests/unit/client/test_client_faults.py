@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from bookie.errors import (
     NotEnoughBookiesError,
     WrongClusterError,
 )
+from bookie.formats.ledger_metadata import Fragment, Versioned
 from tests.unit.client.real_cluster import RealCluster, real_cluster, until
 
 
@@ -244,3 +246,22 @@ async def test_recovery_needs_enough_bookies(cluster: RealCluster) -> None:
         reader = await bk.open_ledger(writer.ledger_id, recover=True)
         assert reader.last_entry_id == 49
         assert len([entry async for entry in reader.read()]) == 50
+
+
+async def test_a_reader_finds_entries_whose_bookie_was_replaced(
+    bk: BookKeeper, cluster: RealCluster
+) -> None:
+    """Its metadata names a bookie that is gone for good; newer metadata names one that serves."""
+    writer = await bk.create_ledger(ensemble_size=1, write_quorum_size=1, ack_quorum_size=1)
+    await writer.append_many([b"a", b"b"])
+    await writer.close()
+    reader = await bk.open_ledger(writer.ledger_id)
+    ledgers = bk._connected.ledgers
+    found = await ledgers.read(writer.ledger_id)
+    right = found.value.last_fragment.bookies[0]
+    wrong = next(bookie_id for bookie_id in bk.bookies() if bookie_id != right)
+    reader._found = Versioned(
+        replace(found.value, fragments=(Fragment(0, (wrong,)),)), found.version - 1
+    )
+    assert [entry.payload async for entry in reader.read()] == [b"a", b"b"]
+    assert reader.metadata == found.value
