@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import stat
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import BinaryIO
 
-from bookie.api import connect
+from bookie.api import WriterHandle, connect
 from bookie.cli.progress import progress_bar
 from bookie.formats.entry import Entry
 
@@ -21,28 +22,70 @@ GROUPS_IN_FLIGHT_MAX = 16
 """Enough to keep every bookie busy, and few enough to hold little in memory."""
 
 
-def entries_in(source: BinaryIO, chunk_bytes: int) -> Iterator[list[bytes]]:
-    """Groups of entries of about `GROUP_BYTES`: lines without their end, or pieces of a size.
-
-    A pipe's lines come as they are written: a group ends where nothing more is waiting.
+class Cutter:
+    """Cuts a stream of bytes into entries: lines without their end, or pieces of a size.
 
     Args:
-        source: an unbuffered or buffered binary stream.
         chunk_bytes: the size of a piece; 0 means lines.
     """
-    rest = b""
-    while data := os.read(source.fileno(), GROUP_BYTES):
-        data = rest + data
-        if chunk_bytes:
-            whole = len(data) - len(data) % chunk_bytes
-            group = [data[at : at + chunk_bytes] for at in range(0, whole, chunk_bytes)]
-            rest = data[whole:]
+
+    def __init__(self, chunk_bytes: int) -> None:
+        self._chunk_bytes = chunk_bytes
+        self._rest = b""
+
+    def cut(self, data: bytes) -> list[bytes]:
+        """The entries that are complete with `data`."""
+        data = self._rest + data
+        size = self._chunk_bytes
+        if size:
+            whole = len(data) - len(data) % size
+            self._rest = data[whole:]
+            return [data[at : at + size] for at in range(0, whole, size)]
+        *lines, self._rest = data.split(b"\n")
+        return lines
+
+    def end(self) -> list[bytes]:
+        """What is left at the end of the stream: a shorter piece, or a line without its end."""
+        return [self._rest] if self._rest else []
+
+
+async def entries_in(source: BinaryIO, chunk_bytes: int) -> AsyncGenerator[list[bytes], None]:
+    """Groups of entries of about `GROUP_BYTES`; a pipe's are taken without waiting for more.
+
+    Cancelling leaves nothing behind that waits for the pipe.
+    """
+    cutter = Cutter(chunk_bytes)
+    loop = asyncio.get_running_loop()
+    descriptor = source.fileno()
+    mode = os.fstat(descriptor).st_mode
+    may_wait = stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(descriptor)
+    while True:
+        if may_wait:
+            await _readable(loop, descriptor)
+            data = os.read(descriptor, GROUP_BYTES)
         else:
-            *group, rest = data.split(b"\n")
-        if group:
+            data = await loop.run_in_executor(None, os.read, descriptor, GROUP_BYTES)
+        if not data:
+            break
+        if group := cutter.cut(data):
             yield group
-    if rest:
-        yield [rest]
+    if group := cutter.end():
+        yield group
+
+
+async def _readable(loop: asyncio.AbstractEventLoop, descriptor: int) -> None:
+    """Wait until a pipe or terminal has something, or its end."""
+    readable: asyncio.Future[None] = loop.create_future()
+
+    def wake() -> None:
+        if not readable.done():
+            readable.set_result(None)
+
+    loop.add_reader(descriptor, wake)
+    try:
+        await readable
+    finally:
+        loop.remove_reader(descriptor)
 
 
 async def append_stream(
@@ -63,30 +106,18 @@ async def append_stream(
         OSError: the file cannot be read; what was read before is appended, the ledger left open.
         BookieError: as the writer's appends do; the ledger is left open for recovery.
     """
-    entries = size = 0
     # Opened first: a ledger must not be claimed for a file that does not exist.
     source = sys.stdin.buffer if path is None else path.open("rb", buffering=0)
     with source:
         total = os.fstat(source.fileno()).st_size if path is not None else None
         async with connect(metadata) as client:
             writer = await client.claim_ledger(ledger_id, password=password)
-            with progress_bar("appending", total=total) as advance:
-                window = asyncio.Semaphore(GROUPS_IN_FLIGHT_MAX)
-
-                async def append_group(group: list[bytes]) -> None:
-                    await writer.append_many(group)
-                    advance(sum(map(len, group)))
-                    window.release()
-
-                loop = asyncio.get_running_loop()
-                groups = entries_in(source, chunk_bytes)
-                async with asyncio.TaskGroup() as tasks:
-                    while group := await loop.run_in_executor(None, next, groups, None):
-                        await window.acquire()
-                        entries += len(group)
-                        size += sum(map(len, group))
-                        # Tasks run in the order of their birth, so entries keep that of the file.
-                        tasks.create_task(append_group(group))
+            try:
+                entries, size = await _append_all(writer, source, total, chunk_bytes)
+            except asyncio.CancelledError:
+                hint = f"bookie: ledger {ledger_id} is left open; 'bookie ledger recover' closes it"
+                print(hint, file=sys.stderr)
+                raise
             if close:
                 await writer.close()
     return {
@@ -95,6 +126,32 @@ async def append_stream(
         "bytes": size,
         "last_entry_id": entries - 1,
     }
+
+
+async def _append_all(
+    writer: WriterHandle, source: BinaryIO, total: int | None, chunk_bytes: int
+) -> tuple[int, int]:
+    """Append all of `source`; how many entries and bytes that was."""
+    entries = size = 0
+    window = asyncio.Semaphore(GROUPS_IN_FLIGHT_MAX)
+    with progress_bar("appending", total=total) as advance:
+
+        async def append_group(group: list[bytes]) -> None:
+            await writer.append_many(group)
+            advance(sum(map(len, group)))
+            window.release()
+
+        async with (
+            asyncio.TaskGroup() as tasks,
+            aclosing(entries_in(source, chunk_bytes)) as groups,
+        ):
+            async for group in groups:
+                await window.acquire()
+                entries += len(group)
+                size += sum(map(len, group))
+                # Tasks run in the order of their birth, so entries keep that of the file.
+                tasks.create_task(append_group(group))
+    return entries, size
 
 
 async def read_range(

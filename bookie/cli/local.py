@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -127,7 +128,7 @@ def _print_cluster(cluster: LocalCluster) -> None:
         f"""
 The cluster is up. In another terminal:
 
-  export BOOKIE_METADATA={cluster.metadata_uri}
+  export BOOKIE_METADATA={shlex.quote(cluster.metadata_uri)}
   {command} ledger create{quorums}            # prints the ledger's id, the first is 0
   seq 1000 | {command} ledger append 0   # one entry a line
   {command} ledger read 0 | tail -3
@@ -142,10 +143,10 @@ def _own_command() -> str:
     """What a user must type for this program: as it was started."""
     program = Path(sys.argv[0])
     if program.name == "__main__.py":
-        return f"{sys.executable} -m bookie"
+        return f"{shlex.quote(sys.executable)} -m bookie"
     import shutil
 
     found = shutil.which(program.name)
     if found is not None and Path(found).resolve() == program.resolve():
         return program.name
-    return str(program)
+    return shlex.quote(str(program.absolute()))

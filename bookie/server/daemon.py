@@ -83,9 +83,13 @@ async def run_daemon(settings: Settings, supervision: Supervision, failpoints: s
         error = _first_error(group)
         if isinstance(error, StorageFailedError):
             _die(error)
+        _note(error)
         raise error from None
     except StorageFailedError as error:
         _die(error)
+    except Exception as error:
+        _note(error)
+        raise
     _log.info("stopped")
 
 
@@ -210,6 +214,12 @@ def _first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
     collect(group)
     found.sort(key=lambda error: not isinstance(error, StorageFailedError))
     return found[0]
+
+
+def _note(error: BaseException) -> None:
+    """Log what ended the daemon; what nobody raised on purpose comes with its traceback."""
+    if not isinstance(error, BookieError):
+        _log.error("crashed", error)
 
 
 def _die(error: BookieError) -> NoReturn:

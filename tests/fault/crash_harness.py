@@ -36,7 +36,7 @@ PASSWORD = b"secret"
 KEY = derive_key(PASSWORD)
 DIGESTER = digester_for(DigestType.CRC32C, PASSWORD)
 CALL_SECONDS = 10.0
-LIFE_SECONDS_MAX = 4.0
+LIFE_SECONDS_MAX = 30.0
 """A life whose failpoint is not passed by then is ended by SIGKILL from outside."""
 
 IN_FLIGHT_MAX = 16

@@ -119,6 +119,29 @@ def test_left_open_then_recovered(shell: Shell) -> None:
     assert shell.ok("ledger", "read", ledger) == b"one\ntwo\n"
 
 
+def test_an_interrupted_append_leaves_the_ledger_open(shell: Shell) -> None:
+    """Ctrl-C ends a writer that waits for input at once, and says what to do with the ledger."""
+    ledger = shell.new_ledger()
+    with subprocess.Popen(
+        [sys.executable, "-m", "bookie", "ledger", "append", ledger],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=shell.environment,
+    ) as writer:
+        assert writer.stdin is not None
+        assert writer.stderr is not None
+        writer.stdin.write(b"one\n")
+        writer.stdin.flush()
+        while not shell.run("ledger", "read", ledger).stdout:
+            pass
+        writer.send_signal(signal.SIGINT)
+        said = writer.stderr.read().decode()
+        assert writer.wait(SECONDS_MAX) == 130
+    assert said == f"bookie: ledger {ledger} is left open; 'bookie ledger recover' closes it\n"
+    shell.ok("ledger", "recover", ledger)
+    assert shell.ok("ledger", "read", ledger) == b"one\n"
+
+
 def test_tail_follows_a_writer(shell: Shell) -> None:
     """Lines are printed while their writer still writes, and the tail ends with the ledger."""
     ledger = shell.new_ledger()

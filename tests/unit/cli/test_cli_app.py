@@ -137,6 +137,31 @@ def test_debug_shows_the_traceback(
     assert err.endswith("bookie: gone\n")
 
 
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        ("bookie led", ["ledger"]),
+        ("bookie ledger re", ["read", "recover"]),
+        ("bookie doctor --out", ["--output"]),
+    ],
+)
+def test_shell_completion(words: str, completed: list[str]) -> None:
+    """The shell completes groups, commands and options."""
+    count = len(words.split())
+    done = subprocess.run(
+        [sys.executable, "-m", "bookie"],
+        env={
+            "_BOOKIE_COMPLETE": "complete_bash",
+            "COMP_WORDS": words,
+            "COMP_CWORD": str(count - 1),
+        },
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == completed
+
+
 def test_closed_pipe_is_not_an_error_message() -> None:
     """``bookie … | head`` ends quietly."""
     done = subprocess.run(

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-import threading
-from itertools import chain
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
 
 from bookie.cli import entries
 from bookie.cli.bench import Measured, percentile_of
-from bookie.cli.entries import entries_in
+from bookie.cli.entries import Cutter, entries_in
 
 
-def cut(path: Path, chunk_bytes: int) -> list[bytes]:
-    """All entries of a file."""
-    with path.open("rb") as source:
-        return list(chain.from_iterable(entries_in(source, chunk_bytes)))
+def cut(content: bytes, chunk_bytes: int, read_bytes: int) -> list[bytes]:
+    """All entries of `content`, read in parts of `read_bytes`."""
+    cutter = Cutter(chunk_bytes)
+    found = []
+    for at in range(0, len(content), read_bytes):
+        found += cutter.cut(content[at : at + read_bytes])
+    return found + cutter.end()
 
 
 @pytest.mark.parametrize(
@@ -32,49 +35,52 @@ def cut(path: Path, chunk_bytes: int) -> list[bytes]:
     ],
 )
 @pytest.mark.parametrize("read_bytes", [1, 3, 1 << 20])
-def test_lines_lose_only_their_end(
-    content: bytes,
-    wanted: list[bytes],
-    read_bytes: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_lines_lose_only_their_end(content: bytes, wanted: list[bytes], read_bytes: int) -> None:
     """Each line is an entry, wherever a read ends; a last line without its end is one too."""
-    monkeypatch.setattr(entries, "GROUP_BYTES", read_bytes)
-    (tmp_path / "file").write_bytes(content)
-    assert cut(tmp_path / "file", 0) == wanted
+    assert cut(content, 0, read_bytes) == wanted
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 1000])
 @pytest.mark.parametrize("read_bytes", [5, 8, 1 << 20])
-def test_pieces_are_the_file(
-    size: int, read_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pieces_are_the_file(size: int, read_bytes: int) -> None:
     """Pieces of the wanted size, the last one shorter; together they are the file."""
-    monkeypatch.setattr(entries, "GROUP_BYTES", read_bytes)
     content = os.urandom(size)
-    (tmp_path / "file").write_bytes(content)
-    pieces = cut(tmp_path / "file", 8)
+    pieces = cut(content, 8, read_bytes)
     assert b"".join(pieces) == content
     assert [len(piece) for piece in pieces] == [8] * (size // 8) + [size % 8] * (size % 8 > 0)
 
 
-def test_lines_of_a_pipe_do_not_wait_for_more() -> None:
+async def test_a_file_comes_in_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file is read a group at a time, to its end."""
+    monkeypatch.setattr(entries, "GROUP_BYTES", 10)
+    (tmp_path / "file").write_bytes(b"abc\n" * 10)
+    with (tmp_path / "file").open("rb") as source:
+        groups = [group async for group in entries_in(source, 0)]
+    assert len(groups) > 1
+    assert [line for group in groups for line in group] == [b"abc"] * 10
+
+
+async def test_lines_of_a_pipe_do_not_wait_for_more() -> None:
     """What a pipe holds is taken at once: whoever types a line sees it appended."""
     read_end, write_end = os.pipe()
-
-    def write_and_close() -> None:
-        os.write(write_end, b"ond\n")
-        os.close(write_end)
-
     with os.fdopen(read_end, "rb") as source:
-        groups = entries_in(source, 0)
-        os.write(write_end, b"first\nsec")
-        assert next(groups) == [b"first"]
-        closer = threading.Thread(target=write_and_close)
-        closer.start()
-        assert list(groups) == [[b"second"]]
-        closer.join()
+        async with aclosing(entries_in(source, 0)) as groups:
+            os.write(write_end, b"first\nsec")
+            assert await anext(groups) == [b"first"]
+            os.write(write_end, b"ond\n")
+            os.close(write_end)
+            assert [group async for group in groups] == [[b"second"]]
+
+
+async def test_nobody_is_left_waiting_for_a_pipe() -> None:
+    """A cancelled read of a silent pipe ends at once."""
+    read_end, write_end = os.pipe()
+    with os.fdopen(read_end, "rb") as source, os.fdopen(write_end, "wb"):
+        async with asyncio.TaskGroup() as group:
+            waiting = group.create_task(anext(entries_in(source, 0)))
+            await asyncio.sleep(0)
+            waiting.cancel()
+        assert waiting.cancelled()
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,21 @@ def test_doctor_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert checks["python"]["verdict"] == "ok"
 
 
+def test_doctor_measures_the_configured_directories(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a configuration both of its directories are measured, also before they exist."""
+    (tmp_path / "bookie.toml").write_text(
+        f'[storage]\njournal_dir = "{tmp_path}/a/journal"\nledgers_dir = "{tmp_path}/b/ledgers"\n',
+        encoding="utf-8",
+    )
+    words = ["doctor", "--config", str(tmp_path / "bookie.toml"), "--syncs", "10", "-o", "json"]
+    assert app.run(words) == 0
+    names = {check["check"] for check in json.loads(capsys.readouterr().out)}
+    assert {"journal sync", "ledgers sync", "devices"} <= names
+    assert not (tmp_path / "a").exists()
+
+
 def test_doctor_fails_where_a_bookie_cannot_run(capsys: pytest.CaptureFixture[str]) -> None:
     """One failed check is exit status 1."""
     assert app.run(["doctor", "/proc", "--syncs", "10"]) == 1
