@@ -14,6 +14,7 @@ import itertools
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from bookie.config import StorageSettings
 from bookie.env import Environment
@@ -94,6 +95,12 @@ class Booted:
     states: dict[int, LedgerState]
     dead_files: tuple[int, ...]
     report: BootReport
+
+
+def deleted_after_ms(environment: Environment, settings: StorageSettings) -> int:
+    """Ledgers deleted before this moment are forgotten, in milliseconds since 1970."""
+    retention_ms = round(settings.deleted_ledger_retention_seconds * 1000)
+    return environment.clock.now_ms() - retention_ms
 
 
 class Boot:
@@ -351,7 +358,12 @@ class Boot:
     def _replay(self, index: Index) -> Replay:
         return Replay(
             self._env,
-            index.ledger,
+            # With the eyes of the engine that accepted the entries: to it a ledger that was
+            # deleted long ago was a new one.
+            partial(
+                index.ledger_since,
+                deleted_after_ms=deleted_after_ms(self._env, self._settings),
+            ),
             self._next_number,
             self._dirs.logs,
             self._settings.block_alignment_bytes,

@@ -23,7 +23,7 @@ from bookie.formats.batch import EntryBatch
 from bookie.formats.index_rows import LedgerIndexRow
 from bookie.ids import MAX_ID, Status
 from bookie.storage.accept import Admission
-from bookie.storage.boot import Boot, Booted, BootReport, Identity
+from bookie.storage.boot import Boot, Booted, BootReport, Identity, deleted_after_ms
 from bookie.storage.checkpoint import Checkpointer
 from bookie.storage.directories import Directories
 from bookie.storage.duplicates import DuplicateAdds
@@ -334,12 +334,8 @@ class Engine:
             self._vouched = True
 
     async def _load_row(self, ledger_id: int) -> LedgerIndexRow | None:
-        row = await self._env.workers.run("read", self._index.ledger, ledger_id)
-        if row is not None and row.deleted_at_ms is not None:
-            age_ms = self._env.clock.now_ms() - row.deleted_at_ms
-            if age_ms > self._settings.deleted_ledger_retention_seconds * 1000:
-                return None
-        return row
+        since = deleted_after_ms(self._env, self._settings)
+        return await self._env.workers.run("read", self._index.ledger_since, ledger_id, since)
 
     def _mark_dirty(self, state: LedgerState) -> None:
         self._checkpointer.mark_dirty(state)

@@ -162,6 +162,19 @@ class Index:
             data = txn.get("ledgers", ledger_key(ledger_id))
         return None if data is None else decode_ledger_row(data)
 
+    def ledger_since(self, ledger_id: int, deleted_after_ms: int) -> LedgerIndexRow | None:
+        """The row of one ledger, unless it was deleted earlier than that and is gone.
+
+        As long as pages of it are left to be removed, it is remembered however long ago it was.
+        """
+        with self._store.read() as txn:
+            key = ledger_key(ledger_id)
+            data = txn.get("ledgers", key)
+            row = None if data is None else decode_ledger_row(data)
+            if row is None or row.deleted_at_ms is None or row.deleted_at_ms >= deleted_after_ms:
+                return row
+            return None if txn.get("meta", META_DELETING + key) is None else row
+
     def ledgers(self, after: int, count_max: int) -> list[tuple[int, LedgerIndexRow]]:
         """Up to `count_max` rows of ledgers with ids above `after`, ascending."""
         with self._store.read() as txn:

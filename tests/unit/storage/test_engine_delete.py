@@ -1,0 +1,170 @@
+"""Deleting a ledger: late adds are refused, slots and files go, no crash brings it back."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from bookie.formats.index_rows import FileState
+from bookie.ids import Status
+from bookie.storage.engine import Engine
+from bookie.storage.index import PAGES_DELETED_MAX
+from tests.unit.storage.machine import (
+    KIB,
+    Machine,
+    add,
+    batch,
+    fence,
+    ids_of,
+    read,
+    start_add,
+    stored_ids,
+)
+
+OK, FENCED = Status.OK, Status.FENCED
+RETENTION_MS = 7 * 86400 * 1000
+
+
+@pytest.fixture(name="machine")
+def _machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path / "m")
+
+
+@pytest.fixture(name="engine")
+async def _engine(machine: Machine) -> AsyncIterator[Engine]:
+    async with machine.engine() as engine:
+        yield engine
+
+
+async def delete(machine: Machine, engine: Engine, ledger_id: int) -> None:
+    state = await engine.load(ledger_id)
+    assert (await engine.admission.delete(state, machine.clock.now_ms())).status is OK
+
+
+async def live_bytes(engine: Engine) -> int:
+    return sum(row.live_bytes for row in engine._booted.index.files().values())
+
+
+async def test_a_deleted_ledger_takes_nothing_and_has_nothing(
+    machine: Machine, engine: Engine
+) -> None:
+    """Plain adds and recovery adds are refused, as to a fenced ledger; it is not listed."""
+    await add(engine, 7, range(10))
+    await add(engine, 8, range(10))
+    await delete(machine, engine, 7)
+    for checkpointed in (False, True):
+        for recovery in (False, True):
+            assert (await add(engine, 7, [20], recovery=recovery)).status is FENCED
+        page, _ = await engine.ledgers(-1, 10)
+        assert [item.ledger_id for item in page] == [8]
+        assert await stored_ids(engine, 8) == list(range(10))
+        if not checkpointed:
+            await engine.checkpoint()
+    assert await stored_ids(engine, 7) == []
+    assert await live_bytes(engine) == len(batch(8, range(10)).payload)
+
+
+@pytest.mark.parametrize("moment", ["queued", "frozen", "indexed"])
+async def test_a_deletion_survives_a_crash(machine: Machine, moment: str) -> None:
+    """And entries that were on their way into the index do not come back."""
+    async with machine.engine() as engine:
+        await add(engine, 7, range(100))
+        if moment == "indexed":
+            await engine.checkpoint()
+        await delete(machine, engine, 7)
+        if moment == "frozen":
+            await engine.checkpoint()
+        after = machine.without_power("off")
+    async with after.engine() as engine:
+        assert (await add(engine, 7, [100])).status is FENCED
+        await engine.checkpoint()
+        assert await stored_ids(engine, 7) == []
+        assert await live_bytes(engine) == 0
+
+
+async def test_adds_in_flight_when_the_ledger_is_deleted_leave_nothing(
+    machine: Machine, engine: Engine
+) -> None:
+    """They may be acknowledged; nobody asks for them any more."""
+    await add(engine, 7, range(5))
+    hold = machine.disk.hold("fdatasync", ".journal")
+    waiter = await start_add(engine, batch(7, range(5, 10)))
+    hold.wait_reached()
+    state = await engine.load(7)
+    deleting = engine.admission.delete(state, machine.clock.now_ms())
+    hold.release()
+    assert (await waiter).status is OK
+    assert (await deleting).status is OK
+    await engine.checkpoint()
+    await engine.checkpoint()
+    assert await live_bytes(engine) == 0
+    assert engine._booted.index.verify_pages() == 0
+
+
+async def test_files_of_deleted_ledgers_go(machine: Machine, engine: Engine) -> None:
+    """Journals and the logs that a replay wrote; nothing else has to be rewritten for it."""
+    for first in range(0, 60, 5):
+        await add(engine, 7, range(first, first + 5), size=40 * KIB)
+    await engine.checkpoint()
+    killed = machine.killed("kill")
+    async with killed.engine() as after:
+        await add(after, 8, [0])
+        await delete(killed, after, 7)
+        for _ in range(3):
+            await after.checkpoint()
+        files = after._booted.index.files()
+        assert [row.state for row in files.values()] == [FileState.OPEN]
+        assert len(killed.journals()) == 1
+        assert killed.log_files() == []
+        assert ids_of(await read(after, 8, 0, 0)) == [0]
+
+
+async def test_a_deleted_ledger_is_remembered_for_its_retention(machine: Machine) -> None:
+    """Through restarts; after it, a fresh ledger may have the id."""
+    async with machine.engine() as engine:
+        await add(engine, 7, range(5))
+        await delete(machine, engine, 7)
+    machine.clock.ahead_ms = RETENTION_MS - 60_000
+    async with machine.engine() as engine:
+        assert (await add(engine, 7, [5])).status is FENCED
+    machine.clock.ahead_ms = RETENTION_MS + 60_000
+    async with machine.engine() as engine:
+        assert (await add(engine, 7, [9])).status is OK
+        assert await stored_ids(engine, 7) == [9]
+        killed = machine.killed("kill")
+    for after in (machine, killed):
+        async with after.engine() as engine:
+            assert await stored_ids(engine, 7) == [9]
+            assert not (await engine.load(7)).deleted
+
+
+async def test_an_id_is_free_only_once_all_pages_are_gone(machine: Machine) -> None:
+    """However short the retention: the deletion would take the pages of the new ledger with it."""
+    machine.changes = {"deleted_ledger_retention_seconds": 0.0}
+    async with machine.engine() as engine:
+        await add(engine, 7, range(0, 64 * (PAGES_DELETED_MAX + 10), 64))
+        await engine.checkpoint()
+        await delete(machine, engine, 7)
+        await engine.checkpoint()
+        assert engine._checkpointer.more_to_do
+        machine.clock.ahead_ms += 1000
+        engine.states._states.clear()
+        assert (await add(engine, 7, [1])).status is FENCED
+        engine.states._states.clear()
+        await engine.checkpoint()
+        assert (await add(engine, 7, [1])).status is OK
+        await engine.checkpoint()
+        assert await stored_ids(engine, 7) == [1]
+
+
+async def test_a_fence_of_a_deleted_ledger_does_not_bring_it_back(
+    machine: Machine, engine: Engine
+) -> None:
+    """It stays deleted, also behind a crash."""
+    await add(engine, 7, [0])
+    await delete(machine, engine, 7)
+    await fence(engine, 7)
+    async with machine.killed("kill").engine() as after:
+        assert (await after.load(7)).deleted
