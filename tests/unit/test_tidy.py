@@ -13,6 +13,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from bookie.config import Settings
+from bookie.config.load import section_type
+from bookie.telemetry import Metrics
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "bookie"
 
@@ -211,6 +215,26 @@ def test_the_environment_is_read_in_config() -> None:
             if reads and not is_at_home(source, tuple(ENVIRONMENT_HOMES)):
                 offenders.append(source.at(node, f"{name} outside of bookie/config"))
     check(offenders)
+
+
+def test_every_setting_and_every_metric_is_used() -> None:
+    """A key that nobody reads, or a metric that nobody writes, is a promise that is not kept."""
+    used = {
+        node.attr
+        for source in sources("bookie")
+        if not source.inside.startswith(("config/", "telemetry.py"))
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Attribute)
+    }
+    keys = {
+        f"setting {section}.{key}": key
+        for section in Settings.model_fields
+        for key in section_type(section).model_fields
+    }
+    metrics = {f"metric {name}": name for name in Metrics.__annotations__}
+    check(
+        [f"nothing uses the {what}" for what, name in (keys | metrics).items() if name not in used]
+    )
 
 
 def test_random_numbers_are_given_to_protocol_machines() -> None:
