@@ -123,12 +123,14 @@ def list_ledgers(
 
 
 async def _list(metadata: str, after: int, limit: int) -> list[Record]:
+    from bookie.cluster.instance import read_layout
     from bookie.cluster.ledgers import LedgerManager
     from bookie.errors import NoSuchLedgerError
     from bookie.metadata.connect import open_store
 
     records: list[Record] = []
     async with open_store(metadata) as store:
+        await read_layout(store)  # "no ledgers" would hide a mistyped address
         ledgers = LedgerManager(store)
         async for ledger_id in ledgers.list_ids(after):
             try:
@@ -172,10 +174,12 @@ def show(ledger: LedgerArgument, metadata: Metadata, output: Output = OutputForm
 
 
 async def _read_metadata(metadata: str, ledger_id: int) -> LedgerMetadata:
+    from bookie.cluster.instance import read_layout
     from bookie.cluster.ledgers import LedgerManager
     from bookie.metadata.connect import open_store
 
     async with open_store(metadata) as store:
+        await read_layout(store)
         return (await LedgerManager(store).read(ledger_id)).value
 
 
