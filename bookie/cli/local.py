@@ -129,9 +129,9 @@ def _print_cluster(cluster: LocalCluster) -> None:
 The cluster is up. In another terminal:
 
   export BOOKIE_METADATA={shlex.quote(cluster.metadata_uri)}
-  {command} ledger create{quorums}            # prints the ledger's id, the first is 0
-  seq 1000 | {command} ledger append 0   # one entry a line
-  {command} ledger read 0 | tail -3
+  ledger=$({command} ledger create{quorums})   # its id
+  seq 1000 | {command} ledger append $ledger   # one entry a line
+  {command} ledger read $ledger | tail -3
   {command} cluster bookies
 
 Ctrl-C here stops it.""",

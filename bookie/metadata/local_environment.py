@@ -274,8 +274,8 @@ def release(environment: LocalEnvironment) -> None:
 def _open(directory: Path, map_size_bytes: int) -> lmdb.Environment:
     if not directory.parent.is_dir():
         raise ConfigurationError(
-            f"the metadata directory {directory} cannot be created: {directory.parent} is not a "
-            "directory"
+            f"the metadata directory {directory} cannot be created: there is no directory "
+            f"{directory.parent}"
         )
     try:
         directory.mkdir(mode=0o700, exist_ok=True)
