@@ -2,7 +2,7 @@
 
 ==================  ======================================================================
 ``/metrics``        Prometheus text
-``/healthz``        200 while the event loop answers and storage works; 503 asks for a restart
+``/healthz``        200 while the event loop answers; a bookie whose disk fails ends by itself
 ``/readyz``         200 when traffic may come; 503 with the reasons otherwise
 ``GET /bookie``     what the bookie says of itself
 ``PUT /read-only``  ``{"read_only": true}`` refuses new entries, ``false`` takes them again
@@ -75,9 +75,7 @@ class _Pages:
         return web.Response(body=body, headers={"Content-Type": content_type})
 
     async def healthz(self, _request: web.Request) -> web.Response:
-        if self._readiness.is_alive:
-            return web.json_response({"healthy": True})
-        return web.json_response({"healthy": False, **self._readiness.report()}, status=503)
+        return web.json_response({"healthy": True})
 
     async def readyz(self, _request: web.Request) -> web.Response:
         status = 200 if self._readiness.is_ready else 503

@@ -14,7 +14,6 @@ class Part(enum.StrEnum):
 
     BOOT = "boot"
     REGISTRATION = "registration"
-    STORAGE = "storage"
     SHUTDOWN = "shutdown"
 
 
@@ -44,11 +43,6 @@ class Readiness:
     def is_ready(self) -> bool:
         """Whether no part holds an obstacle."""
         return not self._obstacles
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether a restart would not help: false only when storage failed."""
-        return Part.STORAGE not in self._obstacles
 
     def report(self) -> dict[str, object]:
         """What ``/readyz`` answers."""
