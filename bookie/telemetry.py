@@ -42,6 +42,20 @@ BYTES_BUCKETS = tuple(float(4**power) for power in range(4, 13))
 COUNT_BUCKETS = tuple(float(2**power) for power in range(13))
 """1 to 4096 requests in one group commit."""
 
+READ_SOURCES = ("cache", "journal_file", "thread")
+"""Where a read finds its bytes."""
+
+ERROR_KINDS = (
+    "conflict",
+    "corruption",
+    "read",
+    "request",
+    "slow_sync",
+    "storage_failed",
+    "unexpected",
+)
+"""What can go wrong that is not the caller's fault; counted from 0, or no rate shows the first."""
+
 
 class Metrics:
     """Every metric of one bookie, over its own registry.
@@ -137,6 +151,8 @@ class Metrics:
             " cache, in the event loop) or thread.",
             "source",
         )
+        for source in READ_SOURCES:
+            self.reads_total.labels(source)
         self.entries_added_total = declare.counter("entries_added_total", "Entries accepted.")
         self.bytes_added_total = declare.counter("bytes_added_total", "Entry bytes accepted.")
         self.entries_read_total = declare.counter("entries_read_total", "Entries returned.")
@@ -157,6 +173,8 @@ class Metrics:
         self.errors_total = declare.counter(
             "errors_total", "Errors that were not the caller's fault, by kind.", "kind"
         )
+        for kind in ERROR_KINDS:
+            self.errors_total.labels(kind)
 
     def _declare_server(self, declare: _Declare) -> None:
         self.loop_lag_seconds = declare.histogram(

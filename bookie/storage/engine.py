@@ -418,8 +418,12 @@ async def open_engine(
         replayed_blocks=booted.report.blocks,
         replayed_entries=booted.report.entries,
         seconds=round(booted.report.seconds, 3),
-        corrupt=list(booted.report.corrupt),
+        corrupt=len(booted.report.corrupt),
     )
+    for damage in booted.report.corrupt:
+        # What had been durable is lost: whoever runs this bookie has to know, now and later.
+        metrics.errors_total.labels("corruption").inc()
+        _log.error("corruption", found=damage)
     try:
         async with asyncio.TaskGroup() as tasks:
             housekeeper = tasks.create_task(engine.housekeep(), name="engine-housekeeper")

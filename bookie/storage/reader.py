@@ -22,7 +22,9 @@ from bookie.storage.files import FileTable
 from bookie.storage.index import Index
 from bookie.storage.window import Buffer, Extent, Window
 from bookie.storage.write_cache import Generation
-from bookie.telemetry import Metrics
+from bookie.telemetry import Metrics, event_log
+
+_log = event_log(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +171,7 @@ class EntryReader:
 
     def _failed(self, ledger_id: int, entry_id: int, reason: str) -> ReadResult:
         self._metrics.errors_total.labels("read").inc()
+        _log.warning("entry_unreadable", ledger_id=ledger_id, entry_id=entry_id, reason=reason)
         return ReadResult(
             None,
             entry_id,

@@ -5,16 +5,20 @@ from __future__ import annotations
 import io
 import json
 import logging
+import re
 import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from bookie import telemetry
 from bookie.telemetry import Event, Metrics, configure_logging, event_log
+
+PACKAGE = Path(telemetry.__file__).parent
 
 
 @pytest.fixture
@@ -46,6 +50,33 @@ def test_names_are_ours_or_the_standard_process_ones() -> None:
     metrics = Metrics()
     assert all(name.startswith(("bookie_", "process_")) for name in families(metrics))
     assert b"_created" not in metrics.exposition()[0]
+
+
+@pytest.mark.parametrize(
+    ("metric", "values"),
+    [("errors_total", telemetry.ERROR_KINDS), ("reads_total", telemetry.READ_SOURCES)],
+)
+def test_label_values_are_declared_counted_from_zero_and_used(
+    metric: str, values: tuple[str, ...]
+) -> None:
+    """A rate sees the first error only if the series was there before; no value is dead."""
+    exposed = Metrics().exposition()[0].decode()
+    assert all(re.search(rf'bookie_{metric}{{\w+="{value}"}} 0.0', exposed) for value in values)
+    used: set[str] = set()
+    for path in PACKAGE.rglob("*.py"):
+        used |= set(re.findall(rf'{metric}\.labels\("(\w+)"\)', path.read_text(encoding="utf-8")))
+    assert used == set(values)
+
+
+def test_alerts_ask_for_metrics_that_exist() -> None:
+    """Every name and every kind of error in the rules for Prometheus is one that is exposed."""
+    rules = (PACKAGE.parent / "conf" / "prometheus" / "alerts.yml").read_text(encoding="utf-8")
+    asked = re.findall(r"bookie_\w+", rules)
+    assert asked
+    assert {re.sub(r"_(bucket|total)$", "", name) for name in asked} <= families(Metrics()).keys()
+    kinds = {kind for text in re.findall(r'kind=~?"([^"]+)"', rules) for kind in text.split("|")}
+    assert kinds
+    assert kinds <= set(telemetry.ERROR_KINDS)
 
 
 def test_two_bookies_in_one_process_do_not_share_metrics() -> None:

@@ -158,6 +158,7 @@ async def test_a_damaged_block_before_a_durable_one_is_corruption(
     async with killed.engine() as engine:
         assert len(engine.report.corrupt) == 1
         assert path.name in engine.report.corrupt[0]
+        assert killed.metrics.errors_total.labels("corruption")._value.get() == 1
         assert engine.needs_integrity_check
         expected = [i for i in range(BLOCKS) if i != position]
         assert await stored_ids(engine, 7) == expected
