@@ -43,7 +43,9 @@ class ByteBudget:
             if turn.done() and not turn.cancelled():
                 self.give_back(size)
             else:
-                self._waiting.remove((size, turn))
+                # Whoever gave bytes back since the cancellation has passed over this turn already.
+                if (size, turn) in self._waiting:
+                    self._waiting.remove((size, turn))
                 self._admit()
             raise
 
