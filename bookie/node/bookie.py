@@ -15,7 +15,13 @@ import crc32c
 
 from bookie.config import NodeSettings
 from bookie.env import DiskUsage
-from bookie.errors import BadRequestError, BookieError, CorruptionError
+from bookie.errors import (
+    BadRequestError,
+    BookieError,
+    CorruptionError,
+    ShuttingDownError,
+    StorageFailedError,
+)
 from bookie.formats.batch import check_headers
 from bookie.formats.commands import (
     AddCommand,
@@ -31,7 +37,7 @@ from bookie.formats.entry import lac_packet_ids
 from bookie.ids import MAX_ID, NO_ENTRY, Status
 from bookie.node.budget import ByteBudget
 from bookie.node.lac_watch import LacCallback, LacWatches, lac_state
-from bookie.node.reads import IdRanges, Reads
+from bookie.node.reads import IdRanges, Reads, problem_of
 from bookie.storage.accept import UNAUTHORIZED
 from bookie.storage.engine import Engine
 from bookie.storage.ledger_state import LedgerState
@@ -267,9 +273,12 @@ class Bookie:
 
         Raises:
             BadRequestError: the id is out of range, or too many ledgers are watched.
+            ShuttingDownError: the bookie is stopping.
         """
         if not 0 <= ledger_id <= MAX_ID:
             raise BadRequestError(f"ledger id {ledger_id} is out of range")
+        if self._closing:
+            raise ShuttingDownError("the bookie is stopping")
         if len(self._watches) >= self.settings.lac_watches_max:
             raise BadRequestError("this bookie watches as many ledgers as it may")
         # Registered before the state is read: an update may come twice, never not at all.
@@ -282,14 +291,16 @@ class Bookie:
 
     async def _first_update(self, ledger_id: int, callback: LacCallback) -> None:
         try:
-            callback(lac_state(await self._engine.load(ledger_id)))
+            update = lac_state(await self._engine.load(ledger_id))
         except CorruptionError:
-            callback(LacState(ledger_id, NO_ENTRY, fenced=False, status=Status.IO_ERROR))
+            update = LacState(ledger_id, NO_ENTRY, fenced=False, status=Status.IO_ERROR)
+        if self._watches.has(ledger_id, callback):
+            callback(update)
 
     async def _lac(self, state: LedgerState) -> LacReply:
         try:
             return await self._reads.read_lac(state)
-        except CorruptionError as error:
+        except (CorruptionError, StorageFailedError) as error:
             return LacReply(Status.IO_ERROR, str(error), fenced=state.fenced)
 
     async def _authorized(
@@ -314,15 +325,16 @@ class Bookie:
         if state is None or refusal is not None:
             return None, refusal
         if state.deleted:
-            # Adds to a deleted ledger are refused already, and that is durable.
-            return state, None
+            # Adds to a deleted ledger are refused already; that has to be durable, too.
+            outcome = await self._engine.admission.force()
+            return state, None if outcome.status is Status.OK else outcome
         was_fenced = state.fenced
-        outcome = await self._engine.admission.fence(state, key)
-        if outcome.status is not Status.OK:
-            return state, outcome
+        fencing = self._engine.admission.fence(state, key)
         if not was_fenced:
+            # At once: the fencer may be gone when it is durable, and watchers only take a hint.
             self._watches.notify(state)
-        return state, None
+        outcome = await fencing
+        return state, None if outcome.status is Status.OK else outcome
 
     def _notify(self, state: LedgerState, lac_before: int) -> None:
         if state.max_lac > lac_before:
@@ -340,6 +352,9 @@ class Bookie:
         return reply
 
     async def _read(self, command: ReadCommand) -> ReadReply:
+        problem = problem_of(command)
+        if problem:
+            return ReadReply(Status.BAD_REQUEST, problem, stopped_by=Status.BAD_REQUEST)
         if command.fence:
             state, refusal = await self._fenced(command.ledger_id, command.master_key)
         else:
@@ -349,7 +364,7 @@ class Bookie:
         assert state is not None
         try:
             return await self._reads.read(state, command)
-        except CorruptionError as error:
+        except (CorruptionError, StorageFailedError) as error:
             return ReadReply(Status.IO_ERROR, str(error), stopped_by=Status.IO_ERROR)
 
     async def list_entries(self, ledger_id: int, first: int, last: int) -> AsyncIterator[IdRanges]:
@@ -417,6 +432,10 @@ def _check_add(command: AddCommand) -> tuple[int, Reply | None]:
         elif batch is None:
             return max_lac, Reply(Status.BAD_REQUEST, "the request has neither entries nor a LAC")
         if batch is not None:
+            if batch.ledger_id != command.ledger_id:
+                raise BadRequestError(
+                    f"entries of ledger {batch.ledger_id} came for ledger {command.ledger_id}"
+                )
             if crc32c.crc32c(batch.payload) != command.payload_crc32c:
                 return max_lac, Reply(
                     Status.BAD_CHECKSUM, "the payload does not match its checksum"

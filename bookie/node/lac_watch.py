@@ -46,6 +46,10 @@ class LacWatches:
         if not callbacks:
             self._watchers.pop(ledger_id, None)
 
+    def has(self, ledger_id: int, callback: LacCallback) -> bool:
+        """Whether `callback` is still to be called for the ledger."""
+        return callback in self._watchers.get(ledger_id, ())
+
     def notify(self, state: LedgerState) -> None:
         """The ledger changed. Costs one look-up when nobody watches it."""
         callbacks = self._watchers.get(state.ledger_id)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bookie.config import NodeSettings
-from bookie.errors import BadRequestError, CorruptionError, NoSuchLedgerError
+from bookie.errors import BadRequestError, NoSuchLedgerError
 from bookie.formats.commands import LacReply, LedgerRow, ReadCommand, ReadReply
 from bookie.ids import MAX_ID, NO_ENTRY, Status
 from bookie.storage.engine import Engine
@@ -37,16 +37,15 @@ class Reads:
         return min(command.max_bytes or limit, limit)
 
     async def read(self, state: LedgerState, command: ReadCommand) -> ReadReply:
-        """The wanted entries, up to the first hole or limit."""
-        problem = _range_problem(command)
-        if problem:
-            return ReadReply(Status.BAD_REQUEST, problem)
-        if state.deleted or not state.exists:
-            return _negative_read(state, Status.NO_SUCH_LEDGER, "no such ledger", 0)
+        """The wanted entries, up to the first hole or limit; `problem_of` found none."""
         first, last = command.first_entry_id, command.last_entry_id
+        if state.deleted or not state.exists:
+            wanted = _first_wanted(command)
+            return _negative_read(state, Status.NO_SUCH_LEDGER, "no such ledger", wanted)
         if first == NO_ENTRY:
             first = last = await self._last_entry_id(state)
-            if last == NO_ENTRY:
+            # In limbo nobody knows which entry is the last.
+            if last == NO_ENTRY or state.limbo:
                 return _negative_read(
                     state, Status.NO_SUCH_ENTRY, "the ledger has no entry here", 0
                 )
@@ -130,11 +129,14 @@ class Reads:
         """The highest stored id. `state` may be above it after the journal refused an add."""
         if state.last_entry_id == NO_ENTRY or not state.bounds_uncertain:
             return state.last_entry_id
+        before = state.last_entry_id, state.comparisons
         highest = NO_ENTRY
         async for _, lasts in self._engine.entry_ranges(state, 0, MAX_ID):
             highest = int(lasts[-1])
-        state.last_entry_id = max(highest, NO_ENTRY)
-        state.bounds_uncertain = False
+        # An entry that was added meanwhile, above or below, must stay inside the bounds.
+        if before == (state.last_entry_id, state.comparisons):
+            state.last_entry_id = highest
+            state.bounds_uncertain = False
         return highest
 
     def _negative_lac(self, state: LedgerState, status: Status, message: str) -> LacReply:
@@ -144,11 +146,6 @@ class Reads:
         return LacReply(status, message, b"", b"", state.max_lac, state.fenced)
 
 
-def corruption_reply(error: CorruptionError) -> ReadReply:
-    """The answer to a read that met damaged structure."""
-    return ReadReply(Status.IO_ERROR, str(error))
-
-
 def _negative_read(state: LedgerState, status: Status, message: str, following: int) -> ReadReply:
     if state.limbo:
         status = Status.UNKNOWN_LEDGER_STATE
@@ -156,10 +153,13 @@ def _negative_read(state: LedgerState, status: Status, message: str, following: 
     return ReadReply(status, message, None, following, status, state.max_lac)
 
 
-def _range_problem(command: ReadCommand) -> str:
+def problem_of(command: ReadCommand) -> str:
+    """Why the request makes no sense, in one sentence; empty if it does."""
     first, last = command.first_entry_id, command.last_entry_id
     if not 0 <= command.ledger_id <= MAX_ID:
         return f"ledger id {command.ledger_id} is out of range"
+    if command.max_entries < 0 or command.max_bytes < 0:
+        return "a limit is not negative"
     if first == NO_ENTRY:
         return ""
     if not 0 <= first <= last <= MAX_ID:
@@ -176,6 +176,18 @@ def _range_problem(command: ReadCommand) -> str:
 
 STRIPE_MODULUS_MAX = 1024
 """Far above any ensemble; bounds the ids that one read looks at."""
+
+
+def _first_wanted(command: ReadCommand) -> int:
+    """The first id that the request wants; 0 if it asks for the last entry."""
+    first = max(command.first_entry_id, 0)
+    stripe = _stripe(command)
+    if stripe.modulus == 0:
+        return first
+    position = (first - stripe.first_residue) % stripe.modulus
+    if position < stripe.count:
+        return first
+    return min(first + stripe.modulus - position, MAX_ID)
 
 
 def _stripe(command: ReadCommand) -> Stripe:
