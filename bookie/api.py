@@ -78,16 +78,21 @@ def connect(
     Args:
         metadata_uri: ``local:///directory`` or ``memory://name``.
         session_timeout_seconds: of the session with the metadata store.
-        rpc: message sizes and keepalive; those of the bookies, if they differ from the default.
-        settings: of the section ``[client]``, such as ``add_timeout_seconds=10``.
+        rpc: message sizes and keepalive; those of the section ``[rpc]`` when None.
+        settings: of the section ``[client]``, such as ``add_timeout_seconds=10``. What is not given
+            comes from variables such as ``BOOKIE_CLIENT__ADD_TIMEOUT_SECONDS``, from the file that
+            ``BOOKIE_CONFIG`` names, or has its default.
 
     Raises:
         ConfigurationError: a setting or the URI is wrong. Entering the client may raise it, too.
     """
     given = {f"client.{key}": str(value) for key, value in settings.items()}
-    client = load_settings(None, given, environment={}).client
+    loaded = load_settings(None, given)
     return BookKeeper(
-        metadata_uri, client, rpc or RpcSettings(), session_timeout_seconds=session_timeout_seconds
+        metadata_uri,
+        loaded.client,
+        rpc or loaded.rpc,
+        session_timeout_seconds=session_timeout_seconds,
     )
 
 

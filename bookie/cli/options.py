@@ -42,6 +42,8 @@ ConfigFile = Annotated[
     typer.Option(
         "--config",
         "-c",
+        envvar="BOOKIE_CONFIG",
+        show_envvar=True,
         metavar="FILE",
         help="The bookie's configuration file (TOML).",
     ),

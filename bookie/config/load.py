@@ -3,7 +3,8 @@
 A file holds one table per section. The variable ``BOOKIE_STORAGE__READ_THREADS`` sets the key
 ``storage.read_threads``; names without a double underscore are other people's (Kubernetes sets
 ``BOOKIE_PORT`` for a service called bookie), except ``BOOKIE_METADATA``, the short name of
-``BOOKIE_METADATA__URI`` that the command line knows too. Flags are the `overrides` of the caller.
+``BOOKIE_METADATA__URI`` that the command line knows too, and ``BOOKIE_CONFIG``, the file to read
+when no other is given. Flags are the `overrides` of the caller.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from bookie.errors import ConfigurationError
 PREFIX = "BOOKIE_"
 DELIMITER = "__"
 METADATA_VARIABLE = "BOOKIE_METADATA"
+CONFIG_VARIABLE = "BOOKIE_CONFIG"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ def load_settings(
     """Read, merge and check the settings of one process.
 
     Args:
-        path: A TOML file; None reads none.
+        path: A TOML file; None reads the one that BOOKIE_CONFIG names, or none.
         overrides: Flags, `section.key` → text. They win over everything.
         environment: Variables; the process's own when None.
 
@@ -54,6 +56,8 @@ def load_settings(
             is wrong, or the file cannot be read. Never echoes a value that may be a secret.
     """
     variables = os.environ if environment is None else environment
+    if path is None and variables.get(CONFIG_VARIABLE):
+        path = Path(variables[CONFIG_VARIABLE])
     given: dict[tuple[str, str], _Given] = {}
     for source in (_from_file(path), _from_environment(variables), _from_flags(overrides or {})):
         for item in source:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import textwrap
 from collections.abc import Mapping
@@ -28,7 +29,8 @@ def render_toml(settings: Settings) -> str:
     parts = [HEAD]
     for name in Settings.model_fields:
         section: Section = getattr(settings, name)
-        parts.append(f"\n{_comment(section_type(name).__doc__ or '')}[{name}]\n")
+        about = inspect.cleandoc(section_type(name).__doc__ or "").replace("\n\n", "\n")
+        parts.append(f"\n{_comment(about)}[{name}]\n")
         for key, field in type(section).model_fields.items():
             default = _value(field, field.default)
             text = f"{field.description} Default:\N{NO-BREAK SPACE}{default}."

@@ -313,7 +313,11 @@ class LogSettings(Section):
 
 
 class ClientSettings(Section):
-    """A client of ledgers: timeouts per batch, never per entry, and bounds per ledger."""
+    """What a client of ledgers waits for, per batch, and holds in flight, per ledger.
+
+    `connect` in Python, `bookie ledger` and `bookie bench` read it from the file that BOOKIE_CONFIG
+    names, and from BOOKIE_CLIENT__KEY; bookies do not look at it.
+    """
 
     add_timeout_seconds: float = Field(
         default=5.0, gt=0, description="Time for a bookie to answer an add before it is replaced."

@@ -196,6 +196,17 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
         load_settings(tmp_path / "none.toml", environment={})
 
 
+def test_a_variable_names_the_file_when_no_other_is_given(tmp_path: Path) -> None:
+    """That is how clients, which have no flag for it, find their section."""
+    path = tmp_path / "bookie.toml"
+    path.write_text("[client]\nadd_timeout_seconds = 7\n", encoding="utf-8")
+    variables = {"BOOKIE_CONFIG": str(path)}
+    assert load_settings(None, environment=variables).client.add_timeout_seconds == 7
+    assert load_settings(ROOT / "conf" / "bookie.toml", environment=variables) == Settings()
+    with pytest.raises(ConfigurationError, match="cannot read"):
+        load_settings(None, environment={"BOOKIE_CONFIG": "/nonexistent"})
+
+
 def test_an_address_with_a_password_is_refused_without_repeating_it() -> None:
     """Credentials have no place in an address, nor in the message about it."""
     sentence = refusal(BOOKIE_METADATA__URI="zk://admin:hunter2@h:2181/x")

@@ -411,6 +411,14 @@ def test_settings_are_checked() -> None:
         connect("memory://x", add_timeout_seconds=-1)
 
 
+def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an operator sets reaches clients that know nothing of it; an argument wins."""
+    monkeypatch.setenv("BOOKIE_CLIENT__ADD_TIMEOUT_SECONDS", "-1")
+    with pytest.raises(ConfigurationError, match="BOOKIE_CLIENT__ADD_TIMEOUT_SECONDS"):
+        connect("memory://x")
+    connect("memory://x", add_timeout_seconds=3)
+
+
 async def test_ids_follow_the_order_of_the_calls(cluster: RealCluster) -> None:
     """Also when appends have to wait for room, and others come while there is some again."""
     async with connect(cluster.uri, in_flight_entries_max=64, batch_entries_max=16) as bk:
