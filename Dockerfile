@@ -1,7 +1,8 @@
 # A bookie in a container: small, without root, asked for its health.
 #
 #   docker build --tag bookie .
-#   docker run --name b1 -e BOOKIE_BOOKIE__ID=b1 -e BOOKIE_METADATA=etcd://etcd:2379/ledgers bookie
+#   docker run --rm -v b1:/var/lib/bookie bookie cluster init -m local:///var/lib/bookie/metadata
+#   docker run --name b1 -v b1:/var/lib/bookie -e BOOKIE_BOOKIE__ID=b1 bookie
 #
 # Every setting is a variable BOOKIE_SECTION__KEY; a file mounted over /etc/bookie/bookie.toml works
 # as well. Inside the container the bookie listens on every address: what may reach it is decided by
@@ -32,8 +33,10 @@ ENV PATH=/opt/bookie/bin:$PATH \
     BOOKIE_HTTP__PORT=8000
 USER 10001:10001
 WORKDIR /var/lib/bookie
-# The journal wants the faster device; the three may be one volume mounted at /var/lib/bookie.
-VOLUME ["/var/lib/bookie/journal", "/var/lib/bookie/ledgers", "/var/lib/bookie/metadata"]
+# One volume; the journal wants a faster device, mount another one on /var/lib/bookie/journal. Were
+# the directories below declared as well, each would be a nameless volume of its own, lost with the
+# container, even with a volume mounted here.
+VOLUME ["/var/lib/bookie"]
 EXPOSE 3181 8000
 # Starting may replay a journal; a bookie that still replays counts as healthy once it answers.
 HEALTHCHECK --interval=15s --timeout=5s --start-period=60s --retries=4 \
