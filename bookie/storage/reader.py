@@ -117,7 +117,7 @@ class EntryReader:
         extents = window.extents(ids)
         payload, complete = await self._fetch(window, extents)
         if complete < len(extents):
-            kept = sum(extent.count for extent in extents[:complete])
+            kept = sum(extent.packets for extent in extents[:complete])
             following, stopped_by = int(ids[kept]), Status.IO_ERROR
             ids = ids[:kept]
             if not kept:

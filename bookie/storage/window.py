@@ -11,7 +11,8 @@ A location is a triple (file, offset, size). `file` > 0 is a file number; `file`
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -21,14 +22,20 @@ Sizes = npt.NDArray[np.int64] | npt.NDArray[np.uint32]
 Buffer = bytes | bytearray | memoryview
 
 
-@dataclass(frozen=True, slots=True)
-class Extent:
-    """Adjacent packets: `length` bytes at `offset` of `file`, holding `count` packets."""
+class Extent(NamedTuple):
+    """So many adjacent packets: `length` bytes at `offset` of `file`.
+
+    A tuple, because lone appends stand apart in the journal: there is one for each of them.
+    """
 
     file: int
     offset: int
     length: int
-    count: int
+    packets: int
+
+
+# The class's own constructor is Python code; this one is C.
+_make_extent = cast("Any", partial(tuple.__new__, Extent))
 
 
 class Window:
@@ -86,4 +93,4 @@ class Window:
             (stops - starts).tolist(),
             strict=True,
         )
-        return [Extent(*row) for row in rows]
+        return list(map(_make_extent, rows))

@@ -236,7 +236,7 @@ def test_extents_are_the_packets_in_order(ids: list[int], gap: int) -> None:
         for extent in extents
     )
     assert joined == b"".join(packets[entry_id] for entry_id in wanted.tolist())
-    assert sum(extent.count for extent in extents) == len(wanted)
+    assert sum(extent.packets for extent in extents) == len(wanted)
 
 
 def test_many_small_runs_become_few_tables() -> None:
