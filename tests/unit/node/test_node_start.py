@@ -1,0 +1,238 @@
+"""The start of a bookie as a whole, and what happens if it may have lost data."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from bookie.cluster.cookies import CookieManager
+from bookie.cluster.ledgers import LedgerManager
+from bookie.config import NodeSettings
+from bookie.env import ThreadWorkers
+from bookie.errors import CookieError, DirectoryLockedError, MetadataUnavailableError
+from bookie.formats.ledger_metadata import Fragment, LedgerMetadata, LedgerState
+from bookie.ids import Status
+from bookie.metadata.connect import open_store
+from bookie.metadata.store import MetadataStore
+from bookie.node.disk_watch import DISK_USAGE, DiskWatch
+from bookie.node.start import StartedBookie, start_bookie
+from tests.unit.node.node_room import Room, add, ids_of, read
+from tests.unit.storage.machine import IDENTITY, Machine
+
+UNKNOWN = Status.UNKNOWN_LEDGER_STATE
+
+
+@pytest.fixture(name="machine")
+def _machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path / "m")
+
+
+@pytest.fixture(name="store")
+async def _store(tmp_path: Path) -> AsyncIterator[MetadataStore]:
+    async with open_store(f"memory://{tmp_path.name}") as store:
+        yield store
+
+
+@asynccontextmanager
+async def started(
+    machine: Machine, store: MetadataStore, ledgers: LedgerManager | None = None
+) -> AsyncIterator[StartedBookie]:
+    """A bookie, from its directories and a metadata store."""
+    async with (
+        ThreadWorkers(read_threads=1) as workers,
+        start_bookie(
+            machine.environment(workers),
+            machine.settings,
+            NodeSettings(),
+            machine.metrics,
+            cookies=CookieManager(store),
+            ledgers=ledgers or LedgerManager(store),
+            bookie_id=IDENTITY.bookie_id,
+            instance_id=IDENTITY.instance_id,
+        ) as bookie,
+    ):
+        yield bookie
+
+
+def metadata(ledger_id: int, state: LedgerState, *ensembles: tuple[str, ...]) -> LedgerMetadata:
+    """A ledger whose fragments have these bookies."""
+    return LedgerMetadata(
+        ledger_id=ledger_id,
+        ensemble_size=len(ensembles[0]),
+        write_quorum_size=1,
+        ack_quorum_size=1,
+        state=state,
+        fragments=tuple(Fragment(100 * i, names) for i, names in enumerate(ensembles)),
+        last_entry_id=500 if state is LedgerState.CLOSED else -1,
+        length=1 if state is LedgerState.CLOSED else 0,
+    )
+
+
+async def write_ledgers(store: MetadataStore) -> None:
+    """One for each way in which a ledger can name a bookie."""
+    manager = LedgerManager(store)
+    us, other = ("b1", "b2"), ("b2", "b3")
+    for ledger in (
+        metadata(1, LedgerState.OPEN, us),
+        metadata(2, LedgerState.OPEN, other, us),
+        metadata(3, LedgerState.IN_RECOVERY, us),
+        metadata(4, LedgerState.CLOSED, us),
+        metadata(5, LedgerState.OPEN, us, other),
+        metadata(6, LedgerState.OPEN, other),
+    ):
+        await manager.create(ledger)
+
+
+AFFECTED = {1, 2, 3}
+
+
+async def test_a_start_in_order_serves_what_was_stored(
+    machine: Machine, store: MetadataStore
+) -> None:
+    """And nothing is in limbo."""
+    await write_ledgers(store)
+    async with started(machine, store) as one:
+        await add(one.bookie, 1, range(3))
+        assert not one.engine.needs_integrity_check
+    async with started(machine, store) as again:
+        assert again.engine.report.clean
+        assert ids_of(await read(again.bookie, 1, 0, 9)) == [0, 1, 2]
+        assert (await read(again.bookie, 1, 5, 5)).status is Status.NO_SUCH_ENTRY
+        assert (await add(again.bookie, 1, [3])).status is Status.OK
+
+
+async def lose(machine: Machine, part: str) -> None:
+    """What a disk may do to a stopped bookie."""
+    match part:
+        case "index":
+            shutil.rmtree(machine.index)
+        case "everything but the cookies":
+            for directory in (machine.index, machine.logs):
+                shutil.rmtree(directory)
+            for path in machine.journals():
+                path.unlink()
+        case _:
+            (path,) = machine.journals()
+            data = bytearray(path.read_bytes())
+            at = data.index(b"2/0/0:")
+            data[at] ^= 1
+            path.write_bytes(data)
+
+
+@pytest.mark.parametrize("part", ["index", "everything but the cookies", "a block"])
+async def test_lost_data_puts_open_ledgers_in_limbo_before_anybody_is_served(
+    machine: Machine, store: MetadataStore, part: str
+) -> None:
+    """Those whose last ensemble names this bookie; the others need no answer from here."""
+    await write_ledgers(store)
+    async with started(machine, store) as one:
+        for ledger_id in range(1, 7):
+            await add(one.bookie, ledger_id, range(3))
+            await add(one.bookie, ledger_id, [3])
+        killed = machine.killed("kill")
+    # The cookies name the directories, so the bookie comes back to the same place.
+    shutil.rmtree(machine.root)
+    shutil.move(killed.root, machine.root)
+    await lose(machine, part)
+    for _ in range(2):
+        async with started(machine, store) as after:
+            assert after.engine.needs_integrity_check
+            for ledger_id in range(1, 7):
+                status = (await read(after.bookie, ledger_id, 50, 50)).status
+                assert (status is UNKNOWN) is (ledger_id in AFFECTED)
+                fenced = (await add(after.bookie, ledger_id, [60])).status is Status.FENCED
+                assert fenced is (ledger_id in AFFECTED)
+                if part == "index":
+                    assert ids_of(await read(after.bookie, ledger_id, 0, 3)) == [0, 1, 2, 3]
+            await lose_nothing_more(after)
+
+
+async def lose_nothing_more(after: StartedBookie) -> None:
+    """Limbo is durable: it needs no second listing."""
+    for ledger_id in AFFECTED:
+        assert (await after.engine.load(ledger_id)).limbo
+
+
+async def test_a_bookie_that_nobody_names_has_lost_nothing(
+    machine: Machine, store: MetadataStore
+) -> None:
+    """There is nothing to check, so the suspicion ends with the first look."""
+    await LedgerManager(store).create(metadata(6, LedgerState.OPEN, ("b2", "b3")))
+    async with started(machine, store):
+        pass
+    await lose(machine, "everything but the cookies")
+    async with started(machine, store) as after:
+        assert after.engine.report.corrupt
+        assert not after.engine.needs_integrity_check
+    async with started(machine, store) as after:
+        assert not after.engine.report.corrupt
+
+
+async def test_without_a_complete_listing_nobody_is_served(
+    machine: Machine, store: MetadataStore
+) -> None:
+    """It is tried again by the next start."""
+
+    class Unreachable(LedgerManager):
+        async def read(self, ledger_id: int) -> None:  # type: ignore[override]  # it never answers
+            raise MetadataUnavailableError("the metadata store does not answer")
+
+    await write_ledgers(store)
+    async with started(machine, store):
+        pass
+    await lose(machine, "everything but the cookies")
+    for _ in range(2):
+        with pytest.raises(ExceptionGroup) as caught:
+            async with started(machine, store, Unreachable(store)):
+                pass
+        assert caught.group_contains(MetadataUnavailableError)
+    async with started(machine, store) as after:
+        assert (await read(after.bookie, 1, 0, 0)).status is UNKNOWN
+
+
+async def test_directories_are_locked_before_anything_is_read(
+    machine: Machine, store: MetadataStore
+) -> None:
+    """A second process gets no further."""
+    async with started(machine, store):
+        with pytest.raises(DirectoryLockedError):
+            async with started(machine, store):
+                pass
+
+
+async def test_a_foreign_cookie_stops_the_start(machine: Machine, store: MetadataStore) -> None:
+    """Before the engine touches a file."""
+    async with started(machine, store):
+        pass
+    (machine.journal / "COOKIE").unlink()
+    machine.disk.calls.clear()
+    with pytest.raises(CookieError):
+        async with started(machine, store):
+            pass
+    assert not [c for c in machine.disk.calls if c.name in ("create", "pwritev", "unlink")]
+
+
+async def test_a_device_that_fills_up_turns_read_only_and_back(room: Room) -> None:
+    """Between the two thresholds it stays as it is; a device that was full takes entries again."""
+    usage = room.machine.disk.usage(str(room.machine.root))
+    watch = DiskWatch(
+        room.bookie,
+        room.engine,
+        NodeSettings(disk_usage_max=0.95, disk_usage_low_watermark=0.90),
+        room.machine.metrics,
+        lambda: {"ledgers": room.machine.disk.usage(str(room.machine.root))},
+    )
+    for free, read_only in ((0.2, False), (0.07, False), (0.04, True), (0.07, True), (0.11, False)):
+        room.machine.disk.free_bytes = round(usage.total_bytes * free)
+        watch.look()
+        assert room.bookie.read_only is read_only, free
+        assert (DISK_USAGE in room.bookie.read_only_reasons()) is read_only
+        status = (await add(room.bookie, 7, [round(free * 100)])).status
+        assert status is (Status.READ_ONLY if read_only else Status.OK)
+    room.engine.admission.read_only_reasons.add("device full")
+    watch.look()
+    assert not room.bookie.read_only
