@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from bookie.config import StorageSettings
-from bookie.env import Environment
+from bookie.env import Environment, File
 from bookie.errors import (
     ConfigurationError,
     CookieError,
@@ -55,6 +55,8 @@ from bookie.storage.journal import SMALL_FILE_BYTES, JournalWriter, journal_path
 from bookie.storage.ledger_state import LedgerState
 from bookie.storage.replay import Replay, ReplayOutcome
 from bookie.telemetry import Metrics
+
+_JOURNAL_BYTES_ON_A_FULL_DEVICE = (SMALL_FILE_BYTES, 2**20, 2**16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,14 +137,17 @@ class Boot:
             return self._run()
         except OSError as error:
             if error.errno in DISK_FULL_ERRNOS:
-                raise ConfigurationError(
-                    f"a device is full, the bookie cannot start: {error}"
-                ) from error
+                raise ConfigurationError(self._full(error)) from error
             raise StorageFailedError(f"a disk failed during the start: {error}") from error
         except DiskFullError as error:
-            raise ConfigurationError(
-                f"a device is full, the bookie cannot start: {error}"
-            ) from error
+            raise ConfigurationError(self._full(error)) from error
+
+    def _full(self, error: Exception) -> str:
+        rooms = (
+            f"{self._env.disk.usage(root).free_bytes >> 20} MiB are free in {root}"
+            for root in self._dirs.roots()
+        )
+        return f"a device is full, the bookie cannot start: {error} ({', '.join(rooms)})"
 
     def _run(self) -> Booted:
         started = self._env.clock.monotonic()
@@ -397,19 +402,7 @@ class Boot:
             self._env.clock.nonce(),
             self._settings.block_alignment_bytes,
         )
-        size = self._settings.journal_file_bytes_max
-        try:
-            file = create_file(self._env.disk, self._dirs.journal, header, size)
-        except DiskFullError as error:
-            self._dirs.release_reserve()
-            size = min(size, SMALL_FILE_BYTES)
-            try:
-                file = create_file(self._env.disk, self._dirs.journal, header, size)
-            except DiskFullError:
-                raise ConfigurationError(
-                    f"the device of {self._dirs.journal} is full: not even "
-                    f"{size >> 20} MiB are left for the journal"
-                ) from error
+        file, size = self._create_journal(header)
         writer = JournalWriter(
             self._env,
             self._settings,
@@ -419,6 +412,25 @@ class Boot:
         )
         path = os.path.join(self._dirs.journal, file_name(FileKind.JOURNAL, number))
         return writer, writer.start(header, file, path, size, outcome.predecessor)
+
+    def _create_journal(self, header: FileHeader) -> tuple[File, int]:
+        """The new journal file and its size: on a full device a small one will do for fences.
+
+        A bookie that cannot write can still be read from, so it has to come up.
+        """
+        size = self._settings.journal_file_bytes_max
+        smaller = sorted({min(size, limit) for limit in _JOURNAL_BYTES_ON_A_FULL_DEVICE})
+        while True:
+            try:
+                return create_file(self._env.disk, self._dirs.journal, header, size), size
+            except DiskFullError as error:
+                self._dirs.release_reserve()
+                if not smaller:
+                    raise ConfigurationError(
+                        f"the device of {self._dirs.journal} is full: not even "
+                        f"{size >> 10} KiB are left for the journal"
+                    ) from error
+                size = smaller.pop()
 
     def _commit(self, index: Index, change: CheckpointChange) -> Committed:
         try:

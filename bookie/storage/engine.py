@@ -361,18 +361,19 @@ class Engine:
             self._files.add(number, path)
         for rolled in block.rolled:
             self._checkpointer.rolled(rolled)
-        size = 0
+        size = written = 0
         for request in block.requests:
             done = self._pending.popleft()
             assert done is request, "the journal completes in the order of submission"
             size += request.size_bytes
+            written += request.size_bytes if request.error is None else 0
             if isinstance(request.error, DiskFullError):
                 self._turn_read_only(str(request.error))
             request.complete(request)
         self._metrics.journal_queue_bytes.dec(size)
-        self._journaled_bytes += size
+        self._journaled_bytes += written
         self._last_block_at = now
-        if size:
+        if written:
             self._vouched = False
         if self._is_checkpoint_due():
             self._wake.set()

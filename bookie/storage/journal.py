@@ -209,7 +209,7 @@ class JournalWriter:
         metrics = self._metrics
         accepted = self._make_room(requests)
         size = sum(request.size_bytes for request in accepted)
-        vouch = any(request.kind is RequestKind.VOUCH for request in accepted)
+        vouch = self._has_room(0) and any(request.kind is RequestKind.VOUCH for request in accepted)
         if vouch:
             self._sync()
         if size or vouch:
@@ -310,10 +310,15 @@ class JournalWriter:
 
     def _fits(self, requests: list[JournalRequest]) -> bool:
         size = sum(request.size_bytes for request in requests)
+        # One empty block more must always fit: the one that vouches for the last. Requests without
+        # a record need no room, and neither roll nor take the reserve.
+        return not size or self._has_room(size, self.current.header.alignment)
+
+    def _has_room(self, size: int, more: int = 0) -> bool:
+        """Whether a block with records of `size` bytes, and `more` bytes, go into the file."""
         journal = self.current
-        # One empty block more must always fit: the one that vouches for the last.
         needed = block_size_on_disk(size + len(self._link), journal.header.alignment)
-        return journal.end + needed + journal.header.alignment <= journal.size_bytes
+        return journal.end + needed + more <= journal.size_bytes
 
     def _roll(self, size_bytes: int) -> None:
         """Go on in a new file; the old one is durable before the new one takes a record."""

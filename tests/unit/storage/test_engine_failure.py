@@ -22,6 +22,7 @@ from bookie.ids import Status
 from bookie.storage.engine import DEVICE_FULL, Engine
 from tests.unit.storage.machine import (
     KIB,
+    MIB,
     Machine,
     add,
     batch,
@@ -321,3 +322,44 @@ async def test_a_device_that_does_not_answer_ends_the_engine(machine: Machine) -
         assert (await waiter).status is IO_ERROR
     hold.release()
     assert "close" not in machine.disk.names_called(".journal")
+
+
+async def test_a_full_journal_never_outgrows_its_file(machine: Machine) -> None:
+    """What was allocated is all there is: one byte more would fail, and end the process."""
+    machine.changes = {"vouch_idle_seconds": 0.01}
+    async with machine.engine() as engine:
+        machine.disk.fail("create", ".journal", errno.ENOSPC, times=1_000_000)
+        stored = 0
+        while (await add(engine, 7, [stored], size=100 * KIB)).status is OK:
+            stored += 1
+        ledger_id = 8
+        while (await fence(engine, ledger_id)).status is OK:
+            ledger_id += 1
+        for refused in range(ledger_id, ledger_id + 5):
+            await asyncio.sleep(0.03)  # idle, so that the journal vouches for its last block
+            assert (await fence(engine, refused)).status is READ_ONLY
+        assert [path.stat().st_size for path in machine.journal.glob("*.journal")] == [MIB]
+        killed = machine.killed("kill")
+    async with killed.engine() as engine:
+        assert not engine.report.corrupt
+        assert await stored_ids(engine, 7) == list(range(stored))
+        assert (await engine.load(8)).fenced
+
+
+async def test_a_start_on_a_full_journal_device_makes_do_with_a_small_file(
+    machine: Machine,
+) -> None:
+    """What is stored is served and ledgers are fenced, though nothing new fits."""
+    async with machine.engine() as engine:
+        await add(engine, 7, range(10))
+        killed = machine.killed("kill")
+    killed.disk.fail("create", ".journal.tmp", errno.ENOSPC, times=2)
+    async with killed.engine() as engine:
+        assert max(killed.journal.glob("*.journal")).stat().st_size == 64 * KIB
+        assert await stored_ids(engine, 7) == list(range(10))
+        assert (await fence(engine, 7)).status is OK
+        killed.disk.fail("create", ".journal.tmp", errno.ENOSPC, times=1_000_000)
+        assert (await add(engine, 8, [0], size=100 * KIB)).status is READ_ONLY
+        killed.disk.heal()
+        engine.device_has_room()
+        assert (await add(engine, 8, [0], size=100 * KIB)).status is OK
