@@ -216,7 +216,7 @@ class PosixDisk:
         file = PosixFile(os.open(path, flags, 0o600), path)
         try:
             if allocate_bytes:
-                _allocate(file._fd, allocate_bytes)
+                allocate(file._fd, allocate_bytes)
         except OSError:
             file.close()
             self.unlink(path)
@@ -283,7 +283,8 @@ class PosixDisk:
         )
 
 
-def _allocate(fd: int, size_bytes: int) -> None:
+def allocate(fd: int, size_bytes: int) -> None:
+    """Reserve the first `size_bytes` of a file, which keeps what it has."""
     try:
         os.posix_fallocate(fd, 0, size_bytes)
     except OSError as error:

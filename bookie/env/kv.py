@@ -7,6 +7,7 @@ Source: LMDB's documentation; opened with sync and metasync, without writemap.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -14,13 +15,23 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 import lmdb
 
-from bookie.errors import CorruptionError, DiskFullError
+from bookie.env.disk import allocate
+from bookie.errors import ConfigurationError, CorruptionError, DiskFullError
 
 if TYPE_CHECKING:
     from lmdb import _Database
 
 
 _DAMAGE = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError)
+_REFUSED_BY_THE_MACHINE = (lmdb.MemoryError, lmdb.ReadonlyError, lmdb.LockError, lmdb.DiskError)
+"""Opening failed, and that says nothing about what the file holds."""
+
+_READERS_MAX = 126
+_LOCK_HEADER_BYTES = 192
+_LOCK_READER_BYTES = 64
+
+_SHORT_WRITE_FREE_BYTES = 1024 * 1024
+"""A device with less room than this has cut off the write that failed."""
 
 
 class ReadTransaction(Protocol):
@@ -124,9 +135,15 @@ class _LmdbTransaction:
 class LmdbStore:
     """One LMDB environment with named tables."""
 
-    def __init__(self, environment: lmdb.Environment, tables: dict[str, _Database]) -> None:
+    def __init__(
+        self, environment: lmdb.Environment, tables: dict[str, _Database], path: str
+    ) -> None:
         self._environment = environment
         self._tables = tables
+        self._path = path
+        self._witness = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        """The kernel tells each open file once of a failed write-back; this one is never asked
+        before something failed, so it knows whether a sync has ever lost anything."""
 
     @contextmanager
     def read(self) -> Iterator[_LmdbTransaction]:
@@ -146,14 +163,49 @@ class LmdbStore:
         except _DAMAGE as error:
             raise CorruptionError(f"the index is damaged: {error}") from error
         except lmdb.Error as error:
-            # MapFullError and ENOSPC come before the first sync of the transaction.
-            if isinstance(error, lmdb.MapFullError) or "No space" in str(error):
+            if isinstance(error, lmdb.MapFullError) or self._is_out_of_room(error):
                 raise DiskFullError(f"the index cannot grow: {error}") from error
             raise OSError(5, f"the index failed: {error}") from error
 
     def close(self) -> None:
         """See `KeyValueStore.close`."""
         self._environment.close()
+        os.close(self._witness)
+
+    def _is_out_of_room(self, error: lmdb.Error) -> bool:
+        """Whether a commit failed before its first sync, because the device is full.
+
+        LMDB reports a write that the device cut off as EIO, which may as well be a failed sync.
+        """
+        text = str(error)
+        if "No space" not in text and os.strerror(errno.EIO) not in text:
+            return False
+        try:
+            os.fsync(self._witness)
+            status = os.statvfs(self._path)
+        except OSError:
+            return False
+        free = status.f_bavail * status.f_frsize
+        return "No space" in text or free < _SHORT_WRITE_FREE_BYTES
+
+
+def allocate_lock_file(directory: str, readers_max: int) -> None:
+    """Give the lock file of an LMDB environment its blocks, before the environment is opened.
+
+    LMDB maps the file with holes, and whoever writes into a hole on a full device is killed.
+    The content stays, if there is any. Not for an environment that this process has open: its locks
+    would be dropped.
+
+    Raises:
+        OSError: there is no room, or the file cannot be opened.
+    """
+    wanted = _LOCK_HEADER_BYTES + (readers_max - 1) * _LOCK_READER_BYTES
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    descriptor = os.open(os.path.join(directory, "lock.mdb"), flags, 0o600)
+    try:
+        allocate(descriptor, max(wanted, os.fstat(descriptor).st_size))
+    finally:
+        os.close(descriptor)
 
 
 def open_lmdb(directory: str, map_bytes: int, tables: tuple[str, ...]) -> LmdbStore:
@@ -161,8 +213,11 @@ def open_lmdb(directory: str, map_bytes: int, tables: tuple[str, ...]) -> LmdbSt
 
     Raises:
         CorruptionError: the files there are not a readable LMDB environment.
+        ConfigurationError: this process may not open them, or has no address space for them.
+        OSError: there is no room for its lock file.
     """
     path = os.path.join(directory, "data.mdb")
+    allocate_lock_file(directory, _READERS_MAX)
     try:
         environment = lmdb.open(
             directory,
@@ -173,10 +228,12 @@ def open_lmdb(directory: str, map_bytes: int, tables: tuple[str, ...]) -> LmdbSt
             metasync=True,
             writemap=False,
             max_dbs=len(tables),
-            max_readers=126,
+            max_readers=_READERS_MAX,
             # Entry pages are read at random; read-ahead would only evict others.
             readahead=False,
         )
+    except _REFUSED_BY_THE_MACHINE as error:
+        raise ConfigurationError(f"{path} cannot be opened as an index: {error}") from error
     except lmdb.Error as error:
         raise CorruptionError(f"{path} cannot be opened as an index: {error}") from error
     try:
@@ -191,4 +248,4 @@ def open_lmdb(directory: str, map_bytes: int, tables: tuple[str, ...]) -> LmdbSt
     except CorruptionError:
         environment.close()
         raise
-    return LmdbStore(environment, handles)
+    return LmdbStore(environment, handles, path)

@@ -27,6 +27,7 @@ from typing import Any, Generic, TypeVar
 import lmdb
 
 from bookie.env import SystemClock
+from bookie.env.kv import allocate_lock_file
 from bookie.errors import (
     BookieError,
     ConfigurationError,
@@ -282,6 +283,7 @@ def _open(directory: Path, map_size_bytes: int) -> lmdb.Environment:
         foreign = set(os.listdir(directory)) - _OWN_NAMES
         if foreign and not (directory / "data.mdb").exists():
             raise FormatError(f"{directory} is not empty and holds no metadata store")
+        allocate_lock_file(str(directory), READERS_MAX)
         environment = lmdb.open(
             str(directory),
             map_size=map_size_bytes,
