@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
+from bookie.client.arguments import checked_bytes
 from bookie.client.pool import BookiePool
 from bookie.client.reader import ReaderHandle
 from bookie.client.recovery import recover_ledger
@@ -121,6 +122,8 @@ class BookKeeper:
         self._entered: _Entered | None = None
 
     async def __aenter__(self) -> Self:
+        if self._entered is not None:
+            raise BadRequestError("the client is connected already")
         async with AsyncExitStack() as stack:
             store = await stack.enter_async_context(
                 open_store(
@@ -129,6 +132,7 @@ class BookKeeper:
             )
             instance_id = await read_instance_id(store)
             directory = await stack.enter_async_context(BookieDirectory(store))
+            self._tasks = asyncio.TaskGroup()
             await self._tasks.__aenter__()
             pool = BookiePool(directory, instance_id, self._tasks, self._settings, self._rpc)
             self._entered = _Entered(
@@ -194,6 +198,7 @@ class BookKeeper:
             MetadataError: the metadata store failed; a ledger may have been created.
         """
         entered = self._connected
+        key = _key_of(password)
         Quorum(ensemble_size, write_quorum_size, ack_quorum_size)
         bookies = choose_ensemble(
             entered.directory.bookies(), ensemble_size, pick=random.SystemRandom().randrange
@@ -206,9 +211,9 @@ class BookKeeper:
             state=LedgerState.OPEN,
             fragments=(Fragment(0, bookies),),
             digest_type=_digest_type(digest_type),
-            password_key=derive_key(password),
+            password_key=key,
             ctime_ms=SystemClock().now_ms(),
-            custom_metadata=dict(custom_metadata or {}),
+            custom_metadata=_custom(custom_metadata),
         )
         created = await _create(entered, metadata, ledger_id)
         writer = WriterHandle(created, entered.pool, entered.ledgers, deferred_sync=deferred_sync)
@@ -306,8 +311,24 @@ class BookKeeper:
 
 
 def _check_password(metadata: LedgerMetadata, password: bytes) -> None:
-    if not hmac.compare_digest(derive_key(password), metadata.password_key):
+    if not hmac.compare_digest(_key_of(password), metadata.password_key):
         raise UnauthorizedError(f"the password of ledger {metadata.ledger_id} is another one")
+
+
+def _key_of(password: bytes) -> bytes:
+    return derive_key(checked_bytes(password, "the password"))
+
+
+def _custom(metadata: Mapping[str, bytes] | None) -> dict[str, bytes]:
+    """Custom metadata as it is stored; it must be text to bytes."""
+    if not isinstance(metadata, Mapping | None) or not all(
+        isinstance(name, str) for name in metadata or {}
+    ):
+        raise BadRequestError("custom metadata must map strings to bytes")
+    return {
+        name: checked_bytes(value, f"the custom metadata {name!r}")
+        for name, value in (metadata or {}).items()
+    }
 
 
 def _has_a_writer(ledger_id: int) -> LedgerClosedError:
@@ -346,7 +367,7 @@ def _digest_type(named: str | DigestType) -> DigestType:
     if isinstance(named, DigestType):
         return named
     try:
-        return DigestType[named.upper()]
+        return DigestType[str(named).upper()]
     except KeyError:
         names = ", ".join(digest_type.name.lower() for digest_type in DigestType)
         raise BadRequestError(f"{named!r} is no digest type; there are {names}") from None

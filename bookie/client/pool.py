@@ -19,7 +19,7 @@ from typing import Protocol
 
 from bookie.cluster.directory import BookieDirectory
 from bookie.config import ClientSettings, RpcSettings
-from bookie.errors import BookieError, BookieUnreachableError
+from bookie.errors import BookieError, BookieUnreachableError, ClientClosedError
 from bookie.ids import Status
 from bookie.rpc.channels import AddStream, BookieChannel, LacState, LacWatch
 
@@ -308,6 +308,7 @@ class BookiePool:
         self._rpc = rpc
         self._connections: dict[str, BookieConnection] = {}
         self._request_ids = count(1)
+        self._is_closed = False
         self._spawned: set[asyncio.Task[None]] = set()
         self._on_close: dict[Callable[[], None], None] = {}
 
@@ -332,6 +333,15 @@ class BookiePool:
             settings=self._rpc,
         )
 
+    def require_open(self) -> None:
+        """Refuse what would begin after the end.
+
+        Raises:
+            ClientClosedError: the pool was closed.
+        """
+        if self._is_closed:
+            raise ClientClosedError("the client is closed")
+
     def spawn(self, work: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:
         """A task of the client; cancelled when the pool is closed."""
         task = self.tasks.create_task(work, name=name)
@@ -353,6 +363,7 @@ class BookiePool:
 
     async def aclose(self) -> None:
         """Tell everybody, end all calls and close all connections."""
+        self._is_closed = True
         while self._on_close:
             self._on_close.popitem()[0]()
         for task in self._spawned:

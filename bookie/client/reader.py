@@ -10,13 +10,14 @@ import random
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
+from bookie.client.arguments import checked_entry_id
 from bookie.client.follow import Follower
 from bookie.client.lac import read_lac
 from bookie.client.pool import BookiePool
 from bookie.client.range_read import RangeRead
 from bookie.cluster.ledgers import LedgerManager
 from bookie.errors import BadRequestError, NoSuchEntryError, UnavailableError
-from bookie.formats.digest import digester_for
+from bookie.formats.digest import digester_for_key
 from bookie.formats.entry import Entry
 from bookie.formats.ledger_metadata import LedgerMetadata, Versioned
 from bookie.ids import NO_ENTRY
@@ -26,7 +27,7 @@ from bookie.protocol.reader import LedgerRead, ReaderLimits
 class ReaderHandle:
     """Reads one ledger. Made by `BookKeeper.open_ledger`; needs no closing.
 
-    Any number of reads may run at once.
+    Any number of reads may run at once. After the client was closed they raise ClientClosedError.
     """
 
     def __init__(
@@ -36,7 +37,7 @@ class ReaderHandle:
         self._pool = pool
         self._ledgers = ledgers
         metadata = found.value
-        self._digester = digester_for(metadata.digest_type, metadata.password_key)
+        self._digester = digester_for_key(metadata.digest_type, metadata.password_key)
         self._last_add_confirmed = NO_ENTRY
         # Readers of one ledger start at different replicas.
         self._replica = random.randrange(metadata.write_quorum_size)  # noqa: S311  (load)
@@ -75,6 +76,7 @@ class ReaderHandle:
             NotEnoughBookiesError: too few bookies answered to tell where it ends.
             MetadataError: the metadata store failed.
         """
+        self._pool.require_open()
         if not self.is_closed:
             self._adopt(await self._ledgers.read(self.ledger_id))
         if not self.is_closed:
@@ -101,6 +103,7 @@ class ReaderHandle:
         self, first_entry_id: int = 0, last_entry_id: int | None = None
     ) -> AsyncGenerator[Sequence[Entry], None]:
         """The same entries as `read`, some at a time, for speed. Raises what `read` raises."""
+        self._pool.require_open()
         last = await self._bounded(first_entry_id, last_entry_id)
         position = first_entry_id
         while position <= last:
@@ -129,8 +132,9 @@ class ReaderHandle:
             NoSuchLedgerError: the ledger was deleted.
             NoSuchEntryError, UnavailableError, CorruptionError: as `read`.
         """
-        if start < 0:
+        if checked_entry_id(start, "start") < 0:
             raise BadRequestError(f"a tail cannot start at entry {start}")
+        self._pool.require_open()
         follower = Follower(self._found, self._pool, self._ledgers, self._digester)
         follower.start()
         try:
@@ -154,10 +158,11 @@ class ReaderHandle:
 
     async def _bounded(self, first: int, last: int | None) -> int:
         """The last entry to read."""
-        if first < 0:
+        if checked_entry_id(first, "the first entry id") < 0:
             raise BadRequestError(f"entries {first} to {last} are not a range of entry ids")
         if last is None:
             return self.last_entry_id
+        checked_entry_id(last, "the last entry id")
         if last > self.last_entry_id:
             await self.refresh()
         if last > self.last_entry_id:

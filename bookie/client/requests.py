@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from crc32c import crc32c
 
 from bookie.formats.batch import EntryBatch
-from bookie.formats.digest import digester_for
+from bookie.formats.digest import digester_for_key
 from bookie.formats.entry import pack_batch, pack_lac
 from bookie.formats.ledger_metadata import LedgerMetadata
 from bookie.protocol.quorum import Quorum, slots_of
@@ -30,7 +30,7 @@ class RequestEncoder:
         *,
         deferred_sync: bool = False,
     ) -> None:
-        self.digester = digester_for(metadata.digest_type, metadata.password_key)
+        self.digester = digester_for_key(metadata.digest_type, metadata.password_key)
         self._ledger_id = metadata.ledger_id
         self._key = metadata.password_key
         self._quorum = quorum

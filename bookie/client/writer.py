@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Self, assert_never
 
 from bookie.client.append_queue import AppendQueue, Group
+from bookie.client.arguments import Payload, checked_bytes, checked_payloads
 from bookie.client.driver import Timers, carry_out_metadata, fresh
 from bookie.client.pool import AddLane, BookiePool
 from bookie.client.requests import Request, RequestEncoder
@@ -64,8 +65,6 @@ from bookie.protocol.writer_events import (
 from bookie.telemetry import event_log
 
 _log = event_log(__name__)
-
-Payload = bytes | bytearray | memoryview
 
 
 class _Slot:
@@ -191,7 +190,7 @@ class WriterHandle:
             LedgerError, RequestError: a bookie refused; the writer ends.
         """
         if type(payload) is not bytes:
-            payload = bytes(payload)
+            payload = checked_bytes(payload, "a payload")
         size = len(payload)
         queue = self._queue
         if size > queue.payload_bytes_max:
@@ -215,7 +214,7 @@ class WriterHandle:
         Returns when all are durable; one wait for many entries. Cancellation and errors are those
         of `append`; after an error a prefix of the entries may be durable.
         """
-        entries = [p if type(p) is bytes else bytes(p) for p in payloads]
+        entries = checked_payloads(payloads)
         sizes = list(map(len, entries))
         if self._refusal is not None:
             raise fresh(self._refusal)
@@ -237,7 +236,10 @@ class WriterHandle:
 
         Raises:
             NotEnoughBookiesError: not on an ack quorum; appends that are not durable may be lost.
+            ClientClosedError: the writer or the client was closed.
         """
+        if self._abandoned:
+            raise ClientClosedError("the client was closed")
         waiter: asyncio.Future[None] = self._loop.create_future()
         self._forcers.append(waiter)
         self._step(Force())

@@ -49,8 +49,9 @@ def is_writable(key: str) -> bool:
 
 def ledger_name(ledger_id: int) -> str:
     """The last segment of a ledger's key; names sort as ids do."""
-    if not 0 <= ledger_id <= MAX_ID:
-        raise BadRequestError(f"{ledger_id} is not a ledger id")
+    # A float would pass, and leave a key behind that no listing gets over.
+    if not isinstance(ledger_id, int) or not 0 <= ledger_id <= MAX_ID:
+        raise BadRequestError(f"{ledger_id!r} is not a ledger id")
     return f"{ledger_id:0{_LEDGER_DIGITS}}"
 
 

@@ -108,7 +108,7 @@ class LedgerManager:
             MetadataUnavailableError: the listing could not be completed.
             FormatError: something that is not a ledger stands among the ledgers.
         """
-        after_name = "" if after < 0 else keys.ledger_name(after)
+        after_name = "" if after == NO_ENTRY else keys.ledger_name(after)
         async for record in self._store.scan_children(keys.LEDGERS, after=after_name):
             ledger_id = keys.ledger_id_of(record.name)
             if ledger_id <= after:

@@ -57,6 +57,8 @@ def split_uri(uri: str) -> SplitResult:
     Raises:
         ConfigurationError: one sentence that says what is wrong with it.
     """
+    if not isinstance(uri, str):
+        raise ConfigurationError(f"the metadata URI must be a string, not {uri!r}")
     try:
         parts = urlsplit(uri)
     except ValueError as error:

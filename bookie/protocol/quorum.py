@@ -76,10 +76,12 @@ class Quorum:
 
     def __post_init__(self) -> None:
         ensemble, write, ack = self.ensemble_size, self.write_quorum_size, self.ack_quorum_size
-        if not ENSEMBLE_SIZE_MAX >= ensemble >= write >= ack >= 1:
+        # A boolean is an integer to Python, and nothing to the bytes of ledger metadata.
+        whole = all(type(size) is int for size in (ensemble, write, ack))
+        if not (whole and ENSEMBLE_SIZE_MAX >= ensemble >= write >= ack >= 1):
             raise BadRequestError(
-                f"ensemble size {ensemble}, write quorum {write} and ack quorum {ack} must satisfy "
-                f"{ENSEMBLE_SIZE_MAX} >= ensemble >= write >= ack >= 1"
+                f"ensemble size {ensemble!r}, write quorum {write!r} and ack quorum {ack!r} must "
+                f"satisfy {ENSEMBLE_SIZE_MAX} >= ensemble >= write >= ack >= 1, as integers"
             )
         classes = 1 if ensemble == write else ensemble
         windows = tuple(

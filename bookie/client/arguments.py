@@ -1,0 +1,48 @@
+"""What callers hand in, checked before anything is done with it.
+
+Python would take many a wrong argument and do something else: ``bytes(5)`` are five zero bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from bookie.errors import BadRequestError
+from bookie.ids import MAX_ID
+
+Payload = bytes | bytearray | memoryview
+
+
+def checked_bytes(value: object, name: str) -> bytes:
+    """The bytes of anything that consists of bytes.
+
+    Raises:
+        BadRequestError: it does not; a string has to be encoded first.
+    """
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    raise BadRequestError(f"{name} must be bytes, not {type(value).__name__}")
+
+
+def checked_payloads(payloads: object) -> list[bytes]:
+    """The payloads of several entries.
+
+    Raises:
+        BadRequestError: one of them is not bytes, or all together are one payload.
+    """
+    if not isinstance(payloads, Iterable) or isinstance(payloads, str | bytes | bytearray):
+        raise BadRequestError(
+            f"payloads must be many, such as a list of bytes, not {type(payloads).__name__}"
+        )
+    return [p if type(p) is bytes else checked_bytes(p, "a payload") for p in payloads]
+
+
+def checked_entry_id(value: object, name: str) -> int:
+    """An entry id, or -1.
+
+    Raises:
+        BadRequestError: it is none.
+    """
+    if isinstance(value, int) and -1 <= value <= MAX_ID:
+        return value
+    raise BadRequestError(f"{name} must be an entry id, not {value!r}")
