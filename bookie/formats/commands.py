@@ -112,7 +112,10 @@ class LedgerRow:
 
 @dataclass(frozen=True, slots=True)
 class Info:
-    """One bookie as it describes itself; sizes are those of the device of the ledgers."""
+    """One bookie as it describes itself; sizes are those of the device of the ledgers.
+
+    `ledgers` counts those in the index: what came after the last checkpoint is not in it.
+    """
 
     bookie_id: str
     instance_id: str

@@ -98,17 +98,12 @@ async def _run(
 ) -> None:
     metrics, readiness, administration = Metrics(), Readiness(), Administration()
     metrics.server_status.set(-1)
-    watch: list[Coroutine[object, object, NoReturn]] = [
-        observe_loop_lag(metrics.loop_lag_seconds.observe)
-    ]
-    if supervision.watchdog_seconds is not None:
-        watch.append(beat(manager.alive, interval_seconds=supervision.watchdog_seconds / 2))
     async with (
         until_signal() as stop_requested,
         serve_http(
             metrics, readiness, administration, host=settings.http.host, port=settings.http.port
         ) as http_port,
-        _beside(watch),
+        _beside(_signs_of_life(metrics, manager, supervision)),
         open_store(
             settings.metadata.uri,
             session_timeout_seconds=settings.metadata.session_timeout_seconds,
@@ -149,6 +144,16 @@ async def _run(
                 manager.stopping()
                 _log.info("stopping")
                 metrics.server_status.set(-1)
+
+
+def _signs_of_life(
+    metrics: Metrics, manager: ServiceManager, supervision: Supervision
+) -> list[Coroutine[object, object, NoReturn]]:
+    """What runs as long as the event loop does, and shows that it does."""
+    lag = observe_loop_lag(metrics.loop_lag_seconds.observe)
+    if supervision.watchdog_seconds is None:
+        return [lag]
+    return [lag, beat(manager.alive, interval_seconds=supervision.watchdog_seconds / 2)]
 
 
 @asynccontextmanager

@@ -99,6 +99,7 @@ class Daemon:
         said = [line for line in self.lines if not line.startswith("{")]
         assert len(said) == 1, self.lines
         assert said[0].startswith("bookie: "), said
+        assert not [line for line in self.lines if '"py.warnings"' in line]
         return status, said[0].removeprefix("bookie: ")
 
 
