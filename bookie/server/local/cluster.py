@@ -82,13 +82,17 @@ async def start_all(
         ShuttingDownError: one did not start; the others may run.
         OperationTimeoutError: one is not ready in time.
     """
+    failures: list[BaseException] = []
     try:
         async with asyncio.TaskGroup() as group:
             for process in processes:
                 if process.pid is None:
                     group.create_task(process.start(environment))
     except* (ShuttingDownError, OperationTimeoutError) as errors:
-        raise errors.exceptions[0] from None
+        failures += errors.exceptions
+    # Raised out here: up to Python 3.11.3 an error raised inside of except* comes out in a group.
+    if failures:
+        raise failures[0]
 
 
 async def stop_all(processes: Sequence[BookieProcess]) -> None:
