@@ -61,9 +61,16 @@ def check(
 ) -> None:
     """Say whether a bookie would accept the settings; exit with 2 and one sentence if not."""
     from bookie.cli.output import print_record
-    from bookie.config import load_settings
+    from bookie.config import load_settings, require_bookie_id
+    from bookie.metadata.connect import open_store
 
     settings = load_settings(config, parse_overrides(overrides))
+    require_bookie_id(settings)
+    # Names a store that this program knows; nothing is opened before it is entered.
+    open_store(
+        settings.metadata.uri,
+        session_timeout_seconds=settings.metadata.session_timeout_seconds,
+    )
     if output is OutputFormat.JSON:
         print_record({"valid": True, "bookie_id": settings.bookie.id}, output)
     else:

@@ -4,7 +4,7 @@ A component gets its own section, never the whole. An unknown key refuses to sta
 the only place that reads environment variables.
 """
 
-from bookie.config.load import load_settings
+from bookie.config.load import load_settings, require_bookie_id
 from bookie.config.render import render_toml
 from bookie.config.sections import (
     BookieSettings,
@@ -36,4 +36,5 @@ __all__ = [
     "read_failpoints",
     "read_supervision",
     "render_toml",
+    "require_bookie_id",
 ]

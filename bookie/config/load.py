@@ -73,6 +73,16 @@ def load_settings(
         raise ConfigurationError(_sentence(error, given)) from None
 
 
+def require_bookie_id(settings: Settings) -> None:
+    """Refuse settings that do for a client but not for a bookie.
+
+    Raises:
+        ConfigurationError: the bookie has no name.
+    """
+    if not settings.bookie.id:
+        raise ConfigurationError("bookie.id must be set: the name of this bookie in its cluster")
+
+
 def _from_file(path: Path | None) -> Iterator[_Given]:
     if path is None:
         return

@@ -26,9 +26,9 @@ from bookie.cluster.cookies import CookieManager
 from bookie.cluster.instance import read_instance_id
 from bookie.cluster.ledgers import LedgerManager
 from bookie.cluster.registration import RegistrationManager
-from bookie.config import Settings, Supervision
+from bookie.config import Settings, Supervision, require_bookie_id
 from bookie.env import Failpoints, ThreadWorkers, system_environment
-from bookie.errors import BookieError, ConfigurationError, StorageFailedError
+from bookie.errors import BookieError, StorageFailedError
 from bookie.formats.registration import Endpoint
 from bookie.metadata.connect import open_store
 from bookie.node.start import StartedBookie, start_bookie
@@ -64,8 +64,7 @@ async def run_daemon(settings: Settings, supervision: Supervision, failpoints: s
         IdentityError: the directories or the id belong to somebody else.
         BookieError: the metadata store does not answer or holds no cluster; a newer format.
     """
-    if not settings.bookie.id:
-        raise ConfigurationError("bookie.id must be set: the name of this bookie in its cluster")
+    require_bookie_id(settings)
     log = settings.log
     configure_logging(log.level, log.format, bookie=settings.bookie.id)
     _log.info(

@@ -72,6 +72,21 @@ def test_check_refuses_in_one_sentence(
     assert err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--set", "bookie.id="], "bookie.id must be set"),
+        (["--set", "metadata.uri=zk://h:2181/x"], "no metadata backend for zk://"),
+    ],
+)
+def test_check_refuses_what_a_bookie_would_refuse(
+    words: list[str], sentence: str, config_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Well-formed settings with which `bookie serve` would not start are not valid."""
+    assert app.run(["config", "check", "-c", str(config_file), *words]) == app.EXIT_MISUSED
+    assert sentence in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("word", ["port=1", "listen.port", "a.b.c=1"])
 def test_malformed_override_is_misuse(word: str, capsys: pytest.CaptureFixture[str]) -> None:
     """An override that is not section.key=value is refused before anything is read."""
