@@ -129,6 +129,7 @@ class WriterHandle:
         self._refusal: BookieError | None = None
         """Why appends are refused."""
         self._abandoned = False
+        self._uses_lanes = False
         self._closers: list[asyncio.Future[LedgerMetadata]] = []
         self._forcers: list[asyncio.Future[None]] = []
         bookies = metadata.last_fragment.bookies
@@ -259,6 +260,9 @@ class WriterHandle:
         """
         if self._abandoned:
             raise ClientClosedError("the client was closed")
+        if not self.is_closed:
+            self._pool.require_open()
+            self._pool.on_close(self.abandon)
         if self._refusal is None:
             self._refusal = ClientClosedError(f"the writer of ledger {self._ledger_id} is closed")
         self._room.let_all_in()
@@ -283,6 +287,7 @@ class WriterHandle:
     def start(self) -> None:
         """Begin to use the bookies' lanes."""
         self._pool.on_close(self.abandon)
+        self._uses_lanes = True
         for slot in self._slots:
             slot.lane.join(slot)
 
@@ -440,8 +445,12 @@ class WriterHandle:
         for group in groups:
             group.fail(error)
         self._room.let_all_in()
+        # A fenced writer may just be dropped: nothing holds it. It can still be closed.
+        self._leave_lanes()
         if self._closers:
             self._schedule_flush()
+        else:
+            self._pool.off_close(self.abandon)
 
     def _forced(self, error: BookieError | None) -> None:
         waiters, self._forcers = self._forcers, []
@@ -465,10 +474,17 @@ class WriterHandle:
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_exception(fresh(error))
+        if self._machine.error is not None:
+            self._pool.off_close(self.abandon)
 
     def _leave(self) -> None:
         """Use the lanes no longer."""
         self._timers.clear()
         self._pool.off_close(self.abandon)
-        for slot in self._slots:
-            slot.lane.leave(slot)
+        self._leave_lanes()
+
+    def _leave_lanes(self) -> None:
+        if self._uses_lanes:
+            self._uses_lanes = False
+            for slot in self._slots:
+                slot.lane.leave(slot)

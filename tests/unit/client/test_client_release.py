@@ -1,0 +1,51 @@
+"""What a client holds on to: nothing for a writer that was fenced and dropped."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from pathlib import Path
+
+import pytest
+
+from bookie.api import BookKeeper, connect
+from bookie.client.writer import WriterHandle
+from bookie.errors import ClientClosedError, LedgerFencedError
+from tests.unit.client.real_cluster import real_cluster
+
+SECONDS_MAX = 10.0
+
+
+async def fenced_writer(bk: BookKeeper) -> WriterHandle:
+    """A writer that has heard that its ledger was taken over."""
+    writer = await bk.create_ledger()
+    await writer.append(b"x")
+    await bk.open_ledger(writer.ledger_id, recover=True)
+    with pytest.raises(LedgerFencedError):
+        await writer.append(b"y")
+    return writer
+
+
+async def test_a_fenced_writer_that_is_dropped_is_freed(tmp_path: Path) -> None:
+    """A process that loses ledgers to others for months must not grow with each."""
+    async with real_cluster(tmp_path) as cluster, connect(cluster.uri) as bk:
+        dropped = weakref.ref(await fenced_writer(bk))
+        async with asyncio.timeout(SECONDS_MAX):
+            while dropped() is not None:
+                await asyncio.sleep(0.01)
+                gc.collect()
+
+
+async def test_a_fenced_writer_can_still_be_asked(tmp_path: Path) -> None:
+    """The ledger is closed where it would have closed it; nothing hangs after the client's end."""
+    async with real_cluster(tmp_path) as cluster, asyncio.timeout(SECONDS_MAX):
+        async with connect(cluster.uri) as bk:
+            closed, left = await fenced_writer(bk), await fenced_writer(bk)
+            with pytest.raises(LedgerFencedError):
+                await closed.force()
+            assert (await closed.close()).last_entry_id == 0
+        assert (await closed.close()).last_entry_id == 0
+        for call in (left.close(), left.force()):
+            with pytest.raises((ClientClosedError, LedgerFencedError)):
+                await call
