@@ -96,7 +96,7 @@ def _refuse_difference(
     different = ours.differences(theirs)
     if different:
         raise CookieError(
-            f"the cookie in {where} has another {', '.join(different)} than this bookie"
+            f"the cookie in {where} differs from this bookie in its {', '.join(different)}"
         )
 
 
