@@ -28,7 +28,8 @@
     │  └─ OperationTimeoutError
     ├─ CorruptionError              stored or received bytes are wrong
     │  ├─ ChecksumError
-    │  └─ FormatError                 not our format, or a newer version of it
+    │  └─ FormatError                 not our format
+    │     └─ NewerFormatError           a newer version wrote it; nothing is wrong with it
     ├─ StorageFailedError           a disk failed; the process must end (exit code 74)
     ├─ IdentityError                cookie, instance id or directory belongs to somebody else
     │  ├─ CookieError
@@ -198,6 +199,10 @@ class ChecksumError(CorruptionError):
 
 class FormatError(CorruptionError):
     """Bytes are not in our format, or in a newer version of it."""
+
+
+class NewerFormatError(FormatError):
+    """A newer version of bookie wrote the bytes; they are not damaged, this version is too old."""
 
 
 class StorageFailedError(BookieError):

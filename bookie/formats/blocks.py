@@ -53,7 +53,7 @@ from dataclasses import dataclass
 
 from crc32c import crc32c
 
-from bookie.errors import FormatError
+from bookie.errors import FormatError, NewerFormatError
 from bookie.formats.digest import BytesLike
 
 FORMAT_VERSION = 1
@@ -132,7 +132,7 @@ def decode_file_header(data: BytesLike) -> FileHeader:
     if crc != crc32c(memoryview(data)[:_CRC_AT]):
         raise FormatError("the file header is damaged: its checksum is wrong")
     if version > FORMAT_VERSION:
-        raise FormatError(
+        raise NewerFormatError(
             f"the file was written by a newer version: format {version}, "
             f"and this program reads up to {FORMAT_VERSION}"
         )

@@ -25,7 +25,7 @@ import json
 import re
 from dataclasses import dataclass
 
-from bookie.errors import FormatError
+from bookie.errors import FormatError, NewerFormatError
 from bookie.formats.json_record import Fields
 from bookie.ids import is_valid_bookie_id
 
@@ -93,7 +93,7 @@ def decode_cookie(data: bytes) -> Cookie:
     if match is None:
         raise FormatError(f"not a bookie cookie: it starts with {first[:40]!r}")
     if int(match[1]) > _VERSION:
-        raise FormatError(
+        raise NewerFormatError(
             f"the cookie was written by a newer version: format {match[1]}, "
             f"and this program reads up to {_VERSION}"
         )

@@ -53,7 +53,7 @@ from dataclasses import dataclass
 
 import crc32c
 
-from bookie.errors import ChecksumError, FormatError
+from bookie.errors import ChecksumError, FormatError, NewerFormatError
 from bookie.ids import NO_ENTRY
 
 _VERSION = 1
@@ -242,4 +242,6 @@ def _checked(data: bytes, kind: str) -> bytes:
 
 def _check_version(version: int, kind: str) -> None:
     if version != _VERSION:
-        raise FormatError(f"a {kind} row of the index has version {version}, newer than this one")
+        raise NewerFormatError(
+            f"a {kind} row of the index has version {version}, newer than this one"
+        )

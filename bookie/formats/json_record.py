@@ -18,7 +18,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from bookie.errors import FormatError
+from bookie.errors import FormatError, NewerFormatError
 from bookie.ids import MAX_ID
 
 _TAKEN = frozenset({"format", "version"})
@@ -49,7 +49,7 @@ def decode(format_name: str, newest_version: int, data: bytes) -> Fields:
     fields = Fields(format_name, record)
     version = fields.integer("version", minimum=1)
     if version > newest_version:
-        raise FormatError(
+        raise NewerFormatError(
             f"the {format_name} record was written by a newer version: format {version}, "
             f"and this program reads up to {newest_version}"
         )

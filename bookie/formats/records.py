@@ -33,7 +33,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bookie.errors import BadRequestError, FormatError
+from bookie.errors import BadRequestError, FormatError, NewerFormatError
 from bookie.formats.batch import EntryBatch
 from bookie.formats.blocks import NONCE_SIZE_BYTES
 
@@ -220,7 +220,7 @@ def parse_records(body: memoryview, count: int) -> Iterator[tuple[int, Record]]:
         if end > size:
             raise FormatError(f"a record at {at} ends outside its block of {size} bytes")
         if reserved:
-            raise FormatError(f"a record at {at} was written by a newer version")
+            raise NewerFormatError(f"a record at {at} was written by a newer version")
         if kind == RecordType.ENTRIES:
             yield at, _parse_entries(body, start, end, flags)
         else:
@@ -250,7 +250,7 @@ def _parse_entries(body: memoryview, start: int, end: int, flags: int) -> Entrie
         _ENTRIES.unpack_from(body, start)
     )
     if reserved:
-        raise FormatError("an entries record was written by a newer version")
+        raise NewerFormatError("an entries record was written by a newer version")
     steps_at = sizes_at + 4 * count
     contiguous = bool(flags & _CONTIGUOUS)
     payload_at = steps_at if contiguous else steps_at + 8 * max(count - 1, 0)

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 
 import lmdb
 
-from bookie.errors import FormatError, MetadataUnavailableError, SessionLostError
+from bookie.errors import FormatError, MetadataUnavailableError, NewerFormatError, SessionLostError
 from bookie.metadata.judge import NO_OWNER, Removal, Write, judge
 from bookie.metadata.store import (
     KEY_SIZE_BYTES_MAX,
@@ -345,7 +345,7 @@ def check_format(text: bytes | None, expected: bytes, directory: str) -> None:
         return
     name, _, _ = expected.rpartition(b" ")
     if text is not None and text.startswith(name + b" "):
-        raise FormatError(
+        raise NewerFormatError(
             f"the metadata store in {directory} was written by a newer version of bookie"
         )
     raise FormatError(f"{directory} is an LMDB environment of something else")

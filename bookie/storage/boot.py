@@ -23,6 +23,7 @@ from bookie.errors import (
     CookieError,
     CorruptionError,
     DiskFullError,
+    NewerFormatError,
     StorageFailedError,
 )
 from bookie.formats.blocks import FILE_HEADER_SIZE_BYTES, FileHeader, FileKind
@@ -128,7 +129,7 @@ class Boot:
         """Start; raises what makes a start impossible, and then nothing has been lost.
 
         Raises:
-            FormatError: a newer version wrote something here.
+            NewerFormatError: a newer version wrote something here.
             CookieError: the index belongs to another bookie or cluster.
             ConfigurationError: the device is full.
             StorageFailedError: a disk failed.
@@ -259,10 +260,11 @@ class Boot:
             if index.check_format():
                 index.mark()
                 return index, False
+        except NewerFormatError:
+            index.close()
+            raise
         except CorruptionError as error:
             index.close()
-            if "newer" in str(error):
-                raise
             return self._new_index(error), True
         journals, logs = self._files_on_disk()
         if journals or logs:

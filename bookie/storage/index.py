@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bookie.env import KeyValueStore, ReadTransaction, WriteTransaction
-from bookie.errors import CorruptionError, FormatError
+from bookie.errors import CorruptionError, NewerFormatError
 from bookie.formats.index_rows import (
     FileRow,
     FileState,
@@ -151,7 +151,7 @@ class Index:
             raise CorruptionError(f"the index has the format {data!r}, which is none")
         version = int(data)
         if version > INDEX_FORMAT_VERSION:
-            raise FormatError(
+            raise NewerFormatError(
                 f"the index has format {version}, newer than {INDEX_FORMAT_VERSION} of this version"
             )
         return True

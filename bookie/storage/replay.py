@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from bookie.env import Environment, File
-from bookie.errors import FormatError
+from bookie.errors import FormatError, NewerFormatError
 from bookie.formats.batch import headers_of
 from bookie.formats.blocks import (
     BLOCK_HEADER_SIZE_BYTES,
@@ -92,7 +92,8 @@ class Replay:
         """Replay `journals` (number and path, ascending) from `mark` on, or from their start.
 
         Raises:
-            FormatError: a file was written by a newer version or is not a journal at all.
+            NewerFormatError: a newer version wrote a file.
+            FormatError: a file says that it is another one.
             DiskFullError: there is no room for the entry log; nothing was changed.
             OSError: the device failed.
         """
@@ -149,10 +150,11 @@ class Replay:
         file.drop_cache()
         try:
             header = read_header(file)
+        except NewerFormatError:
+            file.close()
+            raise
         except FormatError as error:
             file.close()
-            if "newer version" in str(error):
-                raise
             # The name is given only after the header is durable, so this is damage.
             self.outcome.corrupt.append(f"{path}: {error}")
             return None
