@@ -52,12 +52,10 @@ from bookie.storage.index import (
     LedgerChange,
     SealedFile,
 )
-from bookie.storage.journal import SMALL_FILE_BYTES, JournalWriter, journal_path
+from bookie.storage.journal import SMALL_FILES_BYTES, JournalWriter, journal_path
 from bookie.storage.ledger_state import LedgerState
 from bookie.storage.replay import Replay, ReplayOutcome
 from bookie.telemetry import Metrics
-
-_JOURNAL_BYTES_ON_A_FULL_DEVICE = (SMALL_FILE_BYTES, 2**20, 2**16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -421,7 +419,7 @@ class Boot:
         A bookie that cannot write can still be read from, so it has to come up.
         """
         size = self._settings.journal_file_bytes_max
-        smaller = sorted({min(size, limit) for limit in _JOURNAL_BYTES_ON_A_FULL_DEVICE})
+        smaller = sorted({min(size, limit) for limit in SMALL_FILES_BYTES})
         while True:
             try:
                 return create_file(self._env.disk, self._dirs.journal, header, size), size

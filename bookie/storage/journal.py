@@ -31,6 +31,7 @@ from bookie.config import StorageSettings
 from bookie.env import Environment, File
 from bookie.errors import BookieError, DiskFullError
 from bookie.formats.blocks import (
+    ALIGNMENTS_BYTES,
     BLOCK_HEADER_SIZE_BYTES,
     FILE_HEADER_SIZE_BYTES,
     BlockHeader,
@@ -47,11 +48,13 @@ from bookie.storage.files import create_file, file_name
 from bookie.storage.window import Buffer
 from bookie.telemetry import Metrics
 
+_LARGEST_ALIGNMENT_BYTES = 2 * max(ALIGNMENTS_BYTES)
+
 BUFFERS_PER_BLOCK_MAX = 1000
 """Below IOV_MAX (1024), so that a block is one system call."""
 
-SMALL_FILE_BYTES = 16 * 1024 * 1024
-"""Size of a journal file that is made from the reserve when the device is full."""
+SMALL_FILES_BYTES = (16 * 1024 * 1024, 1024 * 1024, 64 * 1024)
+"""Sizes of a journal file on a full device, tried in this order: fences need little."""
 
 
 class RequestKind(enum.Enum):
@@ -299,14 +302,21 @@ class JournalWriter:
         if self._fits(requests):
             return requests
         self._release_reserve()
-        try:
-            self._roll(SMALL_FILE_BYTES)
-        except DiskFullError as error:
-            for request in requests:
-                if request.size_bytes:
-                    request.error = error
-            return [request for request in requests if request.error is None]
-        return requests
+        needed = sum(map(_size_on_disk_max, requests))
+        full = DiskFullError("no room for a new journal file")
+        for size in SMALL_FILES_BYTES:
+            if FILE_HEADER_SIZE_BYTES + needed > size:
+                break
+            try:
+                self._roll(size)
+            except DiskFullError as error:
+                full = error
+            else:
+                return requests
+        for request in requests:
+            if request.size_bytes:
+                request.error = full
+        return [request for request in requests if request.error is None]
 
     def _fits(self, requests: list[JournalRequest]) -> bool:
         size = sum(request.size_bytes for request in requests)
@@ -339,6 +349,11 @@ class JournalWriter:
         self._rolled.append(RolledFile(old.header.number, old.end))
         self._created.append((number, path))
         self._env.failpoints.hit("journal.after_roll")
+
+
+def _size_on_disk_max(request: JournalRequest) -> int:
+    """More than `request` takes in any block, its share of header, link and padding included."""
+    return request.size_bytes + _LARGEST_ALIGNMENT_BYTES
 
 
 def journal_path(directory: str, number: int) -> str:

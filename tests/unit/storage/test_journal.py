@@ -314,6 +314,26 @@ def test_essential_records_take_the_reserve(journal: Journal) -> None:
     assert block.header.record_count == 2
 
 
+def test_a_file_of_the_reserve_may_be_small(journal: Journal) -> None:
+    """Where 16 MiB do not fit, 1 MiB will do, and a block never goes beyond what was allocated."""
+    fill(journal)
+    journal.disk.fail("create", ".journal", errno.ENOSPC, times=2)
+    fence = append(9000, essential=True)
+    journal.handle(fence)
+    assert fence.error is None
+    assert journal.size(fence.file_number) == 1024 * KIB
+
+
+def test_a_block_that_is_too_large_for_what_is_left_is_refused(journal: Journal) -> None:
+    """A block never goes beyond what was allocated: on a full device that would be a failure."""
+    fill(journal)
+    journal.disk.fail("create", ".journal", errno.ENOSPC, times=3)
+    fence = append(60_000, essential=True)
+    journal.handle(fence)
+    assert isinstance(fence.error, DiskFullError)
+    assert journal.size(1) == FILE_BYTES
+
+
 def test_without_reserve_even_essential_records_are_refused(journal: Journal) -> None:
     """Nobody is told that a fence is durable which is not."""
     fill(journal)
