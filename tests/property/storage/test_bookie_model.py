@@ -1,0 +1,504 @@
+"""A bookie against a model: adds, duplicates, conflicts, fences, LACs, deletes, limbo, checkpoints,
+restarts and crashes, in any order.
+
+Requests that were answered are in the model. Those that were not, or were answered before they were
+durable, are pending, in the order of the journal: after a crash the bookie must be the model with
+some first part of the pending ones applied, and never with a later one but not an earlier one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Callable, Coroutine
+from copy import deepcopy
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from bookie.formats.commands import ReadReply, Reply
+from bookie.formats.entry import lac_packet_ids, pack_lac, verify_batch
+from bookie.ids import NO_ENTRY, Status
+from tests.unit.node.node_room import Room, add_command, ids_of, read_command, serving
+from tests.unit.storage.faulty_disk import Hold
+from tests.unit.storage.machine import DIGESTER, KEY, KIB, OTHER_KEY, Machine, batch, until
+
+T = TypeVar("T")
+
+LEDGERS = (1, 2, 3)
+SPAN = 100
+OK, FENCED = Status.OK, Status.FENCED
+
+ledgers = st.sampled_from(LEDGERS)
+id_lists = st.one_of(
+    st.tuples(st.integers(0, SPAN - 1), st.integers(1, 12)).map(
+        lambda item: list(range(item[0], min(sum(item), SPAN)))
+    ),
+    st.sets(st.integers(0, SPAN - 1), min_size=1, max_size=5).map(sorted),
+)
+sizes = st.sampled_from([20, 20, 20, 3 * KIB])
+
+
+@dataclass
+class Ledger:
+    """What a bookie knows of one ledger."""
+
+    entries: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Id → salt and size of the entry."""
+    fenced: bool = False
+    limbo: bool = False
+    deleted: bool = False
+    lac: int = NO_ENTRY - 1
+    """The highest explicit LAC; -2 if there was none."""
+
+
+Model = dict[int, Ledger]
+
+
+@dataclass
+class Request:
+    """Something that changes the model once it is accepted."""
+
+    ledger_id: int
+    change: Callable[[Ledger], None]
+
+    def apply(self, model: Model) -> None:
+        """Change it."""
+        ledger = model.setdefault(self.ledger_id, Ledger())
+        self.change(ledger)
+
+
+def adding(ledger_id: int, ids: list[int], salt: int, size: int) -> Request:
+    """Entries."""
+    entries = dict.fromkeys(ids, (salt, size))
+    return Request(ledger_id, lambda ledger: ledger.entries.update(entries))
+
+
+def fencing(ledger_id: int) -> Request:
+    """A fence."""
+
+    def fence(ledger: Ledger) -> None:
+        ledger.fenced = True
+
+    return Request(ledger_id, fence)
+
+
+def confirming(ledger_id: int, lac: int) -> Request:
+    """An explicit LAC."""
+
+    def confirm(ledger: Ledger) -> None:
+        ledger.lac = max(ledger.lac, lac)
+
+    return Request(ledger_id, confirm)
+
+
+def deleting(ledger_id: int) -> Request:
+    """The end of a ledger."""
+
+    def delete(ledger: Ledger) -> None:
+        ledger.deleted = True
+        ledger.entries.clear()
+
+    return Request(ledger_id, delete)
+
+
+def limboing(ledger_id: int, in_limbo: bool) -> Request:
+    """Doubt, which fences, or its end."""
+
+    def limbo(ledger: Ledger) -> None:
+        ledger.limbo = in_limbo
+        ledger.fenced = ledger.fenced or in_limbo
+
+    return Request(ledger_id, limbo)
+
+
+async def observe(room: Room) -> Model:
+    """What the bookie says it has, every entry read and its digest verified."""
+    model: Model = {}
+    for ledger_id in LEDGERS:
+        state = await room.engine.load(ledger_id)
+        if not state.exists:
+            continue
+        entries: dict[int, tuple[int, int]] = {}
+        if not state.deleted:
+            ids: list[int] = []
+            async for firsts, lasts in room.engine.entry_ranges(state, 0, SPAN):
+                for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
+                    ids += range(first, last + 1)
+            for entry_id in ids:
+                reply = await room.bookie.read(read_command(ledger_id, entry_id, entry_id))
+                assert reply.batch is not None, reply
+                ((_, payload),) = verify_batch(reply.batch, DIGESTER)
+                _, _, rest = payload.partition(b"/")
+                salt = int(rest.partition(b"/")[2].partition(b":")[0])
+                entries[entry_id] = salt, len(payload)
+        packet = state.lac_packet
+        lac = lac_packet_ids(packet).last_add_confirmed if packet else NO_ENTRY - 1
+        model[ledger_id] = Ledger(entries, state.fenced, state.limbo, state.deleted, lac)
+    return model
+
+
+class BookieModel(RuleBasedStateMachine):
+    """One bookie through several lives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.directory = tempfile.TemporaryDirectory()
+        self.loop = asyncio.new_event_loop()
+        self.machine = Machine(
+            Path(self.directory.name) / "m",
+            changes={
+                "journal_file_bytes_max": 64 * KIB,
+                "block_bytes_max": 16 * KIB,
+                "checkpoint_journal_bytes": 256 * KIB,
+                "reserve_bytes": 0,
+            },
+        )
+        self.model: Model = {}
+        self.pending: list[Request] = []
+        """Answered and visible, but not durable yet; part of the model."""
+        self.durable: Model = {}
+        self.copies = 0
+        self.serving: asyncio.Task[None] | None = None
+        self.room: Room
+
+    # --- lives ---------------------------------------------------------------------------
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run it on the bookie's loop."""
+        return self.loop.run_until_complete(asyncio.wait_for(coroutine, 30))
+
+    @initialize()
+    def begin(self) -> None:
+        """The first start."""
+        self.start()
+
+    def start(self) -> None:
+        """Open the bookie on the machine's directories."""
+        opened = self.loop.create_future()
+        self.stop_event = asyncio.Event()
+
+        async def serve() -> None:
+            async with serving(self.machine) as room:
+                opened.set_result(room)
+                await self.stop_event.wait()
+
+        self.serving = self.loop.create_task(serve())
+        waiting = asyncio.wait(
+            [self.serving, opened], timeout=30, return_when=asyncio.FIRST_COMPLETED
+        )
+        self.loop.run_until_complete(waiting)
+        if self.serving.done():
+            self.serving.result()
+        self.room = opened.result()
+
+    def stop(self) -> None:
+        """Close it in order."""
+        assert self.serving is not None
+        self.stop_event.set()
+        self.loop.run_until_complete(self.serving)
+        self.serving = None
+
+    def teardown(self) -> None:
+        """Close everything."""
+        if self.serving is not None:
+            self.stop()
+        self.loop.run_until_complete(self.loop.shutdown_default_executor())
+        self.loop.close()
+        self.directory.cleanup()
+
+    def synced(self) -> None:
+        """Everything that is in the model is durable."""
+        self.pending.clear()
+        self.durable = deepcopy(self.model)
+
+    def accepted(self, request: Request, *, durable: bool = True) -> None:
+        """The request was answered OK."""
+        request.apply(self.model)
+        if durable:
+            self.synced()
+        else:
+            self.pending.append(request)
+
+    def go_on_with(self, machine: Machine, candidates: list[Request]) -> None:
+        """Start on what a crash left; the bookie must hold a first part of `candidates`."""
+        self.stop()
+        self.machine = machine
+        self.start()
+        assert self.room.engine.report.corrupt == ()
+        found = self.run(observe(self.room))
+        world = deepcopy(self.durable)
+        worlds = [deepcopy(world)]
+        for request in candidates:
+            request.apply(world)
+            worlds.append(deepcopy(world))
+        assert found in worlds, (found, worlds)
+        self.model = found
+        self.synced()
+
+    def settle(self) -> None:
+        """Let the journal write what is queued: explicit LACs are answered before that."""
+        self.run(until(lambda: not self.room.engine._pending))
+
+    def name(self) -> str:
+        """A name for a copy of the directories."""
+        self.copies += 1
+        return str(self.copies)
+
+    # --- what clients do -----------------------------------------------------------------
+
+    def ledger(self, ledger_id: int) -> Ledger:
+        """What the model knows, perhaps nothing."""
+        return self.model.get(ledger_id, Ledger())
+
+    def expected_add(
+        self, ledger_id: int, ids: list[int], salt: int, size: int, *, recovery: bool
+    ) -> Status:
+        """The right answer to an add."""
+        ledger = self.ledger(ledger_id)
+        if ledger.deleted or (ledger.fenced and not recovery):
+            return FENCED
+        stored = [ledger.entries.get(entry_id, (salt, size)) for entry_id in ids]
+        if not recovery and any(content != (salt, size) for content in stored):
+            return Status.CONFLICT
+        return OK
+
+    @rule(
+        ledger_id=ledgers,
+        ids=id_lists,
+        salt=st.sampled_from([0, 0, 0, 1]),
+        size=sizes,
+        recovery=st.sampled_from([False, False, True]),
+        deferred=st.booleans(),
+    )
+    def add(
+        self, ledger_id: int, ids: list[int], salt: int, size: int, recovery: bool, deferred: bool
+    ) -> None:
+        """Plain adds, equal and conflicting duplicates, recovery adds; synced or deferred."""
+        expected = self.expected_add(ledger_id, ids, salt, size, recovery=recovery)
+        entries = batch(ledger_id, ids, size=size, salt=salt)
+        is_new = any(entry_id not in self.ledger(ledger_id).entries for entry_id in ids)
+        command = add_command(entries, recovery=recovery, deferred_sync=deferred)
+        reply = self.run(self.answered(command))
+        assert reply.status is expected, reply
+        if expected is OK:
+            durable = recovery or not deferred or not is_new
+            self.accepted(adding(ledger_id, ids, salt, size), durable=durable)
+
+    async def answered(self, command: Any) -> Reply:
+        """The answer to an add."""
+        return await self.room.bookie.add(command)
+
+    @rule(ledger_id=ledgers)
+    def fence(self, ledger_id: int) -> None:
+        """A fence, of a known or an unknown ledger."""
+        reply = self.run(self.room.bookie.fence(ledger_id, KEY))
+        ledger = self.ledger(ledger_id)
+        if ledger.deleted:
+            assert reply.status in (Status.NO_SUCH_LEDGER, Status.UNKNOWN_LEDGER_STATE)
+            self.synced()
+            return
+        assert reply.status is (Status.UNKNOWN_LEDGER_STATE if ledger.limbo else OK)
+        assert reply.fenced
+        self.accepted(fencing(ledger_id))
+        if reply.status is OK:
+            assert bool(reply.last_entry) == bool(ledger.entries)
+
+    @rule(ledger_id=ledgers, lac=st.integers(-1, SPAN))
+    def confirm(self, ledger_id: int, lac: int) -> None:
+        """An explicit LAC, which is not durable when it is answered."""
+        ledger = self.ledger(ledger_id)
+        packet = pack_lac(ledger_id, lac, DIGESTER)
+        reply = self.run(self.room.bookie.write_lac(ledger_id, KEY, packet))
+        assert reply.status is (FENCED if ledger.fenced or ledger.deleted else OK)
+        if reply.status is OK:
+            self.accepted(confirming(ledger_id, lac), durable=False)
+
+    @precondition(lambda self: bool(self.model))
+    @rule(data=st.data())
+    def wrong_key(self, data: st.DataObject) -> None:
+        """Changes nothing."""
+        ledger_id = data.draw(st.sampled_from(sorted(self.model)))
+        ledger = self.model[ledger_id]
+        if not ledger.entries:
+            return
+        entries = batch(ledger_id, [SPAN - 1])
+        reply = self.run(self.answered(add_command(entries, key=OTHER_KEY)))
+        assert reply.status is Status.UNAUTHORIZED
+        fenced = self.run(self.room.bookie.fence(ledger_id, OTHER_KEY))
+        assert fenced.status is Status.UNAUTHORIZED
+
+    @rule(ledger_id=ledgers)
+    def delete(self, ledger_id: int) -> None:
+        """The ledger is gone in the metadata."""
+
+        async def delete() -> Reply:
+            state = await self.room.engine.load(ledger_id)
+            now = self.machine.clock.now_ms()
+            return await self.room.engine.admission.delete(state, now)
+
+        assert self.run(delete()).status is OK
+        self.accepted(deleting(ledger_id))
+
+    @rule(ledger_id=ledgers, in_limbo=st.booleans())
+    def limbo(self, ledger_id: int, in_limbo: bool) -> None:
+        """Doubt about a ledger begins or ends."""
+
+        async def limbo() -> Reply:
+            state = await self.room.engine.load(ledger_id)
+            return await self.room.engine.admission.set_limbo(state, in_limbo=in_limbo)
+
+        assert self.run(limbo()).status is OK
+        self.accepted(limboing(ledger_id, in_limbo))
+
+    @rule()
+    def force(self) -> None:
+        """Everything so far becomes durable."""
+        assert self.run(self.room.bookie.force(1)).status is OK
+        self.synced()
+
+    @rule(ledger_id=ledgers, first=st.integers(0, SPAN - 1), count=st.integers(1, SPAN))
+    def read(self, ledger_id: int, first: int, count: int) -> None:
+        """A range, up to its first hole."""
+        reply: ReadReply = self.run(
+            self.room.bookie.read(read_command(ledger_id, first, first + count - 1))
+        )
+        ledger = self.ledger(ledger_id)
+        run: list[int] = []
+        while len(run) < count and first + len(run) in ledger.entries:
+            run.append(first + len(run))
+        assert ids_of(reply) == run
+        unknown = Status.UNKNOWN_LEDGER_STATE
+        if ledger_id not in self.model or ledger.deleted:
+            assert reply.status is (unknown if ledger.limbo else Status.NO_SUCH_LEDGER)
+        elif len(run) < count:
+            assert reply.stopped_by is (unknown if ledger.limbo else Status.NO_SUCH_ENTRY)
+            assert reply.next_entry_id == first + len(run)
+        else:
+            assert (reply.status, reply.stopped_by) == (OK, OK)
+
+    # --- what happens to the bookie ------------------------------------------------------
+
+    @rule()
+    def checkpoint(self) -> None:
+        """Everything goes into the index."""
+        self.run(self.room.engine.checkpoint())
+        self.synced()
+
+    @rule()
+    def restart(self) -> None:
+        """Stopped in order: nothing is lost, durable or not."""
+        self.synced()
+        self.go_on_with(self.machine, [])
+        assert self.room.engine.report.clean
+        assert self.room.engine.report.entries == 0
+
+    @rule(power=st.booleans())
+    def crash(self, power: bool) -> None:
+        """Killed, which loses nothing that was written, or without power."""
+        self.settle()
+        if power:
+            self.go_on_with(self.machine.without_power(self.name()), list(self.pending))
+        else:
+            self.synced()
+            self.go_on_with(self.machine.killed(self.name()), [])
+
+    @rule(
+        power=st.booleans(),
+        call=st.sampled_from(["pwritev", "fdatasync"]),
+        requests=st.lists(st.tuples(ledgers, id_lists, sizes), min_size=1, max_size=4),
+        fenced=st.one_of(st.none(), ledgers),
+    )
+    def crash_with_requests_in_flight(
+        self,
+        power: bool,
+        call: str,
+        requests: list[tuple[int, list[int], int]],
+        fenced: int | None,
+    ) -> None:
+        """The journal thread dies before a write or a sync, with requests in its queue."""
+        self.settle()
+        candidates = list(self.pending)
+
+        async def start() -> Hold:
+            for ledger_id in LEDGERS:
+                await self.room.engine.load(ledger_id)
+            hold = self.machine.disk.hold(call, ".journal")
+            accepted = deepcopy(self.model)
+            for number, (ledger_id, ids, size) in enumerate(requests):
+                ledger = accepted.setdefault(ledger_id, Ledger())
+                entries = batch(ledger_id, ids, size=size, salt=7)
+                # Recovery adds, because their acceptance depends on nothing but the deletion.
+                self.room.bookie.add(add_command(entries, recovery=True))
+                if not ledger.deleted:
+                    candidates.append(adding(ledger_id, ids, 7, size))
+                if number == 0 and fenced is not None and not self.ledger(fenced).deleted:
+                    state = await self.room.engine.load(fenced)
+                    self.room.engine.admission.fence(state, KEY)
+                    candidates.append(fencing(fenced))
+            if any(not self.ledger(request[0]).deleted for request in requests):
+                hold.wait_reached()
+            return hold
+
+        hold = self.run(start())
+        name = self.name()
+        machine = self.machine.without_power(name) if power else self.machine.killed(name)
+        hold.release()
+        if not power:
+            # Whatever was answered before was written before.
+            for request in candidates[: len(self.pending)]:
+                request.apply(self.durable)
+            candidates = candidates[len(self.pending) :]
+        self.go_on_with(machine, candidates)
+
+    @rule(ledger_id=ledgers, ids=id_lists)
+    def crash_in_a_checkpoint(self, ledger_id: int, ids: list[int]) -> None:
+        """Killed before the commit, with adds behind the barrier; or the commit goes through."""
+        self.settle()
+        gate = self.machine.store.gate = Hold("commit", "")
+        expected = self.expected_add(ledger_id, ids, 0, 20, recovery=False)
+
+        async def in_between() -> Machine:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self.room.engine.checkpoint())
+                await asyncio.to_thread(gate.wait_reached)
+                command = add_command(batch(ledger_id, ids, size=20))
+                assert (await self.answered(command)).status is expected
+                killed = self.machine.killed(self.name())
+                gate.release()
+            return killed
+
+        killed = self.run(in_between())
+        self.machine.store.gate = None
+        if expected is OK:
+            self.accepted(adding(ledger_id, ids, 0, 20))
+        self.synced()
+        self.go_on_with(killed, [])
+
+    @precondition(lambda self: not self.pending)
+    @rule()
+    def look_at_everything(self) -> None:
+        """The bookie is the model."""
+        assert self.run(observe(self.room)) == self.model
+
+    @invariant()
+    def live_bytes_are_sane(self) -> None:
+        """No file has fewer than none, and nothing was found to be wrong."""
+        if self.serving is not None:
+            assert not self.serving.done()
+            files = self.room.engine._booted.index.files()
+            assert all(row.live_bytes >= 0 for row in files.values())
+
+
+TestBookie = BookieModel.TestCase
+TestBookie.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)
