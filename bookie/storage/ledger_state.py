@@ -12,6 +12,7 @@ import hashlib
 import hmac
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from itertools import islice
 
 from bookie.formats.entry import lac_packet_ids
 from bookie.formats.index_rows import LedgerIndexRow
@@ -187,7 +188,10 @@ class LedgerStates:
 
     def _evict(self) -> None:
         """Forget the least recently used clean states, a bounded number of looks."""
-        for ledger_id in list(self._states)[: self._states_max // 100 + 1]:
+        for ledger_id in list(islice(self._states, self._states_max // 100 + 1)):
             state = self._states[ledger_id]
             if state.users == 0 and not self._is_dirty(ledger_id):
                 del self._states[ledger_id]
+            else:
+                # Out of the way, or states that cannot go would keep all others in memory.
+                self._states.move_to_end(ledger_id)

@@ -1,0 +1,153 @@
+"""States of ledgers in memory: one for each ledger, loaded once, evicted only when clean."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from bookie.errors import ChecksumError
+from bookie.formats.entry import pack_lac
+from bookie.formats.index_rows import LedgerIndexRow
+from bookie.ids import NO_ENTRY
+from bookie.storage.ledger_state import LedgerState, LedgerStates, digest_of_key
+from tests.unit.storage.machine import DIGESTER
+
+STATES_MAX = 10
+
+
+class Rows:
+    """An index that counts how often it is asked, and answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+        self.dirty: set[int] = set()
+        self.answer = asyncio.Event()
+        self.answer.set()
+        self.errors: list[Exception] = []
+
+    async def load(self, ledger_id: int) -> LedgerIndexRow | None:
+        """The row of a ledger; odd ones are unknown."""
+        self.asked.append(ledger_id)
+        await self.answer.wait()
+        if self.errors:
+            raise self.errors.pop(0)
+        return LedgerIndexRow(last_entry_id=ledger_id) if ledger_id % 2 == 0 else None
+
+    def states(self) -> LedgerStates:
+        """States on top of these rows."""
+        return LedgerStates(self.load, self.dirty.__contains__, STATES_MAX)
+
+
+async def test_concurrent_loads_share_one_look_up() -> None:
+    """And one state."""
+    rows = Rows()
+    rows.answer.clear()
+    states = rows.states()
+    async with asyncio.TaskGroup() as tasks:
+        loads = [tasks.create_task(states.load(4)) for _ in range(5)]
+        await asyncio.sleep(0)
+        rows.answer.set()
+    assert rows.asked == [4]
+    assert len({id(task.result()) for task in loads}) == 1
+    assert states.get(4) is loads[0].result()
+
+
+async def test_a_cancelled_loader_leaves_the_others_waiting_for_nothing() -> None:
+    """One of them looks again."""
+    rows = Rows()
+    rows.answer.clear()
+    states = rows.states()
+    async with asyncio.TaskGroup() as tasks:
+        first = tasks.create_task(states.load(4))
+        await asyncio.sleep(0)
+        second = tasks.create_task(states.load(4))
+        await asyncio.sleep(0)
+        first.cancel()
+        await asyncio.sleep(0)
+        rows.answer.set()
+    assert second.result().last_entry_id == 4
+    assert rows.asked == [4, 4]
+
+
+async def test_a_damaged_row_is_an_error_for_everybody() -> None:
+    """And is asked for again by the next one; an absent state is never made of it."""
+    rows = Rows()
+    rows.errors = [ChecksumError("damaged"), ChecksumError("damaged")]
+    states = rows.states()
+    for _ in range(2):
+        with pytest.raises(ChecksumError):
+            await states.load(4)
+    assert states.get(4) is None
+    assert (await states.load(4)).last_entry_id == 4
+
+
+async def test_clean_states_that_nobody_uses_are_evicted() -> None:
+    """The least recently used first; dirty ones and those in use stay, however many."""
+    rows = Rows()
+    states = rows.states()
+    kept = [await states.load(ledger_id) for ledger_id in (0, 2)]
+    rows.dirty.add(0)
+    kept[1].users = 1
+    for ledger_id in range(4, 60):
+        await states.load(ledger_id)
+    assert states.get(0) is kept[0]
+    assert states.get(2) is kept[1]
+    rows.dirty.clear()
+    kept[1].users = 0
+    for ledger_id in range(100, 160):
+        await states.load(ledger_id)
+    assert states.get(0) is None
+    assert len(states) <= STATES_MAX + 1
+    assert states.get(159) is not None
+
+
+def test_a_state_keeps_what_its_row_says() -> None:
+    """Back and forth."""
+    row = LedgerIndexRow(
+        fenced=True,
+        limbo=True,
+        deleted_at_ms=5,
+        key_digest=digest_of_key(b"k"),
+        lac_packet=pack_lac(7, 3, DIGESTER),
+        max_lac=9,
+        first_entry_id=1,
+        last_entry_id=12,
+        entries=4,
+        payload_bytes=400,
+    )
+    state = LedgerState(7, row)
+    assert state.row() == row
+    assert (state.exists, state.fence_durable, state.deleted) == (True, True, True)
+    unknown = LedgerState(7, None)
+    assert unknown.row() == LedgerIndexRow()
+    assert not unknown.exists
+
+
+@pytest.mark.parametrize("key", [b"", b"k", b"k" * 64])
+def test_a_key_is_adopted_once_and_never_kept_in_the_clear(key: bytes) -> None:
+    """What is stored is its digest; the empty key is bound like any other."""
+    state = LedgerState(7, None)
+    assert state.accepts_key(b"anything")
+    state.adopt_key(key)
+    state.adopt_key(b"another")
+    for _ in range(2):
+        assert state.accepts_key(key)
+        assert not state.accepts_key(b"another")
+    digest = state.row().key_digest
+    assert digest is not None
+    assert len(digest) == (32 if key else 0)
+    again = LedgerState(7, state.row())
+    assert again.accepts_key(key)
+    assert not again.accepts_key(key + b"x")
+
+
+def test_the_bounds_widen_and_the_lac_rises() -> None:
+    """In whatever order things come."""
+    state = LedgerState(7, None)
+    for first, last in ((5, 9), (2, 3), (7, 7), (20, 30)):
+        state.saw_entries(first, last)
+    assert (state.first_entry_id, state.last_entry_id) == (2, 30)
+    for lac in (NO_ENTRY, 4, 2, 6, 6, 5):
+        state.take_lac(pack_lac(7, lac, DIGESTER))
+    assert (state.lac_packet, state.max_lac) == (pack_lac(7, 6, DIGESTER), 6)
