@@ -291,6 +291,9 @@ class Engine:
         except StorageFailedError as error:
             self._failed(error)
             raise
+        except OSError as error:
+            self._failed(error)
+            raise StorageFailedError(f"a file could not be removed: {error}") from error
         except CorruptionError as error:
             # A page of the index is damaged: the next boot walks it and rebuilds it.
             self._failed(error)

@@ -55,16 +55,30 @@ def create_file(
     """
     path = os.path.join(directory, file_name(header.kind, header.number)) + TEMPORARY_SUFFIX
     try:
-        file = disk.create(path, allocate_bytes)
+        file = _create_with_header(disk, path, header, allocate_bytes, sync=publish)
     except OSError as error:
         if error.errno in DISK_FULL_ERRNOS:
             disk.unlink(path)
             raise DiskFullError(f"no room for a new file in {directory}") from error
         raise
-    file.pwritev([header.encode()], 0)
     if publish:
-        file.fdatasync()
         publish_file(disk, directory, header)
+    return file
+
+
+def _create_with_header(
+    disk: Disk, path: str, header: FileHeader, allocate_bytes: int, *, sync: bool
+) -> File:
+    file = disk.create(path, allocate_bytes)
+    try:
+        # Where space cannot be allocated ahead, a full device is found out only now. The file is
+        # nobody's yet, so that is no failure of anything committed.
+        file.pwritev([header.encode()], 0)
+        if sync:
+            file.fdatasync()
+    except OSError:
+        file.close()
+        raise
     return file
 
 

@@ -344,6 +344,21 @@ def test_without_reserve_even_essential_records_are_refused(journal: Journal) ->
     assert force.error is None
 
 
+@pytest.mark.parametrize("call", ["create", "pwritev", "fdatasync"])
+def test_a_full_device_may_show_at_any_step_of_a_new_file(journal: Journal, call: str) -> None:
+    """Where space is not allocated ahead, its header is the first thing that finds no room."""
+    fill(journal)
+    journal.disk.fail(call, ".journal.tmp", errno.ENOSPC, times=99)
+    plain, force = append(9000), ask(RequestKind.FORCE)
+    journal.handle(plain, force)
+    assert isinstance(plain.error, DiskFullError)
+    assert force.error is None
+    assert list(journal.machine.journal.glob("*.tmp")) == []
+    journal.disk.heal()
+    journal.handle(accepted := append(9000))
+    assert accepted.error is None
+
+
 def test_a_full_device_that_has_room_again_takes_records(journal: Journal) -> None:
     """The refusal was of that request, not of the journal."""
     fill(journal)
