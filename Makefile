@@ -97,7 +97,7 @@ types: $(VENV)/.dev ## mypy --strict over the package and the tests
 	$(BIN)/mypy
 
 imports: $(VENV)/.dev ## the floors: who may import whom
-	$(BIN)/lint-imports --no-logo
+	$(BIN)/lint-imports --no-logo --no-cache
 
 check: lint types imports proto-check test ## everything a change must pass
 

@@ -1,6 +1,6 @@
-"""A bookie against a model: adds, duplicates, conflicts, fences, LACs, deletes, limbo, checkpoints,
-restarts and crashes, in any order.
+"""A bookie against a model, in any order of what can happen to it.
 
+That is adds, duplicates, conflicts, fences, LACs, deletes, limbo, checkpoints, restarts, crashes.
 Requests that were answered are in the model. Those that were not, or were answered before they were
 durable, are pending, in the order of the journal: after a crash the bookie must be the model with
 some first part of the pending ones applied, and never with a later one but not an earlier one.
