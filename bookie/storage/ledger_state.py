@@ -188,7 +188,9 @@ class LedgerStates:
 
     def _evict(self) -> None:
         """Forget the least recently used clean states, a bounded number of looks."""
-        for ledger_id in list(islice(self._states, self._states_max // 100 + 1)):
+        # Not all of them: the newest is about to be used.
+        looks = min(self._states_max // 100 + 8, len(self._states) - 1)
+        for ledger_id in list(islice(self._states, looks)):
             state = self._states[ledger_id]
             if state.users == 0 and not self._is_dirty(ledger_id):
                 del self._states[ledger_id]
