@@ -403,12 +403,12 @@ class BookieModel(RuleBasedStateMachine):
         assert self.room.engine.report.clean
         assert self.room.engine.report.entries == 0
 
-    @rule(power=st.booleans())
-    def crash(self, power: bool) -> None:
+    @rule(power=st.booleans(), kept=st.integers(0, 255))
+    def crash(self, power: bool, kept: int) -> None:
         """Killed, which loses nothing that was written, or without power."""
         self.settle()
         if power:
-            self.go_on_with(self.machine.without_power(self.name()), list(self.pending))
+            self.go_on_with(self.machine.without_power(self.name(), kept), list(self.pending))
         else:
             self.synced()
             self.go_on_with(self.machine.killed(self.name()), [])
@@ -418,6 +418,7 @@ class BookieModel(RuleBasedStateMachine):
         call=st.sampled_from(["pwritev", "fdatasync"]),
         requests=st.lists(st.tuples(ledgers, id_lists, sizes), min_size=1, max_size=4),
         fenced=st.one_of(st.none(), ledgers),
+        kept=st.integers(0, 255),
     )
     def crash_with_requests_in_flight(
         self,
@@ -425,6 +426,7 @@ class BookieModel(RuleBasedStateMachine):
         call: str,
         requests: list[tuple[int, list[int], int]],
         fenced: int | None,
+        kept: int,
     ) -> None:
         """The journal thread dies before a write or a sync, with requests in its queue."""
         self.settle()
@@ -452,7 +454,7 @@ class BookieModel(RuleBasedStateMachine):
 
         hold = self.run(start())
         name = self.name()
-        machine = self.machine.without_power(name) if power else self.machine.killed(name)
+        machine = self.machine.without_power(name, kept) if power else self.machine.killed(name)
         hold.release()
         if not power:
             # Whatever was answered before was written before.

@@ -178,18 +178,25 @@ class FaultyDisk:
         """The names of the calls on paths that contain `part`, in order."""
         return [call.name for call in self.calls if part in call.path]
 
-    def lose_power(self, root: Path, copy: Path) -> None:
-        """Copy `root` as it would be found after a power cut now: what is not synced is gone."""
+    def lose_power(self, root: Path, copy: Path, kept: int = 0) -> None:
+        """Copy `root` as it would be found after a power cut now: what is not synced is gone.
+
+        The device may have written some of it by itself, in any order: bit n of `kept` keeps every
+        eighth unsynced write, the nth first.
+        """
         shutil.copytree(root, copy)
         for path, changes in self._unsynced.items():
             target = _moved(path, root, copy)
             if target is None or not target.exists():
                 continue
             with target.open("r+b") as file:
-                for change in reversed(changes):
+                for number, change in reversed(list(enumerate(changes))):
+                    if kept >> number % 8 & 1:
+                        continue
                     file.seek(change.offset)
                     file.write(change.before)
-                    file.truncate(max(change.size_before, 0))
+                    if not kept:
+                        file.truncate(change.size_before)
         for new, old in self._unsynced_names.items():
             target = _moved(new, root, copy)
             if target is not None and target.exists():

@@ -192,10 +192,13 @@ class Machine:
         shutil.copytree(self.root, copy)
         return self._on(copy)
 
-    def without_power(self, name: str) -> Machine:
-        """A machine after a power cut now: what was not synced is gone, the boot id is new."""
+    def without_power(self, name: str, kept: int = 0) -> Machine:
+        """A machine after a power cut now: what was not synced is gone, the boot id is new.
+
+        See `FaultyDisk.lose_power` about `kept`.
+        """
         copy = self.root.with_name(f"{self.root.name}-{name}")
-        self.disk.lose_power(self.root, copy)
+        self.disk.lose_power(self.root, copy, kept)
         machine = self._on(copy)
         machine.clock.boot = self.clock.boot + "'"
         return machine
