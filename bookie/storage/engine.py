@@ -260,6 +260,7 @@ class Engine:
         """Stop in order: checkpoint, journal thread, files. Nothing may be in flight."""
         try:
             if self._failure is None:
+                self._vouch()
                 with self._failing():
                     await self._checkpointer.run_last({META_CLEAN: b"1"})
         except DiskFullError as error:
@@ -332,7 +333,12 @@ class Engine:
 
     def _vouch_if_idle(self) -> None:
         idle = self._env.clock.monotonic() - self._last_block_at
-        if not self._vouched and not self._pending and idle >= self._settings.vouch_idle_seconds:
+        if not self._pending and idle >= self._settings.vouch_idle_seconds:
+            self._vouch()
+
+    def _vouch(self) -> None:
+        """Have the last block vouched for, unless it was."""
+        if not self._vouched:
             self._submit(JournalRequest(RequestKind.VOUCH, lambda request: None))
             self._vouched = True
 

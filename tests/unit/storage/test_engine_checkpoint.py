@@ -8,9 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from bookie.errors import DiskFullError
+from bookie.formats.blocks import FILE_HEADER_SIZE_BYTES
 from bookie.formats.index_rows import Mark
 from bookie.ids import Status
 from bookie.storage.engine import Engine
+from bookie.storage.files import read_header
+from bookie.storage.scan import blocks
 from tests.unit.storage.faulty_disk import Hold
 from tests.unit.storage.machine import (
     KEY,
@@ -249,6 +253,19 @@ async def die(machine: Machine, engine: Engine) -> Path:
     await engine.checkpoint()
     await engine.admission.delete(await engine.load(7), machine.clock.now_ms())
     return machine.journals()[0]
+
+
+async def test_a_stopped_engine_has_vouched_for_its_last_block(machine: Machine) -> None:
+    """Also if its last checkpoint found no room: then the journal is all there is."""
+    async with machine.engine() as engine:
+        await add(engine, 7, range(3))
+        machine.store.errors.append(DiskFullError("full"))
+    file = machine.disk.open(str(machine.journals()[0]))
+    *_, data, vouching = blocks(file, read_header(file), FILE_HEADER_SIZE_BYTES, 0)
+    assert vouching.header.record_count == 0
+    assert vouching.header.durable_upto == data.end
+    async with machine.engine() as engine:
+        assert await stored_ids(engine, 7) == [0, 1, 2]
 
 
 async def test_dead_files_go_after_the_commit_and_their_rows_with_the_next(
