@@ -78,9 +78,9 @@ class Bookie:
         self._usage = usage
         self._spawn = spawn
         self._reads = Reads(engine, settings)
-        self._adds_in_flight = ByteBudget(
-            settings.in_flight_add_bytes_max, metrics.in_flight_add_bytes.set
-        )
+        budget = ByteBudget(settings.in_flight_add_bytes_max)
+        metrics.in_flight_add_bytes.set_function(lambda: budget.used)
+        self._adds_in_flight = budget
         self._watches = LacWatches(metrics.lac_watches.set)
         self._closing = False
         self.set_read_only(COMMAND, read_only=settings.read_only)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
 
 
 class ByteBudget:
@@ -13,9 +12,8 @@ class ByteBudget:
     A request larger than the whole budget is admitted alone, so that it cannot wait for ever.
     """
 
-    def __init__(self, bytes_max: int, changed: Callable[[float], None]) -> None:
+    def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
-        self._changed = changed
         self._used = 0
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
@@ -53,7 +51,6 @@ class ByteBudget:
         """Return `size` bytes."""
         assert size <= self._used, "more bytes came back than were taken"
         self._used -= size
-        self._changed(self._used)
         self._admit()
 
     def _fits(self, size: int) -> bool:
@@ -61,7 +58,6 @@ class ByteBudget:
 
     def _take(self, size: int) -> None:
         self._used += size
-        self._changed(self._used)
 
     def _admit(self) -> None:
         while self._waiting and self._fits(self._waiting[0][0]):

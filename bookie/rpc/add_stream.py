@@ -107,10 +107,10 @@ class AddStream:
                     if not outcome.done():
                         await _settled(outcome)
                     outcome = self._result(outcome)
-                self._faults.count(RPC, outcome.status)
                 await context.write(
                     encode_add_response(request_id, outcome.status, outcome.message)
                 )
+                self._faults.count(RPC, outcome.status)
                 pending.popleft()
                 self._answered.set()
             if self._ended:

@@ -72,6 +72,8 @@ class Engine:
         self._failure: BookieError | None = None
         self._wake = asyncio.Event()
         self._journaled_bytes = 0
+        self._queued_bytes = 0
+        metrics.journal_queue_bytes.set_function(lambda: self._queued_bytes)
         self._last_block_at = environment.clock.monotonic()
         self._vouched = True
         self._slow_reported = False
@@ -357,7 +359,7 @@ class Engine:
         assert self._worker is not None, "the engine was not started"
         request.submitted_at = self._env.clock.monotonic()
         self._pending.append(request)
-        self._metrics.journal_queue_bytes.inc(request.size_bytes)
+        self._queued_bytes += request.size_bytes
         self._worker.submit(request)
 
     def _block_done(self, block: BlockDone) -> None:
@@ -365,7 +367,6 @@ class Engine:
         if self._failure is not None:
             return
         now = self._env.clock.monotonic()
-        self._metrics.journal_handback_seconds.observe(now - block.finished_at)
         for number, path in block.created:
             self._files.add(number, path)
         for rolled in block.rolled:
@@ -379,7 +380,8 @@ class Engine:
             if isinstance(request.error, DiskFullError):
                 self._turn_read_only(str(request.error))
             request.complete(request)
-        self._metrics.journal_queue_bytes.dec(size)
+        self._metrics.journal_handback_seconds.observe(now - block.finished_at)
+        self._queued_bytes -= size
         self._journaled_bytes += written
         self._last_block_at = now
         if written:

@@ -26,6 +26,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from bookie.config import StorageSettings
 from bookie.env import Environment, File
@@ -47,6 +48,9 @@ from bookie.formats.records import encode_link
 from bookie.storage.files import create_file, file_name
 from bookie.storage.window import Buffer
 from bookie.telemetry import Metrics
+
+if TYPE_CHECKING:
+    from prometheus_client import Histogram
 
 _LARGEST_ALIGNMENT_BYTES = 2 * max(ALIGNMENTS_BYTES)
 
@@ -158,6 +162,8 @@ class JournalWriter:
         self._rolled: list[RolledFile] = []
         self._created: list[tuple[int, str]] = []
         self._open: _OpenJournal | None = None
+        self._spent: list[tuple[Histogram, float]] = []
+        """What the calls for one block took, noted once its requests are completed."""
 
     def start(
         self,
@@ -208,8 +214,9 @@ class JournalWriter:
         return self._open
 
     def _commit(self, requests: list[JournalRequest], post: Callable[[BlockDone], None]) -> None:
-        started = self._env.clock.monotonic()
-        metrics = self._metrics
+        clock = self._env.clock.monotonic
+        started = clock()
+        self._spent.clear()
         accepted = self._make_room(requests)
         size = sum(request.size_bytes for request in accepted)
         vouch = self._has_room(0) and any(request.kind is RequestKind.VOUCH for request in accepted)
@@ -225,19 +232,17 @@ class JournalWriter:
                 request.mark = Mark(
                     journal.header.number, journal.end, self._sequence, journal.header.nonce
                 )
-        metrics.journal_group_requests.observe(len(accepted))
-        metrics.journal_group_bytes.observe(size)
-        metrics.journal_queue_seconds.observe(started - requests[0].submitted_at)
-        post(
-            BlockDone(
-                requests,
-                self._env.clock.monotonic(),
-                tuple(self._rolled),
-                tuple(self._created),
-            )
-        )
+        waited = started - requests[0].submitted_at
+        post(BlockDone(requests, clock(), tuple(self._rolled), tuple(self._created)))
         self._rolled.clear()
         self._created.clear()
+        # Whoever waits for the block has been told; the figures come after.
+        metrics = self._metrics
+        metrics.journal_group_requests.observe(len(accepted))
+        metrics.journal_group_bytes.observe(size)
+        metrics.journal_queue_seconds.observe(waited)
+        for histogram, seconds in self._spent:
+            histogram.observe(seconds)
 
     def _write(self, requests: list[JournalRequest], size: int) -> None:
         journal = self.current
@@ -266,8 +271,9 @@ class JournalWriter:
         length = BLOCK_HEADER_SIZE_BYTES + body_length
         block = [header, *buffers, padding(length, journal.header.alignment)]
         self._env.failpoints.hit("journal.before_write")
-        with self._metrics.journal_write_seconds.time():
-            journal.file.pwritev(block, journal.end)
+        began = self._env.clock.monotonic()
+        journal.file.pwritev(block, journal.end)
+        self._spend(self._metrics.journal_write_seconds, began)
         self._env.failpoints.hit("journal.after_write")
         self._metrics.journal_bytes_total.inc(length)
         journal.end += block_size_on_disk(body_length, journal.header.alignment)
@@ -279,10 +285,14 @@ class JournalWriter:
         if journal.durable_upto == journal.end:
             return
         self._env.failpoints.hit("journal.before_sync")
-        with self._metrics.journal_sync_seconds.time():
-            journal.file.fdatasync()
+        began = self._env.clock.monotonic()
+        journal.file.fdatasync()
+        self._spend(self._metrics.journal_sync_seconds, began)
         self._env.failpoints.hit("journal.after_sync")
         journal.durable_upto = journal.end
+
+    def _spend(self, histogram: Histogram, began: float) -> None:
+        self._spent.append((histogram, self._env.clock.monotonic() - began))
 
     def _make_room(self, requests: list[JournalRequest]) -> list[JournalRequest]:
         """The requests that fit, after a roll if one is needed; the others carry an error."""
