@@ -26,7 +26,6 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from bookie.config import StorageSettings
 from bookie.env import Environment, File
@@ -48,9 +47,6 @@ from bookie.formats.records import encode_link
 from bookie.storage.files import create_file, file_name
 from bookie.storage.window import Buffer
 from bookie.telemetry import Metrics
-
-if TYPE_CHECKING:
-    from prometheus_client import Histogram
 
 _LARGEST_ALIGNMENT_BYTES = 2 * max(ALIGNMENTS_BYTES)
 
@@ -162,7 +158,7 @@ class JournalWriter:
         self._rolled: list[RolledFile] = []
         self._created: list[tuple[int, str]] = []
         self._open: _OpenJournal | None = None
-        self._spent: list[tuple[Histogram, float]] = []
+        self._spent: list[tuple[Callable[[float], None], float]] = []
         """What the calls for one block took, noted once its requests are completed."""
 
     def start(
@@ -241,8 +237,8 @@ class JournalWriter:
         metrics.journal_group_requests.observe(len(accepted))
         metrics.journal_group_bytes.observe(size)
         metrics.journal_queue_seconds.observe(waited)
-        for histogram, seconds in self._spent:
-            histogram.observe(seconds)
+        for observe, seconds in self._spent:
+            observe(seconds)
 
     def _write(self, requests: list[JournalRequest], size: int) -> None:
         journal = self.current
@@ -273,7 +269,7 @@ class JournalWriter:
         self._env.failpoints.hit("journal.before_write")
         began = self._env.clock.monotonic()
         journal.file.pwritev(block, journal.end)
-        self._spend(self._metrics.journal_write_seconds, began)
+        self._spend(self._metrics.journal_write_seconds.observe, began)
         self._env.failpoints.hit("journal.after_write")
         self._metrics.journal_bytes_total.inc(length)
         journal.end += block_size_on_disk(body_length, journal.header.alignment)
@@ -287,12 +283,12 @@ class JournalWriter:
         self._env.failpoints.hit("journal.before_sync")
         began = self._env.clock.monotonic()
         journal.file.fdatasync()
-        self._spend(self._metrics.journal_sync_seconds, began)
+        self._spend(self._metrics.journal_sync_seconds.observe, began)
         self._env.failpoints.hit("journal.after_sync")
         journal.durable_upto = journal.end
 
-    def _spend(self, histogram: Histogram, began: float) -> None:
-        self._spent.append((histogram, self._env.clock.monotonic() - began))
+    def _spend(self, observe: Callable[[float], None], began: float) -> None:
+        self._spent.append((observe, self._env.clock.monotonic() - began))
 
     def _make_room(self, requests: list[JournalRequest]) -> list[JournalRequest]:
         """The requests that fit, after a roll if one is needed; the others carry an error."""
