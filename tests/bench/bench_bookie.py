@@ -20,6 +20,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -172,6 +173,7 @@ def disk_alone(
     path = str(directory / "ceiling")
     file = disk.create(path, capacity)
     latencies: list[float] = []
+    rhythm = threading.Event()
     offset = 0
     begin = time.perf_counter()
     while (now := time.perf_counter()) - begin < seconds:
@@ -184,7 +186,7 @@ def disk_alone(
         offset += len(block)
         latencies.append(time.perf_counter() - now)
         if pause_seconds:
-            time.sleep(pause_seconds)
+            rhythm.wait(pause_seconds)
     elapsed = sum(latencies) if pause_seconds else time.perf_counter() - begin
     file.close()
     disk.unlink(path)
