@@ -12,11 +12,13 @@ SHELL := /bin/bash
 
 VENV ?= .venv
 DATA ?= ./data
+DOCKER ?= docker
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help setup run demo docker test-core test test-system fault soak bench lint types imports \
+.PHONY: help setup run demo docker test-core test test-system test-image fault soak bench lint types \
+	imports
 	check format proto proto-check lock clean
 
 help: ## list the verbs
@@ -64,8 +66,8 @@ run: $(VENV)/.core ## three bookies on this machine, data in ./data; Ctrl-C stop
 demo: $(VENV)/.core ## kill bookies in the middle of a stream; every byte comes back
 	@exec $(BIN)/bookie demo
 
-docker: ## build the container image bookie
-	docker build --tag bookie .
+docker: ## build the container image bookie; DOCKER=podman and BASE_IMAGE=… do as well
+	$(DOCKER) build $(if $(BASE_IMAGE),--build-arg BASE_IMAGE=$(BASE_IMAGE)) --tag bookie .
 
 # ---- test it --------------------------------------------------------------------------------------
 
@@ -77,6 +79,9 @@ test: $(VENV)/.test ## every test that needs nothing but PyPI
 
 test-system: $(VENV)/.test ## tests that need root or Debian packages (.ci/run installs them)
 	$(PYTEST) tests/system
+
+test-image: ## build the image of Debian packages with podman and run a bookie in it; root, 4 min
+	tests/image/check.sh
 
 fault: $(VENV)/.test ## real processes, killed and stopped
 	$(PYTEST) tests/fault
