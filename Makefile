@@ -17,9 +17,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help setup run demo docker test-core test test-system test-image fault soak bench lint types \
-	imports
-	check format proto proto-check lock clean
+.PHONY: help setup run demo docker test-core test test-system test-image fault soak bench lint \
+	types imports check format proto proto-check lock clean
 
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
