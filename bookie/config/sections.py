@@ -131,6 +131,11 @@ class StorageSettings(Section):
         le=GIB,
         description="Size at which a new journal file begins.",
     )
+    journal_allocate_bytes: Size = Field(
+        default=16 * MIB,
+        ge=64 * KIB,
+        description="A journal file reserves its space in steps of this size as it grows.",
+    )
     block_bytes_max: Size = Field(
         default=8 * MIB,
         ge=4 * KIB,

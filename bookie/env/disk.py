@@ -55,6 +55,13 @@ class File(Protocol):
         """Bytes up to the end of the file."""
         ...
 
+    def allocate(self, offset: int, size: int) -> None:
+        """Reserve `size` bytes at `offset` (not zero-filled); the file then ends there or later.
+
+        An error may leave some of it reserved; `truncate` gives that back.
+        """
+        ...
+
     def truncate(self, size: int) -> None:
         """Cut the file to `size` bytes, freeing what was allocated beyond; not yet durable."""
         ...
@@ -187,6 +194,10 @@ class PosixFile:
         """See `File.size`."""
         return os.fstat(self._fd).st_size
 
+    def allocate(self, offset: int, size: int) -> None:
+        """See `File.allocate`."""
+        allocate(self._fd, size, offset)
+
     def truncate(self, size: int) -> None:
         """See `File.truncate`."""
         os.ftruncate(self._fd, size)
@@ -283,12 +294,12 @@ class PosixDisk:
         )
 
 
-def allocate(fd: int, size_bytes: int) -> None:
-    """Reserve the first `size_bytes` of a file, which keeps what it has."""
+def allocate(fd: int, size_bytes: int, offset: int = 0) -> None:
+    """Reserve `size_bytes` of a file from `offset` on; it keeps what it has."""
     try:
-        os.posix_fallocate(fd, 0, size_bytes)
+        os.posix_fallocate(fd, offset, size_bytes)
     except OSError as error:
         if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
             raise
         # A file system without allocation: the size is set, the space is not promised.
-        os.ftruncate(fd, size_bytes)
+        os.ftruncate(fd, max(offset + size_bytes, os.fstat(fd).st_size))

@@ -418,7 +418,7 @@ class Boot:
 
         A bookie that cannot write can still be read from, so it has to come up.
         """
-        size = self._settings.journal_file_bytes_max
+        size = min(self._settings.journal_allocate_bytes, self._settings.journal_file_bytes_max)
         smaller = sorted({min(size, limit) for limit in SMALL_FILES_BYTES})
         while True:
             try:

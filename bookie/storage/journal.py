@@ -14,6 +14,7 @@ APPEND     no                the records are written (readable, not durable)
 FORCE      any               everything submitted before it is durable
 BARRIER    any               as FORCE; it ends its block, and `mark` is that end
 VOUCH      any               as FORCE; an empty block that says so is durable as well
+ROLL       any               as FORCE; what comes after it goes into a new file, if there is room
 =========  ================  =================================================================
 
 `durable_upto` advances only by fdatasync of the file, never by a flag of a single write, because
@@ -25,6 +26,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from bookie.config import StorageSettings
@@ -44,7 +46,7 @@ from bookie.formats.blocks import (
 )
 from bookie.formats.index_rows import Mark
 from bookie.formats.records import encode_link
-from bookie.storage.files import create_file, file_name
+from bookie.storage.files import DISK_FULL_ERRNOS, create_file, file_name
 from bookie.storage.window import Buffer
 from bookie.telemetry import Metrics
 
@@ -64,6 +66,7 @@ class RequestKind(enum.Enum):
     FORCE = enum.auto()
     BARRIER = enum.auto()
     VOUCH = enum.auto()
+    ROLL = enum.auto()
 
 
 @dataclass(slots=True, eq=False)
@@ -120,6 +123,7 @@ class _OpenJournal:
     header: FileHeader
     path: str
     size_bytes: int
+    """What is allocated; a write within it needs no new space."""
     end: int = FILE_HEADER_SIZE_BYTES
     durable_upto: int = FILE_HEADER_SIZE_BYTES
 
@@ -169,7 +173,10 @@ class JournalWriter:
         size_bytes: int,
         predecessor: Predecessor | None,
     ) -> Mark:
-        """Begin with a file that boot has published; returns the mark of its start."""
+        """Begin with a file that boot has published; returns the mark of its start.
+
+        `size_bytes` of the file are allocated; it grows up to the size of a journal file.
+        """
         self._open = _OpenJournal(file, header, path, size_bytes)
         if predecessor is not None:
             self._link = encode_link(predecessor.number, predecessor.nonce, predecessor.end)
@@ -215,7 +222,7 @@ class JournalWriter:
         self._spent.clear()
         accepted = self._make_room(requests)
         size = sum(request.size_bytes for request in accepted)
-        vouch = self._has_room(0) and any(request.kind is RequestKind.VOUCH for request in accepted)
+        vouch = self._can_vouch() and any(request.kind is RequestKind.VOUCH for request in accepted)
         if vouch:
             self._sync()
         if size or vouch:
@@ -228,6 +235,10 @@ class JournalWriter:
                 request.mark = Mark(
                     journal.header.number, journal.end, self._sequence, journal.header.nonce
                 )
+        if any(request.kind is RequestKind.ROLL for request in accepted):
+            # Without room the old file goes on; whoever asked finds no new one.
+            with suppress(DiskFullError):
+                self._roll(self._first_allocation(0))
         waited = started - requests[0].submitted_at
         post(BlockDone(requests, clock(), tuple(self._rolled), tuple(self._created)))
         self._rolled.clear()
@@ -291,11 +302,11 @@ class JournalWriter:
         self._spent.append((observe, self._env.clock.monotonic() - began))
 
     def _make_room(self, requests: list[JournalRequest]) -> list[JournalRequest]:
-        """The requests that fit, after a roll if one is needed; the others carry an error."""
+        """The requests that fit, in a longer or a new file if need be; the others have an error."""
         if self._fits(requests):
             return requests
         try:
-            self._roll(self._settings.journal_file_bytes_max)
+            self._grow(requests)
         except DiskFullError as error:
             for request in requests:
                 if request.size_bytes and not request.essential:
@@ -326,15 +337,51 @@ class JournalWriter:
 
     def _fits(self, requests: list[JournalRequest]) -> bool:
         size = sum(request.size_bytes for request in requests)
-        # One empty block more must always fit: the one that vouches for the last. Requests without
-        # a record need no room, and neither roll nor take the reserve.
-        return not size or self._has_room(size, self.current.header.alignment)
+        # Requests without a record need no room, and neither roll nor take the reserve.
+        return not size or self.current.end + self._room_for(size) <= self.current.size_bytes
 
-    def _has_room(self, size: int, more: int = 0) -> bool:
-        """Whether a block with records of `size` bytes, and `more` bytes, go into the file."""
+    def _room_for(self, size: int) -> int:
+        """What a block with records of `size` bytes takes, and the empty one that vouches for it.
+
+        The latter must always fit.
+        """
+        alignment = self.current.header.alignment
+        return block_size_on_disk(size + len(self._link), alignment) + alignment
+
+    def _grow(self, requests: list[JournalRequest]) -> None:
+        """Allocate more of the file, or begin a new one when this one has its full size.
+
+        In steps, because what is allocated and not used yet is lost to everybody else.
+
+        Raises:
+            DiskFullError: there is no room; the file is as it was.
+        """
         journal = self.current
-        needed = block_size_on_disk(size + len(self._link), journal.header.alignment)
-        return journal.end + needed + more <= journal.size_bytes
+        needed = self._room_for(sum(request.size_bytes for request in requests))
+        limit = self._settings.journal_file_bytes_max
+        if journal.end + needed > limit:
+            self._roll(self._first_allocation(needed + _LARGEST_ALIGNMENT_BYTES))
+            return
+        step = self._settings.journal_allocate_bytes
+        size = min(max(journal.size_bytes + step, journal.end + needed), limit)
+        try:
+            journal.file.allocate(journal.size_bytes, size - journal.size_bytes)
+        except OSError as error:
+            if error.errno not in DISK_FULL_ERRNOS:
+                raise
+            journal.file.truncate(journal.size_bytes)
+            raise DiskFullError("no room for the journal to grow") from error
+        journal.size_bytes = size
+
+    def _first_allocation(self, needed: int) -> int:
+        """What a new file reserves, so that `needed` bytes of blocks go into it."""
+        wanted = max(self._settings.journal_allocate_bytes, FILE_HEADER_SIZE_BYTES + needed)
+        return min(wanted, self._settings.journal_file_bytes_max)
+
+    def _can_vouch(self) -> bool:
+        journal = self.current
+        needed = block_size_on_disk(len(self._link), journal.header.alignment)
+        return journal.end + needed <= journal.size_bytes
 
     def _roll(self, size_bytes: int) -> None:
         """Go on in a new file; the old one is durable before the new one takes a record."""

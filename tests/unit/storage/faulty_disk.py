@@ -124,6 +124,11 @@ class FaultyFile:
         """Size."""
         return self._file.size()
 
+    def allocate(self, offset: int, size: int) -> None:
+        """Reserve."""
+        self._disk.called(Call("allocate", self.path, offset, size))
+        self._file.allocate(offset, size)
+
     def truncate(self, size: int) -> None:
         """Cut."""
         self._disk.called(Call("truncate", self.path, size))

@@ -422,3 +422,68 @@ def test_closing_gives_back_what_was_never_used(journal: Journal) -> None:
     assert journal.size(1) == FILE_BYTES
     journal.writer.close()
     assert journal.size(1) == end
+
+
+@pytest.fixture(name="growing")
+def _growing(tmp_path: Path) -> Iterator[Journal]:
+    journal = Journal(
+        tmp_path, journal_file_bytes_max=4 * FILE_BYTES, journal_allocate_bytes=FILE_BYTES
+    )
+    yield journal
+    journal.disk.heal()
+    journal.writer.close()
+
+
+def test_a_file_reserves_its_space_in_steps(growing: Journal) -> None:
+    """One step ahead of what is written, up to its full size; then a new one begins."""
+    for _ in range(7):
+        growing.handle(append(30 * KIB))
+    assert growing.size(1) == 4 * FILE_BYTES
+    grown = [call for call in growing.disk.calls if call.name == "allocate"]
+    assert [(call.offset, call.size) for call in grown] == [
+        (step * FILE_BYTES, FILE_BYTES) for step in (1, 2, 3)
+    ]
+    growing.handle(append(50 * KIB))
+    assert growing.writer.current.header.number == 2
+    assert growing.size(2) == FILE_BYTES
+    assert len(growing.scan(1)) == 7
+    assert growing.size(1) < 4 * FILE_BYTES
+
+
+def test_a_file_that_cannot_grow_takes_what_is_essential_in_a_small_one(growing: Journal) -> None:
+    """The failed step gives back what it got; plain records are refused as at a failed roll."""
+    growing.handle(append(30 * KIB))
+    growing.disk.fail("allocate", ".journal", errno.ENOSPC)
+    growing.disk.fail("create", ".journal", errno.ENOSPC, times=2)
+    plain, fence = append(40 * KIB), append(1 * KIB, essential=True)
+    growing.handle(plain, fence)
+    assert isinstance(plain.error, DiskFullError)
+    assert fence.error is None
+    assert fence.file_number == 1
+    assert growing.size(1) == FILE_BYTES
+    assert "truncate" in growing.disk.names_called("00000001.journal")
+    growing.disk.heal()
+    after = append(40 * KIB)
+    growing.handle(after)
+    assert (after.error, after.file_number) == (None, 1)
+
+
+def test_a_device_that_fails_while_a_file_grows_ends_the_thread(growing: Journal) -> None:
+    """Anything but a full device is a failure."""
+    growing.handle(append(30 * KIB))
+    growing.disk.fail("allocate", ".journal", errno.EIO)
+    with pytest.raises(OSError, match="Input/output"):
+        growing.handle(append(40 * KIB))
+
+
+def test_a_roll_on_request_begins_a_new_file(growing: Journal) -> None:
+    """What is asked for in the same group stays in the old one; without room nothing happens."""
+    first, roll = append(), ask(RequestKind.ROLL)
+    growing.handle(first, roll)
+    assert (first.file_number, roll.error) == (1, None)
+    assert [rolled.number for rolled in growing.done[-1].rolled] == [1]
+    assert growing.writer.current.header.number == 2
+    growing.disk.fail("create", ".journal", errno.ENOSPC)
+    growing.handle(ask(RequestKind.ROLL), after := append())
+    assert after.file_number == 2
+    assert growing.writer.current.header.number == 2
