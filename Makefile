@@ -17,8 +17,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help setup run demo docker test-core test test-system test-image fault soak bench lint \
-	types imports check format proto proto-check lock clean
+.PHONY: help setup run demo docker test-core test test-system test-image fault soak soak-system \
+	bench lint types imports check format proto proto-check lock clean
 
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -87,6 +87,9 @@ fault: $(VENV)/.test ## real processes, killed and stopped
 
 soak: $(VENV)/.test ## the same tests with their long counts; takes an hour or more
 	$(PYTEST) --hypothesis-profile=soak tests/unit tests/property tests/fault
+
+soak-system: $(VENV)/.test ## as root: six hundred power cuts; takes half an hour
+	$(PYTEST) --hypothesis-profile=soak tests/system
 
 bench: $(VENV)/.test ## one bookie beside the ceilings of this machine; prints, asserts nothing
 	$(BIN)/python -m tests.bench.bench_bookie

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,7 +42,7 @@ LIFE_SECONDS_MAX = 30.0
 IN_FLIGHT_MAX = 16
 
 # Small, so that a life of a second rolls the journal and makes several checkpoints.
-SETTINGS: dict[str, dict[str, object]] = {
+SETTINGS: Mapping[str, Mapping[str, object]] = {
     "storage": {
         "block_bytes_max": "5MiB",
         "journal_file_bytes_max": "5MiB",
@@ -112,19 +112,26 @@ class Life:
 
 
 class CrashHarness:
-    """A bookie in one directory, its promises, and how to end it."""
+    """A bookie in one directory, its promises, and how to end it.
 
-    def __init__(self, directory: Path, seed: int) -> None:
+    Its lives end by SIGKILL; who lets them end otherwise overrides `_end` and `_ended_rightly`.
+    """
+
+    def __init__(
+        self, directory: Path, seed: int, settings: Mapping[str, Mapping[str, object]] = SETTINGS
+    ) -> None:
         self.seed = seed
         self.random = random.Random(seed)
         self.promises = Promises()
         self.lives: list[Life] = []
+        self.device_fails = False
+        """From then on the bookie may refuse anything; what it did acknowledge still counts."""
         port, http_port = free_ports(2)
         member = Member("b1", port, http_port)
         layout = Layout(f"local://{directory}/metadata", (member,))
-        write_configuration(directory, layout, member, SETTINGS)
+        write_configuration(directory, layout, member, settings)
         self._metadata_uri = layout.metadata_uri
-        self._process = BookieProcess(member, directory / "b1")
+        self._process = self._new_process(member, directory / "b1")
         self._instance_id = ""
         self._next_ledger_id = 1
 
@@ -158,13 +165,23 @@ class CrashHarness:
 
     # --- a life ------------------------------------------------------------------------------
 
+    def _new_process(self, member: Member, directory: Path) -> BookieProcess:
+        return BookieProcess(member, directory)
+
+    async def _end(self, kill: Kill) -> None:
+        """End the life of a bookie that is under load."""
+        await self._process.kill()
+
+    def _ended_rightly(self) -> bool:
+        return self._process.exit_status == -9
+
     async def _boot(self, kill: Kill) -> tuple[int, bool]:
         """Start with the failpoint armed. Whether it was passed before the bookie was ready."""
         environment = {"BOOKIE_FAILPOINT": kill.failpoint} if kill.failpoint else {}
         try:
             await self._process.start(environment)
         except ShuttingDownError:
-            assert self._process.exit_status == -9, self._story()
+            assert self._ended_rightly(), self._story()
             return 1, True
         return 1, False
 
@@ -183,8 +200,8 @@ class CrashHarness:
             await self._verify(channel)
         except BookieUnreachableError:
             async with asyncio.timeout(CALL_SECONDS):
-                status = await self._process.wait()
-            assert status == -9, self._story()
+                await self._process.wait()
+            assert self._ended_rightly(), self._story()
             return True
         return False
 
@@ -197,10 +214,10 @@ class CrashHarness:
             await asyncio.wait((dead,), timeout=seconds)
             by_itself = dead.done()
             if not by_itself:
-                await self._process.kill()
+                await self._end(kill)
             await dead
             load.cancel()
-        assert self._process.exit_status == -9, self._story()
+        assert self._ended_rightly(), self._story()
         return by_itself
 
     def new_ledger(self) -> LedgerAtClient:
@@ -262,7 +279,10 @@ class CrashHarness:
 
     def _story(self) -> str:
         lives = "\n".join(f"  {life}" for life in self.lives)
-        return f"\nseed {self.seed}, log {self._process.log_path}, lives so far:\n{lives}"
+        return (
+            f"\nseed {self.seed}, last exit {self._process.exit_status}, "
+            f"log {self._process.log_path}, lives so far:\n{lives}"
+        )
 
 
 def add_request(request_id: int, ledger_id: int, first: int, payloads: list[bytes]) -> bytes:
@@ -271,6 +291,10 @@ def add_request(request_id: int, ledger_id: int, first: int, payloads: list[byte
     return encode_add_request(
         request_id, ledger_id, batch, master_key=KEY, payload_crc32c=crc32c.crc32c(batch.payload)
     )
+
+
+class RefusedError(AssertionError):
+    """The bookie refused what it has to take as long as its devices work."""
 
 
 class Load:
@@ -307,6 +331,9 @@ class Load:
                     await asyncio.sleep(self._random.uniform(0, 0.4))
         except BookieUnreachableError:
             return
+        except RefusedError:
+            if not self._harness.device_fails:
+                raise
 
     async def _add(self, send: object) -> None:
         assert callable(send)
@@ -341,7 +368,7 @@ class Load:
                 self._refused.append(f"an add after the fence of ledger {ledger.ledger_id} was OK")
             self._harness.promises.batches.append(stored)
             ledger.lac = max(ledger.lac, stored.last)
-        elif not (status is Status.FENCED and ledger.fence_asked):
+        elif not (self._harness.device_fails or (status is Status.FENCED and ledger.fence_asked)):
             self._refused.append(f"{stored}: {status.name} {message}")
 
     def _broken(self, error: BookieError) -> None:
@@ -355,8 +382,8 @@ class Load:
         ledger = self._random.choice([*known[-8:], self._harness.new_ledger()])
         ledger.fence_asked = True
         reply = await self._channel.fence(ledger.ledger_id, KEY, timeout=CALL_SECONDS)
-        assert reply.status in (Status.OK, Status.NO_SUCH_LEDGER), reply
-        assert reply.fenced
+        if not reply.fenced or reply.status not in (Status.OK, Status.NO_SUCH_LEDGER):
+            raise RefusedError(f"fence of ledger {ledger.ledger_id}: {reply}")
         ledger.fenced = True
         if ledger in self._ledgers:
             self._ledgers[self._ledgers.index(ledger)] = self._harness.new_ledger()
@@ -365,7 +392,8 @@ class Load:
         ledger = self._random.choice(self._ledgers)
         packet = pack_lac(ledger.ledger_id, ledger.lac, DIGESTER)
         reply = await self._channel.write_lac(ledger.ledger_id, KEY, packet, timeout=CALL_SECONDS)
-        assert reply.status in (Status.OK, Status.NO_SUCH_LEDGER, Status.FENCED), reply
+        if reply.status not in (Status.OK, Status.NO_SUCH_LEDGER, Status.FENCED):
+            raise RefusedError(f"LAC of ledger {ledger.ledger_id}: {reply}")
 
     async def _read_back(self) -> None:
         """What was acknowledged can be read at once, wherever it is just then."""
@@ -374,4 +402,5 @@ class Load:
             wanted = self._random.choice(batches[-50:])
             command = ReadCommand(wanted.ledger_id, wanted.first, wanted.last)
             reply = await self._channel.read(command, timeout=CALL_SECONDS)
-            assert reply.batch is not None, f"{wanted} was acknowledged, and now: {reply}"
+            if reply.batch is None:
+                raise RefusedError(f"{wanted} was acknowledged, and now: {reply}")

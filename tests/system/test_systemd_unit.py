@@ -38,6 +38,14 @@ def test_systemd_accepts_the_unit_without_a_word(tmp_path: Path) -> None:
     assert analyze("verify", "--man=no", installed_unit(tmp_path)) == ""
 
 
+def test_a_failed_disk_is_not_served_from_again() -> None:
+    """Nothing restarts a bookie whose disk failed, and so hides it, by status or by signal."""
+    text = (SYSTEMD / "bookie.service").read_text(encoding="utf-8")
+    found = re.search(r"^RestartPreventExitStatus=(.*)$", text, re.MULTILINE)
+    assert found
+    assert {"74", "SIGBUS"} <= set(found[1].split())
+
+
 def test_the_service_is_confined(tmp_path: Path) -> None:
     """Loosening the hardening shows here."""
     report = analyze("security", "--offline=true", "--no-pager", installed_unit(tmp_path))
