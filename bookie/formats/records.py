@@ -15,7 +15,8 @@ type name     body
 4    LAC      ledger id, packet length u16, explicit-LAC packet
 5    DELETED  ledger id, deletion time in ms since 1970 i64
 6    LINK     predecessor's file number u64, nonce 16 bytes, end offset u64.
-              First record of a file's first block, if it has a predecessor
+              First record of a file's first block, if it has a predecessor.
+              In an entry log: the newest file whose records it may hold, end 0
 7    LIMBO    ledger id. Entries may be missing here: no negative answers
 8    UNLIMBO  ledger id. The ledger has been made whole again
 ==== ======== ==================================================================
@@ -210,30 +211,39 @@ def parse_records(body: memoryview, count: int) -> Iterator[tuple[int, Record]]:
             record, numbers that do not add up, or other than `count` records.
     """
     at = 0
-    size = len(body)
     for _ in range(count):
-        if at + RECORD_HEADER_SIZE_BYTES > size:
-            raise FormatError(f"a record header at {at} lies outside its block of {size} bytes")
-        kind, flags, reserved, length = _HEADER.unpack_from(body, at)
-        start = at + RECORD_HEADER_SIZE_BYTES
-        end = start + length
-        if end > size:
-            raise FormatError(f"a record at {at} ends outside its block of {size} bytes")
-        if reserved:
-            raise NewerFormatError(f"a record at {at} was written by a newer version")
-        if kind == RecordType.ENTRIES:
-            yield at, _parse_entries(body, start, end, flags)
-        else:
-            parser = _PARSERS.get(kind)
-            if parser is None or flags:
-                raise FormatError(
-                    f"a record at {at} has type {kind} with flags {flags}, "
-                    "which this version does not know"
-                )
-            yield at, parser(body[start:end])
+        record, end = _parse(body, at)
+        yield at, record
         at = end
-    if at != size:
-        raise FormatError(f"{count} records end at {at}, their block has {size} bytes")
+    if at != len(body):
+        raise FormatError(f"{count} records end at {at}, their block has {len(body)} bytes")
+
+
+def parse_record_at(body: memoryview, at: int) -> Record:
+    """The record that starts at `at` of a block's body; raises like `parse_records`."""
+    return _parse(body, at)[0]
+
+
+def _parse(body: memoryview, at: int) -> tuple[Record, int]:
+    """The record at `at` and where it ends."""
+    size = len(body)
+    if at + RECORD_HEADER_SIZE_BYTES > size:
+        raise FormatError(f"a record header at {at} lies outside its block of {size} bytes")
+    kind, flags, reserved, length = _HEADER.unpack_from(body, at)
+    start = at + RECORD_HEADER_SIZE_BYTES
+    end = start + length
+    if end > size:
+        raise FormatError(f"a record at {at} ends outside its block of {size} bytes")
+    if reserved:
+        raise NewerFormatError(f"a record at {at} was written by a newer version")
+    if kind == RecordType.ENTRIES:
+        return _parse_entries(body, start, end, flags), end
+    parser = _PARSERS.get(kind)
+    if parser is None or flags:
+        raise FormatError(
+            f"a record at {at} has type {kind} with flags {flags}, which this version does not know"
+        )
+    return parser(body[start:end]), end
 
 
 def _encode(kind: RecordType, body: bytes) -> bytes:

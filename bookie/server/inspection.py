@@ -105,9 +105,7 @@ def _file_summary(
 
 
 def _summarize(block: ScannedBlock) -> BlockSummary:
-    records = [
-        record for _, record in parse_records(memoryview(block.body), block.header.record_count)
-    ]
+    records = [record for _, record in parse_records(block.body, block.header.record_count)]
     return BlockSummary(
         offset=block.offset,
         end=block.end,

@@ -49,11 +49,11 @@ from bookie.storage.index import (
     CheckpointChange,
     Committed,
     Index,
-    LedgerChange,
     SealedFile,
 )
 from bookie.storage.journal import SMALL_FILES_BYTES, JournalWriter, journal_path
 from bookie.storage.ledger_state import LedgerState
+from bookie.storage.portion import Portion
 from bookie.storage.replay import Replay, ReplayOutcome
 from bookie.telemetry import Metrics
 
@@ -114,12 +114,15 @@ class Boot:
         metrics: Metrics,
         directories: Directories,
         identity: Identity,
+        advance: Callable[[int], None] = lambda size: None,
     ) -> None:
+        """`advance` hears how many bytes of the files have been read."""
         self._env = environment
         self._settings = settings
         self._metrics = metrics
         self._dirs = directories
         self._identity = identity
+        self._advance = advance
         self._corrupt: list[str] = []
         self._next_number: Callable[[], int] = itertools.count(1).__next__
 
@@ -166,6 +169,9 @@ class Boot:
             raise
 
     def _start_from(self, index: Index, started: float, *, rebuilt: bool) -> Booted:
+        if rebuilt:
+            # Whatever an interrupted rebuild left.
+            index.clear()
         clean = index.meta(META_CLEAN) == b"1" and not rebuilt
         os_crashed = self._operating_system_crashed(index)
         if not clean and not rebuilt and (os_crashed or self._dirs.was_failed()):
@@ -180,21 +186,13 @@ class Boot:
         journals, logs = self._files_on_disk()
         self._start_numbers(rows, journals, logs)
         outcome = self._outcome(index, rows, journals, logs, rebuilt=rebuilt)
-        self._corrupt += outcome.corrupt
         integrity = bool(self._corrupt) or rebuilt or index.meta(META_INTEGRITY) == b"1"
         writer, mark = self._new_journal(outcome)
         removed = [number for number in rows if number not in journals and number not in logs]
         self._env.failpoints.hit("boot.before_commit")
         change = CheckpointChange(
             mark=mark,
-            ledgers=[
-                LedgerChange(
-                    state.ledger_id,
-                    state.row(),
-                    outcome.generation.table_of(state.ledger_id),
-                )
-                for state in outcome.states.values()
-            ],
+            ledgers=outcome.portion.changes(),
             sealed=[*outcome.sealed, *self._forgotten(rows, journals, outcome)],
             removed_files=[number for number in removed if rows[number].live_bytes == 0],
             meta={
@@ -207,7 +205,8 @@ class Boot:
         )
         committed = self._commit(index, change)
         self._env.failpoints.hit("boot.after_commit")
-        for state in outcome.states.values():
+        states = outcome.portion.states
+        for state in states.values():
             state.entries, state.payload_bytes = committed.counts[state.ledger_id]
         self._give_back(outcome, journals)
         self._dirs.clear_failed()
@@ -232,7 +231,7 @@ class Boot:
             self._next_number,
             writer,
             mark,
-            outcome.states,
+            states,
             committed.dead_files,
             report,
         )
@@ -346,19 +345,24 @@ class Boot:
         mark = index.mark()
         if mark is not None and mark.file_number not in journals:
             self._corrupt.append(f"the journal file {mark.file_number} of the mark is missing")
-        wanted = [
-            (number, path)
-            for number, path in journals.items()
-            if mark is None or number >= mark.file_number
-        ]
         try:
-            return self._replay(index).replay(wanted, mark)
+            return self._replay_from_mark(index, journals)
         except (DiskFullError, OSError) as error:
             if not isinstance(error, DiskFullError) and error.errno not in DISK_FULL_ERRNOS:
                 raise
             self._dirs.release_reserve()
             self._remove_temporary()
-            return self._replay(index).replay(wanted, mark)
+            return self._replay_from_mark(index, journals)
+
+    def _replay_from_mark(self, index: Index, journals: dict[int, str]) -> ReplayOutcome:
+        """Replay what the index does not have; portions move the mark."""
+        mark = index.mark()
+        wanted = [
+            (number, path)
+            for number, path in journals.items()
+            if mark is None or number >= mark.file_number
+        ]
+        return self._replay(index).replay(wanted, mark)
 
     def _replay(self, index: Index) -> Replay:
         return Replay(
@@ -371,9 +375,23 @@ class Boot:
             ),
             self._next_number,
             self._dirs.logs,
-            self._settings.block_alignment_bytes,
-            self._settings.journal_file_bytes_max,
+            self._settings,
+            partial(self._commit_portion, index),
+            self._corrupt,
+            self._advance,
         )
+
+    def _commit_portion(
+        self, index: Index, portion: Portion, sealed: list[SealedFile], mark: Mark | None
+    ) -> None:
+        """Part of a long replay (then with a mark, like a checkpoint) or of a rebuild (without)."""
+        self._env.failpoints.hit("boot.before_commit")
+        meta = {META_CLEAN: b"0"}
+        if self._corrupt or mark is None:
+            # A later start does not come by the damage again.
+            meta[META_INTEGRITY] = b"1"
+        self._commit(index, CheckpointChange(mark, portion.changes(), sealed, meta=meta))
+        self._env.failpoints.hit("boot.after_commit")
 
     def _forgotten(
         self, rows: dict[int, FileRow], journals: dict[int, str], outcome: ReplayOutcome

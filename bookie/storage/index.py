@@ -104,9 +104,13 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointChange:
-    """Everything that one index transaction does."""
+    """Everything that one index transaction does.
 
-    mark: Mark
+    Without a mark it is a portion of a rebuild: the index is none before the last one, which brings
+    the mark and the format.
+    """
+
+    mark: Mark | None
     ledgers: Sequence[LedgerChange] = ()
     sealed: Sequence[SealedFile] = ()
     removed_files: Sequence[int] = ()
@@ -275,9 +279,9 @@ class Index:
         with self._store.write() as txn:
             transaction = _Commit(txn)
             before = txn.get("meta", META_MARK)
-            assert before is None or _position(decode_mark(before)) <= _position(change.mark), (
-                "the mark never moves back"
-            )
+            assert before is None or (
+                change.mark is not None and _position(decode_mark(before)) <= _position(change.mark)
+            ), "the mark never moves back"
             for sealed in change.sealed:
                 transaction.seal(sealed)
             for ledger in sorted(change.ledgers, key=lambda item: item.ledger_id):
@@ -286,19 +290,32 @@ class Index:
             for number in change.removed_files:
                 transaction.files.pop(number, None)
                 txn.delete("files", file_key(number))
-            txn.put("meta", META_FORMAT, str(INDEX_FORMAT_VERSION).encode())
             for name, value in change.meta.items():
                 txn.put("meta", name, value)
-            txn.put("meta", META_MARK, encode_mark(change.mark))
             transaction.write_files()
-            dead = tuple(
-                number
-                for number, row in sorted(transaction.files.items())
-                if row.live_bytes == 0
-                and row.state is FileState.SEALED
-                and number < change.mark.file_number
-            )
+            dead: tuple[int, ...] = ()
+            if change.mark is not None:
+                txn.put("meta", META_FORMAT, str(INDEX_FORMAT_VERSION).encode())
+                txn.put("meta", META_MARK, encode_mark(change.mark))
+                dead = transaction.dead_files(change.mark)
         return Committed(transaction.counts, dead, transaction.pages, deletions_left)
+
+    def clear(self) -> None:
+        """Empty all tables, for a rebuild that starts anew; raises like `commit`.
+
+        The format goes first: from then on this is no index.
+        """
+        with self._store.write() as txn:
+            txn.delete("meta", META_FORMAT)
+            txn.delete("meta", META_MARK)
+        for name in TABLES:
+            left = True
+            while left:
+                with self._store.write() as txn:
+                    pairs = txn.range(name, b"", b"\xff" * 32, PAGES_DELETED_MAX)
+                    for key, _ in pairs:
+                        txn.delete(name, key)
+                left = len(pairs) == PAGES_DELETED_MAX
 
     def put_meta(self, values: dict[bytes, bytes]) -> None:
         """Set values of ``meta`` durably; raises like `commit`."""
@@ -399,6 +416,14 @@ class _Commit:
         totals = np.bincount(inverse, weights=sizes)
         for number, total in zip(numbers.tolist(), totals.tolist(), strict=True):
             self._live_delta[number] = self._live_delta.get(number, 0) + sign * int(total)
+
+    def dead_files(self, mark: Mark) -> tuple[int, ...]:
+        """Sealed files before the file of the mark that no slot points into."""
+        return tuple(
+            number
+            for number, row in sorted(self.files.items())
+            if row.live_bytes == 0 and row.state is FileState.SEALED and number < mark.file_number
+        )
 
     def write_files(self) -> None:
         from bookie.formats.blocks import FileKind

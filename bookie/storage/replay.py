@@ -1,67 +1,55 @@
 """Boot: read the journal from the mark, keep what is there, and move it under the index's care.
 
-What replay keeps is written anew, block by block and in order, into an entry log that is synced
+What replay keeps is written anew, group by group and in order, into an entry log that is synced
 before anything points into it: bytes that a crashed process left in the page cache may look written
 and never have reached the device. One index transaction then registers the log, the slots, the
-rows and the new mark; until it commits, a boot starts from the old files again.
+rows and the new mark; until it commits, a boot starts from the old files again. A journal with more
+entries than memory should hold is committed in portions, each of them in that way: a crash between
+two leaves an index whose mark lies in the middle of the journal, as a checkpoint does.
 
-`Replay` also rebuilds a lost index: then every file is read from its start, in number order, and
-the locations are where the entries already stand.
+`Replay` also rebuilds a lost index: then every file is read from its start, from the oldest records
+to the newest, and the locations are where the entries already stand. Portions of a rebuild have no
+mark, and an index without a mark is none.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from bookie.config import StorageSettings
 from bookie.env import Environment, File
 from bookie.errors import FormatError, NewerFormatError
-from bookie.formats.batch import headers_of
-from bookie.formats.blocks import (
-    BLOCK_HEADER_SIZE_BYTES,
-    FILE_HEADER_SIZE_BYTES,
-    BlockHeader,
-    FileHeader,
-    FileKind,
-    block_size_on_disk,
-    body_crc,
-    encode_block_header,
-    padding,
-)
+from bookie.formats.blocks import FILE_HEADER_SIZE_BYTES, FileHeader, FileKind
 from bookie.formats.index_rows import LedgerIndexRow, Mark
-from bookie.formats.records import (
-    DeletedRecord,
-    EntriesRecord,
-    FenceRecord,
-    LacRecord,
-    LedgerRecord,
-    LimboRecord,
-    LinkRecord,
-    Record,
-    encode_link,
-    parse_records,
-)
+from bookie.formats.records import LinkRecord
 from bookie.formats.tail import Verdict, gather_evidence, judge
-from bookie.storage.files import create_file, file_name, publish_file, read_header
+from bookie.storage.entry_log import EntryLogWriter
+from bookie.storage.files import read_header
 from bookie.storage.index import SealedFile
 from bookie.storage.journal import Predecessor
-from bookie.storage.ledger_state import LedgerState
-from bookie.storage.scan import ScannedBlock, blocks, later_headers, link_of, next_valid
-from bookie.storage.write_cache import Generation, Run
+from bookie.storage.portion import Portion
+from bookie.storage.scan import (
+    BlockGroup,
+    ScannedBlock,
+    blocks,
+    grouped,
+    later_headers,
+    link_of,
+    next_valid,
+)
 
-LINK_RECORD_SIZE_BYTES = len(encode_link(0, bytes(16), 0))
+CommitPortion = Callable[[Portion, list[SealedFile], Mark | None], None]
+"""Commits a portion, the files that ended so far, and how far the journal has been read."""
 
 
 @dataclass(slots=True)
 class ReplayOutcome:
     """What replay found. The caller commits it, then opens the journal for new records."""
 
-    states: dict[int, LedgerState] = field(default_factory=dict)
-    generation: Generation = field(default_factory=Generation)
+    portion: Portion
+    """What is not committed yet."""
     sealed: list[SealedFile] = field(default_factory=list)
-    corrupt: list[str] = field(default_factory=list)
-    """One sentence for each damaged region of something that was durable."""
     predecessor: Predecessor | None = None
     """The last journal file, for the link of the next one."""
     sequence: int = 0
@@ -72,7 +60,11 @@ class ReplayOutcome:
 
 
 class Replay:
-    """Reads journal files into a `ReplayOutcome`. Blocking; runs once, before anything else."""
+    """Reads journal files into a `ReplayOutcome`. Blocking; runs once, before anything else.
+
+    Each damaged region of something that was durable becomes one sentence in `corrupt`; `advance`
+    hears how many bytes have been read.
+    """
 
     def __init__(
         self,
@@ -80,13 +72,35 @@ class Replay:
         load_row: Callable[[int], LedgerIndexRow | None],
         next_number: Callable[[], int],
         logs_directory: str,
-        alignment: int,
-        log_bytes_max: int,
+        settings: StorageSettings,
+        commit: CommitPortion,
+        corrupt: list[str],
+        advance: Callable[[int], None],
     ) -> None:
         self._env = environment
         self._load_row = load_row
-        self._log = _LogWriter(environment, next_number, logs_directory, alignment, log_bytes_max)
-        self.outcome = ReplayOutcome()
+        self._next_number = next_number
+        self._logs_directory = logs_directory
+        self._settings = settings
+        self._commit = commit
+        self._corrupt = corrupt
+        self._advance = advance
+        self._log = self._new_log(None)
+        self._portion = self._new_portion()
+        self.outcome = ReplayOutcome(self._portion)
+
+    def _new_portion(self) -> Portion:
+        return Portion(self._load_row, self._settings.checkpoint_entries)
+
+    def _new_log(self, newest: FileHeader | None) -> EntryLogWriter:
+        return EntryLogWriter(
+            self._env,
+            self._next_number,
+            self._logs_directory,
+            self._settings.block_alignment_bytes,
+            self._settings.journal_file_bytes_max,
+            None if newest is None else (newest.number, newest.nonce),
+        )
 
     def replay(self, journals: list[tuple[int, str]], mark: Mark | None) -> ReplayOutcome:
         """Replay `journals` (number and path, ascending) from `mark` on, or from their start.
@@ -100,6 +114,7 @@ class Replay:
         open_files = [self._open(number, path) for number, path in journals]
         try:
             usable = [item for item in open_files if item is not None]
+            self._log = self._new_log(usable[-1][0] if usable else None)
             self._check_chain(usable, mark)
             for index, (header, file, path) in enumerate(usable):
                 following = usable[index + 1] if index + 1 < len(usable) else None
@@ -108,11 +123,8 @@ class Replay:
             for item in open_files:
                 if item is not None:
                     item[1].close()
-        self._env.failpoints.hit("boot.after_log_written")
-        self.outcome.logs = self._log.finish()
-        self.outcome.sealed += self._log.sealed
-        self._env.failpoints.hit("boot.after_log_renamed")
-        return self.outcome
+        self._publish_logs()
+        return self._finish()
 
     def _check_chain(self, files: list[tuple[FileHeader, File, str]], mark: Mark | None) -> None:
         """Each file names the one before it: notice one that was lost or exchanged."""
@@ -122,28 +134,62 @@ class Replay:
             if link is None or (mark is not None and link.predecessor_number < mark.file_number):
                 continue
             if known.get(link.predecessor_number) != link.predecessor_nonce:
-                self.outcome.corrupt.append(
+                self._corrupt.append(
                     f"{path} follows file {link.predecessor_number}, which is missing or another"
                 )
 
     def rebuild(self, files: list[tuple[int, str]]) -> ReplayOutcome:
-        """Collect the locations of everything in `files` where it stands; writes nothing."""
+        """Collect the locations of everything in `files` where it stands; writes no file.
+
+        A file is read after the file whose records it continues, see `_in_order`.
+
+        Raises:
+            NewerFormatError: a newer version wrote a file.
+            FormatError: a file says that it is another one.
+            OSError: the device failed.
+        """
+        for header, path in self._in_order(files):
+            file = self._env.disk.open(path)
+            try:
+                end = FILE_HEADER_SIZE_BYTES
+                for group in grouped(self._blocks_of(header, file, path, None, None)):
+                    if group.records:
+                        parsed = group.parse()
+                        places = group.places_of(parsed.packets)
+                        self._portion.take(parsed, header.number, places)
+                    self._advance(group.last.end - end)
+                    end = group.last.end
+                    if self._portion.is_full:
+                        self._commit_portion(None)
+                self._advance(file.size() - end)
+                self.outcome.sealed.append(SealedFile(header.number, header.kind, end))
+                if header.kind is FileKind.JOURNAL:
+                    self.outcome.predecessor = Predecessor(header.number, header.nonce, end)
+            finally:
+                file.close()
+        return self._finish()
+
+    def _in_order(self, files: list[tuple[int, str]]) -> list[tuple[FileHeader, str]]:
+        """The files from the oldest records to the newest.
+
+        Journals by number; a log right after the newest file that it was made from, whatever
+        became of that file: its own number only says when it was written.
+        """
+        found = []
         for number, path in files:
             item = self._open(number, path)
             if item is None:
                 continue
             header, file, _ = item
+            place = number
             try:
-                end = FILE_HEADER_SIZE_BYTES
-                for block in self._blocks_of(header, file, path, None, None):
-                    self._apply(block, header.number, block.body_offset)
-                    end = block.end
-                self.outcome.sealed.append(SealedFile(number, header.kind, end))
-                if header.kind is FileKind.JOURNAL:
-                    self.outcome.predecessor = Predecessor(number, header.nonce, end)
+                if header.kind is FileKind.ENTRY_LOG:
+                    link = link_of(file, header)
+                    place = number if link is None else link.predecessor_number
             finally:
                 file.close()
-        return self.outcome
+            found.append((place, number, header, path))
+        return [(header, path) for _, _, header, path in sorted(found, key=lambda item: item[:2])]
 
     def _open(self, number: int, path: str) -> tuple[FileHeader, File, str] | None:
         file = self._env.disk.open(path)
@@ -156,7 +202,7 @@ class Replay:
         except FormatError as error:
             file.close()
             # The name is given only after the header is durable, so this is damage.
-            self.outcome.corrupt.append(f"{path}: {error}")
+            self._corrupt.append(f"{path}: {error}")
             return None
         if header.number != number:
             file.close()
@@ -174,9 +220,13 @@ class Replay:
         end = FILE_HEADER_SIZE_BYTES
         if mark is not None and mark.file_number == header.number:
             end = mark.offset
-        for block in self._blocks_of(header, file, path, mark, following):
-            self._keep(block)
-            end = block.end
+        for group in grouped(self._blocks_of(header, file, path, mark, following)):
+            self._keep(group)
+            self._advance(group.last.end - end)
+            end = group.last.end
+            if self._portion.is_full:
+                sequence = group.last.header.sequence
+                self._commit_portion(Mark(header.number, end, sequence, header.nonce))
         self.outcome.sealed.append(SealedFile(header.number, FileKind.JOURNAL, end))
         self.outcome.predecessor = Predecessor(header.number, header.nonce, end)
 
@@ -193,10 +243,10 @@ class Replay:
         if mark is not None and mark.file_number == header.number:
             offset, sequence, mark_offset = mark.offset, mark.sequence, mark.offset
             if mark.nonce != header.nonce:
-                self.outcome.corrupt.append(f"{path} is not the file that the mark names")
+                self._corrupt.append(f"{path} is not the file that the mark names")
                 offset, sequence, mark_offset = FILE_HEADER_SIZE_BYTES, 0, None
         if mark_offset is not None and file.size() < mark_offset:
-            self.outcome.corrupt.append(f"{path} ends before the mark")
+            self._corrupt.append(f"{path} ends before the mark")
             return
         while True:
             for block in blocks(file, header, offset, sequence):
@@ -206,7 +256,7 @@ class Replay:
                 yield block
             if not self._was_durable(header, file, offset, sequence, mark_offset, following):
                 return
-            self.outcome.corrupt.append(f"{path} is damaged at offset {offset}")
+            self._corrupt.append(f"{path} is damaged at offset {offset}")
             found = next_valid(file, header, offset, sequence)
             if found is None:
                 return
@@ -238,143 +288,34 @@ class Replay:
         )
         return judge(evidence).verdict is Verdict.CORRUPT
 
-    def _keep(self, block: ScannedBlock) -> None:
-        """Write the block's records to the log and remember where they are now."""
-        body, skipped, records = block.body, 0, block.header.record_count
-        if not records:
+    def _keep(self, group: BlockGroup) -> None:
+        """Write the group's records to the log and remember where they are now."""
+        if not group.records:
             return
-        first = next(parse_records(memoryview(body), records), None)
-        if first is not None and isinstance(first[1], LinkRecord):
-            # The link says something about the journal file, not about its data.
-            skipped = LINK_RECORD_SIZE_BYTES
-            records -= 1
-        if not records:
-            return
-        number, body_offset = self._log.write(body[skipped:] if skipped else body, records)
-        self._apply(block, number, body_offset - skipped)
+        parsed = group.parse()
+        number, where = self._log.write(group.body, group.records)
+        self._portion.take(parsed, number, parsed.packets + where)
 
-    def _apply(self, block: ScannedBlock, number: int, body_offset: int) -> None:
-        for _, record in parse_records(memoryview(block.body), block.header.record_count):
-            self._apply_record(record, number, body_offset)
+    def _commit_portion(self, mark: Mark | None) -> None:
+        """Have everything so far committed, so that memory stays bounded."""
+        self._publish_logs()
+        self._commit(self._portion, self.outcome.sealed, mark)
+        self.outcome.entries += self._portion.entries
+        self._portion = self._new_portion()
 
-    def _apply_record(self, record: Record, number: int, body_offset: int) -> None:
-        if isinstance(record, LinkRecord):
-            return
-        if isinstance(record, EntriesRecord):
-            self._apply_entries(record, number, body_offset)
-            return
-        state = self._state(record.ledger_id)
-        match record:
-            case LedgerRecord() | FenceRecord():
-                if state.key_digest is None:
-                    state.key_digest = record.key
-                if isinstance(record, FenceRecord):
-                    state.fenced = state.fence_durable = True
-            case LacRecord():
-                state.take_lac(record.packet)
-            case DeletedRecord():
-                state.deleted_at_ms = record.deleted_at_ms
-            case LimboRecord():
-                state.limbo = record.in_limbo
-                state.fenced = state.fence_durable = state.fenced or record.in_limbo
+    def _publish_logs(self) -> None:
+        self._log.sync()
+        self._env.failpoints.hit("boot.after_log_written")
+        for sealed, path in self._log.publish():
+            self.outcome.sealed.append(sealed)
+            self.outcome.logs.append((sealed.number, path))
+        self._env.failpoints.hit("boot.after_log_renamed")
 
-    def _apply_entries(self, record: EntriesRecord, number: int, body_offset: int) -> None:
-        state = self._state(record.batch.ledger_id)
-        run = Run(record.batch)
-        runs = self.outcome.generation.append(state.ledger_id, run)
-        runs.written(run, number, body_offset + record.payload_offset)
-        state.saw_entries(run.first, run.last)
-        _, _, lacs, _ = headers_of(record.batch)
-        state.max_lac = max(state.max_lac, int(lacs.max()))
-        self.outcome.entries += record.batch.count
-
-    def _state(self, ledger_id: int) -> LedgerState:
-        state = self.outcome.states.get(ledger_id)
-        if state is None:
-            # An unknown ledger is created, never skipped: skipping would lose its entries.
-            row: LedgerIndexRow | None = self._load_row(ledger_id)
-            state = LedgerState(ledger_id, row)
-            state.exists = state.journaled = True
-            self.outcome.states[ledger_id] = state
-        return state
+    def _finish(self) -> ReplayOutcome:
+        self.outcome.portion = self._portion
+        self.outcome.entries += self._portion.entries
+        return self.outcome
 
 
 def _names(link: LinkRecord, header: FileHeader) -> bool:
     return link.predecessor_number == header.number and link.predecessor_nonce == header.nonce
-
-
-class _LogWriter:
-    """Writes blocks into entry logs that get their names only once everything is synced."""
-
-    def __init__(
-        self,
-        environment: Environment,
-        next_number: Callable[[], int],
-        directory: str,
-        alignment: int,
-        log_bytes_max: int,
-    ) -> None:
-        self._env = environment
-        self._next_number = next_number
-        self._directory = directory
-        self._alignment = alignment
-        self._log_bytes_max = log_bytes_max
-        self._file: File | None = None
-        self._header: FileHeader | None = None
-        self._end = 0
-        self._sequence = 0
-        self._finished: list[tuple[FileHeader, int]] = []
-        self.sealed: list[SealedFile] = []
-
-    def write(self, body: bytes, records: int) -> tuple[int, int]:
-        """Append one block; returns the file's number and where `body` begins in it."""
-        size = block_size_on_disk(len(body), self._alignment)
-        if self._file is None or self._end + size > self._log_bytes_max:
-            self._next_file()
-        assert self._file is not None
-        assert self._header is not None
-        self._sequence += 1
-        nonce = self._header.nonce
-        header = encode_block_header(
-            nonce,
-            BlockHeader(
-                sequence=self._sequence,
-                # The file is published only when all of it is durable.
-                durable_upto=self._end,
-                body_length=len(body),
-                record_count=records,
-                body_crc=body_crc(nonce, self._sequence, [body]),
-            ),
-        )
-        tail = padding(BLOCK_HEADER_SIZE_BYTES + len(body), self._alignment)
-        self._file.pwritev([header, body, tail], self._end)
-        where = self._end + BLOCK_HEADER_SIZE_BYTES
-        self._end += size
-        return self._header.number, where
-
-    def finish(self) -> list[tuple[int, str]]:
-        """Sync and publish everything; returns numbers and paths."""
-        self._close_file()
-        logs = []
-        for header, end in self._finished:
-            publish_file(self._env.disk, self._directory, header)
-            self.sealed.append(SealedFile(header.number, FileKind.ENTRY_LOG, end))
-            path = os.path.join(self._directory, file_name(header.kind, header.number))
-            logs.append((header.number, path))
-        return logs
-
-    def _next_file(self) -> None:
-        self._close_file()
-        self._header = FileHeader(
-            FileKind.ENTRY_LOG, self._next_number(), self._env.clock.nonce(), self._alignment
-        )
-        self._file = create_file(self._env.disk, self._directory, self._header, 0, publish=False)
-        self._end = FILE_HEADER_SIZE_BYTES
-        self._sequence = 0
-
-    def _close_file(self) -> None:
-        if self._file is not None and self._header is not None:
-            self._file.fdatasync()
-            self._file.close()
-            self._finished.append((self._header, self._end))
-            self._file = None

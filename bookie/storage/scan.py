@@ -7,12 +7,13 @@ durable, or damage to something that was. The evidence is gathered here; the ver
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from bookie.env import File
+from bookie.errors import FormatError
 from bookie.formats.blocks import (
     BLOCK_HEADER_SIZE_BYTES,
     BLOCK_MAGIC,
@@ -23,9 +24,15 @@ from bookie.formats.blocks import (
     body_crc,
     parse_block_header,
 )
-from bookie.formats.records import LinkRecord, parse_records
+from bookie.formats.record_arrays import Ids, RecordArrays, parse_arrays
+from bookie.formats.records import LinkRecord, RecordType, encode_link, parse_records
 
 SCAN_BYTES = 8 * 1024 * 1024
+GROUP_BYTES = 1024 * 1024
+GROUP_BLOCKS = 4096
+"""Small blocks are handled together until there are so many, or their bodies are so large."""
+
+LINK_RECORD_SIZE_BYTES = len(encode_link(0, bytes(16), 0))
 _MAGIC_WORD = int.from_bytes(BLOCK_MAGIC, "little")
 
 
@@ -36,7 +43,8 @@ class ScannedBlock:
     offset: int
     end: int
     header: BlockHeader
-    body: bytes
+    body: memoryview
+    """A view of what was read ahead; it keeps all of that in memory."""
 
     @property
     def body_offset(self) -> int:
@@ -53,14 +61,37 @@ def blocks(
     block of the same file is no successor. After an interruption the caller asks `next_valid`.
     """
     size = file.size()
-    offset = start
+    offset, chunk, chunk_at = start, memoryview(b""), start
     while offset + BLOCK_HEADER_SIZE_BYTES <= size:
-        block = read_block(file, header, offset, size)
-        if block is None or block.header.sequence <= sequence_after:
+        inside = offset - chunk_at
+        if inside + BLOCK_HEADER_SIZE_BYTES > len(chunk):
+            chunk, chunk_at, inside = _chunk(file, offset, size, SCAN_BYTES), offset, 0
+        found = parse_block_header(chunk[inside : inside + BLOCK_HEADER_SIZE_BYTES], header.nonce)
+        if found is None or found.sequence <= sequence_after:
             return
-        yield block
-        sequence_after = block.header.sequence
-        offset = block.end
+        length = BLOCK_HEADER_SIZE_BYTES + found.body_length
+        if offset + length > size:
+            return
+        if inside + length > len(chunk):
+            wanted = max(SCAN_BYTES, length)
+            chunk, chunk_at, inside = _chunk(file, offset, size, wanted), offset, 0
+        body = chunk[inside + BLOCK_HEADER_SIZE_BYTES : inside + length]
+        if not _is_intact(header, found, body):
+            return
+        end = offset + block_size_on_disk(found.body_length, header.alignment)
+        yield ScannedBlock(offset, end, found, body)
+        sequence_after = found.sequence
+        offset = end
+
+
+def _chunk(file: File, offset: int, size: int, wanted: int) -> memoryview:
+    return memoryview(file.pread(min(wanted, size - offset), offset))
+
+
+def _is_intact(header: FileHeader, block: BlockHeader, body: memoryview) -> bool:
+    if len(body) != block.body_length:
+        return False
+    return body_crc(header.nonce, block.sequence, [body]) == block.body_crc
 
 
 def read_block(file: File, header: FileHeader, offset: int, size: int) -> ScannedBlock | None:
@@ -70,13 +101,83 @@ def read_block(file: File, header: FileHeader, offset: int, size: int) -> Scanne
         return None
     if offset + BLOCK_HEADER_SIZE_BYTES + block.body_length > size:
         return None
-    body = file.pread(block.body_length, offset + BLOCK_HEADER_SIZE_BYTES)
-    if len(body) != block.body_length:
-        return None
-    if body_crc(header.nonce, block.sequence, [body]) != block.body_crc:
+    body = memoryview(file.pread(block.body_length, offset + BLOCK_HEADER_SIZE_BYTES))
+    if not _is_intact(header, block, body):
         return None
     end = offset + block_size_on_disk(block.body_length, header.alignment)
     return ScannedBlock(offset, end, block, body)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockGroup:
+    """Neighbouring blocks, their records one after the other. Links are left out.
+
+    A block that holds a single lone append costs as much as a large one; together they do not.
+    """
+
+    body: memoryview
+    records: int
+    starts: Ids
+    """Where each block's records begin in `body`; blocks without records are left out."""
+    counts: Ids
+    """How many records each of them has."""
+    places: Ids
+    """Where each block's records begin in the file."""
+    last: ScannedBlock
+
+    def parse(self) -> RecordArrays:
+        """The records of all blocks.
+
+        Raises:
+            FormatError: a block does not hold the records that it says.
+        """
+        parsed = parse_arrays(self.body, self.records)
+        first_of_block = np.cumsum(self.counts) - self.counts
+        if not np.array_equal(parsed.offsets[first_of_block], self.starts):
+            raise FormatError(f"a block before {self.last.end} does not hold the records it says")
+        return parsed
+
+    def places_of(self, offsets: Ids) -> Ids:
+        """Where in the file the bytes stand that are at `offsets` of `body`."""
+        block = np.searchsorted(self.starts, offsets, "right") - 1
+        return offsets - self.starts[block] + self.places[block]
+
+
+def grouped(found: Iterable[ScannedBlock]) -> Iterator[BlockGroup]:
+    """Blocks in groups, in order; a group is `GROUP_BYTES` large, or one block."""
+    group: list[ScannedBlock] = []
+    size = 0
+    for block in found:
+        group.append(block)
+        size += len(block.body)
+        if size >= GROUP_BYTES or len(group) >= GROUP_BLOCKS:
+            yield _group(group)
+            group, size = [], 0
+    if group:
+        yield _group(group)
+
+
+def _group(found: list[ScannedBlock]) -> BlockGroup:
+    bodies, counts, places = [], [], []
+    for block in found:
+        body, records, place = block.body, block.header.record_count, block.body_offset
+        if records and body[0] == RecordType.LINK:
+            body, records = body[LINK_RECORD_SIZE_BYTES:], records - 1
+            place += LINK_RECORD_SIZE_BYTES
+        if records:
+            bodies.append(body)
+            counts.append(records)
+            places.append(place)
+    joined = bodies[0] if len(bodies) == 1 else memoryview(b"".join(bodies))
+    lengths = np.array(list(map(len, bodies)), np.int64)
+    return BlockGroup(
+        joined,
+        sum(counts),
+        np.cumsum(lengths) - lengths,
+        np.array(counts, np.int64),
+        np.array(places, np.int64),
+        found[-1],
+    )
 
 
 def later_headers(
@@ -117,6 +218,6 @@ def link_of(file: File, header: FileHeader) -> LinkRecord | None:
     block = read_block(file, header, FILE_HEADER_SIZE_BYTES, file.size())
     if block is None:
         return None
-    for _, record in parse_records(memoryview(block.body), block.header.record_count):
+    for _, record in parse_records(block.body, block.header.record_count):
         return record if isinstance(record, LinkRecord) else None
     return None

@@ -34,6 +34,12 @@ class LocationTable:
     offsets: U32
     sizes: U32
 
+    def at(self, where: slice | npt.NDArray[np.int64]) -> LocationTable:
+        """The rows at these positions."""
+        return LocationTable(
+            self.ids[where], self.files[where], self.offsets[where], self.sizes[where]
+        )
+
     def lay_over(self, window: Window) -> None:
         """Put the part that lies in `window` over it."""
         low = int(np.searchsorted(self.ids, window.first, "left"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,12 +11,14 @@ import pytest
 from bookie.env import Failpoints
 from bookie.env.failpoints import FAILPOINTS
 from bookie.errors import ConfigurationError, CookieError, DirectoryLockedError, FormatError
-from bookie.formats.blocks import FileHeader, FileKind
+from bookie.formats.blocks import FILE_HEADER_SIZE_BYTES, FileHeader, FileKind
 from bookie.formats.index_rows import Mark
 from bookie.ids import Status
 from bookie.storage.boot import Identity
 from bookie.storage.engine import Engine
+from bookie.storage.files import read_header
 from bookie.storage.index import META_FORMAT
+from bookie.storage.scan import link_of
 from tests.unit.storage.machine import (
     IDENTITY,
     KIB,
@@ -366,3 +370,94 @@ async def test_the_mark_of_a_start_is_the_new_file(machine: Machine) -> None:
         current = engine._booted.writer.current.header
         assert engine._booted.index.mark() == Mark(current.number, 4096, 0, current.nonce)
         assert ids_of(await read(engine, 7, 0, 0)) == [0]
+
+
+async def test_a_long_replay_is_committed_in_portions(machine: Machine) -> None:
+    """Memory holds one portion; a kill behind any of them loses and repeats nothing."""
+    promises = Promises()
+    async with machine.engine() as engine:
+        for first in range(0, 60, 3):
+            await promises.add(engine, 1, [first, first + 1, first + 2])
+            await promises.add(engine, 2, [first])
+        await promises.add(engine, 1, [3, 4], salt=1)
+        await promises.fence(engine, 2)
+        killed = machine.killed("kill")
+    killed.changes["checkpoint_entries"] = 7
+    counted = killed.killed("count")
+    passages: list[str] = []
+    counted.failpoints = Snapshots(passages.append)
+    async with counted.engine() as engine:
+        assert engine.report.corrupt == ()
+        assert engine.report.entries == 82
+        await promises.check(engine, {})
+        assert await stored_ids(engine, 1) == list(range(60))
+        row = engine._booted.index.ledger(1)
+        assert row is not None
+        assert (row.entries, row.last_entry_id) == (60, 59)
+    portions = passages.count("boot.after_commit")
+    assert portions > 2
+    for name in ("boot.after_log_renamed", "boot.after_commit"):
+        after = killed.killed(name)
+        for nth in range(1, portions + 1):
+            after.failpoints = KillAt(name, 1 if nth % 2 else 2)
+            try:
+                async with after.engine():
+                    break
+            except Killed:
+                continue
+        after.failpoints = Failpoints()
+        async with after.engine() as engine:
+            assert engine.report.corrupt == ()
+            assert not engine.needs_integrity_check
+            await promises.check(engine, {})
+            live = sum(row.live_bytes for row in engine._booted.index.files().values())
+            rows = [engine._booted.index.ledger(ledger_id) for ledger_id in (1, 2)]
+            assert live == sum(row.payload_bytes for row in rows if row is not None)
+
+
+async def test_damage_in_an_early_portion_is_remembered(machine: Machine) -> None:
+    """The next start begins behind it and would not find it again."""
+    async with machine.engine() as engine:
+        for entry_id in range(60):
+            await add(engine, 7, [entry_id], size=20 * KIB)
+        killed = machine.killed("kill")
+    (path,) = killed.journals()[:1]
+    data = bytearray(path.read_bytes())
+    data[5000] ^= 1
+    path.write_bytes(data)
+    killed.changes["checkpoint_entries"] = 10
+    killed.failpoints = KillAt("boot.after_commit")
+    with pytest.raises(Killed):
+        async with killed.engine():
+            pass
+    killed.failpoints = Failpoints()
+    async with killed.engine() as engine:
+        assert engine.needs_integrity_check
+        assert await stored_ids(engine, 7) == list(range(1, 60))
+
+
+async def test_an_entry_log_comes_after_what_it_was_made_from(machine: Machine) -> None:
+    """A rebuild takes it there, and an entry that was added anew meanwhile stays the newer one."""
+    async with machine.engine() as engine:
+        await add(engine, 7, range(20))
+        await add(engine, 7, [4], recovery=True, salt=1)
+        killed = machine.killed("kill")
+    async with killed.engine() as engine:
+        await add(engine, 7, [5], recovery=True, salt=2)
+        again = killed.killed("again")
+    (log,) = again.log_files()
+    file = again.disk.open(str(log))
+    header = read_header(file)
+    link = link_of(file, header)
+    file.close()
+    assert link is not None
+    assert link.predecessor_number == int(machine.journals()[0].stem)
+    # As a compaction leaves it: a log with the highest number of all, made from old files.
+    number = 1 + max(int(path.stem) for path in (*again.journals(), *again.log_files()))
+    data = replace(header, number=number).encode() + log.read_bytes()[FILE_HEADER_SIZE_BYTES:]
+    log.with_name(f"{number:08d}.log").write_bytes(data)
+    shutil.rmtree(again.index)
+    async with again.engine() as engine:
+        assert engine.report.rebuilt
+        assert_holds(await read(engine, 7, 4, 4), batch(7, [4], salt=1))
+        assert_holds(await read(engine, 7, 5, 5), batch(7, [5], salt=2))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bookie.env import open_lmdb
+from bookie.env import Failpoints, open_lmdb
 from bookie.formats.blocks import FILE_HEADER_SIZE_BYTES
 from bookie.formats.index_rows import ledger_key
 from bookie.formats.pages import page_key
@@ -20,7 +20,7 @@ from bookie.ids import Status
 from bookie.storage.boot import Identity
 from bookie.storage.engine import Engine
 from bookie.storage.files import read_header
-from bookie.storage.index import META_MARK, TABLES
+from bookie.storage.index import META_FORMAT, META_MARK, TABLES
 from bookie.storage.journal import JournalRequest, RequestKind
 from bookie.storage.scan import ScannedBlock, blocks
 from tests.unit.storage.machine import (
@@ -439,6 +439,55 @@ async def test_an_interrupted_rebuild_is_made_again(machine: Machine) -> None:
             pass
     async with after.engine() as engine:
         await check_rebuilt(engine)
+
+
+async def test_a_rebuild_is_committed_in_portions(machine: Machine) -> None:
+    """Half an index has no mark and no format: every start begins anew, until one is done."""
+    machine.changes["checkpoint_entries"] = 10
+    async with machine.engine() as engine:
+        for entry_id in range(60):
+            await add(engine, 6, [entry_id], size=100 * KIB)
+        await live(engine)
+        after = machine.killed("kill")
+    lose_directory(after)
+    for portion in (2, 3, 2):
+        after.failpoints = _KillAtCommit(portion)
+        with pytest.raises(_Killed):
+            async with after.engine():
+                pass
+        store = open_lmdb(str(after.index), 64 * MIB, TABLES)
+        with store.read() as txn:
+            assert txn.get("meta", META_MARK) is None
+            assert txn.get("meta", META_FORMAT) is None
+            assert txn.count("locations") > 0
+        store.close()
+    after.failpoints = Failpoints()
+    async with after.engine() as engine:
+        assert await stored_ids(engine, 6) == list(range(60))
+        assert engine.report.rebuilt
+        assert engine.needs_integrity_check
+        assert_holds(await read(engine, 7, 6, 299), batch(7, range(6, 300)))
+        live_bytes = sum(row.live_bytes for row in engine._booted.index.files().values())
+        rows = [engine._booted.index.ledger(ledger_id) for ledger_id in (6, 7, 9)]
+        assert live_bytes == sum(row.payload_bytes for row in rows if row is not None)
+
+
+class _Killed(BaseException):
+    """Thrown where the process would have died."""
+
+
+class _KillAtCommit(Failpoints):
+    """Dies behind the nth commit of a start."""
+
+    def __init__(self, nth: int) -> None:
+        super().__init__()
+        self._left = nth
+
+    def hit(self, name: str) -> None:
+        """Die here?"""
+        self._left -= name == "boot.after_commit"
+        if not self._left:
+            raise _Killed
 
 
 async def test_a_rebuild_steps_over_damage(machine: Machine) -> None:

@@ -211,7 +211,7 @@ def test_an_idle_journal_vouches_for_its_last_block(journal: Journal) -> None:
     assert io_calls(journal.disk) == ["fdatasync", "pwritev", "fdatasync"]
     data, vouching = journal.scan(1)
     assert vouching.header.durable_upto == data.end
-    assert (vouching.header.record_count, vouching.body) == (0, b"")
+    assert (vouching.header.record_count, len(vouching.body)) == (0, 0)
 
 
 def test_blocks_stand_at_boundaries_and_sequences_rise(tmp_path: Path) -> None:

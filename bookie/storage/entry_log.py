@@ -1,0 +1,119 @@
+"""Writing entry logs: blocks of records that get a name only once everything in them is durable.
+
+The first record of a log is a LINK to the newest file whose records it may hold. Whoever reads all
+files again, to rebuild an index, takes the log right after that file: what the log holds is newer
+than everything before, and older than everything behind.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from bookie.env import Environment, File
+from bookie.formats.blocks import (
+    BLOCK_HEADER_SIZE_BYTES,
+    FILE_HEADER_SIZE_BYTES,
+    BlockHeader,
+    FileHeader,
+    FileKind,
+    block_size_on_disk,
+    body_crc,
+    encode_block_header,
+    padding,
+)
+from bookie.formats.records import encode_link
+from bookie.storage.files import create_file, file_name, publish_file
+from bookie.storage.index import SealedFile
+from bookie.storage.window import Buffer
+
+
+class EntryLogWriter:
+    """Writes logs one after the other. Blocking; used by one thread at a time.
+
+    `newest` is number and nonce of the newest file whose records are written; None if none is.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        next_number: Callable[[], int],
+        directory: str,
+        alignment: int,
+        log_bytes_max: int,
+        newest: tuple[int, bytes] | None,
+    ) -> None:
+        self._env = environment
+        self._next_number = next_number
+        self._directory = directory
+        self._alignment = alignment
+        self._log_bytes_max = log_bytes_max
+        self._link = b"" if newest is None else encode_link(*newest, 0)
+        self._file: File | None = None
+        self._header: FileHeader | None = None
+        self._end = 0
+        self._sequence = 0
+        self._finished: list[tuple[FileHeader, int]] = []
+
+    def write(self, body: Buffer, records: int) -> tuple[int, int]:
+        """Append one block; returns the file's number and where `body` begins in it.
+
+        Raises:
+            DiskFullError: there is no room for another file.
+            OSError: the device failed, or has no room for the block.
+        """
+        size = block_size_on_disk(len(self._link) + len(body), self._alignment)
+        if self._file is None or self._end + size > self._log_bytes_max:
+            self._next_file()
+        assert self._file is not None
+        assert self._header is not None
+        link = b"" if self._sequence else self._link
+        self._sequence += 1
+        nonce = self._header.nonce
+        length = len(link) + len(body)
+        header = encode_block_header(
+            nonce,
+            BlockHeader(
+                sequence=self._sequence,
+                # The file is published only when all of it is durable.
+                durable_upto=self._end,
+                body_length=length,
+                record_count=records + (1 if link else 0),
+                body_crc=body_crc(nonce, self._sequence, [link, body]),
+            ),
+        )
+        tail = padding(BLOCK_HEADER_SIZE_BYTES + length, self._alignment)
+        self._file.pwritev([header, link, body, tail], self._end)
+        where = self._end + BLOCK_HEADER_SIZE_BYTES + len(link)
+        self._end += block_size_on_disk(length, self._alignment)
+        return self._header.number, where
+
+    def sync(self) -> None:
+        """Make everything that was written durable; it has no names yet."""
+        self._close_file()
+
+    def publish(self) -> list[tuple[SealedFile, str]]:
+        """Give what was synced its names, durably; returns the files and their paths."""
+        published = []
+        for header, end in self._finished:
+            publish_file(self._env.disk, self._directory, header)
+            path = os.path.join(self._directory, file_name(header.kind, header.number))
+            published.append((SealedFile(header.number, FileKind.ENTRY_LOG, end), path))
+        self._finished.clear()
+        return published
+
+    def _next_file(self) -> None:
+        self._close_file()
+        self._header = FileHeader(
+            FileKind.ENTRY_LOG, self._next_number(), self._env.clock.nonce(), self._alignment
+        )
+        self._file = create_file(self._env.disk, self._directory, self._header, 0, publish=False)
+        self._end = FILE_HEADER_SIZE_BYTES
+        self._sequence = 0
+
+    def _close_file(self) -> None:
+        if self._file is not None and self._header is not None:
+            self._file.fdatasync()
+            self._file.close()
+            self._finished.append((self._header, self._end))
+            self._file = None
