@@ -48,6 +48,7 @@ GROUPS: dict[str, tuple[str, str]] = {
     "ledger": ("bookie.cli.ledger", "Create, append to, read, tail, recover and delete ledgers."),
     "node": ("bookie.cli.node", "Ask one running bookie, or switch it to read-only."),
     "inspect": ("bookie.cli.inspect", "Look into a stopped bookie's directories."),
+    "rebuild": ("bookie.cli.rebuild", "Make the index of a stopped bookie again from its files."),
     "bench": ("bookie.cli.bench", "Load a cluster and print latencies."),
     "config": ("bookie.cli.config", "Show, check and explain the settings of a bookie."),
     "demo": ("bookie.cli.demo", "Kill bookies under a writer, and get every byte back."),

@@ -276,7 +276,7 @@ class Boot:
     def _new_index(self, error: CorruptionError) -> Index:
         """An empty index; the damaged one, which is closed, is kept for inspection."""
         self._corrupt.append(str(error))
-        self._dirs.set_index_aside(str(self._env.clock.now_ms()))
+        self._dirs.set_index_aside(f"damaged-{self._env.clock.now_ms()}")
         return self._try_open()
 
     def _try_open(self) -> Index:

@@ -115,11 +115,13 @@ class Directories:
         """Forget the word of `mark_failed`."""
         self._disk.unlink(os.path.join(self.ledgers, _FAILED))
 
-    def set_index_aside(self, suffix: str) -> None:
-        """Move a damaged index out of the way, to be rebuilt; it is kept for inspection."""
-        self._disk.rename(self.index, f"{self.index}.damaged-{suffix}")
+    def set_index_aside(self, why: str) -> str:
+        """Move the index out of the way, to be rebuilt; it is kept as ``index.WHY``, returned."""
+        aside = f"{self.index}.{why}"
+        self._disk.rename(self.index, aside)
         self._disk.make_directory(self.index)
         self._disk.sync_directory(self.ledgers)
+        return aside
 
 
 @contextmanager

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
-from bookie.cluster.cookies import CookieManager
 from bookie.cluster.ledgers import LedgerManager
 from bookie.config import NodeSettings
-from bookie.env import ThreadWorkers
 from bookie.errors import CookieError, DirectoryLockedError, MetadataUnavailableError
-from bookie.formats.ledger_metadata import Fragment, LedgerMetadata, LedgerState
+from bookie.formats.ledger_metadata import LedgerState
 from bookie.ids import Status
 from bookie.metadata.connect import open_store
 from bookie.metadata.store import MetadataStore
 from bookie.node.disk_watch import DISK_USAGE, DiskWatch
-from bookie.node.start import StartedBookie, start_bookie
+from bookie.node.start import StartedBookie
 from tests.unit.node.node_room import Room, add, ids_of, read
-from tests.unit.storage.machine import IDENTITY, Machine
+from tests.unit.node.started_bookie import metadata, started
+from tests.unit.storage.machine import Machine
 
 UNKNOWN = Status.UNKNOWN_LEDGER_STATE
 
@@ -35,41 +33,6 @@ def _machine(tmp_path: Path) -> Machine:
 async def _store(tmp_path: Path) -> AsyncIterator[MetadataStore]:
     async with open_store(f"memory://{tmp_path.name}") as store:
         yield store
-
-
-@asynccontextmanager
-async def started(
-    machine: Machine, store: MetadataStore, ledgers: LedgerManager | None = None
-) -> AsyncIterator[StartedBookie]:
-    """A bookie, from its directories and a metadata store."""
-    async with (
-        ThreadWorkers(read_threads=1) as workers,
-        start_bookie(
-            machine.environment(workers),
-            machine.settings,
-            NodeSettings(),
-            machine.metrics,
-            cookies=CookieManager(store),
-            ledgers=ledgers or LedgerManager(store),
-            bookie_id=IDENTITY.bookie_id,
-            instance_id=IDENTITY.instance_id,
-        ) as bookie,
-    ):
-        yield bookie
-
-
-def metadata(ledger_id: int, state: LedgerState, *ensembles: tuple[str, ...]) -> LedgerMetadata:
-    """A ledger whose fragments have these bookies."""
-    return LedgerMetadata(
-        ledger_id=ledger_id,
-        ensemble_size=len(ensembles[0]),
-        write_quorum_size=1,
-        ack_quorum_size=1,
-        state=state,
-        fragments=tuple(Fragment(100 * i, names) for i, names in enumerate(ensembles)),
-        last_entry_id=500 if state is LedgerState.CLOSED else -1,
-        length=1 if state is LedgerState.CLOSED else 0,
-    )
 
 
 async def write_ledgers(store: MetadataStore) -> None:
