@@ -28,6 +28,7 @@ from bookie.errors import (
     BadRequestError,
     BookieUnreachableError,
     ClientClosedError,
+    OperationTimeoutError,
     error_for_status,
 )
 from bookie.formats.commands import (
@@ -233,9 +234,17 @@ class BookieChannel:
     async def _call(
         self, rpc: str, request: bytes, timeout: float, parse: Callable[[bytes], _T]
     ) -> _T:
-        """Make one unary call."""
+        """Make one unary call.
+
+        The time runs here and not in gRPC: a call with a deadline of gRPC's own is not handled
+        together with others that run, which costs more than half of the calls a second when many do
+        (6200 became 2400 with 32 under way on two shared cores).
+        """
         try:
-            data = await self._unary[rpc](request, timeout=timeout, metadata=self._metadata)
+            async with asyncio.timeout(timeout):
+                data = await self._unary[rpc](request, metadata=self._metadata)
+        except TimeoutError:
+            raise OperationTimeoutError(f"bookie {self.address} did not answer in time") from None
         except grpc.RpcError as error:
             raise error_of(self.address, error) from None
         except asyncio.CancelledError:
