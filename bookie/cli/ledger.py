@@ -125,21 +125,16 @@ def list_ledgers(
 async def _list(metadata: str, after: int, limit: int) -> list[Record]:
     from bookie.cluster.instance import read_layout
     from bookie.cluster.ledgers import LedgerManager
-    from bookie.errors import NoSuchLedgerError
     from bookie.metadata.connect import open_store
 
     records: list[Record] = []
     async with open_store(metadata) as store:
         await read_layout(store)  # "no ledgers" would hide a mistyped address
-        ledgers = LedgerManager(store)
-        async for ledger_id in ledgers.list_ids(after):
-            try:
-                found = (await ledgers.read(ledger_id)).value
-            except NoSuchLedgerError:
-                continue  # deleted since it was listed
+        async for versioned in LedgerManager(store).list_all(after):
+            found = versioned.value
             records.append(
                 {
-                    "ledger": ledger_id,
+                    "ledger": found.ledger_id,
                     "state": found.state.name,
                     "ensemble": found.ensemble_size,
                     "write_quorum": found.write_quorum_size,

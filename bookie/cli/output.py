@@ -30,8 +30,7 @@ def print_records(
     if output is OutputFormat.JSON:
         print(json.dumps([dict(record) for record in records], indent=2), file=stream)
     elif records:
-        for line in table_lines(records):
-            print(line, file=stream)
+        print("\n".join(table_lines(records)), file=stream)
     elif empty:
         print(empty, file=stream)
 
