@@ -16,7 +16,14 @@ from bookie.cluster.ledgers import LedgerManager
 from bookie.errors import BadVersionError, BookieError, ChecksumError, FormatError
 from bookie.formats.batch import EntryBatch
 from bookie.formats.digest import Digester
-from bookie.formats.entry import Entry, parse_header, unpack_lac, unpack_packet, verify_batch
+from bookie.formats.entry import (
+    Entries,
+    Entry,
+    parse_header,
+    unpack_lac,
+    unpack_packet,
+    verify_batch,
+)
 from bookie.ids import NO_ENTRY, Status
 from bookie.protocol.exchange import (
     MetadataConflict,
@@ -184,17 +191,18 @@ def verify_read(reply: ReadReply, digester: Digester) -> VerifiedRead:
 
 
 def _verified_prefix(batch: EntryBatch, digester: Digester) -> VerifiedRead:
-    entries: list[Entry] = []
-    ids = batch.entry_ids().tolist()
+    payloads: list[bytes] = []
+    ids: list[int] = batch.entry_ids().tolist()
     for entry_id, packet in zip(ids, batch.packets(), strict=True):
         try:
             payload = unpack_packet(batch.ledger_id, entry_id, packet, digester)
         except ChecksumError as error:
-            prefix = batch.clip(batch.first_entry_id, entry_id - 1) if entries else None
+            prefix = batch.clip(batch.first_entry_id, entry_id - 1) if payloads else None
+            entries = Entries(ids[: len(payloads)], payloads)
             return VerifiedRead(
                 Status.OK, prefix, entries, entry_id, Status.BAD_CHECKSUM, str(error)
             )
-        entries.append(Entry(entry_id, payload))
+        payloads.append(payload)
     raise AssertionError("a batch failed its digests, but none of its packets did")
 
 

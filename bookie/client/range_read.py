@@ -32,14 +32,21 @@ READ_ENTRIES_MAX = 2048
 """Entries of one answer: verifying more would hold the event loop for over a millisecond."""
 
 
+READ_BYTES_MAX = BATCH_SIZE_BYTES_MAX + BATCH_SIZE_BYTES_MAX // 4
+"""Packet bytes of one answer. Spans aim below it, so that sizes that vary need no second answer."""
+
+
 class RangeRead:
     """One read under way. Its calls run in the pool's task group until `aclose`."""
 
     def __init__(self, machine: LedgerRead, pool: BookiePool, digester: Digester) -> None:
-        self._machine = machine
+        self.machine = machine
         self._pool = pool
         self._digester = digester
         self._ledger_id = machine.metadata.ledger_id
+        self.entries_read = 0
+        """Entries that came so far, and the bytes of their packets."""
+        self.bytes_read = 0
         self._timers = Timers(self._on_timer)
         self._calls: set[asyncio.Task[None]] = set()
         self._ready: deque[Sequence[Entry]] = deque()
@@ -48,6 +55,15 @@ class RangeRead:
         self._error: BookieError | None = None
         self._news = asyncio.Event()
         pool.on_close(self._on_pool_closed)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether `next` has returned the last entry of the range."""
+        return not self._ready and self.machine.position > self.machine.last_entry_id
+
+    def start(self) -> None:
+        """Ask for the first entries, before anybody waits for them."""
+        self._go_on()
 
     async def next(self) -> Sequence[Entry]:
         """The next entries, at least one; none at the end of the range.
@@ -87,7 +103,7 @@ class RangeRead:
     def _step(self, event: ReaderEvent) -> None:
         if self._ended:
             return
-        for effect in self._machine.step(event):
+        for effect in self.machine.step(event):
             match effect:
                 case SendRead():
                     name = f"read {self._ledger_id} from {effect.bookie_id}"
@@ -125,7 +141,7 @@ class RangeRead:
             effect.first_entry_id,
             effect.last_entry_id,
             max_entries=READ_ENTRIES_MAX,
-            max_bytes=BATCH_SIZE_BYTES_MAX,
+            max_bytes=READ_BYTES_MAX,
             stripe_modulus=stripe.modulus,
             stripe_first_residue=stripe.first_residue,
             stripe_count=stripe.count,
@@ -137,6 +153,9 @@ class RangeRead:
             self._step(ReadAnswered(effect.request, error.status, message=str(error)))
             return
         told = verify_read(reply, self._digester)
+        if told.batch is not None:
+            self.entries_read += told.batch.count
+            self.bytes_read += told.batch.payload_bytes
         self._step(
             ReadAnswered(
                 effect.request,

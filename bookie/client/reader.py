@@ -14,14 +14,14 @@ from bookie.client.arguments import checked_entry_id
 from bookie.client.follow import Follower
 from bookie.client.lac import read_lac
 from bookie.client.pool import BookiePool
-from bookie.client.range_read import RangeRead
+from bookie.client.read_ahead import ReadAhead
 from bookie.cluster.ledgers import LedgerManager
 from bookie.errors import BadRequestError, NoSuchEntryError, UnavailableError
 from bookie.formats.digest import digester_for_key
 from bookie.formats.entry import Entry
 from bookie.formats.ledger_metadata import LedgerMetadata, Versioned
 from bookie.ids import NO_ENTRY
-from bookie.protocol.reader import LedgerRead, ReaderLimits
+from bookie.protocol.reader import ReaderLimits
 
 
 class ReaderHandle:
@@ -107,10 +107,15 @@ class ReaderHandle:
         last = await self._bounded(first_entry_id, last_entry_id)
         position = first_entry_id
         while position <= last:
-            machine = LedgerRead(
-                self.metadata, position, last, replica=self._replica, limits=self._limits
+            read = ReadAhead(
+                self.metadata,
+                position,
+                last,
+                self._pool,
+                self._digester,
+                self._replica,
+                self._limits,
             )
-            read = RangeRead(machine, self._pool, self._digester)
             try:
                 while entries := await read.next():
                     yield entries

@@ -23,10 +23,10 @@ from __future__ import annotations
 
 import hmac
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import accumulate
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,6 +61,49 @@ class Entry(NamedTuple):
 
     entry_id: int
     payload: bytes
+
+
+class Entries(Sequence[Entry]):
+    """Verified entries of one ledger in ascending id order; each `Entry` is made when looked at.
+
+    So a batch of a thousand is two objects, and whoever takes `payloads` makes no others: a tuple
+    for each entry costs more than its digest, most of it in the collector of reference cycles.
+    """
+
+    __slots__ = ("ids", "payloads")
+
+    def __init__(self, ids: Sequence[int], payloads: list[bytes]) -> None:
+        self.ids = ids
+        """The entry ids."""
+        self.payloads = payloads
+        """The payloads, as the user gave them, one for each id."""
+
+    def __len__(self) -> int:
+        return len(self.payloads)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return map(_make_entry, zip(self.ids, self.payloads, strict=True))
+
+    @overload
+    def __getitem__(self, index: int) -> Entry: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Entries: ...
+
+    def __getitem__(self, index: int | slice) -> Entry | Entries:
+        if isinstance(index, slice):
+            return Entries(self.ids[index], self.payloads[index])
+        return Entry(self.ids[index], self.payloads[index])
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence):
+            return NotImplemented
+        return list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]  # like a list
+
+    def __repr__(self) -> str:
+        return f"Entries({list(self)!r})"
 
 
 class Lac(NamedTuple):
@@ -161,7 +204,7 @@ def unpack_packet(ledger_id: int, entry_id: int, packet: BytesLike, digester: Di
     return payload
 
 
-def verify_batch(batch: EntryBatch, digester: Digester) -> list[Entry]:
+def verify_batch(batch: EntryBatch, digester: Digester) -> Entries:
     """All entries of `batch`, verified: ids by numpy, then each packet's digest.
 
     Raises:
@@ -169,17 +212,22 @@ def verify_batch(batch: EntryBatch, digester: Digester) -> list[Entry]:
             digest, or fails it. Entries before it are right, but nothing is returned.
     """
     count = len(batch.sizes)
+    ids = _ids_of(batch)
+    if count == 1:
+        return Entries(ids, [unpack_packet(batch.ledger_id, ids[0], batch.payload, digester)])
     if count < _VERIFY_BY_NUMPY_FROM:
-        ids = batch.entry_ids().tolist()
-        return [
-            Entry(entry_id, unpack_packet(batch.ledger_id, entry_id, packet, digester))
-            for entry_id, packet in zip(ids, batch.packets(), strict=True)
-        ]
+        return Entries(
+            ids,
+            [
+                unpack_packet(batch.ledger_id, entry_id, packet, digester)
+                for entry_id, packet in zip(ids, batch.packets(), strict=True)
+            ],
+        )
     digest_size = digester.size_bytes
     prefix_size = HEADER_SIZE_BYTES + digest_size
     if int(batch.sizes.min()) < prefix_size:
         # Some digest does not fit: one by one, to name the first entry that is wrong.
-        for entry_id, packet in zip(batch.entry_ids().tolist(), batch.packets(), strict=True):
+        for entry_id, packet in zip(ids, batch.packets(), strict=True):
             unpack_packet(batch.ledger_id, entry_id, packet, digester)
     prefixes = gather_prefixes(batch, prefix_size).view(_prefix_dtype(digest_size))
     header_column = np.ascontiguousarray(prefixes["header"])
@@ -190,11 +238,20 @@ def verify_batch(batch: EntryBatch, digester: Digester) -> list[Entry]:
     if digest_size:
         stored = np.ascontiguousarray(prefixes["digest"]).view(np.uint8)
         computed = np.frombuffer(digester.digest_many(header_column.tolist(), payloads), np.uint8)
-        wrong |= (stored != computed).reshape(count, digest_size).any(axis=1)
+        differs = stored != computed
+        if differs.any():
+            wrong |= differs.reshape(count, digest_size).any(axis=1)
     if wrong.any():
         position = int(wrong.argmax())
         unpack_packet(batch.ledger_id, int(wanted[position]), batch.packets()[position], digester)
-    return list(map(_make_entry, zip(wanted.tolist(), payloads, strict=True)))
+    return Entries(ids, payloads)
+
+
+def _ids_of(batch: EntryBatch) -> Sequence[int]:
+    if batch.is_contiguous:
+        return range(batch.first_entry_id, batch.first_entry_id + len(batch.sizes))
+    ids: list[int] = batch.entry_ids().tolist()
+    return ids
 
 
 def pack_lac(ledger_id: int, last_add_confirmed: int, digester: Digester) -> bytes:

@@ -113,7 +113,7 @@ class _Part:
     position: int
     """The next id wanted; past the window when the part is complete."""
     last: int
-    entries: list[Entry] = field(default_factory=list)
+    entries: Sequence[Entry] = ()
     replica: int = 0
     """How far the write set is rotated: the replica that serves."""
     failures: dict[int, tuple[Status, str]] = field(default_factory=dict)
@@ -133,6 +133,7 @@ class LedgerRead:
         last_entry_id: int,
         *,
         replica: int = 0,
+        suspects: int = 0,
         limits: ReaderLimits | None = None,
     ) -> None:
         assert 0 <= first_entry_id <= last_entry_id
@@ -149,7 +150,7 @@ class LedgerRead:
         self.bookies: Sequence[str] = ()
         """The ensemble of the window under way."""
         self.parts: list[_Part] = []
-        self.suspects = 0
+        self.suspects = suspects
         """Slots that lately failed or were silent: asked last."""
         self.ended = False
         self._requests_made = 0
@@ -249,7 +250,7 @@ class LedgerRead:
         effects: list[ReaderEffect] = [CancelTimer(("speculate", other)) for other in part.requests]
         part.requests.clear()
         self.suspects &= ~(1 << slot)
-        part.entries += answer.entries
+        part.entries = [*part.entries, *answer.entries] if part.entries else answer.entries
         part.position = part.stripe.next_id(part.entries[-1].entry_id + 1)
         part.failures.clear()
         part.attempts = 0

@@ -8,6 +8,7 @@ import pytest
 
 from bookie.client.driver import verify_lac, verify_read
 from bookie.client.range_read import RangeRead
+from bookie.client.read_ahead import FIRST_SPAN_ENTRIES, SPANS_MAX, ReadAhead
 from bookie.config import ClientSettings
 from bookie.errors import BookieUnreachableError, NoSuchEntryError
 from bookie.formats.batch import EntryBatch
@@ -18,6 +19,7 @@ from bookie.rpc.channels import LacReply, ReadCommand, ReadReply
 from tests.unit.client.fake_pool import (
     DIGESTER,
     LEDGER_ID,
+    FakePool,
     OnRead,
     fake_pool,
     metadata_of,
@@ -26,6 +28,22 @@ from tests.unit.client.fake_pool import (
 )
 
 FAST = ReaderLimits(speculative_read_seconds=0.01, retry_seconds=0.01)
+
+
+def stored_until(end: int) -> OnRead:
+    """Bookies that store everything below `end` that they should, in answers of 100 entries."""
+
+    async def on_read(_: str, command: ReadCommand) -> ReadReply:
+        ids = [
+            entry_id
+            for entry_id in range(command.first_entry_id, min(command.last_entry_id + 1, end))
+            if (entry_id - command.stripe_first_residue) % (command.stripe_modulus or 1)
+            < max(command.stripe_count, 1)
+        ][:100]
+        batch = EntryBatch.merge([packed(entry_id, 1) for entry_id in ids])
+        return ReadReply(Status.OK, "", batch, ids[-1] + 1)
+
+    return on_read
 
 
 async def ids_read(
@@ -60,6 +78,81 @@ async def test_a_read_is_a_few_answers_ahead() -> None:
         for _ in range(20):
             await asyncio.sleep(0)
         assert asked == [0, 100, 200]
+        await read.aclose()
+
+
+def read_ahead(pool: FakePool, last: int, sizes: tuple[int, int, int] = (3, 3, 2)) -> ReadAhead:
+    """A read of 0 … last in spans."""
+    return ReadAhead(metadata_of(sizes), 0, last, pool.pool, DIGESTER, 0, FAST)
+
+
+async def ids_in_spans(on_read: OnRead, last: int, sizes: tuple[int, int, int]) -> list[int]:
+    """The ids that spans put together."""
+    ids: list[int] = []
+    async with fake_pool(ClientSettings(read_timeout_seconds=5), on_read) as pool:
+        read = read_ahead(pool, last, sizes)
+        while entries := await read.next():
+            ids += [entry.entry_id for entry in entries]
+        await read.aclose()
+    return ids
+
+
+async def test_spans_are_under_way_together_and_come_in_order() -> None:
+    """The first answer comes last; what was learnt from it makes the later spans longer."""
+    asked: asyncio.Queue[tuple[int, int]] = asyncio.Queue()
+    first_may_come = asyncio.Event()
+
+    async def on_read(_: str, command: ReadCommand) -> ReadReply:
+        asked.put_nowait((command.first_entry_id, command.last_entry_id))
+        if command.first_entry_id == 0:
+            await first_may_come.wait()
+        return reply_to(command, 1000)
+
+    async with fake_pool(on_read=on_read) as pool:
+        read = read_ahead(pool, 999)
+        waiting = pool.tasks.create_task(read.next())
+        length = FIRST_SPAN_ENTRIES
+        for n in range(SPANS_MAX):
+            assert await asked.get() == (n * length, (n + 1) * length - 1)
+        assert asked.empty()
+        first_may_come.set()
+        assert [entry.entry_id for entry in await waiting] == list(range(length))
+        assert await asked.get() == (SPANS_MAX * length, 999)
+        await read.aclose()
+
+
+@pytest.mark.parametrize("sizes", [(3, 3, 2), (3, 2, 2), (3, 1, 1), (1, 1, 1)])
+@pytest.mark.parametrize("last", [0, 1, 63, 64, 65, 191, 192, 193, 999])
+async def test_spans_leave_nothing_out(sizes: tuple[int, int, int], last: int) -> None:
+    """Whatever the length, with and without striping, with answers shorter than spans."""
+    assert await ids_in_spans(stored_until(1000), last, sizes) == list(range(last + 1))
+
+
+async def test_a_hole_in_several_spans_is_filled_by_the_others() -> None:
+    """The bookie that was down is doubted by each span that meets the hole."""
+
+    async def on_read(bookie_id: str, command: ReadCommand) -> ReadReply:
+        return reply_to(command, 30 if bookie_id == "b0" else 1000)
+
+    assert await ids_in_spans(on_read, 499, (3, 3, 2)) == list(range(500))
+
+
+async def test_what_stands_before_a_failure_is_delivered_first() -> None:
+    """A later span failed long before the first one came."""
+    failed = asyncio.Event()
+
+    async def on_read(bookie_id: str, command: ReadCommand) -> ReadReply:
+        if command.first_entry_id >= FIRST_SPAN_ENTRIES:
+            failed.set()
+            raise BookieUnreachableError(f"{bookie_id} is gone")
+        await failed.wait()
+        return reply_to(command, 1000)
+
+    async with fake_pool(on_read=on_read) as pool:
+        read = read_ahead(pool, 999)
+        assert len(await read.next()) == FIRST_SPAN_ENTRIES
+        with pytest.raises(BookieUnreachableError, match=f"entry {FIRST_SPAN_ENTRIES} of"):
+            await read.next()
         await read.aclose()
 
 

@@ -163,3 +163,17 @@ def test_bad_lac_packets_are_refused() -> None:
         lac_packet_ids(struct.pack(">qq", -1, 0))
     with pytest.raises(BadRequestError, match="entry -2"):
         lac_packet_ids(struct.pack(">qq", 1, -2))
+
+
+def test_verified_entries_are_a_sequence() -> None:
+    """Each looked-at entry is made anew; equality, slices and order are those of a list."""
+    payloads = [b"%d" % n for n in range(40)]
+    entries = verify_batch(pack_batch(9, 5, -1, 0, payloads, CRC32C), CRC32C)
+    assert entries == [Entry(n, payload) for n, payload in enumerate(payloads, 5)]
+    assert (entries[0], entries[-1]) == (Entry(5, b"0"), Entry(44, b"39"))
+    assert list(entries[3:5]) == [Entry(8, b"3"), Entry(9, b"4")]
+    assert entries.payloads == payloads
+    assert entries != [Entry(5, b"0")]
+    assert entries != 7
+    assert Entry(6, b"1") in entries
+    assert repr(entries[:1]) == f"Entries([{Entry(5, b'0')!r}])"
