@@ -94,6 +94,7 @@ soak-system: $(VENV)/.test ## as root: six hundred power cuts; takes half an hou
 bench: $(VENV)/.test ## one bookie beside the ceilings of this machine; prints, asserts nothing
 	$(BIN)/python -m tests.bench.bench_bookie
 	$(BIN)/python -m tests.bench.bench_boot
+	$(BIN)/python -m tests.bench.bench_reads
 
 # ---- check it -------------------------------------------------------------------------------------
 

@@ -32,6 +32,7 @@ from bookie.ids import MAX_ID, Status
 from bookie.metadata.connect import open_store
 from bookie.rpc.cold import Ranges
 from bookie.rpc.server import serve
+from bookie.server.loop import run
 from bookie.telemetry import Metrics
 
 _OK = Reply(Status.OK)
@@ -146,4 +147,4 @@ async def main(uri: str, bookie_id: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], sys.argv[2]))
+    run(main(sys.argv[1], sys.argv[2]))
