@@ -2,6 +2,7 @@
 
 One writer at a time, any number of readers, each on the snapshot of its begin. A write transaction
 is durable when its `with` block has ended without an error; after an error nothing of it happened.
+LMDB has no checksums: a sum over all pairs is kept with them and compared when the store is opened.
 Source: LMDB's documentation; opened with sync and metasync, without writemap.
 """
 
@@ -14,15 +15,32 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Protocol, cast
 
 import lmdb
+from crc32c import crc32c
 
 from bookie.env.disk import allocate
+from bookie.env.kv_check import (
+    SUM_KEY,
+    SUM_TABLE,
+    check_lmdb_file,
+    decode_sum,
+    encode_sum,
+    seed_of,
+    sum_of_pair,
+)
 from bookie.errors import ConfigurationError, CorruptionError, DiskFullError
 
 if TYPE_CHECKING:
     from lmdb import _Database
 
 
-_DAMAGE = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError)
+_DAMAGE = (
+    lmdb.BadTxnError,
+    lmdb.CorruptedError,
+    lmdb.CursorFullError,
+    lmdb.PageFullError,
+    lmdb.PageNotFoundError,
+    lmdb.InvalidError,
+)
 _REFUSED_BY_THE_MACHINE = (lmdb.MemoryError, lmdb.ReadonlyError, lmdb.LockError, lmdb.DiskError)
 """Opening failed, and that says nothing about what the file holds."""
 
@@ -95,11 +113,13 @@ class KeyValueStore(Protocol):
 
 
 class _LmdbTransaction:
-    __slots__ = ("_tables", "_transaction")
+    __slots__ = ("_delta", "_tables", "_transaction")
 
     def __init__(self, transaction: lmdb.Transaction, tables: dict[str, _Database]) -> None:
         self._transaction = transaction
         self._tables = tables
+        self._delta = 0
+        """What the changes so far add to the sum over all pairs."""
 
     def get(self, table: str, key: bytes) -> bytes | None:
         return cast("bytes | None", self._transaction.get(key, db=self._tables[table]))
@@ -122,24 +142,56 @@ class _LmdbTransaction:
         return int(self._transaction.stat(self._tables[table])["entries"])
 
     def put(self, table: str, key: bytes, value: bytes) -> None:
+        self._count(table, [(key, value)])
         self._transaction.put(key, value, db=self._tables[table])
 
     def put_many(self, table: str, pairs: Iterable[tuple[bytes, bytes]]) -> None:
+        # The newest wins, as it does in the table.
+        unique = list(dict(pairs).items())
+        self._count(table, unique)
         with self._transaction.cursor(db=self._tables[table]) as cursor:
-            cursor.putmulti(pairs)
+            cursor.putmulti(unique)
 
     def delete(self, table: str, key: bytes) -> bool:
+        before = self.get(table, key)
+        if before is not None:
+            self._delta -= sum_of_pair(seed_of(table), key, before)
         return bool(self._transaction.delete(key, db=self._tables[table]))
+
+    def _count(self, table: str, pairs: list[tuple[bytes, bytes]]) -> None:
+        get, handle, seed = self._transaction.get, self._tables[table], seed_of(table)
+        delta = 0
+        for key, value in pairs:
+            before = get(key, db=handle)
+            of_key = crc32c(key, seed)
+            delta += crc32c(value, of_key)
+            if before is not None:
+                delta -= crc32c(before, of_key)
+        self._delta += delta
+
+    def finish(self, sum_before: int) -> None:
+        """Bring the sum up to date, at the end of everything else."""
+        if self._delta:
+            handle = self._tables[SUM_TABLE]
+            stored = self._transaction.get(SUM_KEY, db=handle)
+            before = sum_before if stored is None else decode_sum(bytes(stored))
+            self._transaction.put(SUM_KEY, encode_sum(before + self._delta), db=handle)
 
 
 class LmdbStore:
     """One LMDB environment with named tables."""
 
     def __init__(
-        self, environment: lmdb.Environment, tables: dict[str, _Database], path: str
+        self,
+        environment: lmdb.Environment,
+        tables: dict[str, _Database],
+        path: str,
+        sum_before: int,
     ) -> None:
+        """`sum_before` is that over the pairs of a file that does not hold one."""
         self._environment = environment
         self._tables = tables
+        self._sum_before = sum_before
         self._path = path
         self._witness = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         """The kernel tells each open file once of a failed write-back; this one is never asked
@@ -159,7 +211,9 @@ class LmdbStore:
         """See `KeyValueStore.write`."""
         try:
             with self._environment.begin(write=True) as transaction:
-                yield _LmdbTransaction(transaction, self._tables)
+                changes = _LmdbTransaction(transaction, self._tables)
+                yield changes
+                changes.finish(self._sum_before)
         except _DAMAGE as error:
             raise CorruptionError(f"the index is damaged: {error}") from error
         except lmdb.Error as error:
@@ -211,12 +265,15 @@ def allocate_lock_file(directory: str, readers_max: int) -> None:
 def open_lmdb(directory: str, map_bytes: int, tables: tuple[str, ...]) -> LmdbStore:
     """Open (or create) the LMDB environment in `directory`, which must exist.
 
+    The file is read once, because LMDB believes everything that stands in it.
+
     Raises:
         CorruptionError: the files there are not a readable LMDB environment.
         ConfigurationError: this process may not open them, or has no address space for them.
-        OSError: there is no room for its lock file.
+        OSError: there is no room for its lock file, or the device failed.
     """
     path = os.path.join(directory, "data.mdb")
+    sum_before = check_lmdb_file(path)
     allocate_lock_file(directory, _READERS_MAX)
     try:
         environment = lmdb.open(
@@ -227,7 +284,7 @@ def open_lmdb(directory: str, map_bytes: int, tables: tuple[str, ...]) -> LmdbSt
             sync=True,
             metasync=True,
             writemap=False,
-            max_dbs=len(tables),
+            max_dbs=len(tables) + 1,
             max_readers=_READERS_MAX,
             # Entry pages are read at random; read-ahead would only evict others.
             readahead=False,
@@ -237,15 +294,8 @@ def open_lmdb(directory: str, map_bytes: int, tables: tuple[str, ...]) -> LmdbSt
     except lmdb.Error as error:
         raise CorruptionError(f"{path} cannot be opened as an index: {error}") from error
     try:
-        # A look behind the end of the mapped file would kill the process.
-        pages = environment.info()["last_pgno"] + 1
-        if os.path.getsize(path) < pages * environment.stat()["psize"]:
-            raise CorruptionError(f"{path} is cut off: it needs {pages} pages")
-        handles = {name: environment.open_db(name.encode()) for name in tables}
+        handles = {name: environment.open_db(name.encode()) for name in (*tables, SUM_TABLE)}
     except lmdb.Error as error:
         environment.close()
         raise CorruptionError(f"{path} cannot be opened as an index: {error}") from error
-    except CorruptionError:
-        environment.close()
-        raise
-    return LmdbStore(environment, handles, path)
+    return LmdbStore(environment, handles, path, sum_before or 0)

@@ -1,0 +1,338 @@
+"""A look at an LMDB file before LMDB maps it: whether its structure can be believed.
+
+LMDB has no checksums and follows every offset that it finds. A flipped bit in a page may make it
+look behind the end of the mapped file, which kills the process (SIGBUS), at every start again; or
+miss a key that is there, which a caller takes for a negative answer. So the file is read once, as
+a file, and every page that the newest snapshot reaches is checked: what kind of page it says it is,
+where its nodes lie, that keys ascend within and between pages, that no page is used twice or is
+free at the same time, and that the counts in the headers are right. At last the sum over all pairs
+is compared with the one that every write transaction keeps up to date: a flipped bit in a key, a
+pair that is gone, an old page in the place of a new one all change it.
+
+Source: the data structures of LMDB 0.9 (`mdb.c`), 64-bit, little endian.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from crc32c import crc32c
+
+from bookie.errors import CorruptionError
+
+SUM_TABLE = "sum"
+"""The table that holds the sum over all pairs of the other tables, under the same name."""
+SUM_KEY = SUM_TABLE.encode()
+_PAGE = struct.Struct("<QHHHH")
+"""Page number, unused, flags, end of the offsets of nodes, start of the nodes."""
+_OVERFLOW = struct.Struct("<QHHI")
+"""Page number, unused, flags, number of pages."""
+_NODE = struct.Struct("<HHHH")
+"""Size of the value in two halves (or the low parts of a page number), flags, size of the key."""
+_META = struct.Struct("<IIQQ")
+"""Magic, version, address, size of the map."""
+_DB = struct.Struct("<IHHQQQQQ")
+"""Page size or unused, flags, depth, branch, leaf and overflow pages, entries, root."""
+_META_END = struct.Struct("<QQ")
+"""Last page, transaction."""
+_U64 = struct.Struct("<Q")
+
+_MAGIC, _VERSION = 0xBEEFC0DE, 1
+_BRANCH, _LEAF, _OVERFLOWS, _METAS = 0x01, 0x02, 0x04, 0x08
+_BIG, _TABLE = 0x01, 0x02
+_INTEGER_KEYS = 0x08
+_NO_ROOT = 2**64 - 1
+_HEADER_BYTES = _PAGE.size
+_META_AT = _HEADER_BYTES
+_DBS_AT = _META_AT + _META.size
+_META_BYTES = _DBS_AT + 2 * _DB.size + _META_END.size
+_PAGE_SIZES = (4096, 8192, 16384, 32768, 65536)
+_MAP_BYTES_MAX = 2**47
+
+
+@dataclass(frozen=True, slots=True)
+class _Database:
+    """What a meta page or a row of the main table says about a tree."""
+
+    flags: int
+    depth: int
+    branches: int
+    leaves: int
+    overflows: int
+    entries: int
+    root: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Meta:
+    page_size: int
+    map_bytes: int
+    free: _Database
+    main: _Database
+    last_page: int
+    transaction: int
+
+
+def seed_of(table: str) -> int:
+    """What the checksums of a table's pairs start from, so that tables cannot be exchanged."""
+    return crc32c(table.encode())
+
+
+def sum_of_pair(seed: int, key: bytes, value: bytes) -> int:
+    """What one pair adds to the sum."""
+    return crc32c(value, crc32c(key, seed))
+
+
+def encode_sum(total: int) -> bytes:
+    """The sum as it is stored: 8 bytes, little endian, modulo 2**64."""
+    return _U64.pack(total % 2**64)
+
+
+def decode_sum(data: bytes) -> int:
+    """A stored sum."""
+    return int(_U64.unpack(data)[0])
+
+
+def check_lmdb_file(path: str) -> int | None:
+    """Read the LMDB file at `path`, if there is one with content, and check it.
+
+    Returns the sum over its pairs if it does not hold one itself; None if it does, or if there is
+    no file.
+
+    Raises:
+        CorruptionError: LMDB must not open this file.
+        OSError: the device failed.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    try:
+        size = os.fstat(descriptor).st_size
+        return _Check(descriptor, size).run() if size else None
+    except (struct.error, IndexError) as error:
+        raise CorruptionError(f"{path} is damaged: it is cut off") from error
+    except _DamageError as error:
+        raise CorruptionError(f"{path} is damaged: {error}") from error
+    finally:
+        os.close(descriptor)
+
+
+class _DamageError(Exception):
+    """What is wrong, in words."""
+
+
+class _Check:
+    """One walk through a file of `size` bytes."""
+
+    def __init__(self, descriptor: int, size: int) -> None:
+        self._descriptor = descriptor
+        self._size = size
+        self._page_size = _PAGE_SIZES[0]
+        self._last_page = 0
+        self._used = bytearray()
+        """One byte for each page of the file, 1 if a tree reaches it."""
+        self._counts = [0, 0, 0, 0]
+        """Branches, leaves, overflow pages and entries of the tree that is being walked."""
+
+    def run(self) -> int | None:
+        """Check everything; returns the sum of the pairs if none is stored."""
+        first = self._meta(os.pread(self._descriptor, _META_BYTES, 0), 0)
+        self._page_size = first.page_size
+        second = self._meta(os.pread(self._descriptor, _META_BYTES, first.page_size), 1)
+        if first.page_size != second.page_size:
+            raise _DamageError("its two meta pages disagree about the page size")
+        _check_transactions(first.transaction, second.transaction)
+        newest = max(first, second, key=lambda meta: meta.transaction)
+        # The file may end before the last page: one that was freed again was never written.
+        if newest.last_page >= newest.map_bytes // self._page_size:
+            raise _DamageError(f"its last page is {newest.last_page}, outside its map")
+        self._last_page = newest.last_page
+        self._used = bytearray(newest.last_page + 1)
+        self._used[0] = self._used[1] = 1
+        free = self._free_pages(newest.free)
+        total, stored = 0, None
+        for name, table in list(self._tables(newest.main)):
+            if name == SUM_KEY:
+                for key, _, value in self._nodes(table):
+                    if key == SUM_KEY and len(value) == _U64.size:
+                        stored = decode_sum(value)
+                continue
+            seed = crc32c(name)
+            for key, _, value in self._nodes(table):
+                total += crc32c(value, crc32c(key, seed))
+        if any(self._used[page] for page in free):
+            raise _DamageError("a page is used and free at the same time")
+        if stored is not None and stored != total % 2**64:
+            raise _DamageError("its entries do not add up to its sum")
+        return total if stored is None else None
+
+    # --- meta pages ----------------------------------------------------------------------
+
+    def _meta(self, data: bytes, number: int) -> _Meta:
+        page, _, flags, _, _ = _PAGE.unpack_from(data)
+        magic, version, _, map_bytes = _META.unpack_from(data, _META_AT)
+        if (page, flags, magic) != (number, _METAS, _MAGIC):
+            raise _DamageError(f"page {number} is no meta page")
+        if version != _VERSION:
+            raise _DamageError(f"meta page {number} has the version {version}")
+        page_size = int(_DB.unpack_from(data, _DBS_AT)[0])
+        free, main = (_database(data, _DBS_AT + at) for at in (0, _DB.size))
+        last_page, transaction = _META_END.unpack_from(data, _DBS_AT + 2 * _DB.size)
+        if page_size not in _PAGE_SIZES or not 0 < map_bytes < _MAP_BYTES_MAX:
+            raise _DamageError(f"meta page {number} makes no sense")
+        if free.flags != _INTEGER_KEYS or main.flags:
+            raise _DamageError(f"meta page {number} has flags that were never set")
+        return _Meta(page_size, map_bytes, free, main, last_page, transaction)
+
+    # --- trees ---------------------------------------------------------------------------
+
+    def _tables(self, main: _Database) -> Iterator[tuple[bytes, _Database]]:
+        for name, flags, value in self._nodes(main):
+            if flags != _TABLE or len(value) != _DB.size:
+                raise _DamageError("a row of the main table is no table")
+            table = _database(value, 0)
+            if table.flags:
+                raise _DamageError("a table has flags that were never set")
+            yield name, table
+
+    def _free_pages(self, database: _Database) -> list[int]:
+        free: list[int] = []
+        for key, _, value in self._nodes(database, integers=True):
+            (count,) = _U64.unpack_from(value)
+            if len(key) != _U64.size or len(value) < _U64.size * (count + 1):
+                raise _DamageError("a list of free pages is cut off")
+            pages = struct.unpack_from(f"<{count}Q", value, _U64.size)
+            if pages and not 1 < min(pages) <= max(pages) <= self._last_page:
+                raise _DamageError("a list of free pages names pages that do not exist")
+            free += pages
+        if len(set(free)) != len(free):
+            raise _DamageError("a page is free twice")
+        return free
+
+    def _nodes(
+        self, database: _Database, *, integers: bool = False
+    ) -> Iterator[tuple[bytes, int, bytes]]:
+        """Key, flags and value of every entry of a tree, whose counts are checked at the end.
+
+        Keys are compared as numbers if they are `integers`.
+        """
+        self._counts = counts = [0, 0, 0, 0]
+        if database.root == _NO_ROOT:
+            if database.depth or database.entries:
+                raise _DamageError("a table without pages has entries")
+        else:
+            before: bytes | None = None
+            for key, flags, value in self._walk(database.root, database.depth, integers):
+                counts[3] += 1
+                order = key[::-1] if integers else key
+                if before is not None and order <= before:
+                    raise _DamageError("keys do not ascend")
+                before = order
+                yield key, flags, value
+        expected = [database.branches, database.leaves, database.overflows, database.entries]
+        if counts != expected:
+            raise _DamageError(f"a table counts {expected} pages and entries and has {counts}")
+
+    def _walk(self, number: int, depth: int, integers: bool) -> Iterator[tuple[bytes, int, bytes]]:
+        page, flags, offsets = self._page(number)
+        counts = self._counts
+        if depth == 1:
+            if flags != _LEAF:
+                raise _DamageError(f"page {number} should be a leaf")
+            counts[1] += 1
+            for offset in offsets:
+                yield self._leaf_node(page, offset)
+            return
+        if flags != _BRANCH or depth < 1 or len(offsets) < 2:
+            raise _DamageError(f"page {number} should be a branch of depth {depth}")
+        counts[0] += 1
+        separators = [self._branch_node(page, offset) for offset in offsets]
+        for index, (lowest, child) in enumerate(separators):
+            highest = separators[index + 1][0] if index + 1 < len(separators) else None
+            found = False
+            for item in self._walk(child, depth - 1, integers):
+                order = item[0][::-1] if integers else item[0]
+                # The first child has whatever is below the second separator.
+                if (index and not found and order < lowest[:: -1 if integers else 1]) or (
+                    highest is not None and order >= highest[:: -1 if integers else 1]
+                ):
+                    raise _DamageError(f"a key stands in page {child} where nobody looks for it")
+                found = True
+                yield item
+            if not found:
+                raise _DamageError(f"page {child} is empty")
+
+    def _page(self, number: int) -> tuple[bytes, int, tuple[int, ...]]:
+        self._use(number, 1)
+        if (number + 1) * self._page_size > self._size:
+            raise _DamageError(f"it is cut off: page {number} is missing")
+        page = os.pread(self._descriptor, self._page_size, number * self._page_size)
+        own, _, flags, lower, upper = _PAGE.unpack_from(page)
+        if own != number:
+            raise _DamageError(f"in the place of page {number} stands page {own}")
+        if not _HEADER_BYTES <= lower <= upper <= self._page_size or lower % 2:
+            raise _DamageError(f"page {number} has wrong bounds")
+        offsets = struct.unpack_from(f"<{(lower - _HEADER_BYTES) // 2}H", page, _HEADER_BYTES)
+        if offsets and min(offsets) < upper:
+            raise _DamageError(f"page {number} has a node outside its bounds")
+        return page, flags, offsets
+
+    def _branch_node(self, page: bytes, offset: int) -> tuple[bytes, int]:
+        low, high, top, key_size = _NODE.unpack_from(page, offset)
+        start = offset + _NODE.size
+        if start + key_size > self._page_size:
+            raise _DamageError("a key reaches beyond its page")
+        return page[start : start + key_size], low | high << 16 | top << 32
+
+    def _leaf_node(self, page: bytes, offset: int) -> tuple[bytes, int, bytes]:
+        low, high, flags, key_size = _NODE.unpack_from(page, offset)
+        value_at = offset + _NODE.size + key_size
+        size = low | high << 16
+        key = page[offset + _NODE.size : value_at]
+        if flags & ~(_BIG | _TABLE):
+            raise _DamageError("an entry has flags that were never set")
+        if not flags & _BIG:
+            if value_at + size > self._page_size:
+                raise _DamageError("a value reaches beyond its page")
+            return key, flags, page[value_at : value_at + size]
+        if value_at + _U64.size > self._page_size:
+            raise _DamageError("a value reaches beyond its page")
+        return key, flags, self._overflow(_U64.unpack_from(page, value_at)[0], size)
+
+    def _overflow(self, number: int, size: int) -> bytes:
+        """The value of `size` bytes that begins in page `number`."""
+        needed = -(-(_HEADER_BYTES + size) // self._page_size)
+        at = number * self._page_size
+        own, _, flags, count = _OVERFLOW.unpack(os.pread(self._descriptor, _OVERFLOW.size, at))
+        # A value that became smaller keeps its pages.
+        if (own, flags) != (number, _OVERFLOWS) or count < needed:
+            raise _DamageError(f"page {number} does not begin the value that it should")
+        self._use(number, count)
+        if at + _HEADER_BYTES + size > self._size:
+            raise _DamageError(f"it is cut off: page {number} is missing")
+        self._counts[2] += count
+        return os.pread(self._descriptor, size, at + _HEADER_BYTES)
+
+    def _use(self, number: int, count: int) -> None:
+        if not 1 < number <= self._last_page + 1 - count:
+            raise _DamageError(f"page {number} does not exist")
+        if any(self._used[number : number + count]):
+            raise _DamageError(f"page {number} is used twice")
+        self._used[number : number + count] = b"\1" * count
+
+
+def _database(data: bytes, at: int) -> _Database:
+    return _Database(*_DB.unpack_from(data, at)[1:])
+
+
+def _check_transactions(first: int, second: int) -> None:
+    """The meta pages take turns: the even transactions stand in the first."""
+    newest, oldest = max(first, second), min(first, second)
+    if newest == 0:
+        return
+    if newest - oldest != 1 or newest != (second if newest % 2 else first):
+        raise _DamageError(f"its meta pages are those of transactions {first} and {second}")
