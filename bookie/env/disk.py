@@ -10,6 +10,7 @@ import errno
 import fcntl
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -256,9 +257,13 @@ class PosixDisk:
 
     def make_directory(self, path: str) -> None:
         """See `Disk.make_directory`."""
-        if os.path.isdir(path):
-            return
         parent = os.path.dirname(path)
+        if os.path.isdir(path):
+            # Whoever made it may have been killed before its name was durable. Where the parent may
+            # not even be read, it was somebody else.
+            with suppress(PermissionError):
+                self.sync_directory(parent)
+            return
         if parent != path:
             self.make_directory(parent)
         os.mkdir(path, 0o700)

@@ -18,12 +18,14 @@ READY        any missing or different    refuse
 ===========  ==========================  ==============================================
 
 Stamping: metadata cookie NEW with a fresh unique id, then a durable cookie in each directory, then
-compare-and-set to READY. Whatever a crash leaves between the steps is one of the rows above.
+whatever a bookie must never be without (its empty index), then compare-and-set to READY. Whatever a
+crash leaves between the steps is one of the rows above.
 """
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from bookie.cluster.cookies import CookieManager
@@ -106,10 +108,12 @@ async def ensure_identity(
     cookies: CookieManager,
     bookie_id: str,
     instance_id: str,
+    furnish: Callable[[], None] = lambda: None,
 ) -> Decision:
     """Make sure that the directories are this bookie's; stamp them if they are new.
 
-    Returns what was decided, after it was done.
+    `furnish` makes, in a worker thread, what a bookie that is ready always has; after an
+    interruption it is called again. Returns what was decided, after it was done.
 
     Raises:
         CookieError: they are not, or something is missing.
@@ -138,6 +142,7 @@ async def ensure_identity(
                 "read", directories.write_cookie, root.path, encode_cookie(ready)
             )
             environment.failpoints.hit("cookie.after_directory")
+    await environment.workers.run("index", furnish)
     environment.failpoints.hit("cookie.before_ready")
     await cookies.write(ready, recorded.version)
     environment.failpoints.hit("cookie.after_ready")

@@ -16,6 +16,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import bookie
 from bookie.cluster.cookies import CookieManager
@@ -26,7 +27,7 @@ from bookie.node.bookie import Bookie, open_bookie
 from bookie.node.disk_watch import DiskWatch
 from bookie.node.identity import Decision, ensure_identity
 from bookie.node.integrity import put_open_ledgers_in_limbo
-from bookie.storage.boot import Identity
+from bookie.storage.boot import Identity, make_index
 from bookie.storage.directories import locked_directories
 from bookie.storage.engine import Engine, open_engine
 from bookie.telemetry import Metrics
@@ -61,7 +62,14 @@ async def start_bookie(
         StorageFailedError: (in a group) a disk failed; the process must exit with code 74.
     """
     with locked_directories(environment.disk, storage) as directories:
-        decision = await ensure_identity(environment, directories, cookies, bookie_id, instance_id)
+        decision = await ensure_identity(
+            environment,
+            directories,
+            cookies,
+            bookie_id,
+            instance_id,
+            partial(make_index, environment, storage, directories),
+        )
         identity = Identity(bookie_id, instance_id, stamped_before=decision is Decision.START)
         async with open_engine(environment, storage, metrics, directories, identity) as engine:
             if engine.needs_integrity_check:

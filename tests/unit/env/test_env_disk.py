@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -107,6 +108,24 @@ def test_directories_are_made_with_their_parents(disk: PosixDisk, tmp_path: Path
     assert disk.names(str(tmp_path)) == ["a"]
     disk.unlink(str(deep / "nothing"))
     disk.sync_directory(str(deep))
+
+
+def test_the_name_of_a_directory_that_is_there_is_made_durable(tmp_path: Path) -> None:
+    """Whoever made it may have been killed before the sync, and the name is still in memory."""
+
+    class NotingDisk(PosixDisk):
+        synced: ClassVar[list[str]] = []
+
+        def sync_directory(self, path: str) -> None:
+            super().sync_directory(path)
+            self.synced.append(path)
+
+    disk = NotingDisk()
+    (tmp_path / "a").mkdir()
+    disk.make_directory(str(tmp_path / "a" / "b"))
+    assert disk.synced == [str(tmp_path), str(tmp_path / "a")]
+    disk.make_directory(str(tmp_path / "a" / "b"))
+    assert disk.synced[2:] == [str(tmp_path / "a")]
 
 
 def test_a_lock_keeps_a_second_one_out(disk: PosixDisk, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from bookie.node.disk_watch import DISK_USAGE, DiskWatch
 from bookie.node.start import StartedBookie
 from tests.unit.node.node_room import Room, add, ids_of, read
 from tests.unit.node.started_bookie import metadata, started
-from tests.unit.storage.machine import Machine
+from tests.unit.storage.machine import Machine, Snapshots
 
 UNKNOWN = Status.UNKNOWN_LEDGER_STATE
 
@@ -66,6 +66,33 @@ async def test_a_start_in_order_serves_what_was_stored(
         assert ids_of(await read(again.bookie, 1, 0, 9)) == [0, 1, 2]
         assert (await read(again.bookie, 1, 5, 5)).status is Status.NO_SUCH_ENTRY
         assert (await add(again.bookie, 1, [3])).status is Status.OK
+
+
+@pytest.mark.parametrize(
+    "point", ["cookie.after_directory", "cookie.before_ready", "cookie.after_ready"]
+)
+@pytest.mark.parametrize("index", ["as it is", "torn"])
+async def test_a_first_start_that_was_interrupted_has_lost_nothing(
+    machine: Machine, store: MetadataStore, point: str, index: str
+) -> None:
+    """Neither before nor after the cookie says that the bookie is ready."""
+
+    def interrupt(name: str) -> None:
+        if name == point:
+            raise OSError("killed here")
+
+    machine.failpoints = Snapshots(interrupt)
+    with pytest.raises(OSError, match="killed here"):
+        async with started(machine, store):
+            pass
+    if index == "torn" and point == "cookie.before_ready":
+        # The size of a new index may be durable before its bytes are.
+        (machine.index / "data.mdb").write_bytes(bytes(8192))
+    machine.failpoints = Snapshots(lambda name: None)
+    async with started(machine, store) as one:
+        assert one.engine.report.corrupt == ()
+        assert not one.engine.needs_integrity_check
+        assert (await add(one.bookie, 1, range(3))).status is Status.OK
 
 
 async def lose(machine: Machine, part: str) -> None:
