@@ -17,7 +17,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help setup run demo docker test-core test test-system test-image fault soak soak-system \
+.PHONY: help setup run demo docker test-core test test-system test-image sim fault soak soak-system \
 	bench lint types imports check format proto proto-check lock clean
 
 help: ## list the verbs
@@ -82,11 +82,14 @@ test-system: $(VENV)/.test ## tests that need root or Debian packages (.ci/run i
 test-image: ## build the image of Debian packages with podman and run a bookie in it; root, 4 min
 	tests/image/check.sh
 
+sim: $(VENV)/.test ## the engine on a simulated machine: crash images and random lives
+	$(PYTEST) tests/sim
+
 fault: $(VENV)/.test ## real processes, killed and stopped
 	$(PYTEST) tests/fault
 
 soak: $(VENV)/.test ## the same tests with their long counts; takes an hour or more
-	$(PYTEST) --hypothesis-profile=soak tests/unit tests/property tests/fault
+	$(PYTEST) --hypothesis-profile=soak tests/unit tests/property tests/sim tests/fault
 
 soak-system: $(VENV)/.test ## as root: six hundred power cuts; takes half an hour
 	$(PYTEST) --hypothesis-profile=soak tests/system

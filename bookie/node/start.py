@@ -27,9 +27,10 @@ from bookie.node.bookie import Bookie, open_bookie
 from bookie.node.disk_watch import DiskWatch
 from bookie.node.identity import Decision, ensure_identity
 from bookie.node.integrity import put_open_ledgers_in_limbo
-from bookie.storage.boot import Identity, make_index
+from bookie.storage.boot import Identity
 from bookie.storage.directories import locked_directories
 from bookie.storage.engine import Engine, open_engine
+from bookie.storage.index_place import make_index
 from bookie.telemetry import Metrics
 
 

@@ -45,12 +45,12 @@ from bookie.storage.index import (
     META_FORMAT,
     META_INSTANCE,
     META_INTEGRITY,
-    TABLES,
     CheckpointChange,
     Committed,
     Index,
     SealedFile,
 )
+from bookie.storage.index_place import open_index
 from bookie.storage.journal import SMALL_FILES_BYTES, JournalWriter, journal_path
 from bookie.storage.ledger_state import LedgerState
 from bookie.storage.portion import Portion
@@ -102,43 +102,6 @@ def deleted_after_ms(environment: Environment, settings: StorageSettings) -> int
     """Ledgers deleted before this moment are forgotten, in milliseconds since 1970."""
     retention_ms = round(settings.deleted_ledger_retention_seconds * 1000)
     return environment.clock.now_ms() - retention_ms
-
-
-def make_index(
-    environment: Environment, settings: StorageSettings, directories: Directories
-) -> None:
-    """The empty index of a new bookie; durable when it returns. Blocking.
-
-    It is made before the bookie's cookie says that it is ready: from then on a bookie without an
-    index has lost it. What an interrupted attempt left of one is replaced.
-
-    Raises:
-        OSError, DiskFullError: it cannot be made; the next start tries again.
-    """
-    try:
-        index = _open_index(environment, settings, directories)
-    except CorruptionError:
-        for name in environment.disk.names(directories.index):
-            environment.disk.unlink(os.path.join(directories.index, name))
-        index = _open_index(environment, settings, directories)
-    try:
-        index.put_meta({META_FORMAT: str(INDEX_FORMAT_VERSION).encode()})
-    finally:
-        index.close()
-
-
-def _open_index(
-    environment: Environment, settings: StorageSettings, directories: Directories
-) -> Index:
-    index = Index(environment.open_kv(directories.index, settings.index_map_bytes, TABLES))
-    try:
-        # The store makes its file durable, not the file's name; each time, because the process
-        # that made the name may have been killed before it got here.
-        environment.disk.sync_directory(directories.index)
-    except OSError:
-        index.close()
-        raise
-    return index
 
 
 class Boot:
@@ -317,7 +280,7 @@ class Boot:
         return self._try_open()
 
     def _try_open(self) -> Index:
-        return _open_index(self._env, self._settings, self._dirs)
+        return open_index(self._env, self._settings, self._dirs)
 
     def _verify(self, index: Index) -> tuple[Index, bool]:
         """Walk every page; a damaged index is set aside, to be rebuilt."""

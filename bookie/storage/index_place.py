@@ -1,0 +1,54 @@
+"""The place of the index on disk: opened at each start, made once for a new bookie."""
+
+from __future__ import annotations
+
+import os
+
+from bookie.config import StorageSettings
+from bookie.env import Environment
+from bookie.errors import CorruptionError
+from bookie.storage.directories import Directories
+from bookie.storage.index import INDEX_FORMAT_VERSION, META_FORMAT, TABLES, Index
+
+
+def make_index(
+    environment: Environment, settings: StorageSettings, directories: Directories
+) -> None:
+    """The empty index of a new bookie; durable when it returns. Blocking.
+
+    It is made before the bookie's cookie says that it is ready: from then on a bookie without an
+    index has lost it. What an interrupted attempt left of one is replaced.
+
+    Raises:
+        OSError, DiskFullError: it cannot be made; the next start tries again.
+    """
+    try:
+        index = open_index(environment, settings, directories)
+    except CorruptionError:
+        for name in environment.disk.names(directories.index):
+            environment.disk.unlink(os.path.join(directories.index, name))
+        index = open_index(environment, settings, directories)
+    try:
+        index.put_meta({META_FORMAT: str(INDEX_FORMAT_VERSION).encode()})
+    finally:
+        index.close()
+
+
+def open_index(
+    environment: Environment, settings: StorageSettings, directories: Directories
+) -> Index:
+    """The index, empty if there was none; the name of its file is durable when this returns.
+
+    Raises:
+        CorruptionError: what stands in its place is none.
+        OSError, DiskFullError: it cannot be opened, or made.
+    """
+    index = Index(environment.open_kv(directories.index, settings.index_map_bytes, TABLES))
+    try:
+        # The store makes its file durable, not the file's name; each time, because the process
+        # that made the name may have been killed before it got here.
+        environment.disk.sync_directory(directories.index)
+    except OSError:
+        index.close()
+        raise
+    return index

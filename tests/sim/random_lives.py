@@ -1,0 +1,325 @@
+"""Random lives of one bookie: clients, checkpoints, crashes and faults as a seed chooses them.
+
+Each seed draws which features there are at all (a swarm: what is left out lets the rest go deeper):
+how the loop schedules, how far threads interleave, what clients do, how large files are, whether
+and how devices fail. A life ends at a random call of the disk; the next one must keep every promise
+of those before.
+
+Run as a program with a seed it prints the checksum of everything that happened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import sys
+from dataclasses import dataclass, field
+
+from bookie.errors import BookieError, DiskFullError, StorageFailedError
+from bookie.ids import Status
+from bookie.storage.engine import Engine
+from tests.sim.disk import Fault, Room
+from tests.sim.loop import Mode
+from tests.sim.machine import KIB, Left, SimulatedMachine
+from tests.sim.observed import adopt, check
+from tests.sim.platter import Cut
+from tests.sim.promises import Client, LedgerPromise, Promises, packets_of
+
+ACTIONS = (
+    "add",
+    "add",
+    "add",
+    "big",
+    "deferred",
+    "recovery",
+    "again",
+    "read",
+    "read",
+    "fence",
+    "limbo",
+    "delete",
+    "lac",
+    "force",
+    "checkpoint",
+    "wait",
+)
+
+IDS_MAX = 60
+
+CALLS = (
+    *("pwritev", "fdatasync", "create", "rename", "sync_directory", "unlink", "truncate"),
+    *("kv_sync", "kv_meta"),
+)
+"""Calls of the disk that may fail."""
+
+
+@dataclass(frozen=True, slots=True)
+class Swarm:
+    """What one seed draws."""
+
+    mode: Mode
+    interleaving: float
+    cold: float
+    clients: int
+    actions: tuple[str, ...]
+    changes: dict[str, object]
+    calls_max: int
+    """A life ends at the latest at this call of the disk, unless its clients are done before."""
+    faults: tuple[str, ...] = ()
+    room_bytes: int = 0
+    """Size of the device when it may be full, else 0."""
+
+
+def draw(seed: int, *, faults: bool = False, lies: bool = False) -> Swarm:
+    """The features of a seed; with `faults` devices may fail, with `lies` they may also lie."""
+    choose = random.Random(f"swarm/{seed}")
+    kinds = tuple(item for item in dict.fromkeys(ACTIONS) if choose.random() < 0.75) or ("add",)
+    changes: dict[str, object] = {
+        "journal_file_bytes_max": choose.choice((64, 64, 128)) * KIB,
+        "block_bytes_max": choose.choice((4, 16, 64)) * KIB,
+        "checkpoint_journal_bytes": choose.choice((64, 128, 1024)) * KIB,
+        "checkpoint_interval_seconds": choose.choice((0.01, 0.5, 3600.0)),
+        "vouch_idle_seconds": choose.choice((0.005, 1.0, 3600.0)),
+        "reserve_bytes": choose.choice((0, 128 * KIB)),
+    }
+    armed: list[str] = []
+    if faults:
+        armed += [kind for kind in ("error", "revert", "stall", "read") if choose.random() < 0.5]
+    if lies:
+        armed.append(choose.choice(("lost", "misdirected", "flip")))
+    return Swarm(
+        mode=choose.choice(list(Mode)),
+        interleaving=choose.choice((0.0, 0.1, 0.4, 0.8)),
+        cold=choose.choice((0.0, 0.2)),
+        clients=choose.randint(1, 4),
+        actions=tuple(item for item in ACTIONS if item in kinds),
+        changes=changes,
+        calls_max=choose.choice((30, 100, 400)),
+        faults=tuple(armed),
+        room_bytes=choose.choice((0, 0, 512 * KIB)) if faults else 0,
+    )
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What happened, for the summary and for comparing two runs."""
+
+    lives: int = 0
+    requests: int = 0
+    struck: int = 0
+    reported: int = 0
+    """Lives that noticed that something durable was destroyed."""
+    trace: int = 0
+    traces: list[int] = field(default_factory=list)
+
+
+class RandomLives:
+    """A bookie, its clients, and what they were promised."""
+
+    def __init__(self, seed: int, swarm: Swarm) -> None:
+        self.swarm = swarm
+        self.seed = seed
+        self.choose = random.Random(f"lives/{seed}")
+        self.promises = Promises()
+        self.left = Left()
+        self.outcome = Outcome()
+        self.power = False
+        self.destroyed: set[tuple[int, int]] = set()
+        """Entries whose bytes a device lost without a word, so that nobody can know."""
+
+    def run(self, lives: int) -> Outcome:
+        """Live `lives` times, each on what the last one left; then look once more."""
+        for number in range(lives + 1):
+            self._live(number, last=number == lives)
+        return self.outcome
+
+    # --- one life ------------------------------------------------------------------------
+
+    def _live(self, number: int, *, last: bool) -> None:
+        swarm, choose = self.swarm, self.choose
+        machine = SimulatedMachine(
+            self.left,
+            self.seed * 1000 + number,
+            mode=swarm.mode,
+            interleaving=swarm.interleaving,
+            cold=swarm.cold,
+            rooms=self._rooms(last=last),
+            changes=swarm.changes,
+        )
+        faults = [] if last else self._arm(machine)
+        ends_at = 10**9 if last else choose.randint(1, swarm.calls_max)
+        found: list[Left] = []
+
+        def before(name: str, path: str) -> None:
+            if machine.disk.calls >= ends_at and not found:
+                self.promises.look()
+                found.append(machine.leaves())
+                machine.disk.die()
+
+        machine.disk.moments = before
+        failed = self._go(machine, last=last)
+        self.promises.forget_requests()
+        self.outcome.lives += 1
+        self.outcome.struck += sum(fault.struck for fault in faults)
+        self.outcome.trace = machine.loop.trace
+        self.outcome.traces.append(machine.loop.trace)
+        self.left = found[0] if found else machine.leaves()
+        if failed and any(fault.struck for fault in faults):
+            # A sync that failed loses what was written and not synced, and a kill is enough.
+            self.promises.lose_power()
+        self.power = choose.random() < 0.6
+        if self.power:
+            self.left = self.left.after_power_cut(Cut(choose))
+            self.promises.lose_power()
+        else:
+            self.left = self.left.after_kill(choose)
+
+    def _go(self, machine: SimulatedMachine, *, last: bool) -> bool:
+        """Whether the life ended by a failure of the storage."""
+        try:
+            if last:
+                machine.die_after(self._look)
+            else:
+                machine.die_after(self._work)
+        except BaseException as error:
+            if machine.disk.dead:
+                return False
+            if not is_failure(error) or last:
+                raise AssertionError(f"seed {self.seed}, life {self.outcome.lives}") from error
+            return True
+        return False
+
+    def _rooms(self, *, last: bool) -> tuple[Room, ...]:
+        if not self.swarm.room_bytes or last:
+            return (Room(""),)
+        return (Room("", self.swarm.room_bytes),)
+
+    def _arm(self, machine: SimulatedMachine) -> list[Fault]:
+        choose, disk = self.choose, machine.disk
+        for kind in self.swarm.faults:
+            passes = choose.randint(0, 60)
+            match kind:
+                case "error":
+                    disk.fail(choose.choice(CALLS), "", passes=passes)
+                case "revert":
+                    name = choose.choice(("fdatasync", "kv_meta"))
+                    disk.fail(name, "", kind="revert", passes=passes)
+                case "read":
+                    disk.fail("pread", "", passes=passes)
+                case "stall":
+                    seconds = choose.choice((0.01, 1.0, 20.0, 90.0))
+                    name = choose.choice(("pwritev", "fdatasync", "kv_sync", "pread"))
+                    disk.fail(name, "", kind="stall", passes=passes, seconds=seconds, times=3)
+                case _:
+                    disk.fail("pwritev", "journal/", kind=kind, passes=passes)
+        return disk.faults
+
+    async def _look(self, engine: Engine) -> None:
+        await check(engine, self.promises.frozen(), power=self.power)
+
+    async def _work(self, engine: Engine) -> None:
+        await self._look(engine)
+        self.promises.ledgers = await adopt(engine, self.promises.ledgers)
+        for ledger_id in self.promises.ledgers:
+            self.promises.of(ledger_id)
+        client = Client(engine, self.promises)
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(self.swarm.clients):
+                choose = random.Random(f"{self.seed}/{self.outcome.lives}/{number}")
+                tasks.create_task(self._client(client, number, choose))
+
+    # --- what clients do -----------------------------------------------------------------
+
+    async def _client(self, client: Client, number: int, choose: random.Random) -> None:
+        """One client; its ledgers are nobody else's, so that it knows the right answers."""
+        for _ in range(choose.randint(1, 40)):
+            if client.engine.failure is not None:
+                raise StorageFailedError("the engine failed")
+            ledger_id = number * 10 + choose.randint(1, 3)
+            self.outcome.requests += 1
+            with contextlib.suppress(DiskFullError):
+                await self._act(client, ledger_id, choose)
+
+    async def _act(self, client: Client, ledger_id: int, choose: random.Random) -> None:
+        first = choose.randrange(IDS_MAX)
+        ids = range(first, first + choose.randint(1, 6))
+        action = choose.choice(self.swarm.actions)
+        match action:
+            case "add":
+                await client.add(ledger_id, self._unused(ledger_id, ids))
+            case "big":
+                size = choose.choice((600, 3000))
+                await client.add(ledger_id, self._unused(ledger_id, ids), size=size)
+            case "deferred":
+                await client.add(ledger_id, self._unused(ledger_id, ids), deferred=True)
+            case "recovery":
+                await client.add(ledger_id, ids, recovery=True, salt=choose.randint(0, 3))
+            case "again":
+                reply = await client.add(ledger_id, ids, salt=choose.choice((0, 0, 5)))
+                assert reply.status is not Status.UNAUTHORIZED
+            case "read":
+                await self._read(client, ledger_id, first)
+            case "lac":
+                await client.publish_lac(ledger_id, first)
+            case _:
+                await self._act_rarely(client, ledger_id, action, choose)
+
+    async def _act_rarely(
+        self, client: Client, ledger_id: int, action: str, choose: random.Random
+    ) -> None:
+        match action:
+            case "fence" if choose.random() < 0.2:
+                await client.fence(ledger_id)
+            case "limbo" if choose.random() < 0.3:
+                await client.limbo(ledger_id, on=choose.random() < 0.6)
+            case "delete" if choose.random() < 0.1:
+                await client.delete(ledger_id)
+            case "force":
+                await client.force()
+            case "checkpoint":
+                await client.checkpoint()
+            case _:
+                await asyncio.sleep(choose.choice((0.0, 0.001, 0.02)))
+
+    def _unused(self, ledger_id: int, ids: range) -> list[int]:
+        """Ids above everything that this client ever sent, mostly."""
+        promise = self.promises.ledgers.get(ledger_id, LedgerPromise())
+        used = [*promise.stored, *promise.written, *promise.tried]
+        start = max(used, default=-1) + 1
+        return [start + item - ids.start for item in ids]
+
+    async def _read(self, client: Client, ledger_id: int, first: int) -> None:
+        """A read while everything else goes on: no lie about what was acknowledged before."""
+        state = await client.engine.load(ledger_id)
+        if state.deleted:
+            return
+        self.promises.look()
+        before = self.promises.of(ledger_id).copy()
+        result = await client.engine.read(
+            state, first, first + 20, entries_max=21, bytes_max=1 << 20
+        )
+        if result.batch is not None:
+            for entry_id, packet in packets_of(result.batch).items():
+                allowed = before.allowed(entry_id) + self.promises.of(ledger_id).allowed(entry_id)
+                assert packet in allowed, f"ledger {ledger_id}: entry {entry_id} is another"
+        if result.stopped_by is Status.NO_SUCH_ENTRY:
+            certain = before.stored.keys() | before.written.keys()
+            assert result.next_entry_id not in certain, f"{ledger_id}/{result.next_entry_id}"
+
+
+def is_failure(error: BaseException) -> bool:
+    """Whether that is what an engine raises when its disk fails, and nothing else."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(is_failure(item) for item in error.exceptions)
+    return isinstance(error, BookieError)
+
+
+def simulate(seed: int, lives: int = 4, *, faults: bool = False) -> Outcome:
+    """Some lives of one seed."""
+    return RandomLives(seed, draw(seed, faults=faults)).run(lives)
+
+
+if __name__ == "__main__":
+    result = simulate(int(sys.argv[1]), faults=len(sys.argv) > 2)
+    print(" ".join(map(str, result.traces)))
