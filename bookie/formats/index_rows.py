@@ -1,13 +1,14 @@
 """Rows of the index beside its pages: one per ledger, one per file, and the journal mark.
 
-All integers are little endian. Every row carries a CRC32C of itself, because LMDB has no checksums.
+All integers are little endian. Every row carries a CRC32C of its key and itself: LMDB has no
+checksums, and a row must not pass for another one's.
 
 ======  ====  =========================================================================
 ledger row
 ---------------------------------------------------------------------------------------
 offset  size  meaning
 ======  ====  =========================================================================
-0       4     CRC32C of everything after it
+0       4     CRC32C of the key and of everything after it
 4       1     version, 1
 5       1     flags: 1 fenced, 2 limbo, 4 key known, 8 deleted
 6       2     length of the key digest
@@ -25,7 +26,7 @@ offset  size  meaning
 ======  ====  =========================================================================
 file row
 ---------------------------------------------------------------------------------------
-0       4     CRC32C of everything after it
+0       4     CRC32C of the key and of everything after it
 4       1     version, 1
 5       1     kind (`FileKind`)
 6       1     state (`FileState`)
@@ -51,7 +52,7 @@ import enum
 import struct
 from dataclasses import dataclass
 
-import crc32c
+from crc32c import crc32c
 
 from bookie.errors import ChecksumError, FormatError, NewerFormatError
 from bookie.ids import NO_ENTRY
@@ -133,8 +134,8 @@ def parse_file_key(key: bytes) -> int:
     return _parse_key(_FILE_KEY, key)
 
 
-def encode_ledger_row(row: LedgerIndexRow) -> bytes:
-    """The bytes of a ledger row."""
+def encode_ledger_row(ledger_id: int, row: LedgerIndexRow) -> bytes:
+    """The bytes of the row of a ledger."""
     key = row.key_digest or b""
     flags = (
         (_FENCED if row.fenced else 0)
@@ -159,17 +160,17 @@ def encode_ledger_row(row: LedgerIndexRow) -> bytes:
         + key
         + row.lac_packet
     )
-    return _with_crc(body)
+    return _with_crc(ledger_key(ledger_id), body)
 
 
-def decode_ledger_row(data: bytes) -> LedgerIndexRow:
-    """The ledger row in `data`.
+def decode_ledger_row(ledger_id: int, data: bytes) -> LedgerIndexRow:
+    """The row of a ledger in `data`.
 
     Raises:
-        ChecksumError: the row was damaged.
+        ChecksumError: the row was damaged, or is that of another ledger.
         FormatError: the row was written by a newer version.
     """
-    body = _checked(data, "ledger")
+    body = _checked(ledger_key(ledger_id), data, "ledger")
     if len(body) < _LEDGER.size:
         raise FormatError("a ledger row of the index is too short")
     (version, flags, key_length, lac_length, _, deleted_at, max_lac, first, last, entries, size) = (
@@ -194,14 +195,15 @@ def decode_ledger_row(data: bytes) -> LedgerIndexRow:
     )
 
 
-def encode_file_row(row: FileRow) -> bytes:
-    """The bytes of a file row."""
-    return _with_crc(_FILE.pack(_VERSION, row.kind, row.state, 0, row.size_bytes, row.live_bytes))
+def encode_file_row(file_number: int, row: FileRow) -> bytes:
+    """The bytes of the row of a file."""
+    body = _FILE.pack(_VERSION, row.kind, row.state, 0, row.size_bytes, row.live_bytes)
+    return _with_crc(file_key(file_number), body)
 
 
-def decode_file_row(data: bytes) -> FileRow:
-    """The file row in `data`; raises like `decode_ledger_row`."""
-    body = _checked(data, "file")
+def decode_file_row(file_number: int, data: bytes) -> FileRow:
+    """The row of a file in `data`; raises like `decode_ledger_row`."""
+    body = _checked(file_key(file_number), data, "file")
     if len(body) != _FILE.size:
         raise FormatError("a file row of the index has a wrong length")
     version, kind, state, _, size, live = _FILE.unpack(body)
@@ -213,12 +215,12 @@ def decode_file_row(data: bytes) -> FileRow:
 
 def encode_mark(mark: Mark) -> bytes:
     """The bytes of the mark."""
-    return _with_crc(_MARK.pack(mark.file_number, mark.offset, mark.sequence, mark.nonce))
+    return _with_crc(b"", _MARK.pack(mark.file_number, mark.offset, mark.sequence, mark.nonce))
 
 
 def decode_mark(data: bytes) -> Mark:
     """The mark in `data`; raises like `decode_ledger_row`."""
-    body = _checked(data, "mark")
+    body = _checked(b"", data, "mark")
     if len(body) != _MARK.size:
         raise FormatError("the mark of the index has a wrong length")
     return Mark(*_MARK.unpack(body))
@@ -230,12 +232,12 @@ def _parse_key(layout: struct.Struct, key: bytes) -> int:
     return int(layout.unpack(key)[0])
 
 
-def _with_crc(body: bytes) -> bytes:
-    return _CRC.pack(crc32c.crc32c(body)) + body
+def _with_crc(key: bytes, body: bytes) -> bytes:
+    return _CRC.pack(crc32c(body, crc32c(key))) + body
 
 
-def _checked(data: bytes, kind: str) -> bytes:
-    if len(data) < _CRC.size or crc32c.crc32c(data[4:]) != _CRC.unpack_from(data)[0]:
+def _checked(key: bytes, data: bytes, kind: str) -> bytes:
+    if len(data) < _CRC.size or crc32c(data[4:], crc32c(key)) != _CRC.unpack_from(data)[0]:
         raise ChecksumError(f"a {kind} row of the index is damaged")
     return data[4:]
 

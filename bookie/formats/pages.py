@@ -3,7 +3,8 @@
 Key of page ``entry id >> 6``: {ledger id u64, page number u64}, both big endian, so that the pages
 of a ledger are neighbours in id order.
 
-Value: {CRC-32C of the rest u32, slots}, little endian. Slot ``entry id & 63`` is {file number u32,
+Value: {CRC-32C of the key and the slots u32, slots}, little endian. The key is under the checksum,
+so that a page cannot pass for another one. Slot ``entry id & 63`` is {file number u32,
 offset u32, size u32}; the offset is that of the packet in its file. Size 0 means that the entry is
 not stored here (a packet is never empty). Slots after the last used one are not written, and a page
 without a used slot is not stored at all.
@@ -71,7 +72,8 @@ def decode_pages(pairs: Sequence[tuple[bytes, bytes]]) -> tuple[NDArray[np.int64
     """
     padded = []
     for key, value in pairs:
-        if int.from_bytes(value[:_CRC_SIZE_BYTES], "little") != crc32c(value[_CRC_SIZE_BYTES:]):
+        crc = int.from_bytes(value[:_CRC_SIZE_BYTES], "little")
+        if crc != crc32c(value[_CRC_SIZE_BYTES:], crc32c(key)):
             raise ChecksumError(f"the index page {key.hex()} fails its checksum")
         size = len(value) - _CRC_SIZE_BYTES
         if not 0 < size <= _SLOTS_SIZE_BYTES or size % SLOT_SIZE_BYTES:
@@ -100,7 +102,7 @@ def encode_pages(
     for index, end in enumerate(ends):
         start = index * _SLOTS_SIZE_BYTES
         page = body[start : start + end]
-        crc = crc32c(page).to_bytes(_CRC_SIZE_BYTES, "little")
         key_at = index * PAGE_KEY_SIZE_BYTES
-        pairs.append((key_bytes[key_at : key_at + PAGE_KEY_SIZE_BYTES], crc + page))
+        key = key_bytes[key_at : key_at + PAGE_KEY_SIZE_BYTES]
+        pairs.append((key, crc32c(page, crc32c(key)).to_bytes(_CRC_SIZE_BYTES, "little") + page))
     return pairs

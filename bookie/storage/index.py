@@ -15,7 +15,7 @@ table           key → value
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -164,7 +164,7 @@ class Index:
         """The row of one ledger."""
         with self._store.read() as txn:
             data = txn.get("ledgers", ledger_key(ledger_id))
-        return None if data is None else decode_ledger_row(data)
+        return None if data is None else decode_ledger_row(ledger_id, data)
 
     def ledger_since(self, ledger_id: int, deleted_after_ms: int) -> LedgerIndexRow | None:
         """The row of one ledger, unless it was deleted earlier than that and is gone.
@@ -174,7 +174,7 @@ class Index:
         with self._store.read() as txn:
             key = ledger_key(ledger_id)
             data = txn.get("ledgers", key)
-            row = None if data is None else decode_ledger_row(data)
+            row = None if data is None else decode_ledger_row(ledger_id, data)
             if row is None or row.deleted_at_ms is None or row.deleted_at_ms >= deleted_after_ms:
                 return row
             return None if txn.get("meta", META_DELETING + key) is None else row
@@ -183,7 +183,11 @@ class Index:
         """Up to `count_max` rows of ledgers with ids above `after`, ascending."""
         with self._store.read() as txn:
             pairs = txn.range("ledgers", ledger_key(after + 1), b"\xff" * 9, count_max)
-        return [(parse_ledger_key(key), decode_ledger_row(row)) for key, row in pairs]
+        ids = [parse_ledger_key(key) for key, _ in pairs]
+        return [
+            (ledger_id, decode_ledger_row(ledger_id, row))
+            for ledger_id, (_, row) in zip(ids, pairs, strict=True)
+        ]
 
     def ledger_count(self) -> int:
         """How many ledger rows there are."""
@@ -345,7 +349,9 @@ class _Commit:
         txn = self._txn
         key = ledger_key(change.ledger_id)
         data = txn.get("ledgers", key)
-        old = LedgerIndexRow() if data is None else decode_ledger_row(data)
+        old = LedgerIndexRow()
+        if data is not None:
+            old = decode_ledger_row(change.ledger_id, data)
         entries, size = old.entries, old.payload_bytes
         if change.row.deleted_at_ms is not None:
             if entries:
@@ -355,7 +361,7 @@ class _Commit:
             entry_delta, byte_delta = self._put_slots(change, old)
             entries, size = entries + entry_delta, size + byte_delta
         row = replace(change.row, entries=entries, payload_bytes=size)
-        txn.put("ledgers", key, encode_ledger_row(row))
+        txn.put("ledgers", key, encode_ledger_row(change.ledger_id, row))
         self.counts[change.ledger_id] = (entries, size)
 
     def _put_slots(self, change: LedgerChange, old: LedgerIndexRow) -> tuple[int, int]:
@@ -436,12 +442,16 @@ class _Commit:
             self.files[number] = replace(row, live_bytes=live)
         for number, row in sorted(self.files.items()):
             if self._files_before.get(number) != row:
-                self._txn.put("files", file_key(number), encode_file_row(row))
+                self._txn.put("files", file_key(number), encode_file_row(number, row))
 
 
 def _files(txn: ReadTransaction) -> dict[int, FileRow]:
-    pairs: Iterable[tuple[bytes, bytes]] = txn.range("files", file_key(0), b"\xff" * 5, 2**31)
-    return {parse_file_key(key): decode_file_row(row) for key, row in pairs}
+    pairs = txn.range("files", file_key(0), b"\xff" * 5, 2**31)
+    numbers = [parse_file_key(key) for key, _ in pairs]
+    return {
+        number: decode_file_row(number, row)
+        for number, (_, row) in zip(numbers, pairs, strict=True)
+    }
 
 
 def _position(mark: Mark) -> tuple[int, int]:

@@ -174,20 +174,22 @@ def check_index_row(fields: Fields, data: bytes) -> None:
     """The row is written and read, under its key if it has one."""
     match fields.pop("row"):
         case "ledger":
-            assert index_rows.ledger_key(fields.pop("ledger_id")) == fields.pop("key")
+            ledger_id = fields.pop("ledger_id")
+            assert index_rows.ledger_key(ledger_id) == fields.pop("key")
             ledger_row = index_rows.LedgerIndexRow(**fields)
-            assert index_rows.encode_ledger_row(ledger_row) == data
-            assert index_rows.decode_ledger_row(data) == ledger_row
+            assert index_rows.encode_ledger_row(ledger_id, ledger_row) == data
+            assert index_rows.decode_ledger_row(ledger_id, data) == ledger_row
         case "file":
-            assert index_rows.file_key(fields.pop("file_number")) == fields.pop("key")
+            number = fields.pop("file_number")
+            assert index_rows.file_key(number) == fields.pop("key")
             file_row = index_rows.FileRow(
                 blocks.FileKind[fields["kind"]],
                 index_rows.FileState[fields["state"]],
                 fields["size_bytes"],
                 fields["live_bytes"],
             )
-            assert index_rows.encode_file_row(file_row) == data
-            assert index_rows.decode_file_row(data) == file_row
+            assert index_rows.encode_file_row(number, file_row) == data
+            assert index_rows.decode_file_row(number, data) == file_row
         case _:
             mark = index_rows.Mark(**fields)
             assert index_rows.encode_mark(mark) == data

@@ -38,6 +38,8 @@ from bookie.formats.index_rows import (
     encode_file_row,
     encode_ledger_row,
     encode_mark,
+    file_key,
+    ledger_key,
     parse_file_key,
     parse_ledger_key,
 )
@@ -237,16 +239,16 @@ def test_pages_round_trip(
     assert (decoded == slots).all()
 
 
-def with_crc(data: bytes, wanted: bool) -> bytes:
-    """`data`, behind its right checksum if `wanted`."""
-    return struct.pack("<I", crc32c(data)) + data if wanted else data
+def with_crc(data: bytes, wanted: bool, key: bytes = b"") -> bytes:
+    """`data`, behind its right checksum under `key` if `wanted`."""
+    return struct.pack("<I", crc32c(key + data)) + data if wanted else data
 
 
 @given(st.lists(st.tuples(st.binary(max_size=18), st.binary(max_size=900), st.booleans())))
 def test_random_pages_raise_only_corruption(pages: list[tuple[bytes, bytes, bool]]) -> None:
     """Random keys and bytes, with a right checksum or not, are pages or a corruption error."""
     with contextlib.suppress(ChecksumError, FormatError):
-        decode_pages([(key, with_crc(value, is_sealed)) for key, value, is_sealed in pages])
+        decode_pages([(key, with_crc(value, is_sealed, key)) for key, value, is_sealed in pages])
     for key, _, _ in pages:
         with contextlib.suppress(FormatError):
             assert page_key(*parse_page_key(key)) == key
@@ -276,20 +278,25 @@ FILE_ROWS = st.builds(
 MARKS = st.builds(Mark, file_number=U32, offset=U64, sequence=U64, nonce=NONCES)
 
 
-@given(LEDGER_ROWS, FILE_ROWS, MARKS)
-def test_index_rows_round_trip(ledger: LedgerIndexRow, file: FileRow, mark: Mark) -> None:
+@given(IDS, U32, LEDGER_ROWS, FILE_ROWS, MARKS)
+def test_index_rows_round_trip(
+    ledger_id: int, number: int, ledger: LedgerIndexRow, file: FileRow, mark: Mark
+) -> None:
     """Any row survives."""
-    assert decode_ledger_row(encode_ledger_row(ledger)) == ledger
-    assert decode_file_row(encode_file_row(file)) == file
+    assert decode_ledger_row(ledger_id, encode_ledger_row(ledger_id, ledger)) == ledger
+    assert decode_file_row(number, encode_file_row(number, file)) == file
     assert decode_mark(encode_mark(mark)) == mark
 
 
 @given(st.binary(max_size=120), st.booleans())
 def test_random_index_rows_raise_only_corruption(data: bytes, is_sealed: bool) -> None:
     """Random bytes, with a right checksum or not, are a row or a corruption error."""
-    for decode in (decode_ledger_row, decode_file_row, decode_mark):
-        with contextlib.suppress(ChecksumError, FormatError):
-            decode(with_crc(data, is_sealed))
+    with contextlib.suppress(ChecksumError, FormatError):
+        decode_ledger_row(7, with_crc(data, is_sealed, ledger_key(7)))
+    with contextlib.suppress(ChecksumError, FormatError):
+        decode_file_row(7, with_crc(data, is_sealed, file_key(7)))
+    with contextlib.suppress(ChecksumError, FormatError):
+        decode_mark(with_crc(data, is_sealed))
     for parse in (parse_ledger_key, parse_file_key):
         with contextlib.suppress(FormatError):
             parse(data)

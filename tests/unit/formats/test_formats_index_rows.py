@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -29,18 +30,22 @@ from bookie.formats.index_rows import (
 from bookie.ids import MAX_ID
 
 LEDGER = LedgerIndexRow(True, False, 1_700_000_000_000, b"k" * 32, b"packet", 5, 0, 9, 10, 1234)
+encode_ledger = partial(encode_ledger_row, 7)
+decode_ledger = partial(decode_ledger_row, 7)
+encode_file = partial(encode_file_row, 3)
+decode_file = partial(decode_file_row, 3)
 ROWS: list[tuple[object, Callable[[Any], bytes], Callable[[bytes], object]]] = [
-    (LEDGER, encode_ledger_row, decode_ledger_row),
-    (LedgerIndexRow(), encode_ledger_row, decode_ledger_row),
-    (LedgerIndexRow(limbo=True, key_digest=b""), encode_ledger_row, decode_ledger_row),
-    (FileRow(1, FileState.SEALED, 2**30, 5), encode_file_row, decode_file_row),
+    (LEDGER, encode_ledger, decode_ledger),
+    (LedgerIndexRow(), encode_ledger, decode_ledger),
+    (LedgerIndexRow(limbo=True, key_digest=b""), encode_ledger, decode_ledger),
+    (FileRow(1, FileState.SEALED, 2**30, 5), encode_file, decode_file),
     (Mark(7, 4096, 2**64 - 1, bytes(range(16))), encode_mark, decode_mark),
 ]
 
 
-def sealed(body: bytes) -> bytes:
+def sealed(key: bytes, body: bytes) -> bytes:
     """A row with a right checksum."""
-    return struct.pack("<I", crc32c(body)) + body
+    return struct.pack("<I", crc32c(key + body)) + body
 
 
 @pytest.mark.parametrize(("row", "encode", "decode"), ROWS)
@@ -61,23 +66,31 @@ def test_rows_round_trip_and_show_damage(
 
 
 @pytest.mark.parametrize(
-    ("decode", "body", "message"),
+    ("decode", "key", "body", "message"),
     [
-        (decode_ledger_row, b"", "too short"),
-        (decode_ledger_row, encode_ledger_row(LEDGER)[4:] + b"x", "wrong length"),
-        (decode_ledger_row, b"\2" + encode_ledger_row(LEDGER)[5:], "version 2"),
-        (decode_file_row, bytes(19), "wrong length"),
-        (decode_file_row, b"\2" + bytes(19), "version 2"),
-        (decode_file_row, b"\1\1\2" + bytes(17), "unknown state"),
-        (decode_mark, bytes(37), "wrong length"),
+        (decode_ledger, ledger_key(7), b"", "too short"),
+        (decode_ledger, ledger_key(7), encode_ledger(LEDGER)[4:] + b"x", "wrong length"),
+        (decode_ledger, ledger_key(7), b"\2" + encode_ledger(LEDGER)[5:], "version 2"),
+        (decode_file, file_key(3), bytes(19), "wrong length"),
+        (decode_file, file_key(3), b"\2" + bytes(19), "version 2"),
+        (decode_file, file_key(3), b"\1\1\2" + bytes(17), "unknown state"),
+        (decode_mark, b"", bytes(37), "wrong length"),
     ],
 )
 def test_sealed_nonsense_is_refused(
-    decode: Callable[[bytes], object], body: bytes, message: str
+    decode: Callable[[bytes], object], key: bytes, body: bytes, message: str
 ) -> None:
     """A right checksum over something that is no row is a format error."""
     with pytest.raises(FormatError, match=message):
-        decode(sealed(body))
+        decode(sealed(key, body))
+
+
+def test_a_row_under_another_key_is_damage() -> None:
+    """Otherwise the fence of one ledger could stand for that of another."""
+    with pytest.raises(ChecksumError):
+        decode_ledger_row(8, encode_ledger(LEDGER))
+    with pytest.raises(ChecksumError):
+        decode_file_row(4, encode_file(FileRow(1, FileState.SEALED, 2**30, 5)))
 
 
 def test_keys_sort_like_numbers() -> None:

@@ -22,9 +22,9 @@ from bookie.ids import MAX_ID
 KEY = page_key(7, 3)
 
 
-def sealed(rest: bytes) -> bytes:
+def sealed(rest: bytes, key: bytes = KEY) -> bytes:
     """A page value with a right checksum."""
-    return struct.pack("<I", crc32c(rest)) + rest
+    return struct.pack("<I", crc32c(key + rest)) + rest
 
 
 def one_page() -> bytes:
@@ -80,6 +80,14 @@ def test_no_pages_at_all() -> None:
     assert encode_pages(7, numbers, slots) == []
 
 
+def test_a_page_under_another_key_is_damage() -> None:
+    """Of the same ledger or of another one."""
+    decode_pages([(KEY, one_page())])
+    for key in (page_key(7, 4), page_key(8, 3)):
+        with pytest.raises(ChecksumError):
+            decode_pages([(key, one_page())])
+
+
 def test_damaged_pages_fail_their_checksum() -> None:
     """No flipped bit and no cut goes unnoticed."""
     data = one_page()
@@ -88,7 +96,7 @@ def test_damaged_pages_fail_their_checksum() -> None:
         damaged[bit // 8] ^= 1 << bit % 8
         with pytest.raises(ChecksumError):
             decode_pages([(KEY, bytes(damaged))])
-    for cut in (data[:3], data[:-1]):
+    for cut in (b"", bytes(4), data[:3], data[:-1]):
         with pytest.raises(ChecksumError):
             decode_pages([(KEY, data), (KEY, cut)])
 
@@ -96,12 +104,10 @@ def test_damaged_pages_fail_their_checksum() -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        (KEY, b""),
         (KEY, sealed(b"")),
-        (KEY, bytes(4)),
         (KEY, sealed(bytes(11))),
         (KEY, sealed(b"\1" * 65 * SLOT_SIZE_BYTES)),
-        (KEY[:-1], one_page()),
+        (KEY[:-1], sealed(one_page()[4:], KEY[:-1])),
     ],
 )
 def test_sealed_nonsense_is_refused(key: bytes, value: bytes) -> None:
