@@ -14,6 +14,10 @@ Three witnesses can say that X was synced. Each is written only after the sync t
   is synced before its successor is started.
 
 A valid later block alone is no witness: the disk may have written two unsynced blocks in any order.
+
+And there is what **no crash leaves**: at X stands a block of this very file that belongs elsewhere,
+or the file ends where its writer had reserved room. Then the device lost or misplaced a write, and
+what it says about the rest is not believed.
 """
 
 from __future__ import annotations
@@ -31,11 +35,12 @@ class Verdict(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class TailEvidence:
-    """What the three witnesses say about an invalid block at X."""
+    """What the witnesses say about an invalid block at X."""
 
     mark_beyond: bool
     later_block_durable_beyond: bool
     successor_says_ended_beyond: bool
+    left_by_no_crash: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,7 @@ class TailRule:
     mark_beyond: bool | None
     later_block_durable_beyond: bool | None
     successor_says_ended_beyond: bool | None
+    left_by_no_crash: bool | None
     verdict: Verdict
     because: str
 
@@ -54,6 +60,7 @@ class TailRule:
             (self.mark_beyond, evidence.mark_beyond),
             (self.later_block_durable_beyond, evidence.later_block_durable_beyond),
             (self.successor_says_ended_beyond, evidence.successor_says_ended_beyond),
+            (self.left_by_no_crash, evidence.left_by_no_crash),
         )
         return all(wanted is None or wanted == given for wanted, given in pairs)
 
@@ -63,12 +70,14 @@ TAIL_RULES: tuple[TailRule, ...] = (
         True,
         None,
         None,
+        None,
         Verdict.CORRUPT,
         "a checkpoint ended beyond the block, so it had been synced",
     ),
     TailRule(
         False,
         True,
+        None,
         None,
         Verdict.CORRUPT,
         "a later block was written when the file had been synced beyond this one",
@@ -77,10 +86,20 @@ TAIL_RULES: tuple[TailRule, ...] = (
         False,
         False,
         True,
+        None,
         Verdict.CORRUPT,
         "the next file was started after this one had been synced beyond the block",
     ),
     TailRule(
+        False,
+        False,
+        False,
+        True,
+        Verdict.CORRUPT,
+        "a crash tears a write, it neither moves a block nor shortens a file",
+    ),
+    TailRule(
+        False,
         False,
         False,
         False,
@@ -103,6 +122,7 @@ def gather_evidence(
     mark_offset: int | None,
     later_durable_upto: int | None,
     successor_end: int | None,
+    left_by_no_crash: bool,
 ) -> TailEvidence:
     """Turn offsets into evidence about the invalid block at `invalid_at`.
 
@@ -115,6 +135,7 @@ def gather_evidence(
             if there are none.
         successor_end: where the next file's LINK record says this file ended; None if there is no
             next file, or its first block is not readable.
+        left_by_no_crash: whether a misplaced block stands there or the file was cut.
     """
     return TailEvidence(
         mark_beyond=mark_offset is not None and mark_offset > invalid_at,
@@ -122,4 +143,5 @@ def gather_evidence(
             later_durable_upto is not None and later_durable_upto > invalid_at
         ),
         successor_says_ended_beyond=successor_end is not None and successor_end > invalid_at,
+        left_by_no_crash=left_by_no_crash,
     )

@@ -186,7 +186,7 @@ class Boot:
         journals, logs = self._files_on_disk()
         self._start_numbers(rows, journals, logs)
         outcome = self._outcome(index, rows, journals, logs, rebuilt=rebuilt)
-        integrity = bool(self._corrupt) or rebuilt or index.meta(META_INTEGRITY) == b"1"
+        integrity = bool(self._corrupt) or rebuilt or index.needs_integrity_check()
         writer, mark = self._new_journal(outcome)
         removed = [number for number in rows if number not in journals and number not in logs]
         self._env.failpoints.hit("boot.before_commit")
@@ -293,7 +293,7 @@ class Boot:
 
     def _operating_system_crashed(self, index: Index) -> bool:
         before = index.meta(META_BOOT_ID)
-        return before is not None and before.decode() != self._env.clock.boot_id()
+        return before is not None and before != self._env.clock.boot_id().encode()
 
     def _check_identity(self, index: Index) -> None:
         for name, ours in (
@@ -301,10 +301,10 @@ class Boot:
             (META_INSTANCE, self._identity.instance_id),
         ):
             found = index.meta(name)
-            if found is not None and found.decode() != ours:
+            if found is not None and found != ours.encode():
+                owner = found.decode(errors="replace")
                 raise CookieError(
-                    f"the index in {self._dirs.index} belongs to {found.decode()!r}, "
-                    f"not to {ours!r}"
+                    f"the index in {self._dirs.index} belongs to {owner!r}, not to {ours!r}"
                 )
 
     def _files_on_disk(self) -> tuple[dict[int, str], dict[int, str]]:

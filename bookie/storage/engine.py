@@ -215,7 +215,7 @@ class Engine:
     @property
     def needs_integrity_check(self) -> bool:
         """Whether durable data was found damaged or missing and nobody has checked since."""
-        return self._index.meta(META_INTEGRITY) == b"1"
+        return self._index.needs_integrity_check()
 
     async def clear_integrity_check(self) -> None:
         """The check was made; durable when it returns."""

@@ -141,6 +141,10 @@ class Index:
         with self._store.read() as txn:
             return txn.get("meta", name)
 
+    def needs_integrity_check(self) -> bool:
+        """Whether damage was found and nobody has checked since; any doubtful value means yes."""
+        return self.meta(META_INTEGRITY) not in (None, b"0")
+
     def check_format(self) -> bool:
         """Whether the index has content of this format; False when it is new.
 

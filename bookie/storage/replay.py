@@ -35,6 +35,7 @@ from bookie.storage.scan import (
     blocks,
     grouped,
     later_headers,
+    left_by_no_crash,
     link_of,
     next_valid,
 )
@@ -152,7 +153,9 @@ class Replay:
             file = self._env.disk.open(path)
             try:
                 end = FILE_HEADER_SIZE_BYTES
-                for group in grouped(self._blocks_of(header, file, path, None, None)):
+                for group in grouped(
+                    self._blocks_of(header, file, path, None, None, is_last=False)
+                ):
                     if group.records:
                         parsed = group.parse()
                         places = group.places_of(parsed.packets)
@@ -220,7 +223,9 @@ class Replay:
         end = FILE_HEADER_SIZE_BYTES
         if mark is not None and mark.file_number == header.number:
             end = mark.offset
-        for group in grouped(self._blocks_of(header, file, path, mark, following)):
+        is_last = following is None
+        found = self._blocks_of(header, file, path, mark, following, is_last=is_last)
+        for group in grouped(found):
             self._keep(group)
             self._advance(group.last.end - end)
             end = group.last.end
@@ -237,8 +242,13 @@ class Replay:
         path: str,
         mark: Mark | None,
         following: tuple[FileHeader, File, str] | None,
+        *,
+        is_last: bool,
     ) -> Iterator[ScannedBlock]:
-        """Valid blocks; damage to durable ones is noted and stepped over."""
+        """Valid blocks; damage to durable ones is noted and stepped over.
+
+        `is_last` is for the journal file that was being written: it ends with reserved room.
+        """
         offset, sequence, mark_offset = FILE_HEADER_SIZE_BYTES, 0, None
         if mark is not None and mark.file_number == header.number:
             offset, sequence, mark_offset = mark.offset, mark.sequence, mark.offset
@@ -248,19 +258,26 @@ class Replay:
         if mark_offset is not None and file.size() < mark_offset:
             self._corrupt.append(f"{path} ends before the mark")
             return
+        room_after = False
         while True:
             for block in blocks(file, header, offset, sequence):
                 offset, sequence = block.end, block.header.sequence
+                # The block that vouches for one with records always fits.
+                room_after = is_last and block.header.record_count > 0
                 self.outcome.sequence = max(self.outcome.sequence, sequence)
                 self.outcome.blocks += 1
                 yield block
-            if not self._was_durable(header, file, offset, sequence, mark_offset, following):
+            strange = left_by_no_crash(file, header, offset, sequence, room_after=room_after)
+            if not self._was_durable(
+                header, file, offset, sequence, mark_offset, following, strange
+            ):
                 return
             self._corrupt.append(f"{path} is damaged at offset {offset}")
             found = next_valid(file, header, offset, sequence)
             if found is None:
                 return
             offset, sequence = found.offset, found.header.sequence - 1
+            room_after = False
 
     def _was_durable(
         self,
@@ -270,6 +287,7 @@ class Replay:
         sequence: int,
         mark_offset: int | None,
         following: tuple[FileHeader, File, str] | None,
+        strange: bool,
     ) -> bool:
         later = max(
             (found.durable_upto for _, found in later_headers(file, header, invalid_at, sequence)),
@@ -285,6 +303,7 @@ class Replay:
             mark_offset=mark_offset,
             later_durable_upto=later,
             successor_end=successor_end,
+            left_by_no_crash=strange,
         )
         return judge(evidence).verdict is Verdict.CORRUPT
 

@@ -57,8 +57,9 @@ def blocks(
 ) -> Iterator[ScannedBlock]:
     """Valid blocks from `start` on, up to the first that is not.
 
-    `sequence_after` is the sequence of the block before `start`; sequences rise, so that a stale
-    block of the same file is no successor. After an interruption the caller asks `next_valid`.
+    `sequence_after` is the sequence of the block before `start`, 0 if that is not known; sequences
+    rise by one, so that no other block of the same file is a successor. After an interruption the
+    caller asks `next_valid`.
     """
     size = file.size()
     offset, chunk, chunk_at = start, memoryview(b""), start
@@ -67,7 +68,7 @@ def blocks(
         if inside + BLOCK_HEADER_SIZE_BYTES > len(chunk):
             chunk, chunk_at, inside = _chunk(file, offset, size, SCAN_BYTES), offset, 0
         found = parse_block_header(chunk[inside : inside + BLOCK_HEADER_SIZE_BYTES], header.nonce)
-        if found is None or found.sequence <= sequence_after:
+        if found is None or not _is_in_place(found, offset, sequence_after):
             return
         length = BLOCK_HEADER_SIZE_BYTES + found.body_length
         if offset + length > size:
@@ -82,6 +83,28 @@ def blocks(
         yield ScannedBlock(offset, end, found, body)
         sequence_after = found.sequence
         offset = end
+
+
+def _is_in_place(block: BlockHeader, offset: int, sequence_after: int) -> bool:
+    """Whether a valid block belongs where it stands: sequences rise by one, syncs come before."""
+    expected = sequence_after + 1 if sequence_after else block.sequence
+    return block.sequence == expected and block.durable_upto <= offset
+
+
+def left_by_no_crash(
+    file: File, header: FileHeader, invalid_at: int, sequence_after: int, *, room_after: bool
+) -> bool:
+    """Whether no crash leaves what stands at `invalid_at`, behind the block `sequence_after`.
+
+    That is another block of this file, or one that reaches beyond the end of the file; with
+    `room_after` also that the file ends where there was room for one more block.
+    """
+    found = parse_block_header(file.pread(BLOCK_HEADER_SIZE_BYTES, invalid_at), header.nonce)
+    size = file.size()
+    if found is None:
+        return room_after and size < invalid_at + header.alignment
+    end = invalid_at + BLOCK_HEADER_SIZE_BYTES + found.body_length
+    return end > size or not _is_in_place(found, invalid_at, sequence_after)
 
 
 def _chunk(file: File, offset: int, size: int, wanted: int) -> memoryview:

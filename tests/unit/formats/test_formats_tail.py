@@ -14,7 +14,7 @@ from bookie.formats.tail import (
     judge,
 )
 
-COMBINATIONS = [TailEvidence(*answers) for answers in product((False, True), repeat=3)]
+COMBINATIONS = [TailEvidence(*answers) for answers in product((False, True), repeat=4)]
 
 
 @pytest.mark.parametrize("evidence", COMBINATIONS)
@@ -28,6 +28,7 @@ def test_exactly_one_row_decides(evidence: TailEvidence) -> None:
         evidence.mark_beyond
         or evidence.later_block_durable_beyond
         or evidence.successor_says_ended_beyond
+        or evidence.left_by_no_crash
     )
     assert rows[0].verdict is (Verdict.CORRUPT if any_witness else Verdict.TORN)
 
@@ -47,6 +48,10 @@ def test_only_offsets_above_the_block_are_evidence(
 ) -> None:
     """A witness that ends exactly where the bad block starts knows nothing of it."""
     evidence = gather_evidence(
-        1000, mark_offset=mark, later_durable_upto=later, successor_end=successor
+        1000,
+        mark_offset=mark,
+        later_durable_upto=later,
+        successor_end=successor,
+        left_by_no_crash=False,
     )
-    assert evidence == TailEvidence(mark == 1001, later == 1001, successor == 1001)
+    assert evidence == TailEvidence(mark == 1001, later == 1001, successor == 1001, False)
