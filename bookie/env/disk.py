@@ -6,10 +6,11 @@ by the engine, never here. No call is ever retried except a short write or EINTR
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
@@ -19,6 +20,17 @@ from bookie.errors import DirectoryLockedError
 Buffer: TypeAlias = bytes | bytearray | memoryview
 IOV_MAX = 1024
 """Buffers that one pwritev takes on Linux."""
+
+WRITEBACK_BYTES = 1024 * 1024
+"""Of a longer write, the device is given the first parts while the kernel copies the others.
+
+Measured with 8 MiB, each synced: 850 MB/s in one piece, 1500 MB/s in parts of a MiB.
+"""
+
+PAGE_BYTES = 4096
+"""What the page cache writes at once."""
+
+_SYNC_FILE_RANGE_WRITE = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +48,8 @@ class File(Protocol):
     def pwritev(self, buffers: Sequence[Buffer], offset: int) -> int:
         """Write all `buffers` one after the other at `offset`; returns the bytes written.
 
-        Short writes are continued. Nothing is durable before `fdatasync`.
+        Short writes are continued. Nothing is durable before `fdatasync`, though the device may
+        have some of it.
         """
         ...
 
@@ -137,9 +150,14 @@ class PosixFile:
 
     def pwritev(self, buffers: Sequence[Buffer], offset: int) -> int:
         """See `File.pwritev`."""
-        start = offset
-        for index in range(0, len(buffers), IOV_MAX):
-            offset = self._pwritev_some(list(buffers[index : index + IOV_MAX]), offset)
+        start = begun = offset
+        for part in _parts(buffers):
+            # Whole pages only: the last one is about to be changed again.
+            pages_end = offset - offset % PAGE_BYTES
+            if pages_end > begun:
+                _start_writeback(self._fd, begun, pages_end - begun)
+                begun = pages_end
+            offset = self._pwritev_some(part, offset)
         return offset - start
 
     def _pwritev_some(self, buffers: list[Buffer], offset: int) -> int:
@@ -217,6 +235,43 @@ class PosixFile:
         # A file that a reader still held when the table dropped it is closed by its last user.
         if self._fd >= 0:
             self.close()
+
+
+def _parts(buffers: Sequence[Buffer]) -> Iterator[list[Buffer]]:
+    """`buffers` in lists that one call takes, of `WRITEBACK_BYTES` or a buffer more."""
+    part: list[Buffer] = []
+    size = 0
+    for buffer in buffers:
+        part.append(buffer)
+        size += len(buffer)
+        if size >= WRITEBACK_BYTES or len(part) == IOV_MAX:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
+
+
+def _load_sync_file_range() -> Callable[[int, int, int, int], int] | None:
+    try:
+        function = ctypes.CDLL(None, use_errno=True).sync_file_range
+    except (OSError, AttributeError):
+        return None
+    function.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+    return function
+
+
+_sync_file_range = _load_sync_file_range()
+
+
+def _start_writeback(fd: int, offset: int, size: int) -> None:
+    """Let the device begin with a range that was written; a hint, which makes nothing durable.
+
+    Only the flag that waits for nothing is given: the others would take note of an error of the
+    device in place of the fdatasync that follows. A file system that knows no such hint is none
+    the worse.
+    """
+    if _sync_file_range is not None:
+        _sync_file_range(fd, offset, size, _SYNC_FILE_RANGE_WRITE)
 
 
 class PosixDisk:

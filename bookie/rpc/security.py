@@ -30,6 +30,18 @@ Short, because a bookie that restarts is back within a second and its writers wa
 """
 
 
+WINDOW_BYTES: Final = 4 * 1024 * 1024
+"""What a peer may send of one call before it is read.
+
+Fixed: left to itself, gRPC begins with 64 KiB and measures by pings how much more is worth it,
+which on a fast network it does not find out for long. With batches of 256 entries of 1 KB this is
+worth a fifth of both ends' time. Enough for 400 MB/s over a network that takes 10 ms there and
+back; and the most that gRPC holds of a stream that the bookie does not read.
+"""
+
+_FLOW_CONTROL: Final = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", WINDOW_BYTES))
+
+
 def _milliseconds(seconds: float) -> int:
     return max(1, round(seconds * 1000))
 
@@ -59,6 +71,7 @@ def server_options(settings: RpcSettings) -> ChannelOptions:
         ("grpc.enable_channelz", 0),
         ("grpc.per_message_compression", 0),
         ("grpc.per_message_decompression", 0),
+        *_FLOW_CONTROL,
     ]
 
 
@@ -83,6 +96,7 @@ def channel_options(settings: RpcSettings, connect_timeout_seconds: float) -> Ch
         # Named a backoff, this is in fact how long one attempt to connect may take.
         ("grpc.min_reconnect_backoff_ms", _milliseconds(connect_timeout_seconds)),
         ("grpc.enable_http_proxy", 0),
+        *_FLOW_CONTROL,
     ]
 
 

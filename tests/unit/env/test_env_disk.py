@@ -9,7 +9,8 @@ from typing import ClassVar
 import pytest
 
 from bookie.env import Failpoints, PosixDisk
-from bookie.env.disk import IOV_MAX
+from bookie.env import disk as disk_module
+from bookie.env.disk import IOV_MAX, PAGE_BYTES, WRITEBACK_BYTES
 from bookie.errors import ConfigurationError, DirectoryLockedError
 
 
@@ -48,6 +49,54 @@ def test_a_short_write_is_continued(
     assert file.pwritev([b"abc", b"", b"defghij", b"klm", b"nopq"], 0) == 17
     assert calls == [0, 7, 14]
     assert file.pread(100, 0) == b"abcdefghijklmnopq"
+
+
+def test_of_a_long_write_the_device_gets_whole_pages_early(
+    disk: PosixDisk, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each part once and without a gap; the last page, and the last part, are left to the sync."""
+    hints: list[tuple[int, int]] = []
+    monkeypatch.setattr(
+        disk_module, "_start_writeback", lambda fd, offset, size: hints.append((offset, size))
+    )
+    start = PAGE_BYTES + 512
+    buffers = [bytes([i]) * (300_000 + i) for i in range(13)]
+    file = disk.create(path, 0)
+    assert file.pwritev(buffers, start) == len(b"".join(buffers))
+    assert file.pread(10**7, start) == b"".join(buffers)
+    file.close()
+    ends = [offset + size for offset, size in hints]
+    assert [offset for offset, _ in hints] == [start, *ends[:-1]]
+    assert all(end % PAGE_BYTES == 0 for end in ends)
+    assert all(size > WRITEBACK_BYTES - start for _, size in hints)
+    assert len(hints) == 3
+
+
+def test_a_short_write_gives_no_hint(
+    disk: PosixDisk, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is synced at once: a call more would only take time."""
+    hints: list[int] = []
+    monkeypatch.setattr(disk_module, "_start_writeback", lambda *_: hints.append(1))
+    file = disk.create(path, 0)
+    file.pwritev([b"head", bytes(1024), bytes(500)], 0)
+    file.close()
+    assert not hints
+
+
+@pytest.mark.parametrize("available", [True, False])
+def test_a_long_write_is_durable_with_and_without_the_hint(
+    disk: PosixDisk, path: str, monkeypatch: pytest.MonkeyPatch, available: bool
+) -> None:
+    """A C library without the call, or a file system that refuses it, loses speed only."""
+    if not available:
+        monkeypatch.setattr(disk_module, "_sync_file_range", None)
+    data = os.urandom(3 * WRITEBACK_BYTES)
+    file = disk.create(path, 0)
+    file.pwritev([data[:WRITEBACK_BYTES], data[WRITEBACK_BYTES:]], 0)
+    file.fdatasync()
+    assert file.pread(len(data), 0) == data
+    file.close()
 
 
 def test_a_read_ends_with_the_file(disk: PosixDisk, path: str) -> None:
