@@ -190,7 +190,9 @@ def try_image(
     except BrokenPromiseError:
         raise
     except BaseException as error:
-        raise BrokenPromiseError(f"{crash.moment.label}, {crash.how}: {error!r}") from error
+        raise BrokenPromiseError(
+            f"{crash.moment.label}, {crash.how}: {innermost(error)!r}"
+        ) from error
 
 
 def _try_again(crash: CrashImage, seed: int, tally: Tally, changes: dict[str, object]) -> None:
@@ -203,7 +205,9 @@ def _try_again(crash: CrashImage, seed: int, tally: Tally, changes: dict[str, ob
     try:
         machine.die_after(lambda engine: check(engine, crash.moment.promises, power=crash.power))
     except BaseException as error:
-        raise BrokenPromiseError(f"boot {crash.moment.label}, {crash.how}: {error!r}") from error
+        raise BrokenPromiseError(
+            f"boot {crash.moment.label}, {crash.how}: {innermost(error)!r}"
+        ) from error
 
 
 async def _look(engine: Engine, crash: CrashImage, promises: Promises, *, go_on: bool) -> None:
@@ -220,6 +224,13 @@ async def _look(engine: Engine, crash: CrashImage, promises: Promises, *, go_on:
     for ledger_id, promise in sorted(promises.ledgers.items()):
         if promise.stored and ledger_id != NEW_LEDGER:
             await client.add(ledger_id, [max(promise.stored) + 1], recovery=True)
+
+
+def innermost(error: BaseException) -> BaseException:
+    """The first error of a group of groups."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 def try_moments(moments: list[Moment], seed: int, count: int, changes: dict[str, object]) -> Tally:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
+from bookie.formats.commands import Reply
 from bookie.ids import Status
 from bookie.storage.engine import Engine
 from tests.sim.crash_images import Moment, Recorder
@@ -19,7 +20,7 @@ from tests.sim.observed import adopt, check
 from tests.sim.platter import Cut
 from tests.sim.promises import Client, Promises
 
-CHANGES: dict[str, object] = {"journal_file_bytes_max": 64 * KIB, "block_bytes_max": 16 * KIB}
+VOUCH_SECONDS = 0.01
 
 Life = Callable[[Client], Awaitable[None]]
 
@@ -99,6 +100,53 @@ async def last_life(client: Client) -> None:
     await client.add(12, range(6, 8), deferred=True)
 
 
+class Improviser(Client):
+    """A client that plays the script with other sizes, and something of its own in between."""
+
+    def __init__(self, engine: Engine, promises: Promises, seed: int, choose: random.Random):
+        super().__init__(engine, promises)
+        self._seed = seed
+        self._choose = choose
+        self._next = 0
+
+    async def add(
+        self,
+        ledger_id: int,
+        ids: Iterable[int],
+        *,
+        size: int = 40,
+        salt: int = 0,
+        recovery: bool = False,
+        deferred: bool = False,
+        lac: int | None = None,
+    ) -> Reply:
+        """As the script says, but for the size; equal entries stay equal."""
+        factor = random.Random(f"{self._seed}/{ledger_id}/{size}").choice((0.4, 1, 1, 1.3))
+        await self._improvise()
+        return await super().add(
+            ledger_id,
+            ids,
+            size=round(size * factor),
+            salt=salt,
+            recovery=recovery,
+            deferred=deferred,
+            lac=lac,
+        )
+
+    async def _improvise(self) -> None:
+        draw = self._choose.random()
+        self._next += 1
+        ids = range(self._next * 4, self._next * 4 + 3)
+        if draw < 0.06:
+            await self.checkpoint()
+        elif draw < 0.12:
+            await super().add(70, ids, size=self._choose.choice((20, 600, 2500)), deferred=True)
+        elif draw < 0.16:
+            await super().add(71, ids, recovery=True, salt=self._choose.randrange(3))
+        elif draw < 0.2:
+            await asyncio.sleep(2 * VOUCH_SECONDS)
+
+
 @dataclass(frozen=True, slots=True)
 class Chapter:
     """One life and its end."""
@@ -117,6 +165,17 @@ CHAPTERS = (
 )
 
 
+def changes_of(seed: int) -> dict[str, object]:
+    """The settings of one recording: small files, and boots that commit in small portions."""
+    return {
+        "journal_file_bytes_max": (64 * KIB, 192 * KIB)[seed % 2],
+        "journal_allocate_bytes": 64 * KIB,
+        "block_bytes_max": (16 * KIB, 4 * KIB)[seed // 2 % 2],
+        "checkpoint_entries": (1_000_000, 25)[seed // 2 % 2],
+        "vouch_idle_seconds": VOUCH_SECONDS,
+    }
+
+
 def record(
     seed: int,
     *,
@@ -127,17 +186,18 @@ def record(
 ) -> list[Moment]:
     """Play the chapters and return every moment; `prepare` may break each machine first."""
     choose = random.Random(f"script/{seed}")
+    changes = changes_of(seed)
     promises = Promises()
     recorder = Recorder(promises)
     left, power = Left(), False
     for number, chapter in enumerate(chapters):
         machine = SimulatedMachine(
-            left, seed * 100 + number, mode=mode, interleaving=interleaving, changes=CHANGES
+            left, seed * 100 + number, mode=mode, interleaving=interleaving, changes=changes
         )
         prepare(machine)
         recorder.watch(machine)
         live = machine.live if chapter.end == "stop" else machine.die_after
-        live(_chapter(chapter, promises, power=power))
+        live(_chapter(chapter, promises, seed, choose, power=power))
         promises.forget_requests()
         power = chapter.end == "power"
         left = machine.leaves()
@@ -152,14 +212,14 @@ def record(
 
 
 def _chapter(
-    chapter: Chapter, promises: Promises, *, power: bool
+    chapter: Chapter, promises: Promises, seed: int, choose: random.Random, *, power: bool
 ) -> Callable[[Engine], Awaitable[None]]:
     async def life(engine: Engine) -> None:
         await check(engine, promises.frozen(), power=power)
         promises.ledgers = await adopt(engine, promises.ledgers)
         for ledger_id in promises.ledgers:
             promises.of(ledger_id)
-        await chapter.life(Client(engine, promises))
+        await chapter.life(Improviser(engine, promises, seed, choose))
 
     return life
 
