@@ -77,6 +77,12 @@ class Metrics:
     index_commit_seconds: Histogram
     index_pages_total: Counter
     checkpoints_total: Counter
+    compaction_rounds_total: Counter
+    compaction_seconds: Histogram
+    compaction_files_total: Counter
+    compaction_kept_files_total: Counter
+    compaction_bytes_total: Counter
+    reclaimed_bytes_total: Counter
     read_seconds: Histogram
     reads_total: Counter
     entries_added_total: Counter
@@ -102,6 +108,7 @@ class Metrics:
         declare = _Declare(self.registry)
         self._declare_journal(declare)
         self._declare_index_and_reads(declare)
+        self._declare_reclaiming(declare)
         self._declare_requests(declare)
         self._declare_server(declare)
         self.info = Info("bookie", "Which bookie this is and what it runs.", registry=self.registry)
@@ -157,6 +164,27 @@ class Metrics:
         self.bytes_added_total = declare.counter("bytes_added_total", "Entry bytes accepted.")
         self.entries_read_total = declare.counter("entries_read_total", "Entries returned.")
         self.bytes_read_total = declare.counter("bytes_read_total", "Entry bytes returned.")
+
+    def _declare_reclaiming(self, declare: _Declare) -> None:
+        self.compaction_rounds_total = declare.counter(
+            "compaction_rounds_total", "Rounds of compaction that took a file."
+        )
+        self.compaction_seconds = declare.histogram(
+            "compaction_seconds", "Time of one round of compaction that took a file."
+        )
+        self.compaction_files_total = declare.counter(
+            "compaction_files_total", "Files whose live entries were looked for, to move them."
+        )
+        self.compaction_kept_files_total = declare.counter(
+            "compaction_kept_files_total", "Files left alone because not all of them is readable."
+        )
+        self.compaction_bytes_total = declare.counter(
+            "compaction_bytes_total", "Live entry bytes that were moved into new logs."
+        )
+        self.reclaimed_bytes_total = declare.counter(
+            "reclaimed_bytes_total",
+            "Bytes of files that were removed because nothing in them lived.",
+        )
 
     def _declare_requests(self, declare: _Declare) -> None:
         self.requests_total = declare.counter(

@@ -183,6 +183,33 @@ class StorageSettings(Section):
         ge=0,
         description="How long a deleted ledger is remembered, so that a late writer is refused.",
     )
+    compaction_live_share_minor: float = Field(
+        default=0.5,
+        ge=0,
+        le=1,
+        description="A file with a smaller share of live data is always compacted.",
+    )
+    compaction_live_share_major: float = Field(
+        default=0.8,
+        ge=0,
+        le=1,
+        description="A file with a smaller share of live data is compacted while all files together"
+        " have one, too.",
+    )
+    compaction_bytes_per_second: Size = Field(
+        default=128 * MIB,
+        ge=64 * KIB,
+        description="The rate at which compaction reads and writes.",
+    )
+    compaction_interval_seconds: float = Field(
+        default=10.0, gt=0, description="Time between two looks for files to compact."
+    )
+    journal_bytes_max: Size = Field(
+        default=0,
+        ge=0,
+        description="What the journal files may take together, for a journal with a device of its"
+        " own: beyond it their data moves to the ledgers directory. 0 means no limit.",
+    )
     sync_warn_seconds: float = Field(
         default=10.0, gt=0, description="A sync that takes longer is reported."
     )
@@ -198,6 +225,7 @@ class StorageSettings(Section):
         _at_most(self, "block_bytes_max", "journal_file_bytes_max")
         _at_most(self, "block_bytes_max", "checkpoint_journal_bytes")
         _at_most(self, "sync_warn_seconds", "sync_fail_seconds")
+        _at_most(self, "compaction_live_share_minor", "compaction_live_share_major")
         if self.journal_dir == self.ledgers_dir:
             raise ValueError("journal_dir and ledgers_dir must be two directories")
         if self.block_bytes_max % self.block_alignment_bytes:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from bookie.env import Environment
@@ -29,6 +30,7 @@ from bookie.storage.files import FileTable
 from bookie.storage.index import CheckpointChange, Committed, Index, LedgerChange, SealedFile
 from bookie.storage.journal import JournalRequest, RequestKind, RolledFile
 from bookie.storage.ledger_state import LedgerState
+from bookie.storage.relocation import Relocation
 from bookie.storage.write_cache import Generation
 from bookie.telemetry import Metrics
 
@@ -93,6 +95,11 @@ class Checkpointer:
         """Whether a checkpoint would change anything."""
         return bool(self._dirty) or self._frozen is not None or self.more_to_do
 
+    @property
+    def has_deletions(self) -> bool:
+        """Whether a ledger was deleted and the index does not know it yet."""
+        return any(state.deleted for state in self.dirty_states())
+
     def generations(self) -> tuple[Generation, ...]:
         """What is not in the index yet, oldest first."""
         if self._frozen is None:
@@ -150,8 +157,7 @@ class Checkpointer:
             state.entries, state.payload_bytes = entries, size
         del self._removed[: len(removed)]
         self._metrics.index_pages_total.inc(committed.pages)
-        self._dead = [number for number in committed.dead_files if number not in self._removed]
-        await self._unlink_dead()
+        await self._unlink_dead(committed, "checkpoint.before_unlink")
         self.more_to_do = bool(self._removed) or committed.deletions_left
 
     def _swap(self) -> _Frozen:
@@ -204,11 +210,39 @@ class Checkpointer:
         with self._metrics.index_commit_seconds.time():
             return self._index.commit(change)
 
-    async def _unlink_dead(self) -> None:
+    async def relocate(self, change: Relocation) -> None:
+        """Have the index follow entries into a new log, then unlink what is dead by that.
+
+        Between two checkpoints, never beside one: both change the same pages. Raises like `run`;
+        when the device is full, nothing has happened and the log is gone.
+        """
+        async with self._lock:
+            # Known before the commit: whoever looks an entry up right after it reads the log.
+            self._files.add(change.number, change.path)
+            self._env.failpoints.hit("compaction.before_commit")
+            try:
+                committed = await self._env.workers.run("index", self._relocate, change)
+            except DiskFullError:
+                self._files.remove(change.number)
+                await self._env.workers.run("index", self._env.disk.unlink, change.path)
+                raise
+            except OSError as error:
+                raise StorageFailedError(f"the index failed: {error}") from error
+            self._env.failpoints.hit("compaction.after_commit")
+            self._metrics.index_pages_total.inc(committed.pages)
+            await self._unlink_dead(committed, "compaction.before_unlink")
+            self.more_to_do = self.more_to_do or bool(self._removed)
+
+    def _relocate(self, change: Relocation) -> Committed:
+        with self._metrics.index_commit_seconds.time():
+            return self._index.relocate(change)
+
+    async def _unlink_dead(self, committed: Committed, failpoint: str) -> None:
         """Step 6. The row of an unlinked file goes with the next transaction."""
+        self._dead = [number for number in committed.dead_files if number not in self._removed]
         if not self._dead:
             return
-        self._env.failpoints.hit("checkpoint.before_unlink")
+        self._env.failpoints.hit(failpoint)
         paths = []
         for number in self._dead:
             path = self._files.path(number)
@@ -221,4 +255,8 @@ class Checkpointer:
 
     def _unlink(self, paths: list[str]) -> None:
         for path in paths:
+            with suppress(FileNotFoundError):
+                file = self._env.disk.open(path)
+                self._metrics.reclaimed_bytes_total.inc(file.size())
+                file.close()
             self._env.disk.unlink(path)

@@ -25,6 +25,7 @@ from bookie.ids import MAX_ID, Status
 from bookie.storage.accept import Admission
 from bookie.storage.boot import Boot, Booted, BootReport, Identity, deleted_after_ms
 from bookie.storage.checkpoint import Checkpointer
+from bookie.storage.compaction import Compactor, EngineCalls
 from bookie.storage.directories import Directories
 from bookie.storage.duplicates import DuplicateAdds
 from bookie.storage.index import META_CLEAN, META_INTEGRITY
@@ -103,6 +104,22 @@ class Engine:
             settings.page_gap_bytes,
         )
         self._reader = reader
+        self.compactor = Compactor(
+            environment,
+            settings,
+            metrics,
+            directories,
+            booted.index,
+            booted.files,
+            self._checkpointer,
+            EngineCalls(
+                self.checkpoint,
+                self.roll,
+                self._failing,
+                lambda: bool(self.admission.read_only_reasons),
+                booted.next_number,
+            ),
+        )
         self.duplicates = DuplicateAdds(self.admission, reader, metrics)
 
     # --- ledgers -------------------------------------------------------------------------
@@ -225,6 +242,24 @@ class Engine:
         """Make a checkpoint now; raises like `Checkpointer.run`."""
         with self._failing():
             await self._checkpointer.run()
+
+    async def roll(self) -> None:
+        """Go on in a new journal file, if there is room; the old one is sealed by a checkpoint.
+
+        Raises:
+            StorageFailedError: the engine failed.
+        """
+        rolled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def complete(request: JournalRequest) -> None:
+            if not rolled.done():
+                rolled.set_result(None)
+
+        request = JournalRequest(RequestKind.ROLL, complete)
+        self._submit(request)
+        await rolled
+        if request.error is not None:
+            raise request.error
 
     def start(self) -> None:
         """Start the journal thread."""
@@ -438,10 +473,14 @@ async def open_engine(
         _log.error("corruption", found=damage)
     try:
         async with asyncio.TaskGroup() as tasks:
-            housekeeper = tasks.create_task(engine.housekeep(), name="engine-housekeeper")
+            beside = [
+                tasks.create_task(engine.housekeep(), name="engine-housekeeper"),
+                tasks.create_task(engine.compactor.run(), name="engine-compactor"),
+            ]
             try:
                 yield engine
             finally:
-                housekeeper.cancel()
+                for task in beside:
+                    task.cancel()
     finally:
         await engine.close()

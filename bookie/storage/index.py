@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from bookie.env import KeyValueStore, ReadTransaction, WriteTransaction
 from bookie.errors import CorruptionError, NewerFormatError
+from bookie.formats.blocks import FileKind
 from bookie.formats.index_rows import (
     FileRow,
     FileState,
@@ -41,6 +42,7 @@ from bookie.formats.index_rows import (
 )
 from bookie.formats.pages import SLOTS_PER_PAGE, decode_pages, encode_pages, page_key
 from bookie.ids import MAX_ID, NO_ENTRY
+from bookie.storage.relocation import FoundSlots, MovedEntries, Relocation, find_slots, move_slots
 from bookie.storage.window import Window
 from bookie.storage.write_cache import EMPTY_TABLE, LocationTable
 
@@ -252,6 +254,16 @@ class Index:
         following = last + 1 if done else (int(numbers[-1]) + 1) * SLOTS_PER_PAGE
         return ids, following
 
+    def is_deleting(self) -> bool:
+        """Whether pages of deleted ledgers are left to be removed."""
+        with self._store.read() as txn:
+            return bool(txn.range("meta", META_DELETING, META_DELETING + b"\xff" * 9, 1))
+
+    def slots(self, ledger_id: int, ids: npt.NDArray[np.int64]) -> FoundSlots | None:
+        """The slots of `ids`; see `find_slots`."""
+        with self._store.read() as txn:
+            return find_slots(txn, ledger_id, ids)
+
     def verify_pages(self) -> int:
         """Check the CRC of every page and row; returns how many pages there are.
 
@@ -325,6 +337,22 @@ class Index:
                         txn.delete(name, key)
                 left = len(pairs) == PAGES_DELETED_MAX
 
+    def relocate(self, change: Relocation) -> Committed:
+        """Register a log and point the slots to it that still point where its entries were.
+
+        One durable transaction; raises like `commit`. The mark stays.
+        """
+        with self._store.write() as txn:
+            transaction = _Commit(txn)
+            data = txn.get("meta", META_MARK)
+            assert data is not None, "entries are only moved in an index that was committed"
+            transaction.seal(SealedFile(change.number, FileKind.ENTRY_LOG, change.size_bytes))
+            for entries in change.moved:
+                transaction.move(entries, change.number)
+            transaction.write_files()
+            dead = transaction.dead_files(decode_mark(data))
+        return Committed({}, dead, transaction.pages, deletions_left=False)
+
     def put_meta(self, values: dict[bytes, bytes]) -> None:
         """Set values of ``meta`` durably; raises like `commit`."""
         with self._store.write() as txn:
@@ -394,6 +422,13 @@ class _Commit:
         added = int(table.sizes.sum(dtype=np.int64)) - int(replaced[:, 2].sum(dtype=np.int64))
         return len(table.ids) - len(replaced), added
 
+    def move(self, entries: MovedEntries, number: int) -> None:
+        moved, pages = move_slots(self._txn, entries, number)
+        sizes = entries.sizes[moved]
+        self._count_live(entries.old_files[moved], sizes, -1)
+        self._count_live(np.full(len(sizes), number, np.uint32), sizes, 1)
+        self.pages += pages
+
     def delete_pages(self) -> bool:
         """Remove pages of deleted ledgers, a bounded number; whether some are left."""
         budget = PAGES_DELETED_MAX
@@ -436,8 +471,6 @@ class _Commit:
         )
 
     def write_files(self) -> None:
-        from bookie.formats.blocks import FileKind
-
         for number, delta in self._live_delta.items():
             row = self.files.get(number, FileRow(FileKind.JOURNAL, FileState.OPEN, 0, 0))
             live = row.live_bytes + delta

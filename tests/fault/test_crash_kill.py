@@ -21,6 +21,7 @@ NTH_MAX = {
     **dict.fromkeys(("journal.before_roll", "journal.after_create", "journal.after_roll"), 3),
     **dict.fromkeys(("checkpoint.after_swap", "checkpoint.after_barrier"), 3),
     **dict.fromkeys(("checkpoint.before_commit", "checkpoint.after_commit"), 3),
+    **dict.fromkeys([name for name in OTHER_POINTS if name.startswith("compaction.")], 3),
     "fence.before_ack": 8,
 }
 """How often a life surely passes each point; a boot, once."""

@@ -1,6 +1,8 @@
 """A bookie against a model, in any order of what can happen to it.
 
-That is adds, duplicates, conflicts, fences, LACs, deletes, limbo, checkpoints, restarts, crashes.
+That is adds, duplicates, conflicts, fences, LACs, deletes, limbo, checkpoints, compactions,
+restarts, crashes and the loss of the index.
+
 Requests that were answered are in the model. Those that were not, or were answered before they were
 durable, are pending, in the order of the journal: after a crash the bookie must be the model with
 some first part of the pending ones applied, and never with a later one but not an earlier one.
@@ -26,18 +28,30 @@ from hypothesis.stateful import (
     rule,
 )
 
+from bookie.env.failpoints import FAILPOINTS
 from bookie.formats.commands import ReadReply, Reply
 from bookie.formats.entry import lac_packet_ids, pack_lac, verify_batch
 from bookie.ids import NO_ENTRY, Status
 from tests.unit.node.node_room import Room, add_command, ids_of, read_command, serving
 from tests.unit.storage.faulty_disk import Hold
-from tests.unit.storage.machine import DIGESTER, KEY, KIB, OTHER_KEY, Machine, batch, until
+from tests.unit.storage.machine import (
+    DIGESTER,
+    KEY,
+    KIB,
+    OTHER_KEY,
+    Machine,
+    Snapshots,
+    batch,
+    until,
+)
 
 T = TypeVar("T")
 
 LEDGERS = (1, 2, 3)
 SPAN = 100
 OK, FENCED = Status.OK, Status.FENCED
+
+COMPACTION_POINTS = [name for name in FAILPOINTS if name.startswith("compaction.")]
 
 ledgers = st.sampled_from(LEDGERS)
 id_lists = st.one_of(
@@ -76,6 +90,10 @@ class Request:
         """Change it."""
         ledger = model.setdefault(self.ledger_id, Ledger())
         self.change(ledger)
+
+
+def ignore(name: str) -> None:
+    """A failpoint was passed."""
 
 
 def adding(ledger_id: int, ids: list[int], salt: int, size: int) -> Request:
@@ -169,6 +187,8 @@ class BookieModel(RuleBasedStateMachine):
         """Answered and visible, but not durable yet; part of the model."""
         self.durable: Model = {}
         self.copies = 0
+        self.passed: Callable[[str], None] = ignore
+        """Hears of every failpoint."""
         self.serving: asyncio.Task[None] | None = None
         self.room: Room
 
@@ -185,6 +205,7 @@ class BookieModel(RuleBasedStateMachine):
 
     def start(self) -> None:
         """Open the bookie on the machine's directories."""
+        self.machine.failpoints = Snapshots(self.hit)
         opened = self.loop.create_future()
         self.stop_event = asyncio.Event()
 
@@ -201,6 +222,10 @@ class BookieModel(RuleBasedStateMachine):
         if self.serving.done():
             self.serving.result()
         self.room = opened.result()
+
+    def hit(self, name: str) -> None:
+        """A failpoint was passed."""
+        self.passed(name)
 
     def stop(self) -> None:
         """Close it in order."""
@@ -390,6 +415,48 @@ class BookieModel(RuleBasedStateMachine):
     def checkpoint(self) -> None:
         """Everything goes into the index."""
         self.run(self.room.engine.checkpoint())
+        self.synced()
+
+    @rule()
+    def compact(self) -> None:
+        """What is alive moves, what is dead goes; a checkpoint comes first."""
+        self.run(self.room.engine.checkpoint())
+        self.run(self.room.engine.compactor.round(force=True))
+        self.synced()
+
+    @rule(power=st.booleans(), step=st.integers(0, 5))
+    def crash_in_a_compaction(self, power: bool, step: int) -> None:
+        """Killed, or without power, at one of its steps, if it has anything to do."""
+        self.run(self.room.engine.checkpoint())
+        copies: list[Machine] = []
+
+        def passed(name: str) -> None:
+            if name == COMPACTION_POINTS[step] and not copies:
+                make = self.machine.without_power if power else self.machine.killed
+                copies.append(make(self.name()))
+
+        self.passed = passed
+        self.run(self.room.engine.compactor.round(force=True))
+        self.passed = ignore
+        self.synced()
+        if copies:
+            self.go_on_with(copies[0], [])
+
+    @rule()
+    def lose_the_index(self) -> None:
+        """It is rebuilt from the files; what was only deleted may be back, and goes again."""
+        self.synced()
+        self.stop()
+        (self.machine.index / "data.mdb").unlink()
+        self.start()
+        assert self.room.engine.report.rebuilt
+        found = self.run(observe(self.room))
+        for ledger_id, ledger in self.model.items():
+            if ledger.entries:
+                assert found[ledger_id].entries == ledger.entries
+                assert not found[ledger_id].deleted
+        # What only dead files said is forgotten; whoever rebuilds puts open ledgers in limbo.
+        self.model = found
         self.synced()
 
     @rule()

@@ -124,13 +124,14 @@ class Machine:
 
     @property
     def settings(self) -> StorageSettings:
-        """Small files, no checkpoint unless the test asks, no reserve."""
+        """Small files, no checkpoint or compaction unless the test asks, no reserve."""
         values: dict[str, object] = {
             "journal_dir": self.root / "journal",
             "ledgers_dir": self.root / "ledgers",
             "journal_file_bytes_max": MIB,
             "block_bytes_max": 256 * KIB,
             "checkpoint_interval_seconds": 3600.0,
+            "compaction_interval_seconds": 3600.0,
             "vouch_idle_seconds": 3600.0,
             "reserve_bytes": 0,
             "index_map_bytes": 64 * MIB,

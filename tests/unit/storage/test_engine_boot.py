@@ -112,7 +112,7 @@ OVERWRITTEN = {1: {3, 4}}
 
 
 async def live(engine: Engine, promises: Promises) -> None:
-    """A life that passes every failpoint of the engine: adds, fences, rolls, checkpoints."""
+    """A life that passes every failpoint of the engine: adds, fences, rolls, checkpoints, moves."""
     for first in range(0, 40, 4):
         await promises.add(engine, 1, list(range(first, first + 4)))
         await promises.add(engine, 2, [first // 4])
@@ -132,6 +132,8 @@ async def live(engine: Engine, promises: Promises) -> None:
     await promises.fence(engine, 7)
     await engine.checkpoint()
     await promises.add(engine, 6, [1])
+    await engine.compactor.round(force=True)
+    await promises.add(engine, 6, [2])
 
 
 async def test_every_failpoint_may_be_the_last_thing_that_happens(

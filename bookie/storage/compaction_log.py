@@ -1,0 +1,283 @@
+"""The log that a compaction writes: entries sorted by ledger and id, in large records.
+
+It is an entry log like the one that boot writes: its first record is a LINK that names the newest
+file it took entries from, because a rebuild of the index reads it right after that one. The log may
+be numbered above a journal that holds newer copies of the same entries. Beside entries it carries
+what the files it empties say about their ledgers: keys, fences, limbo, explicit LACs and deletions,
+as the index knows them.
+
+A log gets its name once all of it is durable, and counts once the index knows it; before that, a
+boot removes it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from crc32c import crc32c
+
+from bookie.env import Disk, Environment, File
+from bookie.errors import DiskFullError, FormatError
+from bookie.formats.batch import EntryBatch
+from bookie.formats.blocks import (
+    BLOCK_HEADER_SIZE_BYTES,
+    FILE_HEADER_SIZE_BYTES,
+    BlockHeader,
+    FileHeader,
+    FileKind,
+    block_size_on_disk,
+    body_crc,
+    encode_block_header,
+    padding,
+)
+from bookie.formats.index_rows import LedgerIndexRow
+from bookie.formats.records import (
+    encode_deleted,
+    encode_entries_head,
+    encode_fence,
+    encode_lac,
+    encode_ledger,
+    encode_limbo,
+    encode_link,
+)
+from bookie.storage.files import (
+    DISK_FULL_ERRNOS,
+    TEMPORARY_SUFFIX,
+    create_file,
+    file_name,
+    publish_file,
+    read_header,
+)
+from bookie.storage.relocation import MovedEntries, Relocation
+from bookie.storage.scan import link_of
+from bookie.storage.survey import LiveEntries, batch_of, gather
+from bookie.storage.window import Buffer
+
+RECORD_PAYLOAD_BYTES_MAX = 1024 * 1024
+RECORD_ENTRIES_MAX = 16 * 1024
+BLOCK_BYTES = 1024 * 1024
+"""A block ends with the record that reaches this size: one step of the writer."""
+
+BLOCKS_PER_SYNC = 8
+"""The device gets its work in portions, or one long sync would hold up the journal's."""
+
+_NO_NONCE = bytes(16)
+
+
+@dataclass(frozen=True, slots=True)
+class Harvest:
+    """What goes into one log."""
+
+    order: int
+    """The newest file that it took entries from."""
+    live: Sequence[LiveEntries]
+    rows: Sequence[tuple[int, LedgerIndexRow]]
+    """Ledgers whose state has to outlive the old files."""
+
+    @property
+    def size_bytes_max(self) -> int:
+        """More than the log will have."""
+        payload = sum(len(item.batch.payload) + 12 * item.batch.count for item in self.live)
+        states = sum(512 + len(row.lac_packet) for _, row in self.rows)
+        return FILE_HEADER_SIZE_BYTES + (payload + states + 256 * len(self.live)) * 33 // 32 + 65536
+
+
+class CompactionLog:
+    """Writes one log; `steps` does the work, `relocation` is what the index has to be told."""
+
+    def __init__(
+        self, environment: Environment, directory: str, number: int, alignment: int
+    ) -> None:
+        self._env = environment
+        self._directory = directory
+        self._header = FileHeader(FileKind.ENTRY_LOG, number, environment.clock.nonce(), alignment)
+        self._end = FILE_HEADER_SIZE_BYTES
+        self._sequence = 0
+        self._body: list[Buffer] = []
+        self._body_bytes = 0
+        self._records = 0
+        self._moved: list[MovedEntries] = []
+
+    @property
+    def path(self) -> str:
+        """Where the log is once it is published."""
+        return os.path.join(self._directory, file_name(FileKind.ENTRY_LOG, self._header.number))
+
+    @property
+    def relocation(self) -> Relocation:
+        """What was moved; complete once all steps are done."""
+        return Relocation(self._header.number, self.path, self._end, self._moved)
+
+    def steps(self, harvest: Harvest) -> Generator[int, None, None]:
+        """Write, sync and publish the log; yields the bytes of each step. Blocking.
+
+        Closed early, or after an error, it leaves nothing behind.
+
+        Raises:
+            DiskFullError: there is no room for it.
+            OSError: the device failed.
+        """
+        disk = self._env.disk
+        self._env.failpoints.hit("compaction.before_write")
+        file = create_file(
+            disk, self._directory, self._header, harvest.size_bytes_max, publish=False
+        )
+        published = False
+        try:
+            for blocks, size in enumerate(self._blocks(file, harvest), 1):
+                if blocks % BLOCKS_PER_SYNC == 0:
+                    file.fdatasync()
+                yield size
+            file.truncate(self._end)
+            file.fdatasync()
+            self._env.failpoints.hit("compaction.after_log_written")
+            publish_file(disk, self._directory, self._header)
+            published = True
+            self._env.failpoints.hit("compaction.after_log_renamed")
+        except OSError as error:
+            if error.errno in DISK_FULL_ERRNOS:
+                raise DiskFullError("no room for the log of a compaction") from error
+            raise
+        finally:
+            file.close()
+            if not published:
+                disk.unlink(self.path + TEMPORARY_SUFFIX)
+
+    def _blocks(self, file: File, harvest: Harvest) -> Iterator[int]:
+        self._add([encode_link(harvest.order, _NO_NONCE, 0)], 1)
+        for ledger_id, row in harvest.rows:
+            records = state_records(ledger_id, row)
+            self._add(records, len(records))
+            if self._body_bytes >= BLOCK_BYTES:
+                yield self._write(file)
+        for batch, files, places in sorted_batches(harvest.live):
+            self._entries(batch, files, places)
+            if self._body_bytes >= BLOCK_BYTES:
+                yield self._write(file)
+        if self._body:
+            yield self._write(file)
+
+    def _entries(self, batch: EntryBatch, files: np.ndarray, places: np.ndarray) -> None:
+        head = encode_entries_head(batch, crc32c(batch.payload), recovery=False)
+        sizes = np.asarray(batch.sizes, np.uint32)
+        begin = self._end + BLOCK_HEADER_SIZE_BYTES + self._body_bytes + len(head)
+        offsets = np.cumsum(sizes, dtype=np.int64) - sizes + begin
+        self._moved.append(
+            MovedEntries(
+                batch.ledger_id,
+                batch.entry_ids(),
+                files,
+                places,
+                sizes,
+                offsets.astype(np.uint32),
+            )
+        )
+        self._add([head, batch.payload], 1)
+
+    def _add(self, buffers: Sequence[Buffer], records: int) -> None:
+        self._body += buffers
+        self._body_bytes += sum(map(len, buffers))
+        self._records += records
+
+    def _write(self, file: File) -> int:
+        self._sequence += 1
+        header = self._header
+        head = encode_block_header(
+            header.nonce,
+            BlockHeader(
+                sequence=self._sequence,
+                # The log is published only when all of it is durable.
+                durable_upto=self._end,
+                body_length=self._body_bytes,
+                record_count=self._records,
+                body_crc=body_crc(header.nonce, self._sequence, self._body),
+            ),
+        )
+        length = BLOCK_HEADER_SIZE_BYTES + self._body_bytes
+        file.pwritev([head, *self._body, padding(length, header.alignment)], self._end)
+        size = block_size_on_disk(self._body_bytes, header.alignment)
+        self._end += size
+        self._body, self._body_bytes, self._records = [], 0, 0
+        return size
+
+
+def state_records(ledger_id: int, row: LedgerIndexRow) -> list[bytes]:
+    """What a rebuild has to know of a ledger beside its entries.
+
+    The end of a limbo is not among it: a stale doubt is checked once more, a lost one is not.
+    """
+    records = []
+    if row.key_digest is not None:
+        records.append(encode_ledger(ledger_id, row.key_digest))
+    if row.fenced:
+        records.append(encode_fence(ledger_id, row.key_digest or b""))
+    if row.limbo:
+        records.append(encode_limbo(ledger_id, in_limbo=True))
+    if row.lac_packet:
+        records.append(encode_lac(ledger_id, row.lac_packet))
+    if row.deleted_at_ms is not None:
+        records.append(encode_deleted(ledger_id, row.deleted_at_ms))
+    return records
+
+
+def sorted_batches(
+    live: Iterable[LiveEntries],
+) -> Iterator[tuple[EntryBatch, np.ndarray, np.ndarray]]:
+    """Batches of at most a record each, ascending by ledger and id; with their old files, places.
+
+    The items may overlap in their ranges of ids; no id is in two of them.
+    """
+    ordered = sorted(live, key=lambda item: (item.batch.ledger_id, item.batch.first_entry_id))
+    at = 0
+    while at < len(ordered):
+        end, size = at + 1, len(ordered[at].batch.payload)
+        last = ordered[at].batch.last_entry_id
+        while end < len(ordered) and ordered[end].batch.ledger_id == ordered[at].batch.ledger_id:
+            batch = ordered[end].batch
+            if batch.first_entry_id > last and size + len(batch.payload) > RECORD_PAYLOAD_BYTES_MAX:
+                break
+            last, size = max(last, batch.last_entry_id), size + len(batch.payload)
+            end += 1
+        yield from _records(ordered[at:end])
+        at = end
+
+
+def _records(items: list[LiveEntries]) -> Iterator[tuple[EntryBatch, np.ndarray, np.ndarray]]:
+    """The items of one ledger as one batch, cut into records."""
+    ids = np.concatenate([item.batch.entry_ids() for item in items])
+    files = np.concatenate([np.full(item.batch.count, item.file, np.uint32) for item in items])
+    places = np.concatenate([item.offsets for item in items])
+    sizes = np.concatenate([np.asarray(item.batch.sizes, np.uint32) for item in items])
+    payload: bytes | memoryview = items[0].batch.payload
+    if len(items) > 1:
+        payload = b"".join([item.batch.payload for item in items])
+    if not bool((ids[1:] > ids[:-1]).all()):
+        order = np.argsort(ids, kind="stable")
+        starts = np.cumsum(sizes, dtype=np.int64) - sizes
+        payload = gather(payload, starts[order], sizes[order])
+        ids, files, places, sizes = ids[order], files[order], places[order], sizes[order]
+    whole = batch_of(items[0].batch.ledger_id, ids, sizes, payload)
+    start = 0
+    for batch in whole.split(RECORD_ENTRIES_MAX, RECORD_PAYLOAD_BYTES_MAX):
+        part = slice(start, start + batch.count)
+        yield batch, files[part], places[part]
+        start += batch.count
+
+
+def order_of(disk: Disk, number: int, path: str) -> int:
+    """The newest file whose entries this one holds: itself, unless a compaction wrote it."""
+    file = disk.open(path)
+    try:
+        header = read_header(file)
+        if header.kind is not FileKind.ENTRY_LOG:
+            return number
+        link = link_of(file, header)
+        return number if link is None else link.predecessor_number
+    except FormatError:
+        # Damage, which whoever reads the file will find and report.
+        return number
+    finally:
+        file.close()

@@ -1,0 +1,112 @@
+"""Entries that moved from one file to another, and the slots of the index that say so.
+
+A compaction copies entries and then asks the index to follow. Whatever changed a slot meanwhile, a
+recovery add or a deletion, has a newer say: only a slot that still points at the old place follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from bookie.env import ReadTransaction, WriteTransaction
+from bookie.formats.pages import SLOTS_PER_PAGE, decode_pages, encode_pages, page_key
+
+Ids = npt.NDArray[np.int64]
+U32 = npt.NDArray[np.uint32]
+
+
+@dataclass(frozen=True, slots=True)
+class MovedEntries:
+    """Entries of one ledger, ascending by id, each id once: where they were and where they are."""
+
+    ledger_id: int
+    ids: Ids
+    old_files: U32
+    old_offsets: U32
+    sizes: U32
+    new_offsets: U32
+
+
+@dataclass(frozen=True, slots=True)
+class Relocation:
+    """Everything that one new log took from older files."""
+
+    number: int
+    """The log's file number."""
+    path: str
+    size_bytes: int
+    moved: Sequence[MovedEntries]
+
+
+@dataclass(frozen=True, slots=True)
+class FoundSlots:
+    """The slots of some ids of one ledger, and the pages that hold them.
+
+    `slots` may be written to; `present` says which ids have a page at all.
+    """
+
+    numbers: Ids
+    slots: U32
+    """Shape (pages, 64, 3)."""
+    at: Ids
+    """Position of each id's page in `numbers`; any valid one where there is none."""
+    where: Ids
+    """Each id's slot in its page."""
+    present: npt.NDArray[np.bool_]
+
+    def points_at(self, files: U32 | int, offsets: U32 | Ids, sizes: U32) -> npt.NDArray[np.bool_]:
+        """Which of the ids are stored at exactly these places."""
+        current = self.slots[self.at, self.where]
+        same: npt.NDArray[np.bool_] = (
+            (current[:, 0] == files) & (current[:, 1] == offsets) & (current[:, 2] == sizes)
+        )
+        return same & self.present
+
+
+def find_slots(txn: ReadTransaction, ledger_id: int, ids: Ids) -> FoundSlots | None:
+    """The slots of `ids`, in any order; None if the ledger has none of their pages.
+
+    Raises:
+        ChecksumError: a page is damaged; nothing may be concluded.
+    """
+    page_of = ids // SLOTS_PER_PAGE
+    wanted = np.unique(page_of)
+    first, last = int(wanted[0]), int(wanted[-1])
+    if last - first < 2 * len(wanted):
+        start, stop = page_key(ledger_id, first), page_key(ledger_id, last + 1)
+        pairs = txn.range("locations", start, stop, last - first + 1)
+    else:
+        keys = [page_key(ledger_id, number) for number in wanted.tolist()]
+        values = [txn.get("locations", key) for key in keys]
+        pairs = [(key, value) for key, value in zip(keys, values, strict=True) if value is not None]
+    if not pairs:
+        return None
+    numbers, slots = decode_pages(pairs)
+    at = np.minimum(np.searchsorted(numbers, page_of), len(numbers) - 1)
+    where = ids - page_of * SLOTS_PER_PAGE
+    return FoundSlots(numbers, slots.copy(), at, where, numbers[at] == page_of)
+
+
+def move_slots(
+    txn: WriteTransaction, entries: MovedEntries, number: int
+) -> tuple[npt.NDArray[np.bool_], int]:
+    """Point slots at file `number`; which of the entries followed, and pages that were written.
+
+    Raises:
+        ChecksumError: a page is damaged; none of them was written.
+    """
+    found = find_slots(txn, entries.ledger_id, entries.ids)
+    if found is None:
+        return np.zeros(len(entries.ids), np.bool_), 0
+    moved = found.points_at(entries.old_files, entries.old_offsets, entries.sizes)
+    at, where = found.at[moved], found.where[moved]
+    found.slots[at, where, 0] = number
+    found.slots[at, where, 1] = entries.new_offsets[moved]
+    changed = np.unique(at)
+    pages = encode_pages(entries.ledger_id, found.numbers[changed], found.slots[changed])
+    txn.put_many("locations", pages)
+    return moved, len(pages)
