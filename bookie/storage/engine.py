@@ -270,11 +270,24 @@ class Engine:
         )
 
     async def housekeep(self) -> None:
-        """Checkpoints and vouching, until cancelled.
+        """Checkpoints, vouching and a watch over the journal device, until cancelled.
 
         Raises:
-            StorageFailedError: the engine failed.
+            StorageFailedError: (in a group) the engine failed.
         """
+        async with asyncio.TaskGroup() as tasks:
+            # By itself: a checkpoint waits for the very device that is watched.
+            tasks.create_task(self._keep_watch(), name="engine-watch")
+            await self._keep_house()
+
+    async def _keep_watch(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.vouch_idle_seconds)
+            self._watch_device()
+            if self._failure is not None:
+                raise self._failure
+
+    async def _keep_house(self) -> None:
         last_checkpoint = self._env.clock.monotonic()
         while True:
             try:
@@ -283,7 +296,6 @@ class Engine:
             except TimeoutError:
                 self._vouch_if_idle()
             self._wake.clear()
-            self._watch_device()
             if self._failure is not None:
                 raise self._failure
             now = self._env.clock.monotonic()

@@ -322,9 +322,13 @@ async def test_a_start_on_a_full_device_takes_the_reserve(
         assert await stored_ids(engine, 7) == list(range(10))
 
 
-async def test_a_device_that_does_not_answer_ends_the_engine(machine: Machine) -> None:
-    """Without waiting for it, which might be for ever."""
+@pytest.mark.parametrize("checkpoint_interval_seconds", [3600.0, 0.0001])
+async def test_a_device_that_does_not_answer_ends_the_engine(
+    machine: Machine, checkpoint_interval_seconds: float
+) -> None:
+    """Without waiting for it, which might be for ever, as a checkpoint that is due does."""
     machine.changes = {
+        "checkpoint_interval_seconds": checkpoint_interval_seconds,
         "sync_warn_seconds": 0.01,
         "sync_fail_seconds": 0.02,
         "vouch_idle_seconds": 0.01,
