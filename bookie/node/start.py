@@ -23,6 +23,7 @@ from bookie.cluster.cookies import CookieManager
 from bookie.cluster.ledgers import LedgerManager
 from bookie.config import NodeSettings, StorageSettings
 from bookie.env import Environment
+from bookie.errors import ConfigurationError, DiskFullError, StorageFailedError
 from bookie.node.bookie import Bookie, open_bookie
 from bookie.node.disk_watch import DiskWatch
 from bookie.node.identity import Decision, ensure_identity
@@ -30,6 +31,7 @@ from bookie.node.integrity import put_open_ledgers_in_limbo
 from bookie.storage.boot import Identity
 from bookie.storage.directories import locked_directories
 from bookie.storage.engine import Engine, open_engine
+from bookie.storage.files import DISK_FULL_ERRNOS
 from bookie.storage.index_place import make_index
 from bookie.telemetry import Metrics
 
@@ -63,14 +65,19 @@ async def start_bookie(
         StorageFailedError: (in a group) a disk failed; the process must exit with code 74.
     """
     with locked_directories(environment.disk, storage) as directories:
-        decision = await ensure_identity(
-            environment,
-            directories,
-            cookies,
-            bookie_id,
-            instance_id,
-            partial(make_index, environment, storage, directories),
-        )
+        try:
+            decision = await ensure_identity(
+                environment,
+                directories,
+                cookies,
+                bookie_id,
+                instance_id,
+                partial(make_index, environment, storage, directories),
+            )
+        except (OSError, DiskFullError) as error:
+            if isinstance(error, DiskFullError) or error.errno in DISK_FULL_ERRNOS:
+                raise ConfigurationError(f"no room for cookies and index: {error}") from error
+            raise StorageFailedError(f"a cookie or the index failed: {error}") from error
         identity = Identity(bookie_id, instance_id, stamped_before=decision is Decision.START)
         async with open_engine(environment, storage, metrics, directories, identity) as engine:
             if engine.needs_integrity_check:

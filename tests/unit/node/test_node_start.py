@@ -79,10 +79,10 @@ async def test_a_first_start_that_was_interrupted_has_lost_nothing(
 
     def interrupt(name: str) -> None:
         if name == point:
-            raise OSError("killed here")
+            raise RuntimeError("killed here")
 
     machine.failpoints = Snapshots(interrupt)
-    with pytest.raises(OSError, match="killed here"):
+    with pytest.raises(RuntimeError, match="killed here"):
         async with started(machine, store):
             pass
     if index == "torn" and point == "cookie.before_ready":
