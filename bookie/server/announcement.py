@@ -36,6 +36,10 @@ class Announcement:
         self._endpoints = endpoints
         self._labels = labels
 
+    def read_only_reasons(self) -> list[str]:
+        """Why the bookie is read-only now; empty when it is not."""
+        return self._bookie.read_only_reasons()
+
     async def registration(self) -> Registration:
         """The registration as it should be now."""
         info = await self._bookie.info()
@@ -65,7 +69,7 @@ async def keep_announced(
     told_at = loop.time()
     while True:
         wanted = await announcement.registration()
-        _show(wanted, registered, metrics, readiness)
+        _show(wanted, registered, metrics, readiness, announcement.read_only_reasons())
         changed = wanted.read_only != registered.registration.read_only
         if registered.is_registered and (
             changed or loop.time() - told_at >= REFRESH_INTERVAL_SECONDS
@@ -80,9 +84,14 @@ async def keep_announced(
 
 
 def _show(
-    wanted: Registration, registered: BookieRegistration, metrics: Metrics, readiness: Readiness
+    wanted: Registration,
+    registered: BookieRegistration,
+    metrics: Metrics,
+    readiness: Readiness,
+    reasons: list[str],
 ) -> None:
-    readiness.remark("read-only: new entries are refused" if wanted.read_only else "")
+    why = ", ".join(reasons)
+    readiness.remark(f"read-only ({why}): new entries are refused" if wanted.read_only else "")
     if registered.is_registered:
         readiness.clear(Part.REGISTRATION)
         metrics.server_status.set(0 if wanted.read_only else 1)
