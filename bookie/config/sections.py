@@ -168,7 +168,7 @@ class StorageSettings(Section):
     reserve_bytes: Size = Field(
         default=64 * MIB,
         ge=0,
-        description="Space held back for fences, recovery and the boot checkpoint on a full disk.",
+        description="Space held back on each device, when full, for fences, recovery and boots.",
     )
     index_map_bytes: Size = Field(
         default=TIB,

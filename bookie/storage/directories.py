@@ -2,7 +2,7 @@
 
 ::
 
-    journal_dir/   00000001.journal …        COOKIE  LOCK
+    journal_dir/   00000001.journal …        COOKIE  LOCK  (RESERVE, on a device of its own)
     ledgers_dir/   index/data.mdb  logs/00000007.log …   COOKIE  LOCK  RESERVE  FAILED
 
 `COOKIE` says whose directory it is, `LOCK` keeps a second process out, `RESERVE` is space that is
@@ -83,12 +83,18 @@ class Directories:
         return not names
 
     def make_reserve(self) -> None:
-        """Allocate the reserve if it is missing and the device has room to spare."""
-        if _RESERVE in self._disk.names(self.ledgers) or not self._reserve_bytes:
+        """Allocate the reserve of each device that has none and has room to spare."""
+        # Two roots on one device share a reserve; on a device of its own the journal needs one.
+        devices = {self._disk.usage(root).device: root for root in self.roots()}
+        for root in devices.values():
+            self._make_reserve_in(root)
+
+    def _make_reserve_in(self, root: str) -> None:
+        if _RESERVE in self._disk.names(root) or not self._reserve_bytes:
             return
-        if self._disk.usage(self.ledgers).free_bytes < 2 * self._reserve_bytes:
+        if self._disk.usage(root).free_bytes < 2 * self._reserve_bytes:
             return
-        path = os.path.join(self.ledgers, _RESERVE)
+        path = os.path.join(root, _RESERVE)
         try:
             self._disk.create(path, self._reserve_bytes).close()
         except OSError as error:
@@ -97,8 +103,9 @@ class Directories:
                 raise
 
     def release_reserve(self) -> None:
-        """Give the reserve's space up: fences, recovery adds and checkpoints must go on."""
-        self._disk.unlink(os.path.join(self.ledgers, _RESERVE))
+        """Give the reserved space up: fences, recovery adds and checkpoints must go on."""
+        for root in self.roots():
+            self._disk.unlink(os.path.join(root, _RESERVE))
 
     def mark_failed(self) -> None:
         """Leave word that a disk failed; best effort, the disk did fail."""
