@@ -12,6 +12,7 @@ they are unmounted. Nothing else on the machine sees them.
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import os
 import random
@@ -94,9 +95,14 @@ class Volume:
         self.unmount()
         self.mount()
 
-    def remount(self, options: str) -> None:
-        """Change the options of the mount, `ro` for one."""
-        run("mount", "-o", f"remount,{options}", self.path)
+    def turn_read_only(self) -> None:
+        """An error of the file system, after which ext4 lets nobody write any more.
+
+        The mount needs the option ``errors=remount-ro``.
+        """
+        device = os.minor(self.path.stat().st_dev)
+        trigger = Path(f"/sys/fs/ext4/loop{device}/trigger_fs_error")
+        trigger.write_text("an error that a test made\n", encoding="ascii")
 
     def close(self) -> None:
         """Leave nothing mounted, whatever happened before."""
@@ -121,6 +127,38 @@ class Volume:
             os.posix_fadvise(descriptor, start, choose.randrange(MIB), os.POSIX_FADV_DONTNEED)
         finally:
             os.close(descriptor)
+
+
+def fill(path: Path, leave_bytes: int = 0) -> Path:
+    """Take all room of the file system of `path` but `leave_bytes`; the file that has it."""
+    junk = path / "junk"
+    with junk.open("wb") as file:
+        size, step = 0, MIB
+        while step >= 4096:
+            try:
+                os.posix_fallocate(file.fileno(), size, step)
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+                step //= 2
+            else:
+                size += step
+        file.truncate(max(size - leave_bytes, 0))
+        os.fsync(file.fileno())
+    return junk
+
+
+def use_up_inodes(path: Path) -> list[Path]:
+    """Make empty files until there can be no other; the files."""
+    made: list[Path] = []
+    while True:
+        try:
+            (path / f"empty-{len(made)}").touch()
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            return made
+        made.append(path / f"empty-{len(made)}")
 
 
 @contextmanager

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import signal
 import uuid
 from collections.abc import Sequence
@@ -25,9 +24,9 @@ from bookie.server.local.process import BookieProcess
 from tests.fault.crash_harness import SETTINGS, CrashHarness, Kill
 from tests.fault.test_crash_kill import series
 from tests.system.devices import Volume
-from tests.system.tracing import TracedProcess
+from tests.system.driven_bookie import EXIT_DISK_FAILED
+from tests.system.tracing import TracedProcess, log_events
 
-EXIT_DISK_FAILED = 74
 LINGER_SECONDS_MAX = 0.1
 BOOT_SECONDS_GUESS = 1.0
 ALARMS = {"corruption", "limbo"}
@@ -85,7 +84,7 @@ class PowerHarness(CrashHarness):
         self._inject = inject
         self._cut_power = cut_power
         self._boot_seconds = BOOT_SECONDS_GUESS
-        self._log_lines_read = 0
+        self._events_read = 0
         storage = {
             **SETTINGS["storage"],
             "journal_dir": f"{volumes[0].path}/journal",
@@ -179,9 +178,9 @@ class PowerHarness(CrashHarness):
 
     def events(self) -> list[dict[str, Any]]:
         """What the bookie logged since this was asked last."""
-        lines = self._process.log_path.read_text(encoding="utf-8").splitlines()
-        new, self._log_lines_read = lines[self._log_lines_read :], len(lines)
-        return [json.loads(line) for line in new if line.startswith("{")]
+        events = log_events(self._process.log_path)
+        new, self._events_read = events[self._events_read :], len(events)
+        return new
 
     def _check_log(self) -> None:
         """The bookie never doubts what it has after a power cut, let alone loses it."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bookie.server.local.process import BookieProcess
 
@@ -45,3 +47,9 @@ class TracedProcess(BookieProcess):
             )
         finally:
             os.close(descriptor)
+
+
+def log_events(log: Path) -> list[dict[str, Any]]:
+    """The lines of a log in JSON, whatever stands between them."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    return [json.loads(line) for line in lines if line.startswith("{")]
