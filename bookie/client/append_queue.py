@@ -8,8 +8,10 @@ cutting a batch costs nothing per entry. Ids are given here, when an append is m
 from __future__ import annotations
 
 from asyncio import Future
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
 
 from bookie.client.driver import fresh
 from bookie.errors import BadRequestError, BookieError
@@ -82,24 +84,36 @@ class AppendQueue:
         group.outcomes.append(entry_id)
         self.next_entry_id = entry_id + 1
 
-    def put_many(self, payloads: Sequence[bytes], future: Future[range]) -> None:
-        """Queue at least one entry; `future` gets the range of their ids."""
-        group = self._open
-        room, count = self._bytes_max - group.packed_bytes, len(group.payloads)
-        for payload in payloads:
-            size = len(payload) + self.overhead_bytes
-            if size > room or count >= self._entries_max:
-                group.packed_bytes = self._bytes_max - room
-                group = self._next_group()
-                room, count = self._bytes_max, 0
-            group.payloads.append(payload)
-            room -= size
-            count += 1
-        group.packed_bytes = self._bytes_max - room
+    def put_many(
+        self, payloads: Sequence[bytes], sizes: Iterable[int], future: Future[range]
+    ) -> None:
+        """Queue at least one entry; `sizes` are theirs, `future` gets the range of their ids.
+
+        Groups are cut by bisection, so that nothing here runs per entry but C code.
+        """
+        overhead, count = self.overhead_bytes, len(payloads)
+        ends = list(accumulate(sizes, initial=0))
+        start = 0
+        while start < count:
+            group = self._open
+            most = min(count - start, self._entries_max - len(group.payloads))
+            packed = ends[start] + start * overhead - group.packed_bytes
+            fitting = bisect_right(
+                range(start + 1, start + most + 1),
+                self._bytes_max + packed,
+                key=lambda end: ends[end] + end * overhead,
+            )
+            if not fitting and group.payloads:
+                self._next_group()
+                continue
+            end = start + (fitting or 1)  # an entry larger than a batch travels alone
+            group.payloads += payloads[start:end]
+            group.packed_bytes = ends[end] + end * overhead - packed
+            start = end
         first = self.next_entry_id
-        self.next_entry_id = first + len(payloads)
-        group.futures.append(future)
-        group.outcomes.append(range(first, self.next_entry_id))
+        self.next_entry_id = first + count
+        self._open.futures.append(future)
+        self._open.outcomes.append(range(first, self.next_entry_id))
 
     def take(self) -> Group:
         """The oldest group; there is one."""

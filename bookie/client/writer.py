@@ -227,7 +227,7 @@ class WriterHandle:
             if self._refusal is not None:
                 raise fresh(self._refusal)
         future: asyncio.Future[range] = self._loop.create_future()
-        self._queue.put_many(entries, future)
+        self._queue.put_many(entries, sizes, future)
         self._room.take(len(entries), sum(sizes))
         self._schedule_flush()
         return await future

@@ -28,12 +28,20 @@ import hmac
 import struct
 import zlib
 from collections.abc import Sequence
+from functools import cache
 from itertools import starmap
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
 from crc32c import crc32c
+from numpy.typing import NDArray
 
 BytesLike = bytes | bytearray | memoryview
+
+Headers = NDArray[np.uint8]
+"""Packet headers, one of 32 bytes a row, contiguous in memory."""
+
+_HEADER_BYTES = 32
 
 LEDGER_KEY_SIZE_BYTES = 32
 """Bytes of the key of a ledger with a password."""
@@ -65,8 +73,8 @@ class Digester(Protocol):
         """The digest of one packet's header followed by its payload."""
         ...
 
-    def digest_many(self, headers: Sequence[BytesLike], payloads: Sequence[BytesLike]) -> bytes:
-        """The digests of many packets back to back; both sequences are equally long."""
+    def digest_many(self, headers: Headers, payloads: Sequence[BytesLike]) -> bytes:
+        """The digests of at least one packet back to back; as many headers as payloads."""
         ...
 
 
@@ -81,9 +89,9 @@ class Crc32cDigester:
         """The digest of one packet's header followed by its payload."""
         return crc32c(payload, crc32c(header)).to_bytes(4, "big")
 
-    def digest_many(self, headers: Sequence[BytesLike], payloads: Sequence[BytesLike]) -> bytes:
+    def digest_many(self, headers: Headers, payloads: Sequence[BytesLike]) -> bytes:
         """The digests of many packets back to back."""
-        crcs = list(map(crc32c, payloads, map(crc32c, headers)))
+        crcs = list(map(crc32c, payloads, crcs_of_headers(headers).tolist()))
         return struct.pack(f">{len(crcs)}I", *crcs)
 
 
@@ -98,9 +106,9 @@ class Crc32Digester:
         """The digest of one packet's header followed by its payload."""
         return zlib.crc32(payload, zlib.crc32(header)).to_bytes(8, "big")
 
-    def digest_many(self, headers: Sequence[BytesLike], payloads: Sequence[BytesLike]) -> bytes:
+    def digest_many(self, headers: Headers, payloads: Sequence[BytesLike]) -> bytes:
         """The digests of many packets back to back."""
-        crcs = list(map(zlib.crc32, payloads, map(zlib.crc32, headers)))
+        crcs = list(map(zlib.crc32, payloads, map(zlib.crc32, _each(headers))))
         return struct.pack(f">{len(crcs)}Q", *crcs)
 
 
@@ -123,9 +131,9 @@ class HmacDigester:
         mac.update(payload)
         return mac.digest()
 
-    def digest_many(self, headers: Sequence[BytesLike], payloads: Sequence[BytesLike]) -> bytes:
+    def digest_many(self, headers: Headers, payloads: Sequence[BytesLike]) -> bytes:
         """The digests of many packets back to back."""
-        return b"".join(starmap(self.digest, zip(headers, payloads, strict=True)))
+        return b"".join(starmap(self.digest, zip(_each(headers), payloads, strict=True)))
 
 
 class DummyDigester:
@@ -139,13 +147,53 @@ class DummyDigester:
         """Nothing."""
         return b""
 
-    def digest_many(
-        self,
-        headers: Sequence[BytesLike],
-        payloads: Sequence[BytesLike],
-    ) -> bytes:
+    def digest_many(self, headers: Headers, payloads: Sequence[BytesLike]) -> bytes:
         """Nothing."""
         return b""
+
+
+def crcs_of_headers(headers: Headers) -> NDArray[np.uint32]:
+    """The CRC-32C of each header, of which there is at least one.
+
+    A CRC is linear: it is that of the first header, changed by what each other byte changes. In the
+    headers of one batch only the low bytes of ids and lengths differ, so this is some five look-ups
+    in a table for all headers together, where a call of the library for each took a third of the
+    time that a writer spends on entries of 100 bytes.
+    """
+    words = headers.view(np.uint64)
+    differing = np.bitwise_or.reduce(words ^ words[0], axis=0).view(np.uint8)
+    first = headers[0]
+    table = _crc_changes()
+    base = crc32c(first.tobytes())
+    crcs = np.zeros(len(headers), np.uint32)
+    for column in np.flatnonzero(differing).tolist():
+        changes = table[column]
+        crcs ^= changes.take(headers[:, column])
+        base ^= int(changes[first[column]])
+    crcs ^= np.uint32(base)
+    return crcs
+
+
+@cache
+def _crc_changes() -> NDArray[np.uint32]:
+    """By position and value of a byte: how it changes the CRC-32C of 32 bytes that are else 0."""
+    zeros = crc32c(bytes(_HEADER_BYTES))
+    table = np.zeros((_HEADER_BYTES, 256), np.uint32)
+    for position in range(_HEADER_BYTES):
+        for bit in range(8):
+            header = bytearray(_HEADER_BYTES)
+            header[position] = 1 << bit
+            change = np.uint32(crc32c(header) ^ zeros)
+            # Values with this bit as the highest: as those without it, and this change.
+            table[position, 1 << bit : 2 << bit] = table[position, : 1 << bit] ^ change
+    return table
+
+
+def _each(headers: Headers) -> list[bytes]:
+    """The headers one by one; a row's ``tolist`` cuts them faster than slices do."""
+    rows: NDArray[Any] = headers.view(np.dtype((np.void, _HEADER_BYTES)))[:, 0]
+    each: list[bytes] = rows.tolist()
+    return each
 
 
 def derive_key(password: bytes) -> bytes:

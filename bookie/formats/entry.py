@@ -164,14 +164,14 @@ def pack_batch(
         columns[:, 1] = np.arange(count, dtype=np.int64) + first_entry_id
         columns[:, 2] = last_add_confirmed
         columns[:, 3] = np.cumsum(sizes) + length_before
-        headers = cast("list[bytes]", _rows(columns.tobytes(), HEADER_SIZE_BYTES).tolist())
-        prefixes = headers
+        rows = columns.view(_HEADER_DTYPE)[:, 0]
         if digester.size_bytes:
+            digests = digester.digest_many(columns.view(np.uint8), payloads)
             rows = np.empty(count, dtype=_prefix_dtype(digester.size_bytes))
             rows["header"] = columns.view(_HEADER_DTYPE)[:, 0]
-            digests = digester.digest_many(headers, payloads)
             rows["digest"] = _rows(digests, digester.size_bytes)
-            prefixes = cast("list[bytes]", rows.view(np.dtype((np.void, rows.itemsize))).tolist())
+            rows = rows.view(np.dtype((np.void, rows.itemsize)))
+        prefixes = cast("list[bytes]", rows.tolist())
     sizes += HEADER_SIZE_BYTES + digester.size_bytes
     parts: list[BytesLike] = [b""] * (2 * count)
     parts[::2] = prefixes
@@ -237,7 +237,8 @@ def verify_batch(batch: EntryBatch, digester: Digester) -> Entries:
     payloads = _payloads_of(batch, prefix_size)
     if digest_size:
         stored = np.ascontiguousarray(prefixes["digest"]).view(np.uint8)
-        computed = np.frombuffer(digester.digest_many(header_column.tolist(), payloads), np.uint8)
+        headers = header_column.view(np.uint8).reshape(count, HEADER_SIZE_BYTES)
+        computed = np.frombuffer(digester.digest_many(headers, payloads), np.uint8)
         differs = stored != computed
         if differs.any():
             wrong |= differs.reshape(count, digest_size).any(axis=1)

@@ -5,16 +5,26 @@ from __future__ import annotations
 import hashlib
 import hmac
 import zlib
+from random import Random
 
+import numpy as np
 import pytest
+from crc32c import crc32c
 
 from bookie.formats.digest import (
     LEDGER_KEY_SIZE_BYTES,
     DigestType,
+    Headers,
+    crcs_of_headers,
     derive_key,
     digester_for,
     digester_for_key,
 )
+
+
+def rows_of(headers: list[bytes]) -> Headers:
+    """Headers as a digester takes many."""
+    return np.frombuffer(b"".join(headers), np.uint8).reshape(len(headers), 32)
 
 
 def test_crc32c_is_the_castagnoli_crc_big_endian() -> None:
@@ -55,7 +65,23 @@ def test_many_digests_are_the_single_ones_joined(digest_type: DigestType) -> Non
     singles = [digester.digest(h, p) for h, p in zip(headers, payloads, strict=True)]
     assert digester.type is digest_type
     assert {len(single) for single in singles} == {digester.size_bytes}
-    assert digester.digest_many(headers, payloads) == b"".join(singles)
+    assert digester.digest_many(rows_of(headers), payloads) == b"".join(singles)
+
+
+@pytest.mark.parametrize("count", [1, 2, 40, 1024])
+@pytest.mark.parametrize("differing", [0, 1, 5, 32])
+def test_crcs_of_many_headers_are_those_of_each(count: int, differing: int) -> None:
+    """However many of the 32 bytes differ from header to header, and wherever these are."""
+    random = Random(f"{count}, {differing}")
+    common = random.randbytes(32)
+    places = random.sample(range(32), differing)
+    headers = []
+    for _ in range(count):
+        header = bytearray(common)
+        for place in places:
+            header[place] = random.randrange(256)
+        headers.append(bytes(header))
+    assert crcs_of_headers(rows_of(headers)).tolist() == [crc32c(header) for header in headers]
 
 
 def test_ledger_key_is_derived_and_empty_stays_empty() -> None:
