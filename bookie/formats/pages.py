@@ -37,6 +37,7 @@ _CRC_SIZE_BYTES = 4
 _SLOTS_SIZE_BYTES = SLOTS_PER_PAGE * SLOT_SIZE_BYTES
 _PAGE_SIZE_BYTES = _CRC_SIZE_BYTES + _SLOTS_SIZE_BYTES
 _KEY = struct.Struct(">QQ")
+_SLOT = struct.Struct("<III")
 
 Slots = NDArray[np.uint32]
 """Shape (pages, 64, 3): file, offset, size."""
@@ -85,6 +86,28 @@ def decode_pages(pairs: Sequence[tuple[bytes, bytes]]) -> tuple[NDArray[np.int64
     words = words.reshape(len(padded), _PAGE_SIZE_BYTES // 4)
     keys = np.frombuffer(b"".join([key for key, _ in pairs]), np.dtype(">u8")).reshape(-1, 2)
     return keys[:, 1].astype(np.int64), words[:, 1:].reshape(-1, SLOTS_PER_PAGE, COLUMNS)
+
+
+def decode_slot(key: bytes, value: bytes, entry_id: int) -> tuple[int, int, int] | None:
+    """File, offset and size of one entry of the page `value`, None if the page does not have it.
+
+    The whole page is checked, as by `decode_pages`, which costs ten times as much for one entry.
+
+    Raises:
+        ChecksumError: the page is damaged.
+        FormatError: the page has a size that no page has.
+    """
+    crc = int.from_bytes(value[:_CRC_SIZE_BYTES], "little")
+    if crc != crc32c(value[_CRC_SIZE_BYTES:], crc32c(key)):
+        raise ChecksumError(f"the index page {key.hex()} fails its checksum")
+    size = len(value) - _CRC_SIZE_BYTES
+    if not 0 < size <= _SLOTS_SIZE_BYTES or size % SLOT_SIZE_BYTES:
+        raise FormatError(f"the index page {key.hex()} has {len(value)} bytes")
+    start = (entry_id & SLOTS_PER_PAGE - 1) * SLOT_SIZE_BYTES
+    if start >= size:
+        return None
+    slot: tuple[int, int, int] = _SLOT.unpack_from(value, _CRC_SIZE_BYTES + start)
+    return slot if slot[2] else None
 
 
 def encode_pages(

@@ -21,8 +21,8 @@ class ReadBudget:
 
     def __init__(self, limit_bytes: int, metrics: Metrics) -> None:
         self._limit_bytes = limit_bytes
-        self._gauge = metrics.in_flight_read_bytes
         self._charged_bytes = 0
+        metrics.in_flight_read_bytes.set_function(lambda: self._charged_bytes)
 
     def reserve(self, read_bytes: int, *, fencing: bool) -> Charge:
         """Charge a read before it is made. One read is always admitted, whatever its size.
@@ -42,7 +42,6 @@ class ReadBudget:
     def change(self, change_bytes: int) -> None:
         """Charge more, or less, without a check."""
         self._charged_bytes += change_bytes
-        self._gauge.set(self._charged_bytes)
 
 
 class Charge:

@@ -40,7 +40,13 @@ from bookie.formats.index_rows import (
     parse_file_key,
     parse_ledger_key,
 )
-from bookie.formats.pages import SLOTS_PER_PAGE, decode_pages, encode_pages, page_key
+from bookie.formats.pages import (
+    SLOTS_PER_PAGE,
+    decode_pages,
+    decode_slot,
+    encode_pages,
+    page_key,
+)
 from bookie.ids import MAX_ID, NO_ENTRY
 from bookie.storage.relocation import FoundSlots, MovedEntries, Relocation, find_slots, move_slots
 from bookie.storage.window import Window
@@ -230,6 +236,17 @@ class Index:
         window.files[:] = part[:, 0]
         window.offsets[:] = part[:, 1]
         window.sizes[:] = part[:, 2]
+
+    def place(self, ledger_id: int, entry_id: int) -> tuple[int, int, int] | None:
+        """File, offset and size of one entry; None if the index does not have it.
+
+        Raises:
+            ChecksumError: its page is damaged; nothing may be concluded.
+        """
+        key = page_key(ledger_id, entry_id // SLOTS_PER_PAGE)
+        with self._store.read() as txn:
+            page = txn.get("locations", key)
+        return None if page is None else decode_slot(key, page, entry_id)
 
     def entry_ids(self, ledger_id: int, first: int, last: int) -> tuple[npt.NDArray[np.int64], int]:
         """Stored ids from `first` on, and the first id that was not looked at.

@@ -8,6 +8,7 @@ read, or that turns out to be another one, is an I/O error, never a missing entr
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,15 +17,18 @@ import numpy.typing as npt
 
 from bookie.env import Environment
 from bookie.errors import CorruptionError
-from bookie.formats.batch import EntryBatch, headers_of
+from bookie.formats.batch import PACKET_HEADER_SIZE_BYTES, EntryBatch, headers_of
 from bookie.ids import Status
 from bookie.storage.files import FileTable
 from bookie.storage.index import Index
 from bookie.storage.window import Buffer, Extent, Window
-from bookie.storage.write_cache import Generation
+from bookie.storage.write_cache import Generation, Place
 from bookie.telemetry import Metrics, event_log
 
 _log = event_log(__name__)
+
+_IDS = struct.Struct(">qq")
+"""The ledger and entry ids that a packet begins with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,11 @@ class Stripe:
     modulus: int = 0
     first_residue: int = 0
     count: int = 0
+
+    def wants(self, entry_id: int) -> bool:
+        """Whether the reader wants this id."""
+        modulus = self.modulus
+        return modulus == 0 or (entry_id - self.first_residue) % modulus < self.count
 
 
 ALL_IDS = Stripe()
@@ -69,6 +78,9 @@ class EntryReader:
         self._index = index
         self._files = files
         self._metrics = metrics
+        self._from_cache = metrics.reads_total.labels("cache").inc
+        self._from_file = metrics.reads_total.labels("journal_file").inc
+        self._from_thread = metrics.reads_total.labels("thread").inc
         self._gap = gap
 
     async def read(
@@ -86,16 +98,45 @@ class EntryReader:
         The look-up happens before the first wait, in the caller's synchronous section. At least one
         entry is returned if the first wanted id is stored, however large it is.
         """
-        try:
-            return await self._read(ledger_id, first, last, entries_max, bytes_max, stripe)
-        except FileNotFoundError:
-            # A compaction moved the entries and removed their old file: look up once more.
+        lone = first == last and stripe.wants(first)
+        for attempt in range(2):
             try:
+                if lone:
+                    return await self._read_one(ledger_id, first)
                 return await self._read(ledger_id, first, last, entries_max, bytes_max, stripe)
             except FileNotFoundError as error:
-                return self._failed(ledger_id, first, f"its file is gone: {error}")
-        except CorruptionError as error:
-            return self._failed(ledger_id, first, str(error))
+                # A compaction moved the entries and removed their old file: look up once more.
+                if attempt:
+                    return self._failed(ledger_id, first, f"its file is gone: {error}")
+            except CorruptionError as error:
+                return self._failed(ledger_id, first, str(error))
+        raise AssertionError("the second attempt returns")
+
+    async def _read_one(self, ledger_id: int, entry_id: int) -> ReadResult:
+        """`_read` for one entry: the same decisions in a third of the time, without arrays."""
+        place = self._place(ledger_id, entry_id)
+        following = entry_id + 1
+        if place is None:
+            return ReadResult(None, entry_id, Status.NO_SUCH_ENTRY, "no such entry")
+        file, offset, size, payload = place
+        data: Buffer
+        if payload is not None:
+            data = memoryview(payload)[offset : offset + size]
+            self._from_cache()
+        else:
+            try:
+                data = await self._pread(file, size, offset)
+            except FileNotFoundError:
+                raise
+            except OSError:
+                data = b""
+            if len(data) != size:
+                return self._failed(ledger_id, entry_id, "its bytes cannot be read")
+        if size < PACKET_HEADER_SIZE_BYTES or _IDS.unpack_from(data) != (ledger_id, entry_id):
+            return self._failed(ledger_id, entry_id, "other bytes stand in its place")
+        view = data if isinstance(data, bytes) else memoryview(data)
+        batch = EntryBatch(ledger_id, entry_id, None, np.array([size], np.int64), view)
+        return ReadResult(batch, following, Status.OK)
 
     async def _read(
         self,
@@ -156,6 +197,15 @@ class EntryReader:
             generation.lay_over(ledger_id, window)
         return window
 
+    def _place(self, ledger_id: int, entry_id: int) -> Place | None:
+        """Where one entry is now; in the same order as `_locate`, from the newest copy on."""
+        for generation in reversed(self._generations()):
+            place = generation.place(ledger_id, entry_id)
+            if place is not None:
+                return place
+        found = self._index.place(ledger_id, entry_id)
+        return None if found is None else Place(*found)
+
     def _verified(self, batch: EntryBatch, following: int, stopped_by: Status) -> ReadResult:
         """Cut the batch before the first packet that is not the entry it should be."""
         ledger_ids, entry_ids, _, _ = headers_of(batch)
@@ -189,7 +239,7 @@ class EntryReader:
             if head.file < 0:
                 buffer = memoryview(window.memory[-head.file - 1])
                 pieces.append(buffer[head.offset : head.offset + head.length])
-                self._metrics.reads_total.labels("cache").inc()
+                self._from_cache()
             else:
                 size = tail.offset + tail.length - head.offset
                 try:
@@ -222,13 +272,13 @@ class EntryReader:
             stop += 1
         return stop
 
-    async def _pread(self, number: int, size: int, offset: int) -> bytes:
+    async def _pread(self, number: int, size: int, offset: int) -> Buffer:
         file = self._files.get(number)
         data = file.pread_cached(size, offset)
         if data is not None:
-            self._metrics.reads_total.labels("journal_file").inc()
+            self._from_file()
             return data
-        self._metrics.reads_total.labels("thread").inc()
+        self._from_thread()
         return await self._env.workers.run("read", file.pread, size, offset)
 
 

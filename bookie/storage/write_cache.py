@@ -12,6 +12,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,15 @@ FOLD_RUNS = 64
 """Written runs of one ledger that are folded into a table at once."""
 
 U32 = npt.NDArray[np.uint32]
+
+
+class Place(NamedTuple):
+    """Where one entry is: `size` bytes at `offset` of `payload` if there is one, else of `file`."""
+
+    file: int
+    offset: int
+    size: int
+    payload: Buffer | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +62,13 @@ class LocationTable:
                 self.offsets[part].astype(np.int64),
                 self.sizes[part].astype(np.int64),
             )
+
+    def place(self, entry_id: int) -> Place | None:
+        """Where one entry is, None if it is not here."""
+        index = int(self.ids.searchsorted(entry_id))
+        if index == len(self.ids) or self.ids[index] != entry_id:
+            return None
+        return Place(int(self.files[index]), int(self.offsets[index]), int(self.sizes[index]))
 
 
 EMPTY_TABLE = LocationTable(
@@ -148,6 +165,19 @@ class Run:
             self.batch_ids[low:high], file, self.starts()[low:high] + base, self.sizes[low:high]
         )
 
+    def place(self, entry_id: int) -> Place | None:
+        """Where one entry is, None if it is not here."""
+        index = entry_id - self.first
+        if self.batch_ids is not None:
+            index = int(self.batch_ids.searchsorted(entry_id))
+            if index == len(self.batch_ids) or self.batch_ids[index] != entry_id:
+                return None
+        elif not 0 <= index < len(self.sizes):
+            return None
+        base = self.offset if self.payload is None else 0
+        offset = base + int(self.starts()[index])
+        return Place(self.file, offset, int(self.sizes[index]), self.payload)
+
 
 class LedgerRuns:
     """The runs of one ledger in one generation."""
@@ -195,6 +225,23 @@ class LedgerRuns:
             if run.first > window.last:
                 break
             run.lay_over(window)
+
+    def place(self, entry_id: int) -> Place | None:
+        """Where the newest copy of one entry is, None if it is not here."""
+        if self._ordered:
+            # Runs that do not overlap: only the last that begins at or below the id can have it.
+            index = bisect_right(self._firsts, entry_id) - 1
+            place = self._runs[index].place(entry_id) if index >= 0 else None
+            if place is not None:
+                return place
+        else:
+            for run in reversed(self._runs):
+                if (place := run.place(entry_id)) is not None:
+                    return place
+        for table in reversed(self._tables):
+            if (place := table.place(entry_id)) is not None:
+                return place
+        return None
 
     def entry_ids(self) -> npt.NDArray[np.int64]:
         """Every id, ascending and unique, written or not."""
@@ -250,3 +297,8 @@ class Generation:
         runs = self.ledgers.get(ledger_id)
         if runs is not None:
             runs.lay_over(window)
+
+    def place(self, ledger_id: int, entry_id: int) -> Place | None:
+        """Where the newest copy of one entry is in this generation, None if it is not here."""
+        runs = self.ledgers.get(ledger_id)
+        return None if runs is None else runs.place(entry_id)

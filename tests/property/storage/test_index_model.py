@@ -172,6 +172,9 @@ class IndexModel(RuleBasedStateMachine):
         )
         nothing = (0, 0, 0)
         assert list(columns) == [ledger.slots.get(first + i, nothing) for i in range(count)]
+        for i in (0, count - 1):
+            place = self.index.place(ledger_id, ledger.base + first + i)
+            assert place == ledger.slots.get(first + i)
 
     @rule(ledger_id=st.sampled_from([1, 2, 3]), first=st.integers(0, SPAN - 1), data=st.data())
     def list_ids(self, ledger_id: int, first: int, data: st.DataObject) -> None:

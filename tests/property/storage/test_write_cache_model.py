@@ -69,6 +69,16 @@ def locate(window: Window, entry_id: int) -> tuple[int, bytes | tuple[int, int]]
     return file, (offset, size)
 
 
+def lone(generation: Generation, entry_id: int) -> tuple[int, bytes | tuple[int, int]] | None:
+    """What `locate` says, of one id and without a window."""
+    place = generation.place(LEDGER, entry_id)
+    if place is None:
+        return None
+    if place.payload is not None:
+        return 0, bytes(place.payload[place.offset : place.offset + place.size])
+    return place.file, (place.offset, place.size)
+
+
 class GenerationModel(RuleBasedStateMachine):
     """Accepts in any order, writes in order, refuses now and then."""
 
@@ -154,7 +164,9 @@ class GenerationModel(RuleBasedStateMachine):
         window = Window(first + self.base, min(count, SPAN - first))
         self.generation.lay_over(LEDGER, window)
         for entry_id in range(first, min(first + count, SPAN)):
-            assert locate(window, entry_id + self.base) == self.expected(entry_id), entry_id
+            expected = self.expected(entry_id)
+            assert locate(window, entry_id + self.base) == expected, entry_id
+            assert lone(self.generation, entry_id + self.base) == expected, entry_id
 
     @rule()
     def list_ids(self) -> None:

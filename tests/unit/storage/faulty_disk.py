@@ -110,7 +110,7 @@ class FaultyFile:
         self._disk.called(Call("pread", self.path, offset, size))
         return self._file.pread(size, offset)
 
-    def pread_cached(self, size: int, offset: int) -> bytes | None:
+    def pread_cached(self, size: int, offset: int) -> Buffer | None:
         """Read if in memory, unless the disk was told to be cold."""
         self._disk.called(Call("pread_cached", self.path, offset, size))
         return None if self._disk.cold else self._file.pread_cached(size, offset)
