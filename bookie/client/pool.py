@@ -20,6 +20,7 @@ from typing import Protocol
 from bookie.cluster.directory import BookieDirectory
 from bookie.config import ClientSettings, RpcSettings
 from bookie.errors import BookieError, BookieUnreachableError, ClientClosedError
+from bookie.formats.registration import Endpoint
 from bookie.ids import Status
 from bookie.rpc.channels import AddStream, BookieChannel, LacState, LacWatch
 
@@ -253,6 +254,7 @@ class BookieConnection:
         self.bookie_id = bookie_id
         self._pool = pool
         self._channel: BookieChannel | None = None
+        self._endpoint: Endpoint | None = None
         self.plain = AddLane(self)
         self.recovery = AddLane(self)
         self.lacs = WatchLane(self)
@@ -264,6 +266,9 @@ class BookieConnection:
             BookieUnreachableError: nobody knows where it is.
         """
         endpoint = self._pool.directory.resolve(self.bookie_id)
+        if self._channel is not None and endpoint is self._endpoint:
+            return self._channel
+        self._endpoint = endpoint
         host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
         address = f"{host}:{endpoint.port}"
         if self._channel is None or self._channel.address != address:

@@ -14,6 +14,7 @@ from bookie.client.arguments import checked_entry_id
 from bookie.client.follow import Follower
 from bookie.client.lac import read_lac
 from bookie.client.pool import BookiePool
+from bookie.client.range_read import read_one
 from bookie.client.read_ahead import ReadAhead
 from bookie.cluster.ledgers import LedgerManager
 from bookie.errors import BadRequestError, NoSuchEntryError, UnavailableError
@@ -21,6 +22,7 @@ from bookie.formats.digest import digester_for_key
 from bookie.formats.entry import Entry
 from bookie.formats.ledger_metadata import LedgerMetadata, Versioned
 from bookie.ids import NO_ENTRY
+from bookie.protocol.quorum import Quorum
 from bookie.protocol.reader import ReaderLimits
 
 
@@ -39,6 +41,9 @@ class ReaderHandle:
         metadata = found.value
         self._digester = digester_for_key(metadata.digest_type, metadata.password_key)
         self._last_add_confirmed = NO_ENTRY
+        self._quorum = Quorum(
+            metadata.ensemble_size, metadata.write_quorum_size, metadata.ack_quorum_size
+        )
         # Readers of one ledger start at different replicas.
         self._replica = random.randrange(metadata.write_quorum_size)  # noqa: S311  (load)
         self._limits = ReaderLimits(speculative_read_seconds=pool.settings.speculative_read_seconds)
@@ -106,6 +111,9 @@ class ReaderHandle:
         self._pool.require_open()
         last = await self._bounded(first_entry_id, last_entry_id)
         position = first_entry_id
+        if position == last and (alone := await self._read_one(position)):
+            yield alone
+            return
         while position <= last:
             read = ReadAhead(
                 self.metadata,
@@ -126,6 +134,23 @@ class ReaderHandle:
                     raise
             finally:
                 await read.aclose()
+
+    async def _read_one(self, entry_id: int) -> Sequence[Entry]:
+        """One entry from the replica that this reader prefers; nothing if it is in doubt."""
+        limits, settings = self._limits, self._pool.settings
+        alone = self._quorum.write_quorum_size == 1
+        entries = await read_one(
+            self.metadata,
+            self._quorum,
+            entry_id,
+            self._replica,
+            self._pool,
+            self._digester,
+            settings.read_timeout_seconds if alone else limits.speculative_read_seconds,
+        )
+        if not entries:
+            self._replica = (self._replica + 1) % self._quorum.write_quorum_size
+        return entries
 
     async def tail(self, start: int = 0) -> AsyncGenerator[Entry, None]:
         """Entries from `start` on, for as long as the ledger is open, then up to its last entry.

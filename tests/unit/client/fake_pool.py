@@ -10,6 +10,7 @@ from typing import cast
 
 from bookie.client.pool import BookiePool, LaneUser, OnAnswer
 from bookie.config import ClientSettings
+from bookie.errors import OperationTimeoutError
 from bookie.formats.batch import EntryBatch
 from bookie.formats.digest import DigestType, digester_for
 from bookie.formats.entry import pack_batch
@@ -83,8 +84,11 @@ class FakeChannel:
         self._on_read = on_read
 
     async def read(self, command: ReadCommand, *, timeout: float) -> ReadReply:
-        async with asyncio.timeout(timeout):
-            return await self._on_read(self._bookie_id, command)
+        try:
+            async with asyncio.timeout(timeout):
+                return await self._on_read(self._bookie_id, command)
+        except TimeoutError as error:
+            raise OperationTimeoutError(f"{self._bookie_id} did not answer") from error
 
 
 class FakeConnection:
@@ -127,6 +131,9 @@ class FakePool:
 
     def spawn(self, work: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:
         return self.tasks.create_task(work, name=name)
+
+    def require_open(self) -> None:
+        pass
 
     def on_close(self, callback: Callable[[], None]) -> None:
         pass

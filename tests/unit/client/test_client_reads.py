@@ -9,11 +9,15 @@ import pytest
 from bookie.client.driver import verify_lac, verify_read
 from bookie.client.range_read import RangeRead
 from bookie.client.read_ahead import FIRST_SPAN_ENTRIES, SPANS_MAX, ReadAhead
+from bookie.client.reader import ReaderHandle
+from bookie.cluster.ledgers import LedgerManager
 from bookie.config import ClientSettings
 from bookie.errors import BookieUnreachableError, NoSuchEntryError
 from bookie.formats.batch import EntryBatch
-from bookie.formats.entry import pack_lac
+from bookie.formats.entry import Entry, pack_lac
+from bookie.formats.ledger_metadata import Versioned
 from bookie.ids import Status
+from bookie.metadata.memory import MemoryStore
 from bookie.protocol.reader import LedgerRead, ReaderLimits
 from bookie.rpc.channels import LacReply, ReadCommand, ReadReply
 from tests.unit.client.fake_pool import (
@@ -221,6 +225,82 @@ async def test_nobody_has_it() -> None:
         with pytest.raises(NoSuchEntryError, match="entry 10"):
             await read.next()
         await read.aclose()
+
+
+# -- one entry -------------------------------------------------------------------------------------
+
+
+async def read_alone(
+    on_read: OnRead, settings: ClientSettings | None = None, sizes: tuple[int, int, int] = (3, 3, 2)
+) -> list[Entry]:
+    """Entry 7 of a closed ledger by the public handle, three times."""
+    closed = metadata_of(sizes).closed(99, 1000)
+    settings = settings or ClientSettings(speculative_read_seconds=0.01)
+    async with fake_pool(settings, on_read) as pool:
+        ledgers = LedgerManager(MemoryStore("nothing"))
+        reader = ReaderHandle(Versioned(closed, 1), pool.pool, ledgers)
+        return [entry for _ in range(3) async for entry in reader.read(7, 7)]
+
+
+async def test_one_entry_is_asked_of_one_bookie() -> None:
+    """One request for each read, to the same replica."""
+    asked: list[str] = []
+
+    async def on_read(bookie_id: str, command: ReadCommand) -> ReadReply:
+        asked.append(bookie_id)
+        return reply_to(command, 100)
+
+    assert await read_alone(on_read) == [Entry(7, b"7")] * 3
+    assert asked == [asked[0]] * 3
+
+
+@pytest.mark.parametrize("sizes", [(3, 3, 2), (3, 2, 2)])
+@pytest.mark.parametrize("doubt", ["hangs", "gone", "denies", "corrupt", "other", "several"])
+async def test_one_entry_in_doubt_comes_from_another_bookie(
+    doubt: str, sizes: tuple[int, int, int]
+) -> None:
+    """Whatever the first one does, and it is not asked first again."""
+    first: list[str] = []
+    asked: list[str] = []
+
+    async def on_read(bookie_id: str, command: ReadCommand) -> ReadReply:
+        first.append(bookie_id)
+        asked.append(bookie_id)
+        good = reply_to(command, 100)
+        if bookie_id != first[0]:
+            return good
+        match doubt:
+            case "hangs":
+                await asyncio.Event().wait()
+            case "gone":
+                raise BookieUnreachableError("gone")
+            case "corrupt":
+                assert good.batch is not None
+                return ReadReply(Status.OK, "", spoiled(good.batch, 7), 8)
+            case "other":
+                return ReadReply(Status.OK, "", packed(8, 1), 9)
+            case "several":
+                return ReadReply(Status.OK, "", packed(7, 2), 9)
+            case _:
+                return ReadReply(Status.NO_SUCH_ENTRY, next_entry_id=7)
+        raise AssertionError("it hung for ever")
+
+    assert await read_alone(on_read, sizes=sizes) == [Entry(7, b"7")] * 3
+    assert asked[0] not in asked[1:]
+
+
+async def test_the_only_copy_is_waited_for() -> None:
+    """Nobody else can be asked, so silence is not a reason to ask again."""
+    asked = 0
+
+    async def on_read(_: str, command: ReadCommand) -> ReadReply:
+        nonlocal asked
+        asked += 1
+        await asyncio.sleep(0.02)
+        return reply_to(command, 100)
+
+    assert await read_alone(on_read, sizes=(1, 1, 1)) == [Entry(7, b"7")] * 3
+    assert asked == 3
 
 
 # -- evidence --------------------------------------------------------------------------------------
