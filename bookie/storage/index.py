@@ -40,14 +40,9 @@ from bookie.formats.index_rows import (
     parse_file_key,
     parse_ledger_key,
 )
-from bookie.formats.pages import (
-    SLOTS_PER_PAGE,
-    decode_pages,
-    decode_slot,
-    encode_pages,
-    page_key,
-)
+from bookie.formats.pages import SLOTS_PER_PAGE, decode_pages, encode_pages, page_key
 from bookie.ids import MAX_ID, NO_ENTRY
+from bookie.storage.lookup import look_up, look_up_one
 from bookie.storage.relocation import FoundSlots, MovedEntries, Relocation, find_slots, move_slots
 from bookie.storage.window import Window
 from bookie.storage.write_cache import EMPTY_TABLE, LocationTable
@@ -217,25 +212,8 @@ class Index:
         Raises:
             ChecksumError: a page is damaged; nothing may be concluded from the window.
         """
-        first_page = window.first // SLOTS_PER_PAGE
-        last_page = window.last // SLOTS_PER_PAGE
         with self._store.read() as txn:
-            pairs = txn.range(
-                "locations",
-                page_key(ledger_id, first_page),
-                page_key(ledger_id, last_page + 1),
-                last_page - first_page + 1,
-            )
-        if not pairs:
-            return
-        numbers, slots = decode_pages(pairs)
-        span = np.zeros((last_page - first_page + 1, SLOTS_PER_PAGE, 3), np.uint32)
-        span[numbers - first_page] = slots
-        start = window.first - first_page * SLOTS_PER_PAGE
-        part = span.reshape(-1, 3)[start : start + window.last - window.first + 1]
-        window.files[:] = part[:, 0]
-        window.offsets[:] = part[:, 1]
-        window.sizes[:] = part[:, 2]
+            look_up(txn, ledger_id, window)
 
     def place(self, ledger_id: int, entry_id: int) -> tuple[int, int, int] | None:
         """File, offset and size of one entry; None if the index does not have it.
@@ -243,10 +221,8 @@ class Index:
         Raises:
             ChecksumError: its page is damaged; nothing may be concluded.
         """
-        key = page_key(ledger_id, entry_id // SLOTS_PER_PAGE)
         with self._store.read() as txn:
-            page = txn.get("locations", key)
-        return None if page is None else decode_slot(key, page, entry_id)
+            return look_up_one(txn, ledger_id, entry_id)
 
     def entry_ids(self, ledger_id: int, first: int, last: int) -> tuple[npt.NDArray[np.int64], int]:
         """Stored ids from `first` on, and the first id that was not looked at.
