@@ -277,9 +277,10 @@ class BookKeeper:
     async def delete_ledger(self, ledger_id: int) -> None:
         """Delete a ledger: it can never be opened again, and bookies give its space back later.
 
-        A writer or reader that has it open is not warned. Bookies learn of deletions later, so
-        until then such a writer may still be acknowledged; its `close` says that the ledger is
-        gone.
+        A writer or reader that has it open is not warned. Bookies learn of deletions by listing
+        the cluster's ledgers, in seconds or, in a large cluster, minutes. Until then such a writer
+        may still be acknowledged; afterwards it is refused as if the ledger were fenced. Its
+        `close` says that the ledger is gone.
 
         Raises:
             NoSuchLedgerError: it does not exist.

@@ -45,6 +45,9 @@ COUNT_BUCKETS = tuple(float(2**power) for power in range(13))
 READ_SOURCES = ("cache", "journal_file", "thread")
 """Where a read finds its bytes."""
 
+GARBAGE_OUTCOMES = ("done", "aborted", "stopped")
+"""How a round of garbage collection ends."""
+
 ERROR_KINDS = (
     "conflict",
     "corruption",
@@ -83,6 +86,10 @@ class Metrics:
     compaction_kept_files_total: Counter
     compaction_bytes_total: Counter
     reclaimed_bytes_total: Counter
+    garbage_rounds_total: Counter
+    garbage_seconds: Histogram
+    garbage_ledgers_total: Counter
+    garbage_stopped: Gauge
     read_seconds: Histogram
     reads_total: Counter
     entries_added_total: Counter
@@ -184,6 +191,24 @@ class Metrics:
         self.reclaimed_bytes_total = declare.counter(
             "reclaimed_bytes_total",
             "Bytes of files that were removed because nothing in them lived.",
+        )
+
+        self.garbage_rounds_total = declare.counter(
+            "garbage_rounds_total",
+            "Rounds of garbage collection, by outcome: done, aborted (the metadata store did not"
+            " answer) or stopped (too many ledgers would have gone at once).",
+            "outcome",
+        )
+        for outcome in GARBAGE_OUTCOMES:
+            self.garbage_rounds_total.labels(outcome)
+        self.garbage_seconds = declare.histogram(
+            "garbage_seconds", "Time of one round of garbage collection, its listing included."
+        )
+        self.garbage_ledgers_total = declare.counter(
+            "garbage_ledgers_total", "Ledgers deleted because the metadata store has them no more."
+        )
+        self.garbage_stopped = declare.gauge(
+            "garbage_stopped", "1 = too many ledgers would be deleted at once; an operator decides."
         )
 
     def _declare_requests(self, declare: _Declare) -> None:

@@ -13,6 +13,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 
 from bookie.cluster import keys
+from bookie.cluster.instance import read_instance_id
 from bookie.errors import (
     BadRequestError,
     BadVersionError,
@@ -32,6 +33,15 @@ class LedgerManager:
 
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
+
+    async def instance_id(self) -> str:
+        """The instance id of the cluster whose ledgers these are, as the store says now.
+
+        Raises:
+            MetadataError: the store does not answer, or holds no cluster any more.
+            FormatError: the id is damaged, or a newer version wrote the layout.
+        """
+        return await read_instance_id(self._store)
 
     async def create(self, metadata: LedgerMetadata) -> Versioned[LedgerMetadata]:
         """Store the metadata of a new ledger; returns it with its token.

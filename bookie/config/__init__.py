@@ -9,6 +9,7 @@ from bookie.config.render import render_toml
 from bookie.config.sections import (
     BookieSettings,
     ClientSettings,
+    GarbageSettings,
     HttpSettings,
     ListenSettings,
     LogSettings,
@@ -23,6 +24,7 @@ from bookie.config.supervision import Supervision, read_failpoints, read_supervi
 __all__ = [
     "BookieSettings",
     "ClientSettings",
+    "GarbageSettings",
     "HttpSettings",
     "ListenSettings",
     "LogSettings",

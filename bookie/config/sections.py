@@ -277,6 +277,32 @@ class NodeSettings(Section):
         return self
 
 
+class GarbageSettings(Section):
+    """When ledgers that were deleted in the metadata store are deleted here."""
+
+    interval_seconds: float = Field(
+        default=10.0,
+        gt=0,
+        description="Time between two listings of the cluster's ledgers, and never less than 20"
+        " times what the last one took.",
+    )
+    grace_seconds: float = Field(
+        default=3.0,
+        gt=0,
+        description="A ledger is deleted when two listings at least this far apart do not have it.",
+    )
+    stop_share: float = Field(
+        default=0.2,
+        ge=0,
+        le=1,
+        description="Nothing is deleted when more than this share of all ledgers would go at once,"
+        " and more than stop_ledgers of them; until an operator forces it.",
+    )
+    stop_ledgers: int = Field(
+        default=1000, ge=0, description="The number of ledgers that may always go at once."
+    )
+
+
 class RpcSettings(Section):
     """Limits of the gRPC server that keep a broken or hostile peer from hurting the others."""
 
@@ -403,6 +429,7 @@ class Settings(Section):
     metadata: MetadataSettings = MetadataSettings()
     storage: StorageSettings = StorageSettings()
     limits: NodeSettings = NodeSettings()
+    garbage: GarbageSettings = GarbageSettings()
     rpc: RpcSettings = RpcSettings()
     http: HttpSettings = HttpSettings()
     log: LogSettings = LogSettings()

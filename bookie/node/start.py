@@ -21,11 +21,12 @@ from functools import partial
 import bookie
 from bookie.cluster.cookies import CookieManager
 from bookie.cluster.ledgers import LedgerManager
-from bookie.config import NodeSettings, StorageSettings
+from bookie.config import GarbageSettings, NodeSettings, StorageSettings
 from bookie.env import Environment
 from bookie.errors import ConfigurationError, DiskFullError, StorageFailedError
 from bookie.node.bookie import Bookie, open_bookie
 from bookie.node.disk_watch import DiskWatch
+from bookie.node.garbage import GarbageCollector
 from bookie.node.identity import Decision, ensure_identity
 from bookie.node.integrity import put_open_ledgers_in_limbo
 from bookie.storage.boot import Identity
@@ -42,6 +43,10 @@ class StartedBookie:
 
     bookie: Bookie
     engine: Engine
+    garbage: GarbageCollector
+
+
+_GARBAGE_DEFAULTS = GarbageSettings()
 
 
 @asynccontextmanager
@@ -55,6 +60,7 @@ async def start_bookie(
     ledgers: LedgerManager,
     bookie_id: str,
     instance_id: str,
+    garbage: GarbageSettings = _GARBAGE_DEFAULTS,
 ) -> AsyncIterator[StartedBookie]:
     """A bookie for the duration of the block; stopped in order at its end.
 
@@ -101,9 +107,16 @@ async def start_bookie(
                         "ledgers": environment.disk.usage(directories.ledgers),
                     },
                 )
+                collector = GarbageCollector(
+                    environment.clock, engine, ledgers, instance_id, garbage, metrics
+                )
                 async with asyncio.TaskGroup() as tasks:
-                    watching = tasks.create_task(watch.run(), name="disk-watch")
+                    beside = [
+                        tasks.create_task(watch.run(), name="disk-watch"),
+                        tasks.create_task(collector.run(), name="garbage-collector"),
+                    ]
                     try:
-                        yield StartedBookie(served, engine)
+                        yield StartedBookie(served, engine, collector)
                     finally:
-                        watching.cancel()
+                        for task in beside:
+                            task.cancel()

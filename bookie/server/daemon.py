@@ -123,6 +123,7 @@ async def _run(
                 ledgers=LedgerManager(store),
                 bookie_id=settings.bookie.id,
                 instance_id=instance_id,
+                garbage=settings.garbage,
             ) as started,
             _rpc(settings, started, metrics) as port,
         ):

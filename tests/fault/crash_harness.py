@@ -56,6 +56,8 @@ SETTINGS: Mapping[str, Mapping[str, object]] = {
         "journal_bytes_max": "6MiB",
         "compaction_interval_seconds": 0.1,
     },
+    # The ledgers of this client are not in the metadata store.
+    "garbage": {"interval_seconds": 3600.0},
     "metadata": {"session_timeout_seconds": 1.0},
 }
 

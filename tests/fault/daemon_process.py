@@ -66,6 +66,8 @@ async def new_home(path: Path) -> Home:
             "metadata": {"uri": uri, "session_timeout_seconds": 1.0},
             "storage": {"journal_dir": f"{path}/journal", "ledgers_dir": f"{path}/ledgers"},
             "http": {"port": http_port},
+            # Tests store ledgers that the cluster has never heard of.
+            "garbage": {"interval_seconds": 3600.0},
         },
     )
 
