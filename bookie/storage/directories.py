@@ -84,10 +84,12 @@ class Directories:
 
     def make_reserve(self) -> None:
         """Allocate the reserve of each device that has none and has room to spare."""
-        # Two roots on one device share a reserve; on a device of its own the journal needs one.
-        devices = {self._disk.usage(root).device: root for root in self.roots()}
-        for root in devices.values():
+        for root in self._reserve_roots():
             self._make_reserve_in(root)
+
+    def _reserve_roots(self) -> list[str]:
+        """Two roots on one device share a reserve; on a device of its own the journal needs one."""
+        return list({self._disk.usage(root).device: root for root in self.roots()}.values())
 
     def _make_reserve_in(self, root: str) -> None:
         if _RESERVE in self._disk.names(root) or not self._reserve_bytes:
@@ -104,7 +106,7 @@ class Directories:
 
     def release_reserve(self) -> None:
         """Give the reserved space up: fences, recovery adds and checkpoints must go on."""
-        for root in self.roots():
+        for root in self._reserve_roots():
             self._disk.unlink(os.path.join(root, _RESERVE))
 
     def mark_failed(self) -> None:
