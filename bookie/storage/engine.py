@@ -32,6 +32,7 @@ from bookie.storage.index import META_CLEAN, META_INTEGRITY
 from bookie.storage.journal import BlockDone, JournalRequest, RequestKind
 from bookie.storage.ledger_state import LedgerState, LedgerStates
 from bookie.storage.reader import ALL_IDS, EntryReader, ReadResult, Stripe
+from bookie.storage.watch import DeviceWatch
 from bookie.storage.write_cache import Generation
 from bookie.telemetry import Metrics, event_log
 
@@ -77,7 +78,6 @@ class Engine:
         metrics.journal_queue_bytes.set_function(lambda: self._queued_bytes)
         self._last_block_at = environment.clock.monotonic()
         self._vouched = True
-        self._slow_reported = False
         self.admission = Admission(
             submit=self._submit,
             mark_dirty=self._mark_dirty,
@@ -269,25 +269,33 @@ class Engine:
             "bookie-journal", self._booted.writer.handle, self._block_done, self._failed
         )
 
-    async def housekeep(self) -> None:
-        """Checkpoints, vouching and a watch over the journal device, until cancelled.
+    async def watch_devices(self) -> None:
+        """Notice a device that does not answer, until cancelled.
+
+        Beside `housekeep`, whose checkpoints wait for the very devices that are watched.
 
         Raises:
-            StorageFailedError: (in a group) the engine failed.
+            StorageFailedError: the engine failed.
         """
-        async with asyncio.TaskGroup() as tasks:
-            # By itself: a checkpoint waits for the very device that is watched.
-            tasks.create_task(self._keep_watch(), name="engine-watch")
-            await self._keep_house()
-
-    async def _keep_watch(self) -> None:
-        while True:
+        watch = DeviceWatch(
+            self._env.clock,
+            self._settings,
+            self._metrics,
+            self._index.store,
+            lambda: self._pending[0].submitted_at if self._pending else None,
+            self._failed,
+        )
+        while self._failure is None:
             await asyncio.sleep(self._settings.vouch_idle_seconds)
-            self._watch_device()
-            if self._failure is not None:
-                raise self._failure
+            watch.look()
+        raise self._failure
 
-    async def _keep_house(self) -> None:
+    async def housekeep(self) -> None:
+        """Checkpoints and vouching, until cancelled.
+
+        Raises:
+            StorageFailedError: the engine failed.
+        """
         last_checkpoint = self._env.clock.monotonic()
         while True:
             try:
@@ -323,7 +331,8 @@ class Engine:
                 # The thread may hang in the device; its file is not touched any more.
                 self._worker.abandon()
             self._files.close()
-            self._index.close()
+            if not self._index.store.is_committing:  # or its thread may hang in the device
+                self._index.close()
 
     async def _checkpoint_or_read_only(self) -> None:
         self._journaled_bytes = 0
@@ -360,19 +369,6 @@ class Engine:
             self._directories.make_reserve()
             self.admission.read_only_reasons.discard(DEVICE_FULL)
             _log.info("writable", reason="the devices have room again")
-
-    def _watch_device(self) -> None:
-        """A device that answers late is reported; one that does not answer ends the process."""
-        if not self._pending:
-            self._slow_reported = False
-            return
-        waited = self._env.clock.monotonic() - self._pending[0].submitted_at
-        if waited >= self._settings.sync_fail_seconds:
-            self._failed(TimeoutError(f"the journal device did not answer for {waited:.0f} s"))
-        elif waited >= self._settings.sync_warn_seconds and not self._slow_reported:
-            self._slow_reported = True
-            self._metrics.errors_total.labels("slow_sync").inc()
-            _log.warning("slow_sync", seconds=round(waited, 1))
 
     def _is_checkpoint_due(self) -> bool:
         return (
@@ -444,7 +440,9 @@ class Engine:
         self._failure.__cause__ = error
         self._metrics.errors_total.labels("storage_failed").inc()
         _log.error("storage_failed", reason=str(error))
-        self._directories.mark_failed()
+        # A device that hangs would hang us here, too, and has lost nothing yet.
+        if not isinstance(error, TimeoutError):
+            self._directories.mark_failed()
         while self._pending:
             request = self._pending.popleft()
             request.error = self._failure
@@ -487,6 +485,7 @@ async def open_engine(
         async with asyncio.TaskGroup() as tasks:
             beside = [
                 tasks.create_task(engine.housekeep(), name="engine-housekeeper"),
+                tasks.create_task(engine.watch_devices(), name="engine-watch"),
                 tasks.create_task(engine.compactor.run(), name="engine-compactor"),
             ]
             try:

@@ -44,6 +44,7 @@ from bookie.formats.pages import SLOTS_PER_PAGE, decode_pages, encode_pages, pag
 from bookie.ids import MAX_ID, NO_ENTRY
 from bookie.storage.lookup import look_up, look_up_one
 from bookie.storage.relocation import FoundSlots, MovedEntries, Relocation, find_slots, move_slots
+from bookie.storage.watch import CountedStore
 from bookie.storage.window import Window
 from bookie.storage.write_cache import EMPTY_TABLE, LocationTable
 
@@ -125,7 +126,7 @@ class Index:
     """The four tables. Reads may come from any thread; `commit` from one at a time."""
 
     def __init__(self, store: KeyValueStore) -> None:
-        self._store = store
+        self.store = self._store = CountedStore(store)
 
     def close(self) -> None:
         """Close the store."""

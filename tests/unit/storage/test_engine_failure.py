@@ -20,6 +20,7 @@ from bookie.errors import (
 from bookie.formats.pages import page_key
 from bookie.ids import Status
 from bookie.storage.engine import DEVICE_FULL, Engine
+from tests.unit.storage.faulty_disk import Hold
 from tests.unit.storage.machine import (
     KIB,
     MIB,
@@ -340,6 +341,23 @@ async def test_a_device_that_does_not_answer_ends_the_engine(
         assert (await waiter).status is IO_ERROR
     hold.release()
     assert "close" not in machine.disk.names_called(".journal")
+
+
+async def test_an_index_that_does_not_answer_ends_the_engine(machine: Machine) -> None:
+    """Entries would go on being acknowledged, and memory would fill up."""
+    machine.changes = {
+        "checkpoint_interval_seconds": 0.0001,
+        "sync_warn_seconds": 0.01,
+        "sync_fail_seconds": 0.02,
+        "vouch_idle_seconds": 0.01,
+    }
+    async with failing_engine(machine) as engine:
+        gate = machine.store.gate = Hold("commit", "")
+        assert (await add(engine, 7, [0])).status is OK
+        await until_failed(engine)
+        assert "index device" in str(engine.failure)
+        assert not (machine.root / "ledgers" / "FAILED").exists(), "it may hang as well"
+        gate.release()
 
 
 async def test_a_full_journal_never_outgrows_its_file(machine: Machine) -> None:
