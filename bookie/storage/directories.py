@@ -145,15 +145,23 @@ def locked_directories(disk: Disk, settings: StorageSettings) -> Iterator[Direct
     locks = []
     try:
         for root in directories.roots():
-            try:
+            with _usable(root):
                 disk.make_directory(root)
                 locks.append(disk.lock(os.path.join(root, _LOCK)))
-            except OSError as error:
-                reason = error.strerror or str(error)
-                raise ConfigurationError(f"cannot use the directory {root}: {reason}") from error
         for path in (directories.index, directories.logs):
-            disk.make_directory(path)
+            with _usable(path):
+                disk.make_directory(path)
         yield directories
     finally:
         for lock in reversed(locks):
             lock.close()
+
+
+@contextmanager
+def _usable(path: str) -> Iterator[None]:
+    """Turn what the disk says about a directory into what is wrong with the configuration."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigurationError(f"cannot use the directory {path}: {reason}") from error

@@ -6,8 +6,14 @@ import os
 
 from bookie.config import StorageSettings
 from bookie.env import Environment
-from bookie.errors import CorruptionError
+from bookie.errors import (
+    ConfigurationError,
+    CorruptionError,
+    DiskFullError,
+    StorageFailedError,
+)
 from bookie.storage.directories import Directories
+from bookie.storage.files import DISK_FULL_ERRNOS
 from bookie.storage.index import INDEX_FORMAT_VERSION, META_FORMAT, TABLES, Index
 
 
@@ -20,8 +26,22 @@ def make_index(
     index has lost it. What an interrupted attempt left of one is replaced.
 
     Raises:
-        OSError, DiskFullError: it cannot be made; the next start tries again.
+        ConfigurationError: the device is full; a later start tries again.
+        StorageFailedError: the device failed.
     """
+    try:
+        _make_index(environment, settings, directories)
+    except (OSError, DiskFullError) as error:
+        if isinstance(error, DiskFullError) or error.errno in DISK_FULL_ERRNOS:
+            raise ConfigurationError(
+                f"the device of {directories.index} is full, the bookie cannot start: {error}"
+            ) from error
+        raise StorageFailedError(f"a disk failed during the first start: {error}") from error
+
+
+def _make_index(
+    environment: Environment, settings: StorageSettings, directories: Directories
+) -> None:
     try:
         index = open_index(environment, settings, directories)
     except CorruptionError:
