@@ -228,6 +228,7 @@ class JournalWriter:
         if size or vouch:
             self._write(accepted, size)
         if any(request.synced for request in accepted):
+            self._grow_ahead()
             self._sync()
         journal = self.current
         for request in accepted:
@@ -351,7 +352,9 @@ class JournalWriter:
     def _grow(self, requests: list[JournalRequest]) -> None:
         """Allocate more of the file, or begin a new one when this one has its full size.
 
-        In steps, because what is allocated and not used yet is lost to everybody else.
+        In steps, because what is allocated and not used yet is lost to everybody else. The new size
+        is durable before a block relies on it: a file that ends inside of a block, or where there
+        should be room behind one, was cut by something else than a crash.
 
         Raises:
             DiskFullError: there is no room; the file is as it was.
@@ -363,7 +366,23 @@ class JournalWriter:
             self._roll(self._first_allocation(needed + _LARGEST_ALIGNMENT_BYTES))
             return
         step = self._settings.journal_allocate_bytes
-        size = min(max(journal.size_bytes + step, journal.end + needed), limit)
+        self._allocate(min(max(journal.size_bytes + step, journal.end + needed), limit))
+        journal.file.fdatasync()
+        journal.durable_upto = journal.end
+
+    def _grow_ahead(self) -> None:
+        """Allocate the next step while there is still room, for a sync that is due anyway."""
+        journal = self.current
+        limit = self._settings.journal_file_bytes_max
+        wanted = journal.end + self._settings.block_bytes_max + _LARGEST_ALIGNMENT_BYTES
+        if journal.size_bytes < min(wanted, limit) and journal.durable_upto < journal.end:
+            # Without room the file goes on as it is: nobody needs more of it yet.
+            with suppress(DiskFullError):
+                step = self._settings.journal_allocate_bytes
+                self._allocate(min(journal.size_bytes + step, limit))
+
+    def _allocate(self, size: int) -> None:
+        journal = self.current
         try:
             journal.file.allocate(journal.size_bytes, size - journal.size_bytes)
         except OSError as error:

@@ -393,9 +393,9 @@ async def test_a_start_on_a_full_journal_device_makes_do_with_a_small_file(
     async with killed.engine() as engine:
         assert max(killed.journal.glob("*.journal")).stat().st_size == 64 * KIB
         assert await stored_ids(engine, 7) == list(range(10))
-        assert (await fence(engine, 7)).status is OK
         killed.disk.fail("create", ".journal.tmp", errno.ENOSPC, times=1_000_000)
         killed.disk.fail("allocate", ".journal", errno.ENOSPC, times=1_000_000)
+        assert (await fence(engine, 7)).status is OK
         assert (await add(engine, 8, [0], size=100 * KIB)).status is READ_ONLY
         killed.disk.heal()
         engine.device_has_room()

@@ -445,9 +445,39 @@ def test_a_file_reserves_its_space_in_steps(growing: Journal) -> None:
     ]
     growing.handle(append(50 * KIB))
     assert growing.writer.current.header.number == 2
-    assert growing.size(2) == FILE_BYTES
+    assert growing.size(2) == 2 * FILE_BYTES
     assert len(growing.scan(1)) == 7
     assert growing.size(1) < 4 * FILE_BYTES
+
+
+def test_a_file_has_its_size_durably_before_a_block_relies_on_it(growing: Journal) -> None:
+    """With a sync that is due anyway, or, where no block before was synced, with one of its own."""
+    growing.handle(append(30 * KIB))
+    growing.handle(append(30 * KIB, synced=False))
+    growing.handle(append(50 * KIB, synced=False))
+    growing.handle(append(50 * KIB, synced=False))
+    calls = [
+        call.name
+        for call in growing.disk.calls
+        if call.name in ("allocate", "pwritev", "fdatasync") and call.path.endswith(".journal")
+    ]
+    assert calls == [
+        *("pwritev", "fdatasync"),
+        *("allocate", "fdatasync", "pwritev"),
+        "pwritev",
+        *("allocate", "fdatasync", "pwritev"),
+    ]
+    assert growing.writer.current.durable_upto < growing.writer.current.end
+
+
+def test_a_sync_that_is_due_makes_the_next_step_durable(growing: Journal) -> None:
+    """So that no block waits for a sync of the size alone."""
+    for _ in range(7):
+        growing.handle(append(30 * KIB))
+    calls = [call.name for call in growing.disk.calls if call.path.endswith("01.journal")]
+    threes = list(zip(calls, calls[1:], calls[2:], strict=False))
+    assert ("pwritev", "allocate", "fdatasync") in threes
+    assert all(three[2] == "fdatasync" for three in threes if three[1] == "allocate")
 
 
 def test_a_file_that_cannot_grow_takes_what_is_essential_in_a_small_one(growing: Journal) -> None:
