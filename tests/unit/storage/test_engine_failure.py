@@ -56,7 +56,7 @@ async def failing_engine(machine: Machine) -> AsyncIterator[Engine]:
             finished = True
     except* StorageFailedError as group:
         errors += group.exceptions
-    assert len(errors) == 1
+    assert len(set(map(id, errors))) == 1, "one failure, whichever task of the engine brings it"
     assert finished
 
 
