@@ -89,7 +89,8 @@ fault: $(VENV)/.test ## real processes, killed and stopped
 	$(PYTEST) tests/fault
 
 soak: $(VENV)/.test ## the same tests with their long counts; takes an hour or more
-	$(PYTEST) --hypothesis-profile=soak tests/unit tests/property tests/sim tests/fault
+	$(PYTEST) --hypothesis-profile=soak tests/unit tests/property tests/sim tests/matrix \
+	  tests/fault
 
 soak-system: $(VENV)/.test ## as root: six hundred power cuts; takes half an hour
 	$(PYTEST) --hypothesis-profile=soak tests/system

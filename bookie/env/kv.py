@@ -169,12 +169,12 @@ class _LmdbTransaction:
                 delta -= crc32c(before, of_key)
         self._delta += delta
 
-    def finish(self, sum_before: int) -> None:
+    def finish(self) -> None:
         """Bring the sum up to date, at the end of everything else."""
         if self._delta:
             handle = self._tables[SUM_TABLE]
             stored = self._transaction.get(SUM_KEY, db=handle)
-            before = sum_before if stored is None else decode_sum(bytes(stored))
+            before = 0 if stored is None else decode_sum(bytes(stored))
             self._transaction.put(SUM_KEY, encode_sum(before + self._delta), db=handle)
 
 
@@ -182,16 +182,10 @@ class LmdbStore:
     """One LMDB environment with named tables."""
 
     def __init__(
-        self,
-        environment: lmdb.Environment,
-        tables: dict[str, _Database],
-        path: str,
-        sum_before: int,
+        self, environment: lmdb.Environment, tables: dict[str, _Database], path: str
     ) -> None:
-        """`sum_before` is that over the pairs of a file that does not hold one."""
         self._environment = environment
         self._tables = tables
-        self._sum_before = sum_before
         self._path = path
         self._witness = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         """The kernel tells each open file once of a failed write-back; this one is never asked
@@ -213,7 +207,7 @@ class LmdbStore:
             with self._environment.begin(write=True) as transaction:
                 changes = _LmdbTransaction(transaction, self._tables)
                 yield changes
-                changes.finish(self._sum_before)
+                changes.finish()
         except _DAMAGE as error:
             raise CorruptionError(f"the index is damaged: {error}") from error
         except lmdb.Error as error:
@@ -273,7 +267,7 @@ def open_lmdb(directory: str, map_bytes: int, tables: tuple[str, ...]) -> LmdbSt
         OSError: there is no room for its lock file, or the device failed.
     """
     path = os.path.join(directory, "data.mdb")
-    sum_before = check_lmdb_file(path)
+    check_lmdb_file(path, tables)
     allocate_lock_file(directory, _READERS_MAX)
     try:
         environment = lmdb.open(
@@ -298,4 +292,4 @@ def open_lmdb(directory: str, map_bytes: int, tables: tuple[str, ...]) -> LmdbSt
     except lmdb.Error as error:
         environment.close()
         raise CorruptionError(f"{path} cannot be opened as an index: {error}") from error
-    return LmdbStore(environment, handles, path, sum_before or 0)
+    return LmdbStore(environment, handles, path)

@@ -96,11 +96,8 @@ def decode_sum(data: bytes) -> int:
     return int(_U64.unpack(data)[0])
 
 
-def check_lmdb_file(path: str) -> int | None:
+def check_lmdb_file(path: str, tables: tuple[str, ...]) -> None:
     """Read the LMDB file at `path`, if there is one with content, and check it.
-
-    Returns the sum over its pairs if it does not hold one itself; None if it does, or if there is
-    no file.
 
     Raises:
         CorruptionError: LMDB must not open this file.
@@ -109,10 +106,11 @@ def check_lmdb_file(path: str) -> int | None:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
-        return None
+        return
     try:
         size = os.fstat(descriptor).st_size
-        return _Check(descriptor, size).run() if size else None
+        if size:
+            _Check(descriptor, size).run({name.encode() for name in (*tables, SUM_TABLE)})
     except (struct.error, IndexError) as error:
         raise CorruptionError(f"{path} is damaged: it is cut off") from error
     except _DamageError as error:
@@ -135,11 +133,13 @@ class _Check:
         self._last_page = 0
         self._used = bytearray()
         """One byte for each page of the file, 1 if a tree reaches it."""
+        self._room = 0
+        """Bytes of the nodes of one page."""
         self._counts = [0, 0, 0, 0]
         """Branches, leaves, overflow pages and entries of the tree that is being walked."""
 
-    def run(self) -> int | None:
-        """Check everything; returns the sum of the pairs if none is stored."""
+    def run(self, tables: set[bytes]) -> None:
+        """Check everything; there may be no other tables than these."""
         first = self._meta(os.pread(self._descriptor, _META_BYTES, 0), 0)
         self._page_size = first.page_size
         second = self._meta(os.pread(self._descriptor, _META_BYTES, first.page_size), 1)
@@ -153,22 +153,23 @@ class _Check:
         self._last_page = newest.last_page
         self._used = bytearray(newest.last_page + 1)
         self._used[0] = self._used[1] = 1
-        free = self._free_pages(newest.free)
-        total, stored = 0, None
+        free = self._free_pages(newest)
+        total = stored = 0
         for name, table in list(self._tables(newest.main)):
-            if name == SUM_KEY:
-                for key, _, value in self._nodes(table):
-                    if key == SUM_KEY and len(value) == _U64.size:
-                        stored = decode_sum(value)
-                continue
+            if name not in tables:
+                raise _DamageError(f"there is a table {name!r}")
             seed = crc32c(name)
             for key, _, value in self._nodes(table):
-                total += crc32c(value, crc32c(key, seed))
+                if name != SUM_KEY:
+                    total += crc32c(value, crc32c(key, seed))
+                elif key == SUM_KEY and len(value) == _U64.size:
+                    stored = decode_sum(value)
+                else:
+                    raise _DamageError("its sum is none")
         if any(self._used[page] for page in free):
             raise _DamageError("a page is used and free at the same time")
-        if stored is not None and stored != total % 2**64:
+        if stored != total % 2**64:
             raise _DamageError("its entries do not add up to its sum")
-        return total if stored is None else None
 
     # --- meta pages ----------------------------------------------------------------------
 
@@ -199,12 +200,14 @@ class _Check:
                 raise _DamageError("a table has flags that were never set")
             yield name, table
 
-    def _free_pages(self, database: _Database) -> list[int]:
+    def _free_pages(self, meta: _Meta) -> list[int]:
         free: list[int] = []
-        for key, _, value in self._nodes(database, integers=True):
+        for key, _, value in self._nodes(meta.free, integers=True):
             (count,) = _U64.unpack_from(value)
             if len(key) != _U64.size or len(value) < _U64.size * (count + 1):
                 raise _DamageError("a list of free pages is cut off")
+            if not 0 < _U64.unpack(key)[0] <= meta.transaction:
+                raise _DamageError("a list of free pages is of a transaction that never was")
             pages = struct.unpack_from(f"<{count}Q", value, _U64.size)
             if pages and not 1 < min(pages) <= max(pages) <= self._last_page:
                 raise _DamageError("a list of free pages names pages that do not exist")
@@ -244,13 +247,17 @@ class _Check:
             if flags != _LEAF:
                 raise _DamageError(f"page {number} should be a leaf")
             counts[1] += 1
-            for offset in offsets:
-                yield self._leaf_node(page, offset)
+            self._room = 0
+            nodes = [self._leaf_node(page, offset) for offset in offsets]
+            self._check_room(page)
+            yield from nodes
             return
         if flags != _BRANCH or depth < 1 or len(offsets) < 2:
             raise _DamageError(f"page {number} should be a branch of depth {depth}")
         counts[0] += 1
+        self._room = 0
         separators = [self._branch_node(page, offset) for offset in offsets]
+        self._check_room(page)
         for index, (lowest, child) in enumerate(separators):
             highest = separators[index + 1][0] if index + 1 < len(separators) else None
             found = False
@@ -281,11 +288,18 @@ class _Check:
             raise _DamageError(f"page {number} has a node outside its bounds")
         return page, flags, offsets
 
+    def _check_room(self, page: bytes) -> None:
+        """LMDB leaves no room between nodes: they fill their page from its upper bound on."""
+        number, _, _, _, upper = _PAGE.unpack_from(page)
+        if self._room != self._page_size - upper:
+            raise _DamageError(f"the nodes of page {number} do not fill it")
+
     def _branch_node(self, page: bytes, offset: int) -> tuple[bytes, int]:
         low, high, top, key_size = _NODE.unpack_from(page, offset)
         start = offset + _NODE.size
         if start + key_size > self._page_size:
             raise _DamageError("a key reaches beyond its page")
+        self._room += _even(_NODE.size + key_size)
         return page[start : start + key_size], low | high << 16 | top << 32
 
     def _leaf_node(self, page: bytes, offset: int) -> tuple[bytes, int, bytes]:
@@ -298,9 +312,11 @@ class _Check:
         if not flags & _BIG:
             if value_at + size > self._page_size:
                 raise _DamageError("a value reaches beyond its page")
+            self._room += _even(value_at + size - offset)
             return key, flags, page[value_at : value_at + size]
         if value_at + _U64.size > self._page_size:
             raise _DamageError("a value reaches beyond its page")
+        self._room += _even(value_at + _U64.size - offset)
         return key, flags, self._overflow(_U64.unpack_from(page, value_at)[0], size)
 
     def _overflow(self, number: int, size: int) -> bytes:
@@ -327,6 +343,10 @@ class _Check:
 
 def _database(data: bytes, at: int) -> _Database:
     return _Database(*_DB.unpack_from(data, at)[1:])
+
+
+def _even(size: int) -> int:
+    return size + size % 2
 
 
 def _check_transactions(first: int, second: int) -> None:

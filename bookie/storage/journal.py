@@ -126,6 +126,8 @@ class _OpenJournal:
     """What is allocated; a write within it needs no new space."""
     end: int = FILE_HEADER_SIZE_BYTES
     durable_upto: int = FILE_HEADER_SIZE_BYTES
+    waits_for_first_block: bool = False
+    """After a roll: if the file ended here, a start would take it for one that was cut off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,8 +207,9 @@ class JournalWriter:
     def close(self) -> None:
         """Close the file, giving back what was never used; the worker must have ended."""
         if self._open is not None:
-            if self._open.durable_upto == self._open.end:
-                self._open.file.truncate(self._open.end)
+            journal = self._open
+            if journal.durable_upto == journal.end and not journal.waits_for_first_block:
+                journal.file.truncate(journal.end)
             self._open.file.close()
             self._open = None
 
@@ -287,6 +290,7 @@ class JournalWriter:
         journal.end += block_size_on_disk(body_length, journal.header.alignment)
         self._sequence = sequence
         self._link = b""
+        journal.waits_for_first_block = False
 
     def _sync(self) -> None:
         journal = self.current
@@ -416,7 +420,7 @@ class JournalWriter:
         old.file.truncate(old.end)
         old.file.close()
         path = journal_path(directory, number)
-        self._open = _OpenJournal(file, header, path, size_bytes)
+        self._open = _OpenJournal(file, header, path, size_bytes, waits_for_first_block=True)
         self._link = encode_link(old.header.number, old.header.nonce, old.end)
         self._rolled.append(RolledFile(old.header.number, old.end))
         self._created.append((number, path))

@@ -258,7 +258,8 @@ class Replay:
         if mark_offset is not None and file.size() < mark_offset:
             self._corrupt.append(f"{path} ends before the mark")
             return
-        room_after = False
+        # A file that takes a block after a roll keeps its room until then.
+        room_after = is_last and mark is not None and mark.file_number != header.number
         while True:
             for block in blocks(file, header, offset, sequence):
                 offset, sequence = block.end, block.header.sequence

@@ -182,6 +182,36 @@ async def test_what_no_crash_leaves_is_corruption(
             assert lost == {range(BLOCKS)[position]}
 
 
+async def test_a_new_file_that_lost_all_its_blocks_was_cut(machine: Machine) -> None:
+    """It had been begun because of a block."""
+    async with machine.engine() as engine:
+        entry_id = 0
+        while len(machine.journals()) < 2:
+            await add(engine, 7, [entry_id], size=100 * KIB)
+            entry_id += 1
+        killed = machine.killed("kill")
+    with killed.journals()[-1].open("r+b") as file:
+        file.truncate(FILE_HEADER_SIZE_BYTES)
+    async with killed.engine() as engine:
+        assert len(engine.report.corrupt) == 1
+        assert await stored_ids(engine, 7) == list(range(entry_id - 1))
+
+
+async def test_a_new_file_that_never_took_a_block_was_not_cut(machine: Machine) -> None:
+    """A roll on request, and then the last checkpoint found the device full."""
+    async with machine.engine() as engine:
+        await write_blocks(engine)
+        engine._submit(JournalRequest(RequestKind.ROLL, lambda request: None))
+        await engine.admission.force()
+        engine._vouched = True
+        machine.store.errors.append(DiskFullError("full"))
+    assert len(machine.journals()) == 2
+    async with machine.engine() as engine:
+        assert not engine.report.clean
+        assert engine.report.corrupt == ()
+        assert await stored_ids(engine, 7) == list(range(BLOCKS))
+
+
 async def test_a_file_that_was_closed_after_a_full_device_is_not_cut(machine: Machine) -> None:
     """Its last block vouches for the one before, and needs no room behind it."""
     async with machine.engine() as engine:

@@ -1,0 +1,70 @@
+"""Writes `docs/corruption.md` from the table of the matrix: ``python -m tests.matrix.document``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from tests.matrix.cells import Cell, all_cells
+from tests.matrix.table import RULES, Outcome, Rule
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "corruption.md"
+
+_HEAD = """# What damage comes to
+
+Every kind of record, page and file of a bookie, damaged in every way, in every place. The table is
+generated from `tests/matrix/table.py`, and `tests/matrix` does each of these to a real bookie's
+files and starts it two or three times: it comes to what stands here. Whatever the damage, a bookie
+never serves bytes of another entry, never forgets a fence it answered, never denies an entry of an
+open ledger that had been durable (but for the one gap below), and never dies at every start.
+
+**Places.** *log*: an entry log; *below*: a journal below the mark, which the index has; *mark*:
+the journal file that the mark names; *earlier*: above the mark, in a file that has a successor;
+*middle*: in the last file, with synced blocks behind; *last*: the last block; *vouched*: the last
+block but for an empty one that vouches for it, which an idle bookie writes after a second and a
+stopping one at its end. *killed*, *stopped*: how the bookie had ended; *system crashed*: with
+another boot id.
+
+**What a bookie cannot see.** Bytes that were damaged before they came have a wrong checksum and
+are refused. A flipped bit in a stored payload below the mark is served: the bookie checks the ids
+in each packet, and whoever reads checks the digest. Damage to the very last block, when nothing
+vouches for it yet, looks like a write that a crash tore. A file that is cut off exactly behind a
+vouching block looks like one that was closed in order. A ledger whose deletion is lost comes back
+until its next collection; the metadata does not know it. In integrity mode, entries of *closed*
+ledgers that are lost answer "no such entry": their end stands in the metadata, so nobody concludes
+anything from it.
+
+"""
+
+
+def rendered() -> str:
+    """The document."""
+    cells = list(all_cells())
+    lines = [_HEAD]
+    for outcome in Outcome:
+        rules = [rule for rule in RULES if rule.outcome is outcome]
+        count = sum(rule.matches(cell) for rule in rules for cell in cells)
+        lines.append(f"## {outcome.value[0].upper()}{outcome.value[1:]}\n\n{count} cells.\n\n")
+        lines.append("| what | where | damage | because |\n|---|---|---|---|\n")
+        lines += [_row(rule, [cell for cell in cells if rule.matches(cell)]) for rule in rules]
+        lines.append("\n")
+    return "".join(lines).rstrip("\n") + "\n"
+
+
+def _row(rule: Rule, cells: list[Cell]) -> str:
+    columns = (
+        _listed(cell.thing for cell in cells),
+        _listed(cell.place for cell in cells),
+        _listed(cell.damage for cell in cells),
+        rule.because,
+    )
+    return "| " + " | ".join(columns) + " |\n"
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(names))
+
+
+if __name__ == "__main__":
+    DOCUMENT.parent.mkdir(exist_ok=True)
+    DOCUMENT.write_text(rendered(), encoding="utf-8")

@@ -1,0 +1,170 @@
+"""Starting a bookie on damaged directories and holding what it says against what was promised.
+
+Rules that no damage excuses, whatever the outcome: never bytes that nobody stored, never a plain
+add into a ledger that had been fenced or deleted, never an exception that is not one of ours. An
+entry that was acknowledged may be unavailable, and is then *lost loudly* (an error, or "unknown")
+or *denied* ("no such entry"); which of the two is allowed, the table of the damage says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from bookie.errors import BookieError
+from bookie.formats.entry import lac_packet_ids, unpack_packet
+from bookie.ids import Status
+from bookie.metadata.store import MetadataStore
+from bookie.node.bookie import Bookie
+from bookie.node.start import StartedBookie
+from tests.matrix.specimen import CLOSED, SPARSE, Truth, started
+from tests.unit.node.node_room import add_command, read_command
+from tests.unit.storage.machine import DIGESTER, Machine, batch
+
+ZOMBIE_ID = 2**40
+"""An id that a writer might use who has not heard of the fence."""
+
+
+@dataclass
+class Finding:
+    """What one start came to."""
+
+    refused: str = ""
+    """The sentence, if the bookie did not come up."""
+    rebuilt: bool = False
+    integrity: bool = False
+    corrupt: list[str] = field(default_factory=list)
+    errors: int = 0
+    """Acknowledged entries that answer with an error."""
+    unknown: int = 0
+    """Acknowledged entries that answer "unknown" because their ledger is in limbo."""
+    denied: list[str] = field(default_factory=list)
+    """Acknowledged entries that answer "no such entry", and other promises that were forgotten."""
+    undeleted: int = 0
+    """Ledgers that forgot that they were deleted, and that the metadata does not know any more."""
+    denied_closed: int = 0
+    """The same of a ledger whose end the metadata knows."""
+    caught_by_digest: int = 0
+    """Entries whose bytes are damaged, which the client's digest tells."""
+    old_bytes: int = 0
+    """Entries of which an earlier version came back: acknowledged bytes, too."""
+    wrong: list[str] = field(default_factory=list)
+    """What no damage excuses."""
+
+
+def flattened(error: BaseException) -> list[BaseException]:
+    """The errors in a group, or the error itself."""
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for inner in error.exceptions for leaf in flattened(inner)]
+    return [error]
+
+
+async def examine(machine: Machine, store: MetadataStore, truth: Truth) -> Finding:
+    """Start, look at everything, stop in order."""
+    finding = Finding()
+    try:
+        async with started(machine, store) as one:
+            report = one.engine.report
+            finding.rebuilt = report.rebuilt
+            finding.corrupt = list(report.corrupt)
+            finding.integrity = one.engine.needs_integrity_check
+            await _look(one, truth, finding)
+    except* BookieError as group:
+        leaves = flattened(group)
+        finding.refused = str(leaves[0])
+        if "\n" in finding.refused or not finding.refused:
+            finding.wrong.append(f"this is not a sentence: {finding.refused!r}")
+    return finding
+
+
+async def _look(one: StartedBookie, truth: Truth, finding: Finding) -> None:
+    for ledger_id, expected in truth.entries.items():
+        if ledger_id not in truth.deleted:
+            await _look_at_entries(one.bookie, ledger_id, expected, finding)
+    for ledger_id in sorted(truth.fenced | truth.deleted):
+        await _look_at_fence(one, ledger_id, truth, finding)
+    for ledger_id, lac in truth.lacs.items():
+        await _look_at_lac(one, ledger_id, lac, finding)
+
+
+async def _look_at_entries(
+    bookie: Bookie, ledger_id: int, expected: dict[int, list[bytes]], finding: Finding
+) -> None:
+    ids = sorted(expected)
+    position = 0
+    while position < len(ids):
+        wanted = ids[position]
+        stop = position + 1
+        while stop < len(ids) and ids[stop] == ids[stop - 1] + 1:
+            stop += 1
+        stripe: dict[str, object] = {}
+        if ledger_id == SPARSE:
+            # All at once: one entry to a page.
+            stop = len(ids)
+            stripe = {"stripe_modulus": 64, "stripe_first_residue": 0, "stripe_count": 1}
+        reply = await bookie.read(read_command(ledger_id, wanted, ids[stop - 1], **stripe))
+        if reply.batch is not None:
+            found = reply.batch.entry_ids().tolist()
+            if found != ids[position : position + len(found)]:
+                finding.wrong.append(f"ledger {ledger_id}: asked for {wanted}, got {found}")
+                return
+            for entry_id, packet in zip(found, reply.batch.packets(), strict=True):
+                _compare(ledger_id, entry_id, bytes(packet), expected[entry_id], finding)
+            position += len(found)
+            if reply.stopped_by is Status.OK:
+                continue
+            _count(ledger_id, ids[position], reply.stopped_by, finding)
+        else:
+            _count(ledger_id, ids[position], reply.status, finding)
+        position += 1
+
+
+def _compare(
+    ledger_id: int, entry_id: int, packet: bytes, versions: list[bytes], finding: Finding
+) -> None:
+    if packet == versions[-1]:
+        return
+    if packet in versions:
+        finding.old_bytes += 1
+        return
+    try:
+        unpack_packet(ledger_id, entry_id, packet, DIGESTER)
+    except BookieError:
+        finding.caught_by_digest += 1
+    else:
+        finding.wrong.append(f"entry {entry_id} of ledger {ledger_id} has bytes of nobody")
+
+
+def _count(ledger_id: int, entry_id: int, status: Status, finding: Finding) -> None:
+    match status:
+        case Status.IO_ERROR | Status.BAD_CHECKSUM:
+            finding.errors += 1
+        case Status.UNKNOWN_LEDGER_STATE:
+            finding.unknown += 1
+        case _ if ledger_id == CLOSED:
+            finding.denied_closed += 1
+        case _:
+            finding.denied.append(f"entry {entry_id} of ledger {ledger_id}: {status.name}")
+
+
+async def _look_at_fence(
+    one: StartedBookie, ledger_id: int, truth: Truth, finding: Finding
+) -> None:
+    reply = await one.bookie.add(add_command(batch(ledger_id, [ZOMBIE_ID])))
+    if reply.status is Status.OK and ledger_id in truth.deleted:
+        finding.undeleted += 1
+    elif reply.status is Status.OK:
+        finding.denied.append(f"ledger {ledger_id} forgot that it was fenced")
+    try:
+        state = await one.engine.load(ledger_id)
+    except BookieError:
+        return
+    if ledger_id in truth.limbo and not state.limbo:
+        finding.denied.append(f"ledger {ledger_id} forgot that it was in limbo")
+
+
+async def _look_at_lac(one: StartedBookie, ledger_id: int, lac: int, finding: Finding) -> None:
+    reply = await one.bookie.read_lac(ledger_id, b"")
+    if reply.status is Status.OK and (
+        not reply.lac_packet or lac_packet_ids(reply.lac_packet).last_add_confirmed < lac
+    ):
+        finding.denied.append(f"ledger {ledger_id} forgot its explicit LAC")

@@ -1,0 +1,323 @@
+"""What each cell of the corruption matrix must come to, and why: the table.
+
+Exactly one rule matches any cell. `docs/corruption.md` is this table in prose; a test holds the two
+together.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from tests.matrix.cells import (
+    BLOCK_FIELDS,
+    COOKIES,
+    DATA_PAGES,
+    INDEX_VALUES,
+    META_PAGES,
+    SMALL_FILES,
+    Cell,
+)
+from tests.matrix.specimen import KINDS
+
+
+class Outcome(enum.Enum):
+    """What a start on the damaged directories comes to."""
+
+    SERVE = "everything is served"
+    DIGEST = "served; the digest shows the client which bytes are damaged"
+    IO_ERROR = "the damaged part answers with an I/O error, the rest is served"
+    TRUNCATE = "the end is cut off, as after a crash"
+    INTEGRITY = "integrity mode: reported, open ledgers fenced and in limbo"
+    REBUILD = "the index is made again from the files, then integrity mode"
+    REFUSE = "the bookie does not start and says why in one sentence"
+
+
+DATA_KINDS = frozenset({"entries", "steps", "recovery", "ledger"})
+"""Records that hold entries, or (a ledger's first) share their block with them."""
+FACT_KINDS = frozenset(KINDS) - DATA_KINDS
+MOVED = frozenset({"duplicated", "stale"})
+REPLACED = frozenset({"zeroed", "garbage", "of another file"}) | MOVED
+CUTS = frozenset({"cut before", "cut inside"})
+UNREAD_FIELDS = frozenset({*BLOCK_FIELDS, "record length", "padding"})
+INDEXED = frozenset({"log", "below"})
+REPLAYED = frozenset({"earlier", "middle", "vouched"})
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Cells with the same outcome for the same reason; None stands for any."""
+
+    things: frozenset[str]
+    places: frozenset[str] | None
+    damages: frozenset[str] | None
+    outcome: Outcome
+    because: str
+
+    def matches(self, cell: Cell) -> bool:
+        """Whether this row speaks about `cell`."""
+        return (
+            cell.thing in self.things
+            and (self.places is None or cell.place in self.places)
+            and (self.damages is None or cell.damage in self.damages)
+        )
+
+
+def _set(*names: str) -> frozenset[str]:
+    return frozenset(names)
+
+
+RULES: tuple[Rule, ...] = (
+    # Records whose entries the index has.
+    Rule(
+        frozenset(KINDS) | {"link"},
+        INDEXED,
+        UNREAD_FIELDS,
+        Outcome.SERVE,
+        "below the mark a block is not read as a block again: the index knows where each packet is",
+    ),
+    Rule(
+        DATA_KINDS - {"ledger"},
+        INDEXED,
+        _set("payload"),
+        Outcome.DIGEST,
+        "a bookie checks the ids of what it reads, not the digest, which may need a key it does"
+        " not have: clients do, and the scrubber checks the block's checksum",
+    ),
+    Rule(
+        DATA_KINDS - {"ledger"},
+        INDEXED,
+        _set("ids"),
+        Outcome.IO_ERROR,
+        "the packet says that it is another entry than the index does",
+    ),
+    Rule(
+        FACT_KINDS | {"ledger"},
+        INDEXED,
+        _set("ids", "payload"),
+        Outcome.SERVE,
+        "what the record says is in the row of its ledger",
+    ),
+    Rule(
+        DATA_KINDS,
+        INDEXED,
+        REPLACED,
+        Outcome.IO_ERROR,
+        "the index knows the entry and other bytes stand in its place",
+    ),
+    Rule(
+        FACT_KINDS,
+        _set("below"),
+        REPLACED,
+        Outcome.SERVE,
+        "what the record says is in the row of its ledger",
+    ),
+    Rule(
+        FACT_KINDS,
+        _set("log"),
+        REPLACED,
+        Outcome.IO_ERROR,
+        "a block of a log holds what many blocks of a journal held, entries of others as well",
+    ),
+    Rule(
+        frozenset(KINDS),
+        _set("log"),
+        CUTS,
+        Outcome.IO_ERROR,
+        "the index knows the entries behind the cut, and the file ends before them",
+    ),
+    Rule(
+        frozenset(KINDS),
+        _set("below"),
+        CUTS,
+        Outcome.INTEGRITY,
+        "the file of the mark ends before the mark",
+    ),
+    Rule(
+        _set("link"),
+        _set("below"),
+        _set("ids", "payload"),
+        Outcome.SERVE,
+        "a link is looked at only when the file behind it is replayed",
+    ),
+    Rule(
+        _set("link"),
+        _set("below"),
+        _set("zeroed"),
+        Outcome.IO_ERROR,
+        "the first block holds entries, too, which the index knows",
+    ),
+    Rule(
+        _set("link"),
+        _set("below"),
+        CUTS,
+        Outcome.IO_ERROR,
+        "the file is wholly below the mark, so only reads come by",
+    ),
+    # Records that a start replays.
+    Rule(
+        frozenset(KINDS) | {"link"},
+        REPLAYED | {"last"},
+        _set("padding"),
+        Outcome.SERVE,
+        "nobody reads what fills a block up to its end",
+    ),
+    Rule(
+        frozenset(KINDS) | {"link"},
+        REPLAYED,
+        (UNREAD_FIELDS | REPLACED | CUTS | {"ids", "payload"}) - {"padding"},
+        Outcome.INTEGRITY,
+        "the block had been synced: a later block, the next file, or room that is missing says so;"
+        " the blocks behind it are kept",
+    ),
+    Rule(
+        _set("unlimbo"),
+        _set("last"),
+        (UNREAD_FIELDS | (REPLACED - MOVED) | {"ids", "payload"}) - {"padding"},
+        Outcome.SERVE,
+        "cut off as a torn write; the ledger is in limbo again, and is only checked once more",
+    ),
+    Rule(
+        frozenset(KINDS) - {"unlimbo"},
+        _set("last"),
+        (UNREAD_FIELDS | (REPLACED - MOVED) | {"ids", "payload"}) - {"padding"},
+        Outcome.TRUNCATE,
+        "nothing tells it from a write that a crash tore; an idle bookie closes this gap after a"
+        " second by a block that vouches for the last one",
+    ),
+    Rule(
+        frozenset(KINDS),
+        _set("last"),
+        MOVED | CUTS,
+        Outcome.INTEGRITY,
+        "a crash neither moves a block nor shortens a file",
+    ),
+    # File headers.
+    Rule(
+        _set("file header"),
+        INDEXED,
+        frozenset({"magic", "version", "kind", "number", "nonce", "CRC"})
+        | {"zeroed", "garbage", "of another file"},
+        Outcome.SERVE,
+        "entries are found by the index; the header is read by a replay or a rebuild",
+    ),
+    Rule(
+        _set("file header"),
+        INDEXED,
+        _set("cut inside"),
+        Outcome.IO_ERROR,
+        "the index knows the entries, and the file ends before them",
+    ),
+    Rule(
+        _set("file header"),
+        _set("mark", "earlier", "middle"),
+        frozenset({"magic", "version", "kind", "number", "nonce", "CRC"})
+        | {"zeroed", "garbage", "cut inside"},
+        Outcome.INTEGRITY,
+        "a file gets its name when its header is durable; without the nonce no block is believed",
+    ),
+    Rule(
+        _set("file header"),
+        _set("mark", "earlier", "middle"),
+        _set("of another file"),
+        Outcome.REFUSE,
+        "two files say that they are the same one: somebody copied them, and has to look",
+    ),
+    # Values of the index, under a structure that is right.
+    Rule(
+        _set("location page", "ledger row", "row of a fenced ledger"),
+        _set("killed"),
+        None,
+        Outcome.IO_ERROR,
+        "its own checksum fails; whoever asks for this ledger gets an error, the others are served",
+    ),
+    Rule(
+        _set("location page", "ledger row", "row of a fenced ledger"),
+        _set("system crashed"),
+        None,
+        Outcome.REBUILD,
+        "after a crash of the system every page and row is read at once",
+    ),
+    Rule(
+        _set("file row", "mark", "format"),
+        None,
+        None,
+        Outcome.REBUILD,
+        "a start needs it, and the files say the same",
+    ),
+    Rule(
+        _set("bookie id", "instance id"),
+        None,
+        None,
+        Outcome.REFUSE,
+        "the index says that it belongs to somebody else",
+    ),
+    Rule(
+        _set("clean flag", "boot id"),
+        None,
+        None,
+        Outcome.SERVE,
+        "a doubtful value means an unclean end or a crash of the system, which looks closer",
+    ),
+    Rule(
+        _set("integrity flag"),
+        None,
+        None,
+        Outcome.INTEGRITY,
+        "a doubtful value means that nobody has checked",
+    ),
+    # Pages of LMDB.
+    Rule(
+        _set("newest meta page"),
+        None,
+        None,
+        Outcome.REBUILD,
+        "the two meta pages take turns, and what the newest says is held against every page",
+    ),
+    Rule(
+        _set("older meta page"),
+        None,
+        frozenset({"page number", "page flags", "magic", "version", "page size", "transaction"})
+        | {"zeroed", "garbage", "of another place"},
+        Outcome.REBUILD,
+        "it has to be the one before the newest",
+    ),
+    Rule(
+        _set("older meta page"),
+        None,
+        _set("root of the free list", "root of the tables", "entries", "last page"),
+        Outcome.SERVE,
+        "only the newest snapshot is used",
+    ),
+    Rule(
+        frozenset(DATA_PAGES) | {"data.mdb"},
+        None,
+        None,
+        Outcome.REBUILD,
+        "every page is checked, and the sum over all pairs, before LMDB maps the file",
+    ),
+    # The rest.
+    Rule(
+        frozenset(COOKIES),
+        None,
+        None,
+        Outcome.REFUSE,
+        "a cookie that is missing, unreadable or different means a disk that is not this bookie's",
+    ),
+    Rule(
+        frozenset(SMALL_FILES),
+        None,
+        None,
+        Outcome.SERVE,
+        "nobody reads what is in it: space, a sign, and two locks",
+    ),
+)
+
+assert set(INDEX_VALUES) <= frozenset().union(*(rule.things for rule in RULES))
+assert set(META_PAGES) <= frozenset().union(*(rule.things for rule in RULES))
+
+
+def rule_for(cell: Cell) -> Rule:
+    """The row that speaks about `cell`."""
+    (rule,) = (rule for rule in RULES if rule.matches(cell))
+    return rule
