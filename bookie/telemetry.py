@@ -100,6 +100,8 @@ class Metrics:
     in_flight_add_bytes: Gauge
     in_flight_read_bytes: Gauge
     ledger_states: Gauge
+    integrity_check_needed: Gauge
+    limbo_ledgers: Gauge
     lac_watches: Gauge
     loop_lag_seconds: Histogram
     errors_total: Counter
@@ -222,6 +224,13 @@ class Metrics:
             "in_flight_read_bytes", "Bytes reserved for reads that are not yet answered."
         )
         self.ledger_states = declare.gauge("ledger_states", "Ledgers whose state is in memory.")
+        self.integrity_check_needed = declare.gauge(
+            "integrity_check_needed",
+            "1 while durable data was found damaged or missing and has not been made whole.",
+        )
+        self.limbo_ledgers = declare.gauge(
+            "limbo_ledgers", "Ledgers in limbo at the last check: they get no negative answer."
+        )
         self.lac_watches = declare.gauge("lac_watches", "Ledgers watched, summed over watchers.")
         self.errors_total = declare.counter(
             "errors_total", "Errors that were not the caller's fault, by kind.", "kind"

@@ -46,7 +46,7 @@ GROUPS: dict[str, tuple[str, str]] = {
     "local": ("bookie.cli.local", "Run a whole cluster of bookie processes on this machine."),
     "cluster": ("bookie.cli.cluster", "Initialise a cluster and see its bookies."),
     "ledger": ("bookie.cli.ledger", "Create, append to, read, tail, recover and delete ledgers."),
-    "node": ("bookie.cli.node", "Ask one running bookie, or switch it to read-only."),
+    "node": ("bookie.cli.node", "Ask one running bookie, or have it do something."),
     "inspect": ("bookie.cli.inspect", "Look into a stopped bookie's directories."),
     "rebuild": ("bookie.cli.rebuild", "Make the index of a stopped bookie again from its files."),
     "bench": ("bookie.cli.bench", "Load a cluster and print latencies."),

@@ -185,7 +185,6 @@ def _index_summary(index: Index) -> Record:
         META_CLEAN,
         META_FORMAT,
         META_INSTANCE,
-        META_INTEGRITY,
     )
 
     def text(name: bytes) -> str | None:
@@ -199,7 +198,7 @@ def _index_summary(index: Index) -> Record:
         "format": text(META_FORMAT),
         "mark": None if mark is None else f"file {mark.file_number}, offset {mark.offset}",
         "stopped_cleanly": text(META_CLEAN) == "1",
-        "needs_integrity_check": text(META_INTEGRITY) == "1",
+        "needs_integrity_check": index.needs_integrity_check(),
     }
 
 

@@ -11,12 +11,13 @@ import typer
 from bookie.cli.options import Metadata, Output, OutputFormat
 
 TIMEOUT_SECONDS = 5.0
+POLL_SECONDS = 0.3
 
 app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     no_args_is_help=True,
-    help="Ask one running bookie, or switch it to read-only.",
+    help="Ask one running bookie, switch it to read-only, or have its data checked.",
 )
 
 BookieArgument = Annotated[str, typer.Argument(metavar="BOOKIE", help="The bookie's id.")]
@@ -32,7 +33,7 @@ class Switch(enum.StrEnum):
 @app.command("info")
 def info(bookie: BookieArgument, metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
     """Show what a bookie says of itself: version, sizes, whether it is read-only and why."""
-    _print(asyncio.run(_ask(metadata, bookie, None)), output)
+    _print(asyncio.run(_ask(metadata, bookie, "bookie")), output)
 
 
 @app.command("readonly")
@@ -47,7 +48,43 @@ def readonly(
     The bookie takes this only from its own machine. A bookie that is full stays read-only until
     it has room, whatever is said here.
     """
-    _print(asyncio.run(_ask(metadata, bookie, switch is Switch.ON)), output)
+    change = {"read_only": switch is Switch.ON}
+    _print(asyncio.run(_ask(metadata, bookie, "read-only", change)), output)
+
+
+@app.command("check")
+def check(
+    bookie: BookieArgument,
+    metadata: Metadata,
+    wait: Annotated[
+        bool, typer.Option("--wait/--no-wait", help="Wait until the check is done.")
+    ] = True,
+    output: Output = OutputFormat.TABLE,
+) -> int:
+    """Have a bookie that may have lost data check its ledgers in limbo; show what it found.
+
+    Ledgers that are whole leave limbo. Exits with 1 when some are not. The bookie takes this only
+    from its own machine, and checks by itself as long as there is doubt.
+    """
+    return _upkeep(metadata, bookie, "check", wait=wait, output=output)
+
+
+def _upkeep(metadata: str, bookie: str, work: str, *, wait: bool, output: OutputFormat) -> int:
+    """Start some work in the background, show its status; 1 if the bookie is not sound."""
+    from bookie.cli.output import print_record
+
+    status = asyncio.run(_start(metadata, bookie, work, wait=wait))
+    report = status.pop("report") or {}
+    print_record(status | report, output)
+    return int(bool(status["needed"]))
+
+
+async def _start(metadata: str, bookie: str, work: str, *, wait: bool) -> dict[str, Any]:
+    status = await _ask(metadata, bookie, work, {})
+    while wait and status["running"]:
+        await asyncio.sleep(POLL_SECONDS)
+        status = await _ask(metadata, bookie, work)
+    return status
 
 
 def _print(record: dict[str, Any], output: OutputFormat) -> None:
@@ -61,8 +98,10 @@ def _print(record: dict[str, Any], output: OutputFormat) -> None:
     print_record(record, output)
 
 
-async def _ask(metadata: str, bookie_id: str, read_only: bool | None) -> dict[str, Any]:
-    """Ask the bookie's own HTTP server, which its registration names."""
+async def _ask(
+    metadata: str, bookie_id: str, path: str, change: dict[str, bool] | None = None
+) -> dict[str, Any]:
+    """Ask the bookie's own HTTP server, which its registration names; `change` is a command."""
     import aiohttp
 
     from bookie.errors import BookieUnreachableError, RequestError
@@ -71,10 +110,10 @@ async def _ask(metadata: str, bookie_id: str, read_only: bool | None) -> dict[st
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
     try:
         async with aiohttp.ClientSession(timeout=timeout) as session:
-            if read_only is None:
-                call = session.get(f"{url}/bookie")
+            if change is None:
+                call = session.get(f"{url}/{path}")
             else:
-                call = session.put(f"{url}/read-only", json={"read_only": read_only})
+                call = session.put(f"{url}/{path}", json=change)
             async with call as response:
                 answer: dict[str, Any] = await response.json()
                 if response.status != 200:

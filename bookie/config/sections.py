@@ -270,6 +270,15 @@ class NodeSettings(Section):
         description="Share of a device in use below which it takes adds again.",
     )
 
+    integrity_check_interval_seconds: float = Field(
+        default=60.0,
+        gt=0,
+        description="Time between two checks of the ledgers in limbo, as long as there are any.",
+    )
+    integrity_check_bytes_per_second: Size = Field(
+        default=32 * MIB, ge=64 * KIB, description="How fast a check reads what it looks at."
+    )
+
     @model_validator(mode="after")
     def _relations(self) -> Self:
         _at_most(self, "disk_usage_low_watermark", "disk_usage_max")

@@ -17,8 +17,10 @@ type name     body
 6    LINK     predecessor's file number u64, nonce 16 bytes, end offset u64.
               First record of a file's first block, if it has a predecessor.
               In an entry log: the newest file whose records it may hold, end 0
-7    LIMBO    ledger id. Entries may be missing here: no negative answers
+7    LIMBO    ledger id. Entries may be missing here: no negative answers, and the
+              ledger is fenced
 8    UNLIMBO  ledger id. The ledger has been made whole again
+9    DOUBT    ledger id. As LIMBO, but the ledger is not fenced
 ==== ======== ==================================================================
 
 Records are not protected one by one: the block's CRC covers them. The payload CRC of ENTRIES is the
@@ -62,6 +64,7 @@ class RecordType(enum.IntEnum):
     LINK = 6
     LIMBO = 7
     UNLIMBO = 8
+    DOUBT = 9
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,6 +126,8 @@ class LimboRecord:
 
     ledger_id: int
     in_limbo: bool
+    fences: bool = True
+    """Whether entering limbo fenced it, too; without meaning when it leaves."""
 
 
 Record = (
@@ -195,9 +200,11 @@ def encode_link(number: int, nonce: bytes, end: int) -> bytes:
     return _encode(RecordType.LINK, _LINK.pack(number, nonce, end))
 
 
-def encode_limbo(ledger_id: int, in_limbo: bool) -> bytes:
-    """A LIMBO record, or UNLIMBO if `in_limbo` is false."""
-    kind = RecordType.LIMBO if in_limbo else RecordType.UNLIMBO
+def encode_limbo(ledger_id: int, in_limbo: bool, fences: bool = True) -> bytes:
+    """A LIMBO record, DOUBT if it does not fence, or UNLIMBO if `in_limbo` is false."""
+    kind = RecordType.UNLIMBO
+    if in_limbo:
+        kind = RecordType.LIMBO if fences else RecordType.DOUBT
     return _encode(kind, _LEDGER_ID.pack(ledger_id))
 
 
@@ -314,6 +321,11 @@ def _parse_limbo(body: memoryview) -> Record:
     return LimboRecord(_checked(_LEDGER_ID.unpack(_sized(body, _LEDGER_ID.size))[0]), in_limbo=True)
 
 
+def _parse_doubt(body: memoryview) -> Record:
+    ledger_id = _checked(_LEDGER_ID.unpack(_sized(body, _LEDGER_ID.size))[0])
+    return LimboRecord(ledger_id, in_limbo=True, fences=False)
+
+
 def _parse_unlimbo(body: memoryview) -> Record:
     return LimboRecord(
         _checked(_LEDGER_ID.unpack(_sized(body, _LEDGER_ID.size))[0]), in_limbo=False
@@ -340,4 +352,5 @@ _PARSERS: dict[int, Callable[[memoryview], Record]] = {
     RecordType.LINK: _parse_link,
     RecordType.LIMBO: _parse_limbo,
     RecordType.UNLIMBO: _parse_unlimbo,
+    RecordType.DOUBT: _parse_doubt,
 }

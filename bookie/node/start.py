@@ -3,8 +3,8 @@
 1. the directories are locked for this process;
 2. the cookies are compared, or stamped if the bookie is new;
 3. the engine boots: index, replay, new journal;
-4. if durable data may have been lost, every open ledger of this bookie is fenced and in limbo;
-5. requests are served.
+4. if durable data may have been lost, every ledger of this bookie is in limbo, open ones fenced;
+5. requests are served; beside them the ledgers in limbo are checked.
 
 Registration comes after all of it and belongs to the caller: nobody may be told that this bookie is
 there before it can be believed.
@@ -28,11 +28,13 @@ from bookie.node.bookie import Bookie, open_bookie
 from bookie.node.disk_watch import DiskWatch
 from bookie.node.garbage import GarbageCollector
 from bookie.node.identity import Decision, ensure_identity
-from bookie.node.integrity import put_open_ledgers_in_limbo
+from bookie.node.integrity import put_ledgers_in_limbo
+from bookie.node.integrity_check import IntegrityCheck
 from bookie.storage.boot import Identity
 from bookie.storage.directories import locked_directories
 from bookie.storage.engine import Engine, open_engine
 from bookie.storage.files import DISK_FULL_ERRNOS
+from bookie.storage.index import INTEGRITY_SUSPECT
 from bookie.storage.index_place import make_index
 from bookie.telemetry import Metrics
 
@@ -44,6 +46,7 @@ class StartedBookie:
     bookie: Bookie
     engine: Engine
     garbage: GarbageCollector
+    check: IntegrityCheck
 
 
 _GARBAGE_DEFAULTS = GarbageSettings()
@@ -86,8 +89,8 @@ async def start_bookie(
             raise StorageFailedError(f"a cookie or the index failed: {error}") from error
         identity = Identity(bookie_id, instance_id, stamped_before=decision is Decision.START)
         async with open_engine(environment, storage, metrics, directories, identity) as engine:
-            if engine.needs_integrity_check:
-                await put_open_ledgers_in_limbo(engine, ledgers, bookie_id)
+            if engine.integrity == INTEGRITY_SUSPECT:
+                await put_ledgers_in_limbo(engine, ledgers, bookie_id)
             async with open_bookie(
                 engine,
                 limits,
@@ -110,13 +113,17 @@ async def start_bookie(
                 collector = GarbageCollector(
                     environment.clock, engine, ledgers, instance_id, garbage, metrics
                 )
+                check = IntegrityCheck(
+                    environment, engine, ledgers, limits, metrics, bookie_id=bookie_id
+                )
                 async with asyncio.TaskGroup() as tasks:
                     beside = [
                         tasks.create_task(watch.run(), name="disk-watch"),
                         tasks.create_task(collector.run(), name="garbage-collector"),
+                        tasks.create_task(check.run(), name="integrity-check"),
                     ]
                     try:
-                        yield StartedBookie(served, engine, collector)
+                        yield StartedBookie(served, engine, collector, check)
                     finally:
                         for task in beside:
                             task.cancel()

@@ -6,6 +6,7 @@
 ``/readyz``         200 when traffic may come; 503 with the reasons otherwise
 ``GET /bookie``     what the bookie says of itself
 ``PUT /read-only``  ``{"read_only": true}`` refuses new entries, ``false`` takes them again
+``GET /check``      what the last check of the ledgers in limbo found; ``PUT``: make one now
 ==================  ======================================================================
 
 It listens on loopback unless the configuration says otherwise. Whatever the configuration says, a
@@ -55,11 +56,23 @@ class Administered(Protocol):
         """The bookie as it describes itself."""
 
 
+class Upkeep(Protocol):
+    """Work of a bookie on its own data that goes on in the background."""
+
+    def start(self) -> None:
+        """Have it done now."""
+
+    def status(self) -> dict[str, object]:
+        """Whether it is needed and running, and what it found last."""
+
+
 class Administration:
     """The bookie that commands are for; there is none while the process starts or stops."""
 
     def __init__(self) -> None:
         self.bookie: Administered | None = None
+        self.upkeep: dict[str, Upkeep] = {}
+        """By the last part of its URL."""
 
 
 class _Pages:
@@ -88,10 +101,19 @@ class _Pages:
         report = asdict(await bookie.info()) | {"read_only_reasons": bookie.read_only_reasons()}
         return web.json_response(report)
 
+    async def upkeep(self, request: web.Request) -> web.Response:
+        work = self._administration.upkeep.get(request.match_info["work"])
+        if work is None:
+            return web.json_response({"error": "the bookie does not serve now"}, status=503)
+        if request.method == "PUT":
+            if not _is_command(request):
+                return _refused()
+            work.start()
+        return web.json_response(work.status())
+
     async def set_read_only(self, request: web.Request) -> web.Response:
-        if not _is_local(request.remote) or request.content_type != "application/json":
-            error = "a change must come from this machine, as application/json"
-            return web.json_response({"error": error}, status=403)
+        if not _is_command(request):
+            return _refused()
         try:
             wanted = (await request.json())["read_only"]
         except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError):
@@ -103,6 +125,15 @@ class _Pages:
         if bookie is not None:
             bookie.set_read_only(COMMAND, read_only=wanted)
         return await self.bookie(request)
+
+
+def _is_command(request: web.Request) -> bool:
+    return _is_local(request.remote) and request.content_type == "application/json"
+
+
+def _refused() -> web.Response:
+    error = "a change must come from this machine, as application/json"
+    return web.json_response({"error": error}, status=403)
 
 
 def _is_local(remote: str | None) -> bool:
@@ -135,6 +166,8 @@ async def serve_http(
             web.get("/readyz", pages.readyz),
             web.get("/bookie", pages.bookie),
             web.put("/read-only", pages.set_read_only),
+            web.get("/{work:check}", pages.upkeep),
+            web.put("/{work:check}", pages.upkeep),
         ]
     )
     runner = web.AppRunner(application, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)

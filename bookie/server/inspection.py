@@ -137,7 +137,8 @@ def describe_record(record: Record) -> str:
         case LinkRecord():
             return f"LINK after file {record.predecessor_number}, end {record.predecessor_end}"
         case LimboRecord():
-            return f"{'LIMBO' if record.in_limbo else 'UNLIMBO'} ledger {record.ledger_id}"
+            entered = "LIMBO" if record.fences else "DOUBT"
+            return f"{entered if record.in_limbo else 'UNLIMBO'} ledger {record.ledger_id}"
 
 
 def _keyed(key: bytes) -> str:

@@ -140,12 +140,12 @@ class Admission:
         self.mark_dirty(state)
         return self._submit_and_wait(request, state)
 
-    def set_limbo(self, state: LedgerState, *, in_limbo: bool) -> Waiter:
-        """Enter (and fence) or leave limbo; the waiter says OK once that is durable."""
+    def set_limbo(self, state: LedgerState, *, in_limbo: bool, fence: bool = True) -> Waiter:
+        """Enter limbo, fencing if `fence`, or leave it; the waiter says OK once that is durable."""
         request = self._request(state, None, essential=True)
-        self._put(request, encode_limbo(state.ledger_id, in_limbo))
+        self._put(request, encode_limbo(state.ledger_id, in_limbo, fence))
         state.limbo = in_limbo
-        if in_limbo:
+        if in_limbo and fence:
             state.fenced = True
         self.mark_dirty(state)
         return self._submit_and_wait(request, state)

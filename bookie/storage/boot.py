@@ -39,6 +39,8 @@ from bookie.storage.files import (
 )
 from bookie.storage.index import (
     INDEX_FORMAT_VERSION,
+    INTEGRITY_SOUND,
+    INTEGRITY_SUSPECT,
     META_BOOKIE,
     META_BOOT_ID,
     META_CLEAN,
@@ -186,7 +188,7 @@ class Boot:
         journals, logs = self._files_on_disk()
         self._start_numbers(rows, journals, logs)
         outcome = self._outcome(index, rows, journals, logs, rebuilt=rebuilt)
-        integrity = bool(self._corrupt) or rebuilt or index.needs_integrity_check()
+        integrity = INTEGRITY_SUSPECT if self._corrupt or rebuilt else index.integrity()
         writer, mark = self._new_journal(outcome)
         removed = [number for number in rows if number not in journals and number not in logs]
         self._env.failpoints.hit("boot.before_commit")
@@ -200,7 +202,7 @@ class Boot:
                 META_INSTANCE: self._identity.instance_id.encode(),
                 META_CLEAN: b"0",
                 META_BOOT_ID: self._env.clock.boot_id().encode(),
-                META_INTEGRITY: b"1" if integrity else b"0",
+                META_INTEGRITY: integrity,
             },
         )
         committed = self._commit(index, change)
@@ -223,7 +225,7 @@ class Boot:
             entries=outcome.entries,
             seconds=self._env.clock.monotonic() - started,
             corrupt=tuple(dict.fromkeys(self._corrupt)),
-            needs_integrity_check=integrity,
+            needs_integrity_check=integrity != INTEGRITY_SOUND,
         )
         return Booted(
             index,
@@ -389,7 +391,7 @@ class Boot:
         meta = {META_CLEAN: b"0"}
         if self._corrupt or mark is None:
             # A later start does not come by the damage again.
-            meta[META_INTEGRITY] = b"1"
+            meta[META_INTEGRITY] = INTEGRITY_SUSPECT
         self._commit(index, CheckpointChange(mark, portion.changes(), sealed, meta=meta))
         self._env.failpoints.hit("boot.after_commit")
 

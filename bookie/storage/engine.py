@@ -28,7 +28,7 @@ from bookie.storage.checkpoint import Checkpointer
 from bookie.storage.compaction import Compactor, EngineCalls
 from bookie.storage.directories import Directories
 from bookie.storage.duplicates import DuplicateAdds
-from bookie.storage.index import META_CLEAN, META_INTEGRITY
+from bookie.storage.index import INTEGRITY_SOUND, META_CLEAN, META_INTEGRITY
 from bookie.storage.journal import BlockDone, JournalRequest, RequestKind
 from bookie.storage.ledger_state import LedgerState, LedgerStates
 from bookie.storage.reader import ALL_IDS, EntryReader, ReadResult, Stripe
@@ -234,9 +234,24 @@ class Engine:
         """Whether durable data was found damaged or missing and nobody has checked since."""
         return self._index.needs_integrity_check()
 
+    @property
+    def integrity(self) -> bytes:
+        """What is known about the durable data: one of the ``INTEGRITY_`` values of the index."""
+        return self._index.integrity()
+
+    async def set_integrity(self, value: bytes) -> None:
+        """Remember what is known about the durable data; durable when it returns."""
+        await self._env.workers.run("index", self._index.put_meta, {META_INTEGRITY: value})
+        self._metrics.integrity_check_needed.set(value != INTEGRITY_SOUND)
+
     async def clear_integrity_check(self) -> None:
         """The check was made; durable when it returns."""
-        await self._env.workers.run("index", self._index.put_meta, {META_INTEGRITY: b"0"})
+        await self.set_integrity(INTEGRITY_SOUND)
+
+    def index_is_damaged(self, error: CorruptionError) -> StorageFailedError:
+        """Fail because of what was found in the index: the next start walks and rebuilds it."""
+        self._failed(error)
+        return StorageFailedError(f"the index is damaged: {error}")
 
     async def checkpoint(self) -> None:
         """Make a checkpoint now; raises like `Checkpointer.run`."""
@@ -468,6 +483,7 @@ async def open_engine(
     booted = await environment.workers.run("index", boot.run)
     engine = Engine(environment, settings, metrics, directories, booted)
     engine.start()
+    metrics.integrity_check_needed.set(booted.report.needs_integrity_check)
     _log.info(
         "engine_started",
         clean=booted.report.clean,

@@ -60,6 +60,12 @@ META_BOOT_ID = b"boot_id"
 META_INTEGRITY = b"needs_integrity_check"
 META_DELETING = b"deleting/"
 
+INTEGRITY_SOUND = b"0"
+INTEGRITY_SUSPECT = b"1"
+"""Durable data is damaged or missing, and not every ledger in doubt is in limbo yet."""
+INTEGRITY_IN_LIMBO = b"2"
+"""Every ledger in doubt is in limbo, or the doubt concerns nothing that could be denied."""
+
 PAGES_PER_READ = 1024
 PAGES_DELETED_MAX = 10_000
 """Pages of deleted ledgers that one transaction removes."""
@@ -147,7 +153,12 @@ class Index:
 
     def needs_integrity_check(self) -> bool:
         """Whether damage was found and nobody has checked since; any doubtful value means yes."""
-        return self.meta(META_INTEGRITY) not in (None, b"0")
+        return self.integrity() != INTEGRITY_SOUND
+
+    def integrity(self) -> bytes:
+        """What is known about the durable data, an ``INTEGRITY_`` value; nonsense is suspect."""
+        value = self.meta(META_INTEGRITY) or INTEGRITY_SOUND
+        return value if value in (INTEGRITY_SOUND, INTEGRITY_IN_LIMBO) else INTEGRITY_SUSPECT
 
     def check_format(self) -> bool:
         """Whether the index has content of this format; False when it is new.

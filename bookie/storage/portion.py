@@ -125,7 +125,8 @@ class Portion:
                 state.deleted_at_ms = record.deleted_at_ms
             case LimboRecord():
                 state.limbo = record.in_limbo
-                state.fenced = state.fence_durable = state.fenced or record.in_limbo
+                if record.in_limbo and record.fences:
+                    state.fenced = state.fence_durable = True
 
     def _state(self, ledger_id: int) -> LedgerState:
         state = self.states.get(ledger_id)

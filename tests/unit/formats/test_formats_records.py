@@ -120,7 +120,7 @@ def entries(count: int, payload: int, body: bytes, flags: int = 1, reserved: int
         (encode_limbo(1, True), 2, "outside its block"),
         (encode_limbo(1, True) + b"\0", 1, "their block has 17"),
         (header(0, 0), 1, "type 0"),
-        (header(9, 0), 1, "type 9"),
+        (header(10, 0), 1, "type 10"),
         (header(7, 8, flags=1) + bytes(8), 1, "flags 1"),
         (header(7, 8, reserved=1) + bytes(8), 1, "newer version"),
         (header(7, 7) + bytes(7), 1, "should have 8"),

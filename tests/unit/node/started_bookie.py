@@ -37,13 +37,17 @@ async def started(
 
 
 def metadata(
-    ledger_id: int, state: LedgerState, *ensembles: tuple[str, ...], last: int = 500
+    ledger_id: int,
+    state: LedgerState,
+    *ensembles: tuple[str, ...],
+    last: int = 500,
+    write_quorum: int = 1,
 ) -> LedgerMetadata:
     """A ledger whose fragments have these bookies, a hundred entries to each but the last."""
     return LedgerMetadata(
         ledger_id=ledger_id,
         ensemble_size=len(ensembles[0]),
-        write_quorum_size=1,
+        write_quorum_size=write_quorum,
         ack_quorum_size=1,
         state=state,
         fragments=tuple(Fragment(100 * i, names) for i, names in enumerate(ensembles)),

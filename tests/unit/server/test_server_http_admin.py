@@ -67,3 +67,35 @@ async def test_bad_commands_change_nothing() -> None:
         async with session.put("/read-only", data=b"\xff{", headers=json_type) as response:
             assert response.status == 400
     assert not bookie.read_only
+
+
+class _Work:
+    """Work that only counts how often it was started."""
+
+    def __init__(self) -> None:
+        self.starts = 0
+
+    def start(self) -> None:
+        self.starts += 1
+
+    def status(self) -> dict[str, object]:
+        return {"needed": True, "running": bool(self.starts), "report": None}
+
+
+async def test_upkeep_is_started_by_command_and_shown() -> None:
+    """Whoever asks may see it, only a command of this machine starts it."""
+    administration, work = Administration(), _Work()
+    async with (
+        serve_http(Metrics(), Readiness(), administration, host="127.0.0.1", port=0) as port,
+        aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session,
+    ):
+        async with session.get("/check") as response:
+            assert response.status == 503
+        administration.upkeep = {"check": work}
+        async with session.put("/check", data={"now": "true"}) as response:
+            assert response.status == 403
+        async with session.get("/check") as response:
+            assert (await response.json())["running"] is False
+        async with session.put("/check", json={}) as response:
+            assert (await response.json())["running"] is True
+        assert work.starts == 1

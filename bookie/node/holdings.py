@@ -1,0 +1,79 @@
+"""What a bookie should hold of a ledger by the ledger's metadata, and what of it is not there."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from bookie.formats.ledger_metadata import LedgerMetadata
+from bookie.ids import MAX_ID
+from bookie.protocol.quorum import Quorum, Stripe
+
+Ids = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """The ids of `stripe` in ``first … last`` are this bookie's to store."""
+
+    first: int
+    last: int
+    stripe: Stripe
+
+    def count_below(self, ids: Ids) -> Ids:
+        """How many ids of the stripe lie in ``0 … id - 1``, for each of `ids`."""
+        modulus, count = self.stripe.modulus, self.stripe.count
+        if modulus == 0:
+            return ids
+        # Seen from the first residue on, each round of the modulus begins with `count` ids.
+        shifted = np.append(ids, 0) - self.stripe.first_residue
+        totals = shifted // modulus * count + np.minimum(shifted % modulus, count)
+        below: Ids = totals[:-1] - totals[-1]
+        return below
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """Entries that should be there and are not. `first` is -1 when there is none."""
+
+    count: int = 0
+    first: int = -1
+
+    def plus(self, other: Missing) -> Missing:
+        """Both together; `other` has the higher ids."""
+        return Missing(self.count + other.count, self.first if self.count else other.first)
+
+
+def holdings(metadata: LedgerMetadata, bookie_id: str) -> Iterator[Holding]:
+    """What `bookie_id` should hold of a closed ledger, by ensembles and write sets, ascending."""
+    quorum = Quorum(metadata.ensemble_size, metadata.write_quorum_size, metadata.ack_quorum_size)
+    firsts = [fragment.first_entry_id for fragment in metadata.fragments]
+    # Arithmetic with the number behind the last id of all is not for 64 bits.
+    end = min(metadata.last_entry_id, MAX_ID - 1)
+    lasts = [*(min(first - 1, end) for first in firsts[1:]), end]
+    for fragment, last in zip(metadata.fragments, lasts, strict=True):
+        for slot, name in enumerate(fragment.bookies):
+            if name == bookie_id and fragment.first_entry_id <= last:
+                yield Holding(fragment.first_entry_id, last, quorum.stripe_of(slot))
+
+
+async def missing_of(holding: Holding, stored: AsyncIterator[tuple[Ids, Ids]]) -> Missing:
+    """What of `holding` is not in `stored`: ascending, disjoint ranges within it."""
+    count, first, cursor = 0, -1, holding.first
+    async for firsts, lasts in stored:
+        starts = np.concatenate(([cursor], lasts[:-1] + 1))
+        gaps = holding.count_below(firsts) - holding.count_below(starts)
+        count += int(gaps.sum())
+        if first < 0 and gaps.any():
+            first = holding.stripe.next_id(int(starts[int(np.flatnonzero(gaps)[0])]))
+        cursor = int(lasts[-1]) + 1
+    if cursor <= holding.last:
+        ends = holding.count_below(np.array([cursor, holding.last + 1], np.int64))
+        tail = int(ends[1] - ends[0])
+        count += tail
+        if first < 0 and tail:
+            first = holding.stripe.next_id(cursor)
+    return Missing(count, first)

@@ -1,0 +1,231 @@
+"""Limbo from its beginning to its end: who enters it, who leaves it, and when the doubt is over."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bookie.cluster.ledgers import LedgerManager
+from bookie.errors import MetadataUnavailableError
+from bookie.formats.ledger_metadata import LedgerMetadata, LedgerState, Versioned
+from bookie.ids import Status
+from bookie.metadata.connect import open_store
+from bookie.metadata.store import MetadataStore
+from tests.unit.node.node_room import add, ids_of, read
+from tests.unit.node.started_bookie import metadata, started
+from tests.unit.storage.machine import Machine, until
+
+NO_SUCH_ENTRY, UNKNOWN = Status.NO_SUCH_ENTRY, Status.UNKNOWN_LEDGER_STATE
+OPEN, CLOSED = LedgerState.OPEN, LedgerState.CLOSED
+
+
+@pytest.fixture(name="machine")
+def _machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path / "m")
+
+
+@pytest.fixture(name="store")
+async def _store(tmp_path: Path) -> AsyncIterator[MetadataStore]:
+    async with open_store(f"memory://{tmp_path.name}") as store:
+        yield store
+
+
+async def test_what_has_lost_nothing_leaves_limbo_by_itself(
+    machine: Machine, store: MetadataStore
+) -> None:
+    """A lost index was made again: closed ledgers are whole, and when all are the doubt is over."""
+    manager = LedgerManager(store)
+    await manager.create(metadata(1, CLOSED, ("b1",), last=299))
+    await manager.create(metadata(2, CLOSED, ("b2", "b1", "b3"), last=99, write_quorum=2))
+    await manager.create(metadata(3, CLOSED, ("b2",), ("b1",), ("b2",), last=250))
+    async with started(machine, store) as one:
+        await add(one.bookie, 1, range(300))
+        await add(one.bookie, 2, [i for i in range(100) if i % 3 in (0, 1)])
+        await add(one.bookie, 3, range(100, 200))
+    shutil.rmtree(machine.index)
+    async with started(machine, store) as after:
+        await until(lambda: after.check.report)
+        report = after.check.report
+        assert report is not None
+        assert not after.engine.needs_integrity_check
+        assert (report.ledgers, report.released, report.whole) == (3, 3, True)
+        assert report.problems == ()
+        assert (await read(after.bookie, 1, 300, 300)).status is NO_SUCH_ENTRY
+        assert machine.metrics.integrity_check_needed._value.get() == 0
+        assert machine.metrics.limbo_ledgers._value.get() == 0
+    async with started(machine, store) as again:
+        assert not again.engine.needs_integrity_check
+        assert not (await again.engine.load(1)).limbo
+
+
+async def test_what_is_missing_keeps_a_ledger_in_limbo(
+    machine: Machine, store: MetadataStore
+) -> None:
+    """What is there is served, what is not is unknown, and the report says how much that is."""
+    manager = LedgerManager(store)
+    await manager.create(metadata(1, CLOSED, ("b1", "b2", "b3"), last=29, write_quorum=2))
+    await manager.create(metadata(2, CLOSED, ("b1",), last=9))
+    async with started(machine, store) as one:
+        await add(one.bookie, 1, [i for i in range(18) if i % 3 in (0, 2)])
+        await add(one.bookie, 2, range(10))
+    shutil.rmtree(machine.index)
+    async with started(machine, store) as after:
+        report = await after.check.check()
+        assert (report.ledgers, report.incomplete, report.missing_entries) == (2, 1, 8)
+        assert report.problems == ("ledger 1: 8 entries are missing (the first is 18)",)
+        assert after.engine.needs_integrity_check
+        assert ids_of(await read(after.bookie, 1, 2, 3)) == [2, 3]
+        assert (await read(after.bookie, 1, 18, 18)).status is UNKNOWN
+        assert (await read(after.bookie, 2, 18, 18)).status is NO_SUCH_ENTRY
+        # As a repair would: the missing ones come back, by recovery adds.
+        ids = [i for i in range(18, 30) if i % 3 in (0, 2)]
+        assert (await add(after.bookie, 1, ids, recovery=True)).status is Status.OK
+        assert (await after.check.check()).whole
+    async with started(machine, store) as again:
+        assert not again.engine.needs_integrity_check
+
+
+async def test_what_cannot_be_read_keeps_a_ledger_in_limbo(
+    machine: Machine, store: MetadataStore
+) -> None:
+    """A payload that does not match its digest is found by the check, not by a reader."""
+    await LedgerManager(store).create(metadata(1, CLOSED, ("b1",), last=9))
+    async with started(machine, store) as one:
+        for entry_id in range(10):
+            await add(one.bookie, 1, [entry_id])
+        state = await one.engine.load(1)
+        assert (await one.engine.admission.set_limbo(state, in_limbo=True)).status is Status.OK
+        (path,) = machine.journals()
+        data = bytearray(path.read_bytes())
+        data[data.index(b"1/4/0:")] ^= 1
+        path.write_bytes(data)
+        report = await one.check.check()
+        assert (report.incomplete, report.unreadable_entries) == (1, 1)
+        assert report.problems == ("ledger 1: 0 entries are missing, 1 cannot be read",)
+        assert state.limbo
+
+
+async def test_an_open_ledger_waits_for_its_end(machine: Machine, store: MetadataStore) -> None:
+    """Its next recovery decides where that is, without this bookie's word."""
+    manager = LedgerManager(store)
+    created = await manager.create(metadata(1, OPEN, ("b1", "b2"), write_quorum=2))
+    async with started(machine, store) as one:
+        await add(one.bookie, 1, range(5))
+    shutil.rmtree(machine.index)
+    async with started(machine, store) as after:
+        report = await after.check.check()
+        assert (report.waiting, report.problems) == (1, ("ledger 1 is not closed",))
+        assert (await add(after.bookie, 1, [5])).status is Status.FENCED
+        await manager.write(created.value.closed(4, 100), created.version)
+        after.check.start()
+        await until(lambda: not after.engine.needs_integrity_check)
+        assert (await read(after.bookie, 1, 5, 5)).status is NO_SUCH_ENTRY
+
+
+async def test_a_ledger_made_after_the_loss_is_not_suspected(
+    machine: Machine, store: MetadataStore
+) -> None:
+    """Not even by another start while the doubt about the others goes on."""
+    manager = LedgerManager(store)
+    await manager.create(metadata(1, OPEN, ("b1",)))
+    async with started(machine, store):
+        pass
+    shutil.rmtree(machine.index)
+    async with started(machine, store):
+        await manager.create(metadata(2, OPEN, ("b1",)))
+    for first in (0, 3):
+        async with started(machine, store) as after:
+            assert after.engine.needs_integrity_check
+            assert (await add(after.bookie, 2, range(first, first + 3))).status is Status.OK
+            assert (await read(after.bookie, 2, first + 3, first + 3)).status is NO_SUCH_ENTRY
+            assert (await add(after.bookie, 1, [0])).status is Status.FENCED
+
+
+async def test_an_older_fragment_makes_doubt_and_no_fence(
+    machine: Machine, store: MetadataStore
+) -> None:
+    """The writer went on elsewhere and may come back; that it may was not this bookie's to say."""
+    await LedgerManager(store).create(metadata(1, OPEN, ("b1",), ("b2",)))
+    async with started(machine, store) as one:
+        await add(one.bookie, 1, range(5))
+    shutil.rmtree(machine.index)
+    for entry_id in (100, 101):
+        async with started(machine, store) as after:
+            assert (await read(after.bookie, 1, 50, 50)).status is UNKNOWN
+            assert (await add(after.bookie, 1, [entry_id])).status is Status.OK
+            killed = machine.killed(str(entry_id))
+        # The cookies name the directories, so the bookie comes back to the same place.
+        shutil.rmtree(machine.root)
+        shutil.move(killed.root, machine.root)
+
+
+async def test_a_recovery_that_named_this_bookie_later_is_noticed(
+    machine: Machine, store: MetadataStore
+) -> None:
+    """It had written entries here before they were lost, and published the ensemble after."""
+    manager = LedgerManager(store)
+    await manager.create(metadata(1, CLOSED, ("b1",), last=0))
+    async with started(machine, store):
+        pass
+    shutil.rmtree(machine.index)
+    async with started(machine, store) as after:
+        await manager.create(metadata(2, CLOSED, ("b1", "b2"), last=5, write_quorum=2))
+        assert (await read(after.bookie, 2, 0, 0)).status is Status.NO_SUCH_LEDGER
+        assert (await after.check.check()).incomplete == 2
+        assert (await read(after.bookie, 2, 0, 0)).status is UNKNOWN
+
+
+async def test_ledgers_that_are_gone_or_elsewhere_do_not_prolong_the_doubt(
+    machine: Machine, store: MetadataStore
+) -> None:
+    """Nobody asks this bookie about them."""
+    manager = LedgerManager(store)
+    first = await manager.create(metadata(1, OPEN, ("b1",)))
+    second = await manager.create(metadata(2, CLOSED, ("b1",), last=3))
+    async with started(machine, store) as one:
+        await add(one.bookie, 1, [0])
+    shutil.rmtree(machine.index)
+    async with started(machine, store) as after:
+        await manager.delete(1, first.version)
+        moved = replace(second.value, fragments=metadata(2, OPEN, ("b2",)).fragments)
+        await manager.write(moved, second.version)
+        assert (await after.check.check()).whole
+        assert not (await after.engine.load(2)).limbo
+        assert (await after.engine.load(1)).limbo
+
+
+class Unreliable(LedgerManager):
+    """A metadata store that can be cut off."""
+
+    away = False
+
+    def list_all(self, after: int = -1) -> AsyncIterator[Versioned[LedgerMetadata]]:
+        """The ledgers, unless it is cut off."""
+        if self.away:
+            raise MetadataUnavailableError("the metadata store does not answer")
+        return super().list_all(after)
+
+
+async def test_without_the_metadata_store_the_doubt_goes_on(
+    machine: Machine, store: MetadataStore
+) -> None:
+    """And the bookie serves."""
+    manager = Unreliable(store)
+    await manager.create(metadata(1, CLOSED, ("b1",), last=4))
+    async with started(machine, store, manager) as one:
+        await add(one.bookie, 1, range(5))
+        state = await one.engine.load(1)
+        await one.engine.admission.set_limbo(state, in_limbo=True)
+        manager.away = True
+        with pytest.raises(MetadataUnavailableError):
+            await one.check.check()
+        one.check.start()
+        await until(lambda: not one.check._asked.is_set())
+        assert ids_of(await read(one.bookie, 1, 0, 9)) == list(range(5))
+        manager.away = False
+        one.check.start()
+        await until(lambda: not state.limbo)
