@@ -57,7 +57,7 @@ async def put_ledgers_in_limbo(engine: Engine, ledgers: LedgerManager, bookie_id
             await _durable(waiters)
     await _durable(waiters)
     if named:
-        await engine.set_integrity(INTEGRITY_IN_LIMBO)
+        await engine.integrity.set(INTEGRITY_IN_LIMBO)
     else:
         await engine.clear_integrity_check()
     _log.warning("limbo", ledgers=named, reason="this bookie may have lost data")

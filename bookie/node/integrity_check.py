@@ -157,7 +157,7 @@ class IntegrityCheck:
         await self._release_others(found)
         report = found.report
         whole = not (report.waiting or report.incomplete)
-        if whole and self._engine.integrity == INTEGRITY_IN_LIMBO:
+        if whole and self._engine.integrity.value == INTEGRITY_IN_LIMBO:
             await self._engine.clear_integrity_check()
         self.report = replace(report, whole=not self.needed)
         self._metrics.limbo_ledgers.set(report.waiting + report.incomplete)

@@ -89,7 +89,7 @@ async def start_bookie(
             raise StorageFailedError(f"a cookie or the index failed: {error}") from error
         identity = Identity(bookie_id, instance_id, stamped_before=decision is Decision.START)
         async with open_engine(environment, storage, metrics, directories, identity) as engine:
-            if engine.integrity == INTEGRITY_SUSPECT:
+            if engine.integrity.value == INTEGRITY_SUSPECT:
                 await put_ledgers_in_limbo(engine, ledgers, bookie_id)
             async with open_bookie(
                 engine,

@@ -11,7 +11,6 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -28,9 +27,10 @@ from bookie.storage.checkpoint import Checkpointer
 from bookie.storage.compaction import Compactor, EngineCalls
 from bookie.storage.directories import Directories
 from bookie.storage.duplicates import DuplicateAdds
-from bookie.storage.index import INTEGRITY_SOUND, META_CLEAN, META_INTEGRITY
+from bookie.storage.index import INTEGRITY_SOUND, META_CLEAN
+from bookie.storage.integrity import Integrity
 from bookie.storage.journal import BlockDone, JournalRequest, RequestKind
-from bookie.storage.ledger_state import LedgerState, LedgerStates
+from bookie.storage.ledger_state import LedgerState, LedgerStates, StoredLedger
 from bookie.storage.reader import ALL_IDS, EntryReader, ReadResult, Stripe
 from bookie.storage.watch import DeviceWatch
 from bookie.storage.write_cache import Generation
@@ -40,14 +40,6 @@ _log = event_log(__name__)
 
 DEVICE_FULL = "device full"
 """The reason that the engine itself gives for being read-only."""
-
-
-@dataclass(frozen=True, slots=True)
-class StoredLedger:
-    """One row of a listing."""
-
-    ledger_id: int
-    row: LedgerIndexRow
 
 
 class Engine:
@@ -67,6 +59,7 @@ class Engine:
         self._directories = directories
         self._booted = booted
         self._index = booted.index
+        self.integrity = Integrity(environment, booted.index, metrics)
         self._files = booted.files
         self.report: BootReport = booted.report
         self._pending: deque[JournalRequest] = deque()
@@ -234,19 +227,9 @@ class Engine:
         """Whether durable data was found damaged or missing and nobody has checked since."""
         return self._index.needs_integrity_check()
 
-    @property
-    def integrity(self) -> bytes:
-        """What is known about the durable data: one of the ``INTEGRITY_`` values of the index."""
-        return self._index.integrity()
-
-    async def set_integrity(self, value: bytes) -> None:
-        """Remember what is known about the durable data; durable when it returns."""
-        await self._env.workers.run("index", self._index.put_meta, {META_INTEGRITY: value})
-        self._metrics.integrity_check_needed.set(value != INTEGRITY_SOUND)
-
     async def clear_integrity_check(self) -> None:
         """The check was made; durable when it returns."""
-        await self.set_integrity(INTEGRITY_SOUND)
+        await self.integrity.set(INTEGRITY_SOUND)
 
     def index_is_damaged(self, error: CorruptionError) -> StorageFailedError:
         """Fail because of what was found in the index: the next start walks and rebuilds it."""
@@ -483,7 +466,6 @@ async def open_engine(
     booted = await environment.workers.run("index", boot.run)
     engine = Engine(environment, settings, metrics, directories, booted)
     engine.start()
-    metrics.integrity_check_needed.set(booted.report.needs_integrity_check)
     _log.info(
         "engine_started",
         clean=booted.report.clean,

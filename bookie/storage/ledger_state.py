@@ -12,6 +12,7 @@ import hashlib
 import hmac
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from itertools import islice
 
 from bookie.formats.entry import lac_packet_ids
@@ -20,6 +21,14 @@ from bookie.ids import NO_ENTRY
 
 STATES_MAX = 100_000
 """Clean states that are kept in memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredLedger:
+    """One row of a listing."""
+
+    ledger_id: int
+    row: LedgerIndexRow
 
 
 class LedgerState:
