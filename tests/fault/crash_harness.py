@@ -131,6 +131,8 @@ class CrashHarness:
         self.lives: list[Life] = []
         self.device_fails = False
         """From then on the bookie may refuse anything; what it did acknowledge still counts."""
+        self.journal_is_gone = False
+        """From then on an answer is no promise: see where it is set."""
         port, http_port = free_ports(2)
         member = Member("b1", port, http_port)
         layout = Layout(f"local://{directory}/metadata", (member,))
@@ -371,7 +373,8 @@ class Load:
         if status is Status.OK:
             if was_fenced:
                 self._refused.append(f"an add after the fence of ledger {ledger.ledger_id} was OK")
-            self._harness.promises.batches.append(stored)
+            if not self._harness.journal_is_gone:
+                self._harness.promises.batches.append(stored)
             ledger.lac = max(ledger.lac, stored.last)
         elif not (self._harness.device_fails or (status is Status.FENCED and ledger.fence_asked)):
             self._refused.append(f"{stored}: {status.name} {message}")
@@ -389,6 +392,8 @@ class Load:
         reply = await self._channel.fence(ledger.ledger_id, KEY, timeout=CALL_SECONDS)
         if not reply.fenced or reply.status not in (Status.OK, Status.NO_SUCH_LEDGER):
             raise RefusedError(f"fence of ledger {ledger.ledger_id}: {reply}")
+        if self._harness.journal_is_gone:
+            return
         ledger.fenced = True
         if ledger in self._ledgers:
             self._ledgers[self._ledgers.index(ledger)] = self._harness.new_ledger()

@@ -110,11 +110,15 @@ class PowerHarness(CrashHarness):
         # A device that came back on a machine that went on is the harder case for the boot.
         if chosen is None and self.random.random() < 0.8:
             self._boot_id.write_text(f"{uuid.uuid4()}\n", encoding="ascii")
-        self.device_fails = False
+        self.device_fails = self.journal_is_gone = False
 
     def _cut(self, kill: Kill) -> None:
         self.device_fails = True
         chosen = kill.volumes if isinstance(kill, Cut) else ()
+        # Where the power really fails, nobody hears an answer after it. Here the process lives on,
+        # and a sync that is under way while ext4 is shut down may report success: it finds that
+        # the transaction that it waits for has ended, and not that it was aborted.
+        self.journal_is_gone = 0 in (chosen or (0,))
         for index in chosen or range(len(self._volumes)):
             self._volumes[index].cut()
 
