@@ -1,4 +1,4 @@
-"""Writes `docs/corruption.md` from the table of the matrix: ``python -m tests.matrix.document``."""
+"""Writes the documents of both matrices from their tables: ``python -m tests.matrix.document``."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tests.matrix.cells import Cell, all_cells
+from tests.matrix.io_table import FAULTS
 from tests.matrix.table import RULES, Outcome, Rule
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "corruption.md"
+IO_DOCUMENT = DOCUMENT.with_name("io-errors.md")
 
 _HEAD = """# What damage comes to
 
@@ -51,6 +53,29 @@ def rendered() -> str:
     return "".join(lines).rstrip("\n") + "\n"
 
 
+_IO_HEAD = """# What an error of a device comes to
+
+Every call that a bookie makes on every kind of file, failing at the first, the second or a later
+time. The table is generated from `tests/matrix/io_table.py`, and `tests/matrix/test_io_errors.py`
+does each of these to a real bookie. After a failure nothing is acknowledged, no call is tried
+again, and the next start on a sound device has everything that was acknowledged and nothing under
+an id that was refused. A write that fails has written its first half.
+
+| what | call | when | EIO | ENOSPC, from then on | because |
+|---|---|---|---|---|---|
+"""
+
+
+def rendered_io() -> str:
+    """The document about errors of devices."""
+    rows = [
+        f"| {fault.what} | {fault.call} | {fault.phase.value} | {fault.on_eio.value} "
+        f"| {fault.on_enospc.value} | {fault.because} |\n"
+        for fault in FAULTS
+    ]
+    return _IO_HEAD + "".join(rows)
+
+
 def _row(rule: Rule, cells: list[Cell]) -> str:
     columns = (
         _listed(cell.thing for cell in cells),
@@ -68,3 +93,4 @@ def _listed(names: Iterable[str]) -> str:
 if __name__ == "__main__":
     DOCUMENT.parent.mkdir(exist_ok=True)
     DOCUMENT.write_text(rendered(), encoding="utf-8")
+    IO_DOCUMENT.write_text(rendered_io(), encoding="utf-8")

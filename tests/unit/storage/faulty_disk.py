@@ -33,22 +33,28 @@ class Call:
 
 @dataclass(slots=True)
 class Fault:
-    """An error for calls of `name` on paths that contain `part`, after `passes` good ones."""
+    """An error for calls of `name` on paths that contain `part`, after `passes` good ones.
+
+    Paths that contain `but_not` are spared; `struck` counts the calls that failed.
+    """
 
     name: str
     part: str
     errno: int
     passes: int
     times: int
+    but_not: str = "\0"
+    struck: int = 0
 
     def strikes(self, name: str, path: str) -> bool:
         """Whether this call fails."""
-        if self.times <= 0 or name != self.name or self.part not in path:
+        if self.times <= 0 or name != self.name or self.part not in path or self.but_not in path:
             return False
         if self.passes:
             self.passes -= 1
             return False
         self.times -= 1
+        self.struck += 1
         return True
 
 
@@ -163,9 +169,18 @@ class FaultyDisk:
 
     # --- for the test --------------------------------------------------------------------
 
-    def fail(self, name: str, part: str, errno: int, *, passes: int = 0, times: int = 1) -> Fault:
+    def fail(
+        self,
+        name: str,
+        part: str,
+        errno: int,
+        *,
+        passes: int = 0,
+        times: int = 1,
+        but_not: str = "\0",
+    ) -> Fault:
         """Fail calls of `name` on paths that contain `part`; returns the armed fault."""
-        fault = Fault(name, part, errno, passes, times)
+        fault = Fault(name, part, errno, passes, times, but_not)
         self._faults.append(fault)
         return fault
 

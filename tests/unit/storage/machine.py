@@ -78,8 +78,10 @@ class FaultyStore:
             yield transaction
             if self._faults.gate is not None:
                 self._faults.gate.pass_through()
-            if self._faults.errors:
+            if self._faults.errors and self._faults.passes == 0:
+                self._faults.struck += 1
                 raise self._faults.errors.pop(0)
+            self._faults.passes = max(self._faults.passes - 1, 0)
 
     def close(self) -> None:
         """Close."""
@@ -93,6 +95,9 @@ class StoreFaults:
     errors: list[BaseException] = field(default_factory=list)
     writes: int = 0
     gate: Hold | None = None
+    passes: int = 0
+    """Transactions that go well before the first error."""
+    struck: int = 0
 
 
 class Snapshots(Failpoints):

@@ -1,0 +1,343 @@
+"""What an error of a device comes to, for every call that a bookie makes on every kind of file.
+
+A failed write or sync of something committed is fail-stop: the process ends with exit code 74, is
+not asked to try again, and acknowledges nothing after it. A full device is no failure: new entries
+are refused, what is stored is served, and entries are taken again when there is room.
+"""
+
+from __future__ import annotations
+
+import enum
+import errno
+from dataclasses import dataclass
+
+EIO, ENOSPC = errno.EIO, errno.ENOSPC
+
+
+class Effect(enum.Enum):
+    """What the bookie does about an error."""
+
+    FAIL_STOP = "ends with exit code 74"
+    READ_ONLY = "refuses new entries until there is room"
+    REFUSE = "does not start and says why in one sentence"
+    ONE_ERROR = "the request answers with an I/O error"
+    UNHARMED = "goes on"
+
+
+class Phase(enum.Enum):
+    """When the device begins to fail."""
+
+    WORK = "at work"
+    FIRST_START = "at the first start"
+    RESTART = "at the start after a kill"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A row: calls of `call` on files whose path has `part` in it fail."""
+
+    what: str
+    call: str
+    part: str
+    phase: Phase
+    on_eio: Effect
+    on_enospc: Effect
+    because: str
+    but_not: str = "\0"
+    nths: tuple[int, ...] = (1, 2, 5)
+    """Which call fails, and all later ones of that kind with it if the device is full."""
+
+
+STOP, FULL, REFUSE, UNHARMED = (
+    Effect.FAIL_STOP,
+    Effect.READ_ONLY,
+    Effect.REFUSE,
+    Effect.UNHARMED,
+)
+_TMP = ".tmp"
+
+
+def _work(
+    what: str, call: str, part: str, eio: Effect, full: Effect, why: str, **more: object
+) -> Fault:
+    return Fault(what, call, part, Phase.WORK, eio, full, why, **more)  # type: ignore[arg-type]
+
+
+def _restart(what: str, call: str, part: str, full: Effect, why: str, **more: object) -> Fault:
+    return Fault(what, call, part, Phase.RESTART, REFUSE, full, why, **more)  # type: ignore[arg-type]
+
+
+def _first(what: str, call: str, part: str, why: str, **more: object) -> Fault:
+    return Fault(what, call, part, Phase.FIRST_START, REFUSE, REFUSE, why, **more)  # type: ignore[arg-type]
+
+
+FAULTS: tuple[Fault, ...] = (
+    _work(
+        "journal",
+        "pwritev",
+        ".journal",
+        STOP,
+        STOP,
+        "its space was reserved, so a full device is as much of a failure as any other",
+        but_not=_TMP,
+    ),
+    _work(
+        "journal",
+        "fdatasync",
+        ".journal",
+        STOP,
+        STOP,
+        "after a failed sync nobody knows what the device has",
+        but_not=_TMP,
+    ),
+    _work(
+        "journal",
+        "allocate",
+        ".journal",
+        STOP,
+        FULL,
+        "nothing was written yet",
+        but_not=_TMP,
+        nths=(1, 2),
+    ),
+    _work(
+        "journal",
+        "truncate",
+        ".journal",
+        STOP,
+        STOP,
+        "giving space back needs none",
+        but_not=_TMP,
+        nths=(1, 2),
+    ),
+    _work(
+        "new journal file",
+        "create",
+        ".journal.tmp",
+        STOP,
+        FULL,
+        "the old file is as it was",
+        nths=(1, 2),
+    ),
+    _work(
+        "new journal file",
+        "pwritev",
+        ".journal.tmp",
+        STOP,
+        FULL,
+        "the file is nobody's yet",
+        nths=(1, 2),
+    ),
+    _work(
+        "new journal file",
+        "fdatasync",
+        ".journal.tmp",
+        STOP,
+        FULL,
+        "the file is nobody's yet",
+        nths=(1, 2),
+    ),
+    _work(
+        "new journal file",
+        "rename",
+        ".journal",
+        STOP,
+        STOP,
+        "a directory that cannot be written is not trusted",
+        nths=(1, 2),
+    ),
+    _work(
+        "directory",
+        "sync_directory",
+        "journal",
+        STOP,
+        STOP,
+        "whether the name is there nobody knows",
+        nths=(1, 2),
+    ),
+    _work(
+        "dead file",
+        "unlink",
+        ".journal",
+        STOP,
+        STOP,
+        "the device cannot even remove a file",
+        nths=(1, 2),
+        but_not=_TMP,
+    ),
+    _work(
+        "index",
+        "commit",
+        "",
+        STOP,
+        FULL,
+        "a full device is noticed before the first sync; after any other error what is on disk"
+        " is unknown",
+        nths=(1, 2, 3),
+    ),
+    _work(
+        "entry log of a compaction",
+        "create",
+        ".log.tmp",
+        STOP,
+        UNHARMED,
+        "compaction gives up and tries again later",
+        nths=(1,),
+    ),
+    _work(
+        "entry log of a compaction",
+        "pwritev",
+        ".log.tmp",
+        STOP,
+        UNHARMED,
+        "compaction gives up and tries again later",
+        nths=(1, 2),
+    ),
+    _work(
+        "entry log of a compaction",
+        "fdatasync",
+        ".log.tmp",
+        STOP,
+        UNHARMED,
+        "compaction gives up and tries again later",
+        nths=(1,),
+    ),
+    _work(
+        "entry log of a compaction",
+        "rename",
+        ".log",
+        STOP,
+        UNHARMED,
+        "the index does not know the log yet, and the next start removes it",
+        nths=(1,),
+    ),
+    _work(
+        "entry log of a compaction",
+        "sync_directory",
+        "logs",
+        STOP,
+        UNHARMED,
+        "the index does not know the log yet, and the next start removes it",
+        nths=(1,),
+    ),
+    _work(
+        "any file",
+        "pread",
+        ".journal",
+        Effect.ONE_ERROR,
+        Effect.ONE_ERROR,
+        "what is stored cannot be read; nothing else depends on it",
+        nths=(1, 2),
+    ),
+    _restart("journal", "open", ".journal", REFUSE, "it has to be replayed", nths=(1, 2)),
+    _restart(
+        "journal",
+        "drop_cache",
+        ".journal",
+        REFUSE,
+        "it has to be replayed from the device",
+        nths=(1,),
+    ),
+    _restart("journal", "pread", ".journal", REFUSE, "it has to be replayed"),
+    _restart(
+        "index", "drop_cache", "data.mdb", REFUSE, "it has to be read from the device", nths=(1,)
+    ),
+    _restart(
+        "entry log of a boot",
+        "create",
+        ".log.tmp",
+        REFUSE,
+        "what was acknowledged has to go somewhere, with or without the reserve",
+        nths=(1,),
+    ),
+    _restart(
+        "entry log of a boot",
+        "pwritev",
+        ".log.tmp",
+        REFUSE,
+        "what was acknowledged has to go somewhere, with or without the reserve",
+        nths=(1, 2),
+    ),
+    _restart(
+        "entry log of a boot",
+        "fdatasync",
+        ".log.tmp",
+        REFUSE,
+        "what was acknowledged has to go somewhere, with or without the reserve",
+        nths=(1,),
+    ),
+    _restart(
+        "entry log of a boot", "rename", ".log", REFUSE, "the index will point into it", nths=(1,)
+    ),
+    _restart(
+        "directory", "sync_directory", "logs", REFUSE, "the index will point into it", nths=(1,)
+    ),
+    _restart(
+        "new journal file",
+        "create",
+        ".journal.tmp",
+        REFUSE,
+        "not even a small one for fences",
+        nths=(1,),
+    ),
+    _restart(
+        "new journal file",
+        "pwritev",
+        ".journal.tmp",
+        REFUSE,
+        "not even a small one for fences",
+        nths=(1,),
+    ),
+    _restart(
+        "new journal file",
+        "fdatasync",
+        ".journal.tmp",
+        REFUSE,
+        "not even a small one for fences",
+        nths=(1,),
+    ),
+    _restart(
+        "new journal file",
+        "rename",
+        ".journal",
+        REFUSE,
+        "a directory that cannot be written is not trusted",
+        nths=(1,),
+    ),
+    _restart(
+        "directory",
+        "sync_directory",
+        "journal",
+        REFUSE,
+        "whether the name is there nobody knows",
+        nths=(1,),
+    ),
+    _restart(
+        "index",
+        "commit",
+        "",
+        REFUSE,
+        "what was replayed has to be in the index before anything is served",
+        nths=(1,),
+    ),
+    Fault(
+        "reserve",
+        "create",
+        "RESERVE",
+        Phase.RESTART,
+        REFUSE,
+        UNHARMED,
+        "space that is not there cannot be kept; any other error is a broken device",
+        nths=(1,),
+    ),
+    _first("cookie", "create", "COOKIE", "an unstamped directory is nobody's", nths=(1, 2)),
+    _first("cookie", "pwritev", "COOKIE", "an unstamped directory is nobody's", nths=(1, 2)),
+    _first("cookie", "fdatasync", "COOKIE", "an unstamped directory is nobody's", nths=(1, 2)),
+    _first("cookie", "rename", "COOKIE", "an unstamped directory is nobody's", nths=(1, 2)),
+    _first("directory", "sync_directory", "journal", "the cookie may be gone tomorrow", nths=(1,)),
+    _first("new journal file", "create", ".journal.tmp", "there is nothing to write to", nths=(1,)),
+    _first(
+        "new journal file", "fdatasync", ".journal.tmp", "there is nothing to write to", nths=(1,)
+    ),
+    _first("index", "commit", "", "there is no index", nths=(1,)),
+)

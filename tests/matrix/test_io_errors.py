@@ -1,0 +1,270 @@
+"""The matrix of I/O errors on a real bookie: every call on every kind of file fails once.
+
+After the failure nothing is acknowledged; a bookie on the healed device has everything that was,
+and nothing under an id that was refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from bookie.errors import BookieError, ConfigurationError, DiskFullError, StorageFailedError
+from bookie.ids import Status
+from bookie.metadata.connect import open_store
+from bookie.metadata.store import MetadataStore
+from bookie.node.start import StartedBookie
+from tests.matrix.document import IO_DOCUMENT, rendered_io
+from tests.matrix.examine import Finding, examine, flattened
+from tests.matrix.io_table import EIO, ENOSPC, FAULTS, Effect, Fault, Phase
+from tests.matrix.specimen import Picture, Truth, restore, started
+from tests.unit.node.node_room import add_command, read_command
+from tests.unit.storage.faulty_disk import Fault as Armed
+from tests.unit.storage.machine import KEY, KIB, Machine, batch
+
+OK = Status.OK
+CASES = [(fault, number, nth) for fault in FAULTS for number in (EIO, ENOSPC) for nth in fault.nths]
+MANY = 1_000_000
+SETTINGS: dict[str, object] = {
+    "journal_file_bytes_max": 128 * KIB,
+    "journal_allocate_bytes": 64 * KIB,
+    "block_bytes_max": 16 * KIB,
+    "reserve_bytes": 64 * KIB,
+}
+
+
+@dataclass
+class Day:
+    """What happened to the requests of one life."""
+
+    truth: Truth = field(default_factory=Truth)
+    refused: set[tuple[int, int]] = field(default_factory=set)
+    late: list[str] = field(default_factory=list)
+    """What was acknowledged after the failure."""
+    read_only: int = 0
+    errors: int = 0
+    """Reads that answered with an I/O error."""
+
+
+async def work(one: StartedBookie, machine: Machine, day: Day) -> None:
+    """Everything that makes a bookie touch its files, until the end or until it fails."""
+    for step in range(48):
+        await _add(one, day, step)
+        if step % 12 == 11:
+            await _fence(one, day, 50 + step)
+            await _read(one, day)
+        if step in {15, 31}:
+            await _checkpoint(one)
+    for ledger_id in (11, 12):
+        state = await one.engine.load(ledger_id)
+        reply = await one.engine.admission.delete(state, machine.clock.now_ms())
+        if reply.status is OK:
+            _note_late(one, day, f"the deletion of {ledger_id}")
+            day.truth.deleted.add(ledger_id)
+    await _checkpoint(one)
+    await one.engine.compactor.round(force=True)
+    await _checkpoint(one)
+    # Of a ledger that was not deleted, neither recovery nor deferred.
+    await _add(one, day, 50)
+
+
+async def _add(one: StartedBookie, day: Day, step: int) -> None:
+    ledger_id, entry_id = 11 + step % 3, step // 3
+    entries = batch(ledger_id, [entry_id], size=7 * KIB)
+    command = add_command(entries, recovery=step % 5 == 4, deferred_sync=step % 7 == 6)
+    reply = await one.bookie.add(command)
+    packet = bytes(entries.payload)
+    if reply.status is OK:
+        if command.deferred_sync and (await one.bookie.force(ledger_id)).status is not OK:
+            return
+        _note_late(one, day, f"entry {entry_id} of ledger {ledger_id}")
+        day.truth.entries.setdefault(ledger_id, {})[entry_id] = [packet]
+    elif reply.status is Status.READ_ONLY:
+        day.read_only += 1
+        day.refused.add((ledger_id, entry_id))
+
+
+async def _fence(one: StartedBookie, day: Day, ledger_id: int) -> None:
+    reply = await one.bookie.fence(ledger_id, KEY)
+    if reply.status is OK or reply.status is Status.NO_SUCH_LEDGER:
+        _note_late(one, day, f"the fence of {ledger_id}")
+        day.truth.fenced.add(ledger_id)
+
+
+async def _read(one: StartedBookie, day: Day) -> None:
+    for ledger_id, entries in day.truth.entries.items():
+        if ledger_id in day.truth.deleted:
+            continue
+        for entry_id, (packet,) in list(entries.items())[:2]:
+            reply = await one.bookie.read(read_command(ledger_id, entry_id, entry_id))
+            if reply.batch is None:
+                assert reply.status is Status.IO_ERROR, reply
+                day.errors += 1
+            else:
+                assert bytes(reply.batch.payload) == packet
+
+
+async def _checkpoint(one: StartedBookie) -> None:
+    try:
+        await one.engine.checkpoint()
+    except DiskFullError:
+        return
+
+
+def _note_late(one: StartedBookie, day: Day, what: str) -> None:
+    if one.engine.failure is not None:
+        day.late.append(what)
+
+
+def arm(machine: Machine, fault: Fault, number: int, nth: int) -> Armed | None:
+    """Make the device fail: once, or from then on if it is full."""
+    if fault.call == "commit":
+        error = OSError(EIO, "broken") if number == EIO else DiskFullError("full")
+        times = 1 if number == EIO else 6
+        machine.store.passes = nth - 1
+        machine.store.errors += [error] * times
+        return None
+    times = 1 if number == EIO else MANY
+    return machine.disk.fail(
+        fault.call, fault.part, number, passes=nth - 1, times=times, but_not=fault.but_not
+    )
+
+
+def heal(machine: Machine) -> None:
+    """The device is as good as new."""
+    machine.disk.heal()
+    machine.store.errors.clear()
+
+
+async def live(
+    machine: Machine, store: MetadataStore, fault: Fault, number: int, nth: int, day: Day
+) -> Effect:
+    """One life in which the device fails; what the bookie did about it."""
+    armed: list[Armed | None] = []
+    failed: list[BaseException] = []
+    is_start = fault.phase is not Phase.WORK
+    if is_start:
+        armed.append(arm(machine, fault, number, nth))
+    serves = False
+    try:
+        async with started(machine, store) as one:
+            serves = True
+            if not is_start:
+                machine.disk.cold = fault.call == "pread"
+                armed.append(arm(machine, fault, number, nth))
+            try:
+                await work(one, machine, day)
+            except (BookieError, asyncio.CancelledError):
+                # Whoever waits hears of it; the life of the engine ends with the block.
+                await asyncio.sleep(0)
+                assert one.engine.failure is not None
+                await _after_failure(one, day)
+                raise
+            _check_struck(machine, armed)
+            heal(machine)
+            await _room_again(one, day)
+    except* BookieError as group:
+        failed += flattened(group)
+    _check_struck(machine, armed)
+    heal(machine)
+    if failed:
+        assert all(str(error) and "\n" not in str(error) for error in failed)
+        if not serves:
+            assert isinstance(failed[0], StorageFailedError | ConfigurationError)
+            return Effect.REFUSE
+        assert all(isinstance(error, StorageFailedError) for error in failed), failed
+        return Effect.FAIL_STOP
+    if day.read_only:
+        return Effect.READ_ONLY
+    return Effect.ONE_ERROR if day.errors else Effect.UNHARMED
+
+
+def _check_struck(machine: Machine, armed: list[Armed | None]) -> None:
+    """The call that should fail was made."""
+    for one in armed:
+        if one is None:
+            assert machine.store.struck
+        else:
+            assert one.struck
+
+
+async def _after_failure(one: StartedBookie, day: Day) -> None:
+    """Nothing is acknowledged any more."""
+    reply = await one.bookie.add(add_command(batch(9, [0])))
+    assert reply.status is not OK
+    assert (await one.bookie.fence(9, KEY)).status not in {OK, Status.NO_SUCH_LEDGER}
+    assert (await one.bookie.force(9)).status is not OK
+    assert day.late == []
+
+
+async def _room_again(one: StartedBookie, day: Day) -> None:
+    """With room, entries are taken again."""
+    one.engine.device_has_room()
+    entries = batch(60, [0])
+    assert (await one.bookie.add(add_command(entries))).status is OK
+    day.truth.entries[60] = {0: [bytes(entries.payload)]}
+
+
+def test_the_document_is_the_table() -> None:
+    """`python -m tests.matrix.document` writes it anew."""
+    assert IO_DOCUMENT.read_text(encoding="utf-8") == rendered_io()
+
+
+@pytest.fixture(name="store")
+async def _store(tmp_path: Path) -> AsyncIterator[MetadataStore]:
+    async with open_store(f"memory://{tmp_path.name}") as store:
+        yield store
+
+
+async def prepared(tmp_path: Path, store: MetadataStore, phase: Phase, day: Day) -> Machine:
+    """A machine before the life in which its device fails."""
+    machine = Machine(tmp_path / "m", changes=dict(SETTINGS))
+    if phase is Phase.RESTART:
+        async with started(machine, store) as one:
+            await work(one, machine, day)
+            for step in range(51, 70):
+                await _add(one, day, step)
+            picture = Picture(machine.killed("kill").root, day.truth)
+        restore(picture, machine.root)
+        (machine.root / "ledgers" / "RESERVE").unlink()
+        machine = Machine(machine.root, changes=dict(SETTINGS))
+    return machine
+
+
+@pytest.mark.parametrize(
+    ("fault", "number", "nth"),
+    CASES,
+    ids=[
+        f"{fault.phase.name}-{fault.what}-{fault.call}-{errno.errorcode[number]}-{nth}"
+        for fault, number, nth in CASES
+    ],
+)
+async def test_an_error_comes_to_what_the_table_says(
+    tmp_path: Path, store: MetadataStore, fault: Fault, number: int, nth: int
+) -> None:
+    """And the next start, on a sound device, has everything that was acknowledged."""
+    day = Day()
+    machine = await prepared(tmp_path, store, fault.phase, day)
+    effect = await live(machine, store, fault, number, nth, day)
+    assert day.late == []
+    for _ in range(2):
+        healed = Machine(machine.root, changes=dict(SETTINGS))
+        finding = await examine(healed, store, day.truth)
+        assert finding == Finding(), finding
+    await _check_refused(Machine(machine.root, changes=dict(SETTINGS)), store, day)
+    assert effect is (fault.on_eio if number == EIO else fault.on_enospc), fault.because
+
+
+async def _check_refused(machine: Machine, store: MetadataStore, day: Day) -> None:
+    """What was refused for want of room was not stored all the same."""
+    async with started(machine, store) as one:
+        for ledger_id, entry_id in day.refused:
+            if ledger_id in day.truth.deleted or entry_id in day.truth.entries.get(ledger_id, {}):
+                continue
+            reply = await one.bookie.read(read_command(ledger_id, entry_id, entry_id))
+            assert reply.status in {Status.NO_SUCH_ENTRY, Status.NO_SUCH_LEDGER}
