@@ -327,6 +327,10 @@ class Client:
         await self.engine.checkpoint()
         become_durable()
 
+    async def compact(self) -> None:
+        """Move what is alive out of every file that holds anything dead."""
+        await self.engine.compactor.round(force=True)
+
     def all_accepted(self) -> Callable[[], None]:
         """What to call once everything that was written before now is durable."""
         self.promises.look()

@@ -42,6 +42,7 @@ ACTIONS = (
     "lac",
     "force",
     "checkpoint",
+    "compact",
     "wait",
 )
 
@@ -82,6 +83,8 @@ def draw(seed: int, *, faults: bool = False, lies: bool = False) -> Swarm:
         "checkpoint_interval_seconds": choose.choice((0.01, 0.5, 3600.0)),
         "vouch_idle_seconds": choose.choice((0.005, 1.0, 3600.0)),
         "reserve_bytes": choose.choice((0, 128 * KIB)),
+        "compaction_interval_seconds": choose.choice((0.01, 10.0)),
+        "compaction_bytes_per_second": choose.choice((1 << 20, 1 << 30)),
     }
     armed: list[str] = []
     if faults:
@@ -283,6 +286,8 @@ class RandomLives:
                 await client.force()
             case "checkpoint":
                 await client.checkpoint()
+            case "compact" if choose.random() < 0.5:
+                await client.compact()
             case _:
                 await asyncio.sleep(choose.choice((0.0, 0.001, 0.02)))
 

@@ -70,6 +70,30 @@ async def fences_and_doubts(client: Client) -> None:
     await client.delete(6)
     await client.checkpoint()
     await client.add(8, [2, 3])
+    await client.compact()
+    await client.add(8, [4, 5], size=900)
+    await client.add(8, [4], size=900, recovery=True, salt=2)
+
+
+async def compacted_in_parallel(client: Client) -> None:
+    """Files are emptied while entries come, are overwritten, and ledgers go."""
+    for number in range(3):
+        await client.add(30 + number, range(8), size=1500)
+        await client.add(33, range(number * 5, number * 5 + 5), size=800)
+    await client.delete(30)
+    await client.checkpoint()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(client.compact())
+        tasks.create_task(client.add(33, [0, 1], size=800, recovery=True, salt=4))
+        tasks.create_task(client.add(31, range(8, 11)))
+        tasks.create_task(client.delete(32))
+        tasks.create_task(client.fence(31))
+        tasks.create_task(client.checkpoint())
+    await client.compact()
+    await client.add(33, [40, 41], deferred=True)
+    await client.compact()
+    await client.delete(33)
+    await client.compact()
 
 
 async def until_files_die(client: Client) -> None:
@@ -159,6 +183,7 @@ class Chapter:
 CHAPTERS = (
     Chapter(first_life, "kill"),
     Chapter(fences_and_doubts, "power"),
+    Chapter(compacted_in_parallel, "kill"),
     Chapter(until_files_die, "stop"),
     Chapter(last_life, "power"),
     Chapter(last_life, "stop"),
@@ -173,6 +198,7 @@ def changes_of(seed: int) -> dict[str, object]:
         "block_bytes_max": (16 * KIB, 4 * KIB)[seed // 2 % 2],
         "checkpoint_entries": (1_000_000, 25)[seed // 2 % 2],
         "vouch_idle_seconds": VOUCH_SECONDS,
+        "compaction_bytes_per_second": 1 << 30,
     }
 
 

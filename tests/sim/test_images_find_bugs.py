@@ -8,7 +8,7 @@ bug is one of the engine.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -23,12 +23,14 @@ from bookie.formats.blocks import FileHeader
 from bookie.formats.tail import TAIL_RULES
 from bookie.storage.accept import Admission
 from bookie.storage.checkpoint import Checkpointer
+from bookie.storage.compaction_log import CompactionLog, Harvest
 from bookie.storage.directories import Directories
 from bookie.storage.entry_log import EntryLogWriter
 from bookie.storage.files import TEMPORARY_SUFFIX, file_name
 from bookie.storage.index import TABLES, Index
 from bookie.storage.journal import BlockDone, JournalRequest, JournalWriter
 from tests.sim.crash_images import BrokenPromiseError, try_moments
+from tests.sim.disk import SimulatedFile
 from tests.sim.loop import Mode
 from tests.sim.machine import SimulatedMachine
 from tests.sim.script import CHAPTERS, Chapter, changes_of, record
@@ -125,6 +127,20 @@ def boots_without_a_log_sync(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(EntryLogWriter, "_close_file", broken)
 
 
+def compacts_without_a_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The index follows into a log that is not durable."""
+    steps, sync = CompactionLog.steps, SimulatedFile.fdatasync
+
+    def broken(self: CompactionLog, harvest: Harvest) -> Iterator[int]:
+        monkeypatch.setattr(SimulatedFile, "fdatasync", lambda self: None)
+        try:
+            yield from steps(self, harvest)
+        finally:
+            monkeypatch.setattr(SimulatedFile, "fdatasync", sync)
+
+    monkeypatch.setattr(CompactionLog, "steps", broken)
+
+
 def fences_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fence is answered before it is durable."""
     submit = Admission._request
@@ -162,12 +178,13 @@ BUGS: tuple[Break, ...] = (
     checkpoints_without_a_barrier,
     renames_without_a_sync,
     boots_without_a_log_sync,
+    compacts_without_a_sync,
     fences_in_memory,
     forgets_the_name_of_the_index,
 )
 """The ways in which an engine or its disk may be wrong."""
 
-CHAPTERS_KILLED = tuple(Chapter(chapter.life, "kill") for chapter in CHAPTERS[:3])
+CHAPTERS_KILLED = tuple(Chapter(chapter.life, "kill") for chapter in CHAPTERS[:4])
 """Kills alone show none of the missing syncs: it is the images that have to."""
 
 
