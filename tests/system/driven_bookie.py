@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,8 @@ from tests.fault.crash_harness import (
 from tests.system.tracing import TracedProcess, log_events
 
 EXIT_DISK_FAILED = 74
-END_SECONDS_MAX = 20.0
+END_SECONDS_MAX = 60.0
+LOAD_SECONDS = 0.3
 
 
 class DrivenBookie(CrashHarness):
@@ -99,9 +100,16 @@ class DrivenBookie(CrashHarness):
         await self._process.kill()
 
     async def ends(
-        self, inject: Sequence[str] = (), variables: Mapping[str, str] | None = None
+        self,
+        inject: Sequence[str] = (),
+        variables: Mapping[str, str] | None = None,
+        *,
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> int:
-        """Start it and load it with everything until it ends by itself; its exit status."""
+        """Start it and load it with everything until it ends by itself; its exit status.
+
+        `meanwhile` is called once, under load.
+        """
         self.device_fails = True
         with suppress(ShuttingDownError):
             await self.start(inject, variables)
@@ -111,6 +119,8 @@ class DrivenBookie(CrashHarness):
                 asyncio.TaskGroup() as tasks,
             ):
                 load = tasks.create_task(Load(channel, self).run())
+                await asyncio.sleep(LOAD_SECONDS)
+                meanwhile()
                 await self._process.wait()
                 load.cancel()
         self.device_fails = False

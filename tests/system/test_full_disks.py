@@ -18,7 +18,13 @@ from tests.system.driven_bookie import EXIT_DISK_FAILED, Client, DrivenBookie
 ROOM_SECONDS_MAX = 30.0
 """A bookie looks every ten seconds whether there is room again."""
 
-STORAGE = {"reserve_bytes": "12MiB", "checkpoint_journal_bytes": "5MiB"}
+STORAGE = {
+    "reserve_bytes": "12MiB",
+    "checkpoint_journal_bytes": "5MiB",
+    # Nothing makes room but the test.
+    "journal_bytes_max": 0,
+    "compaction_interval_seconds": 3600.0,
+}
 # The engine has to notice by itself: the watermarks stay out of the way.
 LIMITS = {"disk_usage_max": 1.0, "disk_usage_low_watermark": 0.95}
 
@@ -84,7 +90,7 @@ async def test_a_full_device_refuses_new_entries_and_nothing_else(
     async with bookie.client() as client:
         await goes_on(bookie, client, *old[2:])
         junk.unlink()
-        await takes_adds_again(bookie, client)
+        await takes_adds_again(client, bookie.new_ledger())
     assert await bookie.stop() == 0
     await bookie.start()
     await bookie.verify()
@@ -111,11 +117,10 @@ async def says_why(bookie: DrivenBookie) -> None:
     assert answer["ready"]
 
 
-async def takes_adds_again(bookie: DrivenBookie, client: Client) -> None:
+async def takes_adds_again(client: Client, ledger: LedgerAtClient) -> None:
     """Once there is room."""
-    ledger = bookie.new_ledger()
     async with asyncio.timeout(ROOM_SECONDS_MAX):
-        while (status := await client.add(ledger)) is Status.READ_ONLY:  # noqa: ASYNC110  (no event)
+        while (status := await client.add(ledger, size=30_000)) is Status.READ_ONLY:  # noqa: ASYNC110  (no event)
             await asyncio.sleep(0.1)
     assert status is Status.OK
 
@@ -139,6 +144,23 @@ async def test_the_reserve_ends_too(places: Places, bookie: DrivenBookie) -> Non
         await bookie.verify()
     async with bookie.client() as client:
         assert await client.add(bookie.new_ledger()) is Status.OK
+    assert await bookie.stop() == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("places", ["journal"], indirect=True)
+async def test_a_full_journal_moves_to_where_room_is(places: Places, bookie: DrivenBookie) -> None:
+    """What fills the journal's device is data; compaction takes it to the other one."""
+    moving = {
+        "BOOKIE_STORAGE__JOURNAL_BYTES_MAX": "6MiB",
+        "BOOKIE_STORAGE__COMPACTION_INTERVAL_SECONDS": "0.1",
+    }
+    await bookie.start(variables=moving)
+    async with bookie.client() as client:
+        ledger = bookie.new_ledger()
+        while ledger.length < 3 * SMALL_BYTES // 2:
+            await takes_adds_again(client, ledger)
+    await bookie.verify()
     assert await bookie.stop() == 0
 
 
@@ -176,11 +198,7 @@ async def test_a_file_system_that_turns_read_only_is_a_failed_disk(
         bookie = DrivenBookie(tmp_path, disk.path, disk.path)
         try:
             await bookie.initialize()
-            async with asyncio.TaskGroup() as tasks:
-                ending = tasks.create_task(bookie.ends())
-                await asyncio.sleep(2)
-                disk.turn_read_only()
-                assert await ending == EXIT_DISK_FAILED
+            assert await bookie.ends(meanwhile=disk.turn_read_only) == EXIT_DISK_FAILED
             disk.restore()
             await bookie.start()
             await bookie.verify()
