@@ -17,7 +17,7 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     no_args_is_help=True,
-    help="Ask one running bookie, switch it to read-only, or have its data checked.",
+    help="Ask one running bookie, switch it to read-only, have it check its data or free space.",
 )
 
 BookieArgument = Annotated[str, typer.Argument(metavar="BOOKIE", help="The bookie's id.")]
@@ -32,7 +32,7 @@ class Switch(enum.StrEnum):
 
 @app.command("info")
 def info(bookie: BookieArgument, metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
-    """Show what a bookie says of itself: version, sizes, whether it is read-only and why."""
+    """Show what a bookie says of itself: version, sizes, read-only or not, space freed."""
     _print(asyncio.run(_ask(metadata, bookie, "bookie")), output)
 
 
@@ -87,6 +87,42 @@ async def _start(metadata: str, bookie: str, work: str, *, wait: bool) -> dict[s
     return status
 
 
+@app.command("gc")
+def gc(
+    bookie: BookieArgument,
+    metadata: Metadata,
+    force: Annotated[
+        bool, typer.Option("--force", help="Delete what is gone, however many ledgers that are.")
+    ] = False,
+    suspend: Annotated[
+        bool, typer.Option("--suspend", help="Delete and compact nothing until --resume.")
+    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Delete and compact again.")] = False,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Have a bookie look for deleted ledgers now, and free their space; it does so by itself, too.
+
+    A ledger goes once two listings do not have it: `bookie node info` shows the outcome. The
+    bookie takes this only from its own machine.
+    """
+    if force + suspend + resume > 1:
+        raise typer.BadParameter("give at most one of --force, --suspend and --resume")
+    action = "force" if force else "suspend" if suspend else "resume" if resume else "run"
+    _print(asyncio.run(_ask(metadata, bookie, "garbage", {"action": action})), output)
+
+
+@app.command("compact")
+def compact(
+    bookie: BookieArgument, metadata: Metadata, output: Output = OutputFormat.TABLE
+) -> None:
+    """Have a bookie compact every file that holds anything dead; `bookie node info` shows it.
+
+    By itself it takes only files that are mostly dead. The bookie takes this only from its own
+    machine.
+    """
+    _print(asyncio.run(_ask(metadata, bookie, "compaction", {"action": "run"})), output)
+
+
 def _print(record: dict[str, Any], output: OutputFormat) -> None:
     from bookie.cli.output import format_bytes, print_record
 
@@ -99,7 +135,7 @@ def _print(record: dict[str, Any], output: OutputFormat) -> None:
 
 
 async def _ask(
-    metadata: str, bookie_id: str, path: str, change: dict[str, bool] | None = None
+    metadata: str, bookie_id: str, path: str, change: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     """Ask the bookie's own HTTP server, which its registration names; `change` is a command."""
     import aiohttp

@@ -219,6 +219,13 @@ class StorageSettings(Section):
         description="A sync that takes longer ends the process with exit code 74.",
     )
 
+    @property
+    def room_bytes_min(self) -> int:
+        """What has to be free on each device before entries are taken after it was full."""
+        step = min(self.journal_allocate_bytes, self.journal_file_bytes_max)
+        # A reserve is made where there is room for two.
+        return step + 2 * self.reserve_bytes
+
     @model_validator(mode="after")
     def _relations(self) -> Self:
         _at_most(self, "block_alignment_bytes", "block_bytes_max")

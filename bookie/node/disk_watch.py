@@ -1,7 +1,8 @@
 """Turning read-only before a device is full, and writable again when there is room.
 
 Two thresholds, so that a bookie at the edge does not flap: above `disk_usage_max` it takes no new
-entries, below `disk_usage_low_watermark` it takes them again.
+entries, below `disk_usage_low_watermark` it takes them again. After a device was found to be full,
+the next step of a journal file and the reserve have to fit as well.
 """
 
 from __future__ import annotations
@@ -32,26 +33,31 @@ class DiskWatch:
         settings: NodeSettings,
         metrics: Metrics,
         usages: Callable[[], dict[str, DiskUsage]],
+        room_bytes_min: int,
     ) -> None:
         self._bookie = bookie
         self._engine = engine
         self._settings = settings
         self._metrics = metrics
         self._usages = usages
+        self._room_bytes_min = room_bytes_min
 
     def look(self) -> None:
         """Look once; a handful of system calls that do not wait for the device."""
-        fullest = 0.0
+        fullest, has_room = 0.0, True
         for name, usage in self._usages().items():
             self._metrics.disk_free_bytes.labels(name).set(usage.free_bytes)
             self._metrics.disk_total_bytes.labels(name).set(usage.total_bytes)
+            # Not only by share: on a small device the next file may not fit below any watermark.
+            has_room = has_room and usage.free_bytes >= self._room_bytes_min
             if usage.total_bytes:
                 fullest = max(fullest, 1 - usage.free_bytes / usage.total_bytes)
         if fullest > self._settings.disk_usage_max:
             self._bookie.set_read_only(DISK_USAGE, read_only=True)
         elif fullest < self._settings.disk_usage_low_watermark:
             self._bookie.set_read_only(DISK_USAGE, read_only=False)
-            self._engine.device_has_room()
+            if has_room:
+                self._engine.device_has_room()
 
     async def run(self) -> NoReturn:
         """Look again and again, until cancelled."""

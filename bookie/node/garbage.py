@@ -71,6 +71,25 @@ class GarbageReport:
     reason: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class GarbageStatus:
+    """How reclaiming stands, since the start; for operators, flat."""
+
+    garbage_suspended: bool
+    garbage_stopped: str
+    """Why nothing is deleted without force; empty when nothing is wrong."""
+    garbage_outcome: str
+    """How the last round ended; empty before the first."""
+    garbage_missing_ledgers: int
+    """Ledgers stored here that the last listing did not have."""
+    garbage_deleted_ledgers: int
+    compacting: bool
+    compacted_files: int
+    moved_bytes: int
+    kept_files: int
+    """Files that compaction leaves alone because they are damaged."""
+
+
 class GarbageCollector:
     """Makes rounds, one at a time, in the event loop."""
 
@@ -95,6 +114,7 @@ class GarbageCollector:
         """What the last complete listing did not have, and when that was first so."""
         self._listing_seconds = 0.0
         self._lock = asyncio.Lock()
+        self._deleted = 0
         self.suspended = False
         """Whether an operator asked for no rounds."""
         self.last: GarbageReport | None = None
@@ -105,6 +125,34 @@ class GarbageCollector:
         """Why nothing is deleted until an operator forces it; empty when nothing is wrong."""
         stopped = self.last is not None and self.last.outcome is Outcome.STOPPED
         return self.last.reason if stopped and self.last is not None else ""
+
+    def suspend(self, *, suspended: bool) -> None:
+        """Make no rounds, and no compactions, until this is taken back."""
+        if self.suspended != suspended:
+            self.suspended = self._engine.compactor.suspended = suspended
+            _log.info("reclaiming_changed", suspended=suspended)
+            if not suspended:
+                self._engine.compactor.wake()
+                self.wake()
+
+    def status(self) -> GarbageStatus:
+        """What an operator is told."""
+        last, compactor = self.last, self._engine.compactor
+        return GarbageStatus(
+            garbage_suspended=self.suspended,
+            garbage_stopped=self.stopped,
+            garbage_outcome="" if last is None else last.outcome.value,
+            garbage_missing_ledgers=0 if last is None else last.missing,
+            garbage_deleted_ledgers=self._deleted,
+            compacting=compactor.running,
+            compacted_files=compactor.files,
+            moved_bytes=compactor.moved_bytes,
+            kept_files=len(compactor.kept),
+        )
+
+    def compact(self) -> None:
+        """Have every file that holds anything dead compacted, soon."""
+        self._engine.compactor.wake(force=True)
 
     def wake(self, *, force: bool = False) -> None:
         """Make the next round now; a forced one deletes however many ledgers are gone."""
@@ -219,6 +267,7 @@ class GarbageCollector:
                 if reply.status is not Status.OK:
                     raise DiskFullError(f"a deletion could not be recorded: {reply.message}")
                 deleted += 1
+                self._deleted += 1
                 self._metrics.garbage_ledgers_total.inc()
         for ledger_id in confirmed:
             del self._missing[ledger_id]

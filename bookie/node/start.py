@@ -109,6 +109,7 @@ async def start_bookie(
                         "journal": environment.disk.usage(directories.journal),
                         "ledgers": environment.disk.usage(directories.ledgers),
                     },
+                    storage.room_bytes_min,
                 )
                 collector = GarbageCollector(
                     environment.clock, engine, ledgers, instance_id, garbage, metrics

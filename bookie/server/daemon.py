@@ -138,9 +138,10 @@ async def _run(
                 readiness.clear(Part.BOOT)
                 administration.bookie = started.bookie
                 administration.upkeep = {"check": started.check}
+                administration.reclaiming = started.garbage
                 manager.ready(f"serving on {settings.listen.host}:{port}")
                 await _until_stopped(stop_requested, started)
-                administration.bookie = None
+                administration.bookie = administration.reclaiming = None
                 administration.upkeep = {}
                 readiness.block(Part.SHUTDOWN, "the bookie is stopping")
                 manager.stopping()

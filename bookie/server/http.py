@@ -7,6 +7,9 @@
 ``GET /bookie``     what the bookie says of itself
 ``PUT /read-only``  ``{"read_only": true}`` refuses new entries, ``false`` takes them again
 ``GET /check``      what the last check of the ledgers in limbo found; ``PUT``: make one now
+``PUT /garbage``    ``{"action": "run"}`` looks for deleted ledgers now, ``"force"`` deletes them
+                    however many they are, ``"suspend"`` and ``"resume"`` stop that and compactions
+``PUT /compaction`` ``{"action": "run"}`` compacts every file that holds anything dead
 ==================  ======================================================================
 
 It listens on loopback unless the configuration says otherwise. Whatever the configuration says, a
@@ -29,6 +32,7 @@ from aiohttp import web
 from bookie.errors import ConfigurationError
 from bookie.formats.commands import Info
 from bookie.node.bookie import COMMAND
+from bookie.node.garbage import GarbageStatus
 from bookie.server.readiness import Readiness
 from bookie.telemetry import Metrics
 
@@ -66,6 +70,22 @@ class Upkeep(Protocol):
         """Whether it is needed and running, and what it found last."""
 
 
+class Reclaiming(Protocol):
+    """The garbage collection of a running bookie, and what it asks of compaction."""
+
+    def status(self) -> GarbageStatus:
+        """How reclaiming stands."""
+
+    def wake(self, *, force: bool = False) -> None:
+        """Make a round now."""
+
+    def suspend(self, *, suspended: bool) -> None:
+        """Make no rounds and no compactions, or make them again."""
+
+    def compact(self) -> None:
+        """Compact every file that holds anything dead."""
+
+
 class Administration:
     """The bookie that commands are for; there is none while the process starts or stops."""
 
@@ -73,6 +93,7 @@ class Administration:
         self.bookie: Administered | None = None
         self.upkeep: dict[str, Upkeep] = {}
         """By the last part of its URL."""
+        self.reclaiming: Reclaiming | None = None
 
 
 class _Pages:
@@ -99,6 +120,9 @@ class _Pages:
         if bookie is None:
             return web.json_response({"error": "the bookie does not serve now"}, status=503)
         report = asdict(await bookie.info()) | {"read_only_reasons": bookie.read_only_reasons()}
+        reclaiming = self._administration.reclaiming
+        if reclaiming is not None:
+            report |= asdict(reclaiming.status())
         return web.json_response(report)
 
     async def upkeep(self, request: web.Request) -> web.Response:
@@ -112,19 +136,51 @@ class _Pages:
         return web.json_response(work.status())
 
     async def set_read_only(self, request: web.Request) -> web.Response:
-        if not _is_command(request):
-            return _refused()
-        try:
-            wanted = (await request.json())["read_only"]
-        except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError):
-            wanted = None
-        if not isinstance(wanted, bool):
-            error = 'the body must be {"read_only": true} or {"read_only": false}'
-            return web.json_response({"error": error}, status=400)
+        wanted = await _wanted(request, "read_only", (True, False))
+        if isinstance(wanted, web.Response):
+            return wanted
         bookie = self._administration.bookie
         if bookie is not None:
-            bookie.set_read_only(COMMAND, read_only=wanted)
+            bookie.set_read_only(COMMAND, read_only=bool(wanted))
         return await self.bookie(request)
+
+    async def garbage(self, request: web.Request) -> web.Response:
+        action = await _wanted(request, "action", ("run", "force", "suspend", "resume"))
+        if isinstance(action, web.Response):
+            return action
+        reclaiming = self._administration.reclaiming
+        if reclaiming is not None:
+            if action in ("suspend", "resume"):
+                reclaiming.suspend(suspended=action == "suspend")
+            else:
+                reclaiming.wake(force=action == "force")
+        return await self.bookie(request)
+
+    async def compaction(self, request: web.Request) -> web.Response:
+        action = await _wanted(request, "action", ("run",))
+        if isinstance(action, web.Response):
+            return action
+        if self._administration.reclaiming is not None:
+            self._administration.reclaiming.compact()
+        return await self.bookie(request)
+
+
+async def _wanted(
+    request: web.Request, key: str, allowed: tuple[bool | str, ...]
+) -> bool | str | web.Response:
+    """What the body of a change asks for, or the answer that refuses it."""
+    if not _is_command(request):
+        return _refused()
+    try:
+        wanted = (await request.json())[key]
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError):
+        wanted = None
+    for value in allowed:
+        # Not by equality: 1 is not true.
+        if type(wanted) is type(value) and wanted == value:
+            return value
+    bodies = " or ".join(json.dumps({key: value}) for value in allowed)
+    return web.json_response({"error": f"the body must be {bodies}"}, status=400)
 
 
 def _is_command(request: web.Request) -> bool:
@@ -168,6 +224,8 @@ async def serve_http(
             web.put("/read-only", pages.set_read_only),
             web.get("/{work:check}", pages.upkeep),
             web.put("/{work:check}", pages.upkeep),
+            web.put("/garbage", pages.garbage),
+            web.put("/compaction", pages.compaction),
         ]
     )
     runner = web.AppRunner(application, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)

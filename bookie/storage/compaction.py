@@ -124,7 +124,11 @@ class Compactor:
         self._wake = asyncio.Event()
         self._forced = False
         self._lock = asyncio.Lock()
-        self._kept: set[int] = set()
+        self.kept: set[int] = set()
+        """Files that are left alone because not all of them is readable."""
+        self.files = 0
+        self.moved_bytes = 0
+        """What all rounds did together."""
         self._seen: object = None
         self._not_before = 0.0
         self._read_whole: set[int] = set()
@@ -172,6 +176,8 @@ class Compactor:
                 _log.warning("compaction_gave_up", reason=str(error))
             finally:
                 self.running = False
+            self.files += report.files
+            self.moved_bytes += report.moved_bytes
             if report.files:
                 seconds = self._env.clock.monotonic() - began
                 self._metrics.compaction_rounds_total.inc()
@@ -248,7 +254,7 @@ class Compactor:
             and self._files.path(number) is not None
         }
         usable = [number for number, row in sealed.items() if row.live_bytes]
-        usable = [number for number in usable if number not in self._kept]
+        usable = [number for number in usable if number not in self.kept]
         by_share = sorted(usable, key=lambda number: _share(sealed[number]))
         worth = 0 if force else GARBAGE_BYTES_MIN
         minor, major = (
@@ -396,9 +402,9 @@ class Compactor:
 
     def _keep(self, number: int, reason: str, report: RoundReport) -> None:
         """Leave the file alone from now on."""
-        if number in self._kept:
+        if number in self.kept:
             return
-        self._kept.add(number)
+        self.kept.add(number)
         report.kept_files += 1
         self._metrics.compaction_kept_files_total.inc()
         self._metrics.errors_total.labels("corruption").inc()

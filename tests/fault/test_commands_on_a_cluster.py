@@ -228,3 +228,25 @@ def test_bench(shell: Shell) -> None:
     read = json.loads(shell.ok("bench", "read", "--entries", "2000", "-o", "json"))
     assert (read["entries"], read["bytes"]) == (6000, 6000 * 1024)
     assert shell.ok("ledger", "list", "-o", "json") == before
+
+
+def test_a_bookie_deletes_what_was_deleted(shell: Shell) -> None:
+    """A forced collection and a compaction are taken; suspended, nothing more goes."""
+    bookies = json.loads(shell.ok("cluster", "bookies", "-o", "json"))
+    bookie = str(bookies[0]["bookie"])
+    ledger = shell.new_ledger()
+    shell.ok("ledger", "append", ledger, stdin=b"one\n" * 1000)
+    shell.ok("ledger", "delete", ledger, "--yes")
+    words = ("node", "gc", bookie, "-o", "json")
+    assert json.loads(shell.ok(*words, "--force"))["garbage_suspended"] is False
+    status = json.loads(shell.ok("node", "info", bookie, "-o", "json"))
+    for _ in range(100):
+        if status["garbage_deleted_ledgers"]:
+            break
+        status = json.loads(shell.ok("node", "info", bookie, "-o", "json"))
+    assert status["garbage_deleted_ledgers"]
+    assert status["garbage_outcome"] == "done"
+    assert json.loads(shell.ok("node", "compact", bookie, "-o", "json"))["kept_files"] == 0
+    assert json.loads(shell.ok(*words, "--suspend"))["garbage_suspended"] is True
+    assert json.loads(shell.ok(*words, "--resume"))["garbage_suspended"] is False
+    assert shell.run("node", "gc", bookie, "--force", "--resume").returncode == 2

@@ -17,9 +17,10 @@ from bookie.metadata.connect import open_store
 from bookie.metadata.store import MetadataStore
 from bookie.node.disk_watch import DISK_USAGE, DiskWatch
 from bookie.node.start import StartedBookie
+from bookie.storage.engine import DEVICE_FULL
 from tests.unit.node.node_room import Room, add, ids_of, read
 from tests.unit.node.started_bookie import metadata, started
-from tests.unit.storage.machine import Machine, Snapshots
+from tests.unit.storage.machine import MIB, Machine, Snapshots
 
 UNKNOWN = Status.UNKNOWN_LEDGER_STATE
 
@@ -217,6 +218,7 @@ async def test_a_device_that_fills_up_turns_read_only_and_back(room: Room) -> No
         NodeSettings(disk_usage_max=0.95, disk_usage_low_watermark=0.90),
         room.machine.metrics,
         lambda: {"ledgers": room.machine.disk.usage(str(room.machine.root))},
+        MIB,
     )
     for free, read_only in ((0.2, False), (0.07, False), (0.04, True), (0.07, True), (0.11, False)):
         room.machine.disk.free_bytes = round(usage.total_bytes * free)
@@ -228,3 +230,21 @@ async def test_a_device_that_fills_up_turns_read_only_and_back(room: Room) -> No
     room.engine.admission.read_only_reasons.add("device full")
     watch.look()
     assert not room.bookie.read_only
+
+
+async def test_a_small_device_stays_read_only_until_the_next_file_fits(room: Room) -> None:
+    """However small the share in use: it would turn back and forth with every look."""
+    watch = DiskWatch(
+        room.bookie,
+        room.engine,
+        NodeSettings(disk_usage_max=1, disk_usage_low_watermark=1),
+        room.machine.metrics,
+        lambda: {"journal": room.machine.disk.usage(str(room.machine.root))},
+        room.machine.settings.room_bytes_min,
+    )
+    assert room.machine.settings.room_bytes_min == MIB
+    room.engine.admission.read_only_reasons.add(DEVICE_FULL)
+    for free, read_only in ((MIB - 1, True), (MIB, False)):
+        room.machine.disk.free_bytes = free
+        watch.look()
+        assert room.bookie.read_only is read_only

@@ -5,6 +5,7 @@ from __future__ import annotations
 import aiohttp
 
 from bookie.formats.commands import Info
+from bookie.node.garbage import GarbageStatus
 from bookie.server.http import Administration, serve_http
 from bookie.server.readiness import Readiness
 from bookie.telemetry import Metrics
@@ -46,6 +47,49 @@ async def test_read_only_by_command_and_back() -> None:
             assert (await response.json())["read_only"] is False
         async with session.get("/bookie") as response:
             assert (await response.json())["ledgers"] == 3
+
+
+class _Reclaiming:
+    """A collector that only remembers what it was asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.suspended = False
+
+    def status(self) -> GarbageStatus:
+        return GarbageStatus(self.suspended, "too many", "stopped", 7, 1, False, 2, 3, 4)
+
+    def wake(self, *, force: bool = False) -> None:
+        self.asked.append("force" if force else "run")
+
+    def suspend(self, *, suspended: bool) -> None:
+        self.suspended = suspended
+
+    def compact(self) -> None:
+        self.asked.append("compact")
+
+
+async def test_garbage_and_compaction_by_command() -> None:
+    """Each action reaches the collector; the answer says how reclaiming stands."""
+    administration, reclaiming = Administration(), _Reclaiming()
+    administration.bookie, administration.reclaiming = _Bookie(), reclaiming
+    async with (
+        serve_http(Metrics(), Readiness(), administration, host="127.0.0.1", port=0) as port,
+        aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session,
+    ):
+        for action in ("run", "force", "suspend"):
+            async with session.put("/garbage", json={"action": action}) as response:
+                answer = await response.json()
+                assert answer["garbage_suspended"] is (action == "suspend")
+                assert answer["garbage_stopped"] == "too many"
+        async with session.put("/garbage", json={"action": "resume"}) as response:
+            assert (await response.json())["garbage_suspended"] is False
+        async with session.put("/compaction", json={"action": "run"}) as response:
+            assert (await response.json())["compacted_files"] == 2
+        for path, action in (("garbage", "burn"), ("compaction", "force")):
+            async with session.put(f"/{path}", json={"action": action}) as response:
+                assert response.status == 400
+        assert reclaiming.asked == ["run", "force", "compact"]
 
 
 async def test_bad_commands_change_nothing() -> None:
