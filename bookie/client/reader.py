@@ -99,6 +99,11 @@ class ReaderHandle:
             NoSuchEntryError: every bookie that should store an entry denies it.
             UnavailableError, CorruptionError: an entry could not be read from any bookie.
         """
+        if first_entry_id == last_entry_id:
+            self._pool.require_open()
+            if alone := await self._read_one(await self._bounded(first_entry_id, last_entry_id)):
+                yield alone[0]
+                return
         async with aclosing(self.read_batches(first_entry_id, last_entry_id)) as batches:
             async for batch in batches:
                 for entry in batch:
@@ -111,9 +116,6 @@ class ReaderHandle:
         self._pool.require_open()
         last = await self._bounded(first_entry_id, last_entry_id)
         position = first_entry_id
-        if position == last and (alone := await self._read_one(position)):
-            yield alone
-            return
         while position <= last:
             read = ReadAhead(
                 self.metadata,

@@ -36,8 +36,7 @@ class AddCommand:
     lac_packet: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class ReadCommand:
+class ReadCommand(NamedTuple):
     """A read of the wanted ids in ``first_entry_id … last_entry_id`` (inclusive).
 
     `first_entry_id` -1 asks for the last stored entry. An id is wanted when `stripe_modulus` is 0
@@ -57,8 +56,7 @@ class ReadCommand:
     stripe_count: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ReadReply:
+class ReadReply(NamedTuple):
     """Consecutive wanted entries, never skipping a hole.
 
     `stopped_by` speaks about exactly `next_entry_id`, the first wanted id that is not in `batch`:

@@ -115,9 +115,9 @@ def bind(server: Any, address: str) -> int:
     return port
 
 
-def call_metadata(instance_id: str) -> tuple[tuple[str, str], ...]:
-    """What a client sends with each call."""
-    return ((INSTANCE_ID_METADATA_KEY, instance_id),)
+def call_metadata(instance_id: str) -> Any:
+    """What a client sends with each call; gRPC's own type, which it need not make for each."""
+    return aio.Metadata((INSTANCE_ID_METADATA_KEY, instance_id))
 
 
 def check_instance_id(metadata: Iterable[tuple[str, str | bytes]], instance_id: str) -> None:
