@@ -394,16 +394,16 @@ class _Commit:
             if entries:
                 txn.put("meta", META_DELETING + key, b"")
             entries = size = 0
-        elif len(change.table.ids):
-            entry_delta, byte_delta = self._put_slots(change, old)
-            entries, size = entries + entry_delta, size + byte_delta
+        else:
+            for table in change.table.parts(SLOTS_PER_PAGE):
+                more_entries, more_bytes = self._put(change.ledger_id, table, old)
+                entries, size = entries + more_entries, size + more_bytes
         row = replace(change.row, entries=entries, payload_bytes=size)
         txn.put("ledgers", key, encode_ledger_row(change.ledger_id, row))
         self.counts[change.ledger_id] = (entries, size)
 
-    def _put_slots(self, change: LedgerChange, old: LedgerIndexRow) -> tuple[int, int]:
-        """Write the slots of one ledger; returns how many entries and bytes it has more."""
-        ledger_id, table = change.ledger_id, change.table
+    def _put(self, ledger_id: int, table: LocationTable, old: LedgerIndexRow) -> tuple[int, int]:
+        """Write slots of one ledger; returns how many entries and bytes it has more."""
         page_of = table.ids // SLOTS_PER_PAGE
         numbers, inverse = np.unique(page_of, return_inverse=True)
         slots = np.zeros((len(numbers), SLOTS_PER_PAGE, 3), np.uint32)

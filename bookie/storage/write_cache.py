@@ -10,7 +10,7 @@ The order of runs is the order of acceptance; where ids overlap, the newest run 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,6 +22,9 @@ from bookie.storage.window import Buffer, Window
 
 FOLD_RUNS = 64
 """Written runs of one ledger that are folded into a table at once."""
+
+PART_ENTRIES = 32 * 1024
+"""Entries that one step of a checkpoint works on."""
 
 U32 = npt.NDArray[np.uint32]
 
@@ -62,6 +65,24 @@ class LocationTable:
                 self.offsets[part].astype(np.int64),
                 self.sizes[part].astype(np.int64),
             )
+
+    def parts(self, page: int) -> Iterator[LocationTable]:
+        """The same locations in pieces of about `PART_ENTRIES`; none at all of an empty table.
+
+        A piece never begins inside a group of `page` neighbouring ids. Working on pieces bounds
+        what a checkpoint of a million entries needs besides the table, and how long one array
+        operation of its thread keeps the event loop waiting.
+        """
+        start = 0
+        while start < len(self.ids):
+            stop = start + PART_ENTRIES
+            if stop < len(self.ids):
+                stop = int(self.ids.searchsorted(self.ids[stop] // page * page))
+            part = slice(start, stop)
+            yield LocationTable(
+                self.ids[part], self.files[part], self.offsets[part], self.sizes[part]
+            )
+            start = stop
 
     def place(self, entry_id: int) -> Place | None:
         """Where one entry is, None if it is not here."""

@@ -18,7 +18,13 @@ from bookie.formats.batch import EntryBatch
 from bookie.ids import MAX_ID
 from bookie.storage import write_cache
 from bookie.storage.window import Window
-from bookie.storage.write_cache import Generation, Run, merge_tables, table_of_runs
+from bookie.storage.write_cache import (
+    Generation,
+    LocationTable,
+    Run,
+    merge_tables,
+    table_of_runs,
+)
 
 LEDGER = 7
 SPAN = 200
@@ -260,3 +266,29 @@ def test_many_small_runs_become_few_tables() -> None:
     runs = generation.ledgers[LEDGER]
     assert len(runs._runs) == 5
     assert len(runs._tables) <= 8
+
+
+@given(
+    st.sets(st.integers(0, 2000), max_size=300).map(sorted),
+    st.integers(64, 150),
+    st.sampled_from([0, FAR // 64 * 64 - 4096]),
+)
+def test_parts_of_a_table_end_with_a_page(ids: list[int], most: int, base: int) -> None:
+    """Together they are the table; no page is in two of them; none is much too large."""
+    table = LocationTable(
+        np.array(ids, np.int64) + base,
+        np.arange(len(ids), dtype=np.uint32),
+        np.arange(len(ids), dtype=np.uint32) * 2,
+        np.arange(len(ids), dtype=np.uint32) * 3,
+    )
+    before, write_cache.PART_ENTRIES = write_cache.PART_ENTRIES, most
+    try:
+        parts = list(table.parts(64))
+    finally:
+        write_cache.PART_ENTRIES = before
+    assert all(0 < len(part.ids) <= most for part in parts)
+    for name in ("ids", "files", "offsets", "sizes"):
+        together = [value for part in parts for value in getattr(part, name).tolist()]
+        assert together == getattr(table, name).tolist()
+    pages = [page for part in parts for page in set((part.ids // 64).tolist())]
+    assert len(pages) == len(set(pages))
