@@ -99,6 +99,8 @@ bench: $(VENV)/.test ## one bookie beside the ceilings of this machine; prints, 
 	$(BIN)/python -m tests.bench.bench_bookie
 	$(BIN)/python -m tests.bench.bench_boot
 	$(BIN)/python -m tests.bench.bench_reads
+	$(BIN)/python -m tests.bench.bench_mixed
+	$(BIN)/python -m tests.bench.bench_space
 
 # ---- check it -------------------------------------------------------------------------------------
 
