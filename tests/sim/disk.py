@@ -168,6 +168,8 @@ class SimulatedFile:
         if not fits:
             inode.change(Write(offset, data[: len(data) // 2]))
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), inode.path)
+        if fault is not None:
+            self._disk.lied(inode.path)
         if fault is None:
             inode.change(Write(offset, data))
         elif fault.kind == "lost":
@@ -260,6 +262,8 @@ class SimulatedDisk:
     block: Callable[[float], None] = _nothing
     """Lets time pass for the calling thread."""
     note: Callable[[str], None] = _nothing
+    lied: Callable[[str], None] = _nothing
+    """Called when a write goes wrong and nobody is told."""
     cold: Callable[[], bool] = bool
     """Whether a read finds nothing in the page cache."""
     faults: list[Fault] = field(default_factory=list)

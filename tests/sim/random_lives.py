@@ -24,7 +24,7 @@ from tests.sim.loop import Mode
 from tests.sim.machine import KIB, Left, SimulatedMachine
 from tests.sim.observed import adopt, check
 from tests.sim.platter import Cut
-from tests.sim.promises import Client, LedgerPromise, Promises, packets_of
+from tests.sim.promises import Client, Frozen, LedgerPromise, Promises, packets_of
 
 ACTIONS = (
     "add",
@@ -128,8 +128,6 @@ class RandomLives:
         self.left = Left()
         self.outcome = Outcome()
         self.power = False
-        self.destroyed: set[tuple[int, int]] = set()
-        """Entries whose bytes a device lost without a word, so that nobody can know."""
 
     def run(self, lives: int) -> Outcome:
         """Live `lives` times, each on what the last one left; then look once more."""
@@ -213,19 +211,20 @@ class RandomLives:
                     disk.fail(name, "", kind="revert", passes=passes)
                 case "read":
                     disk.fail("pread", "", passes=passes)
-                case "stall":
+                case _:
                     seconds = choose.choice((0.01, 1.0, 20.0, 90.0))
                     name = choose.choice(("pwritev", "fdatasync", "kv_sync", "pread"))
                     disk.fail(name, "", kind="stall", passes=passes, seconds=seconds, times=3)
-                case _:
-                    disk.fail("pwritev", "journal/", kind=kind, passes=passes)
 
     async def _look(self, engine: Engine) -> None:
         await check(engine, self.promises.frozen(), power=self.power)
 
+    async def _adopt(self, engine: Engine) -> Frozen:
+        return await adopt(engine, self.promises.ledgers)
+
     async def _work(self, engine: Engine, machine: SimulatedMachine) -> None:
         await self._look(engine)
-        self.promises.ledgers = await adopt(engine, self.promises.ledgers)
+        self.promises.ledgers = await self._adopt(engine)
         for ledger_id in self.promises.ledgers:
             self.promises.of(ledger_id)
         if not machine.disk.faults:

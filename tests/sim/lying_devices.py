@@ -1,0 +1,197 @@
+"""Random lives on devices that lose writes, put them elsewhere, or flip bits, and say nothing.
+
+Nobody can promise what was acknowledged then. What remains is that a bookie does not lie about it:
+an entry comes back with the bytes that were sent, or with bytes whose digest says that they are
+damaged, or not at all with an I/O error; "no such entry" is said only after the start has raised
+the alarm, which makes the node answer "unknown". The one exception is the block that was being
+written when the device lied, if it is the last one: it looks as if the power had gone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from bookie.errors import ChecksumError
+from bookie.formats.blocks import BLOCK_MAGIC, FILE_HEADER_SIZE_BYTES
+from bookie.formats.entry import lac_packet_ids, unpack_packet
+from bookie.ids import Status
+from bookie.storage.engine import Engine
+from tests.sim.machine import SimulatedMachine
+from tests.sim.observed import MIB, ids_of
+from tests.sim.platter import SECTOR, Write
+from tests.sim.promises import DIGESTER, NO_LAC, Client, Frozen, LedgerPromise
+from tests.sim.random_lives import Outcome, RandomLives, Swarm, draw, is_failure, is_lie
+
+NOT_ON_LIARS = ("deferred", "force", "lac")
+"""What is synced later is vouched for by nobody: a lie about it looks like a power cut."""
+
+
+def swarm_of(seed: int) -> Swarm:
+    """The features of a seed."""
+    swarm = draw(seed, lies=True)
+    actions = tuple(item for item in swarm.actions if item not in NOT_ON_LIARS) or ("add",)
+    return replace(swarm, actions=actions)
+
+
+class LyingLives(RandomLives):
+    """See the module."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed, swarm_of(seed))
+        self.excused: set[tuple[int, int]] = set()
+        """Ledger and entry id of what was in the block that the device lied about."""
+        self.excused_ledgers: set[int] = set()
+
+    def run(self, lives: int) -> Outcome:
+        """Live until the engine raises the alarm, at most `lives` times."""
+        for number in range(lives + 1):
+            self._live(number, last=number == lives)
+            if self.outcome.reported:
+                break
+            if self.choose.random() < 0.3:
+                self._rot()
+        return self.outcome
+
+    def _rot(self) -> None:
+        """A sector goes bad at rest, not in the newest journal that has blocks or behind it.
+
+        Its last block may look torn; that of an older one is named by its successor's first.
+        """
+        disk = SimulatedMachine(self.left).disk
+        paths = [path for path in disk.paths() if path.endswith((".journal", ".log"))]
+        begun = [
+            path
+            for path in paths
+            if path.endswith(".journal")
+            and disk.inode_of(path).data[FILE_HEADER_SIZE_BYTES:].startswith(BLOCK_MAGIC)
+        ]
+        newest = begun[-1] if begun else ""
+        paths = [path for path in paths if path.endswith(".log") or path < newest]
+        if not paths:
+            return
+        path = self.choose.choice(paths)
+        inode = disk.inode_of(path)
+        size = len(inode.data)
+        if size < SECTOR:
+            return
+        at = self.choose.randrange(size // SECTOR) * SECTOR
+        old = bytes(inode.data[at : at + SECTOR])
+        new = self.choose.choice((bytes(SECTOR), old[::-1], self.choose.randbytes(SECTOR)))
+        disk.forgets(path, Write(at, new))
+        self.left = replace(self.left, image=disk.freeze())
+        self.outcome.struck += 1
+
+    def _arm(self, machine: SimulatedMachine, *kinds: str) -> None:
+        choose, disk = self.choose, machine.disk
+        disk.lied = self._excuse
+        for kind in [item for item in self.swarm.faults if item in kinds]:
+            part = choose.choice(("journal/", "journal/", "logs/"))
+            disk.fail("pwritev", part, kind=kind, passes=choose.randint(0, 40))
+
+    def _excuse(self, path: str) -> None:
+        """Whatever may be part of this write of a journal; a log is never written alone."""
+        if "journal/" not in path:
+            return
+        for ledger_id, promise in self.promises.ledgers.items():
+            self.excused.update((ledger_id, entry_id) for entry_id in promise.tried)
+            if len(promise.fenced) > 1 or len(promise.limbo) > 1 or len(promise.deleted) > 1:
+                self.excused_ledgers.add(ledger_id)
+
+    def _go(self, machine: SimulatedMachine, *, last: bool) -> bool:
+        """Whether the engine gave up, which is no lie."""
+        try:
+            machine.die_after(self._look if last else lambda engine: self._work(engine, machine))
+        except BaseException as error:
+            if is_lie(error) or not (machine.disk.dead or is_failure(error)):
+                raise AssertionError(f"seed {self.seed}, life {self.outcome.lives}") from error
+            if not machine.disk.dead:
+                self.outcome.reported += 1
+                return True
+        return False
+
+    # --- what is checked -----------------------------------------------------------------
+
+    async def _look(self, engine: Engine) -> None:
+        if engine.report.corrupt or engine.needs_integrity_check:
+            self.outcome.reported += 1
+        for ledger_id, promise in self.promises.frozen().items():
+            await self._check_ledger(engine, ledger_id, promise)
+
+    async def _check_ledger(self, engine: Engine, ledger_id: int, promise: LedgerPromise) -> None:
+        state = await engine.load(ledger_id)
+        silent = not self.outcome.reported
+        if silent and ledger_id not in self.excused_ledgers:
+            assert state.deleted in promise.deleted, f"ledger {ledger_id}: {state.deleted}"
+            assert state.deleted or state.fenced in promise.fenced or state.limbo
+            assert state.deleted or state.limbo in promise.limbo
+        if state.deleted:
+            return
+        ids = {*await ids_of(engine, state), *promise.stored, *promise.written}
+        for entry_id in sorted(ids):
+            packet = await self._read_one(engine, ledger_id, entry_id)
+            excused = (ledger_id, entry_id) in self.excused
+            if packet is None:
+                lost = entry_id in promise.stored or (
+                    entry_id in promise.written and not self.power
+                )
+                assert not (silent and lost and not excused), f"{ledger_id}/{entry_id} is denied"
+            elif packet and is_whole(ledger_id, packet):
+                payload = unpack_packet(ledger_id, entry_id, packet, DIGESTER)
+                assert payload.startswith(f"{ledger_id}/{entry_id}/".encode())
+                if silent and not excused:
+                    # Else it may be the one that a recovery add replaced in what was lost.
+                    assert packet in promise.allowed(entry_id), f"{ledger_id}/{entry_id} is old"
+
+    async def _read_one(self, engine: Engine, ledger_id: int, entry_id: int) -> bytes | None:
+        """An entry; None if it is denied, nothing if it cannot be read."""
+        state = await engine.load(ledger_id)
+        result = await engine.read(state, entry_id, entry_id, entries_max=1, bytes_max=MIB)
+        if result.batch is None:
+            return None if result.stopped_by is Status.NO_SUCH_ENTRY else b""
+        return bytes(result.batch.payload)
+
+    async def _adopt(self, engine: Engine) -> Frozen:
+        """What can be read is promised from now on; what cannot, stays promised as it was."""
+        adopted: Frozen = {}
+        for ledger_id, promise in self.promises.ledgers.items():
+            state = await engine.load(ledger_id)
+            kept = adopted[ledger_id] = LedgerPromise(
+                fenced=(state.fenced,), limbo=(state.limbo,), deleted=(state.deleted,)
+            )
+            if not state.exists or state.deleted:
+                continue
+            packet = state.lac_packet
+            kept.lac_durable = kept.lac_max = (
+                lac_packet_ids(packet).last_add_confirmed if packet else NO_LAC
+            )
+            for entry_id in {*await ids_of(engine, state), *promise.stored}:
+                found = await self._read_one(engine, ledger_id, entry_id)
+                if found and is_whole(ledger_id, found):
+                    kept.stored[entry_id] = found
+                elif found is not None:
+                    certain = promise.allowed(entry_id)
+                    kept.stored[entry_id] = certain[0]
+                    kept.tried[entry_id] = certain
+        return adopted
+
+    async def _read(self, client: Client, ledger_id: int, first: int) -> None:
+        """Bytes that were flipped on the way are in the page cache, too; clients find out."""
+
+
+def is_whole(ledger_id: int, packet: bytes) -> bool:
+    """Whether the digest of a packet is right, so that a client believes it."""
+    try:
+        unpack_packet(ledger_id, packet_ids(packet)[1], packet, DIGESTER)
+    except ChecksumError:
+        return False
+    return True
+
+
+def packet_ids(packet: bytes) -> tuple[int, int]:
+    """Ledger and entry id that a packet says it is."""
+    return int.from_bytes(packet[:8], "big"), int.from_bytes(packet[8:16], "big")
+
+
+def lie(seed: int, lives: int = 4) -> Outcome:
+    """Some lives of one seed on a device that lies."""
+    return LyingLives(seed).run(lives)
