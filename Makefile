@@ -101,6 +101,7 @@ bench: $(VENV)/.test ## one bookie beside the ceilings of this machine; prints, 
 	$(BIN)/python -m tests.bench.bench_reads
 	$(BIN)/python -m tests.bench.bench_mixed
 	$(BIN)/python -m tests.bench.bench_space
+	$(BIN)/python -m tests.bench.bench_reclaim
 
 # ---- check it -------------------------------------------------------------------------------------
 
