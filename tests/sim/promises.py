@@ -270,6 +270,8 @@ class Client:
     async def limbo(self, ledger_id: int, *, on: bool) -> Reply:
         """Doubt begins, which fences, or ends."""
         state = await self.engine.load(ledger_id)
+        # What the answer to an earlier request settles must not take this one away.
+        self.promises.look()
         promise = self.promises.of(ledger_id)
         promise.limbo = (*promise.limbo, on)
         if on and promise.fenced == (False,):

@@ -68,13 +68,14 @@ def test_no_lies_about_what_devices_lie_about(
     )
 
 
-@pytest.mark.parametrize("seed", [3, 11])
-def test_a_seed_does_the_same_in_any_process(seed: int) -> None:
+@pytest.mark.parametrize(("seed", "faults"), [(3, False), (11, False), (5, True)])
+def test_a_seed_does_the_same_in_any_process(seed: int, faults: bool) -> None:
     """Nothing depends on addresses, on hashes of strings, or on what ran before."""
-    expected = " ".join(map(str, simulate(seed).traces))
+    expected = " ".join(map(str, simulate(seed, faults=faults).traces))
+    more = ["faults"] if faults else []
     for hash_seed in ("1", "4711"):
         found = subprocess.run(
-            [sys.executable, "-m", "tests.sim.random_lives", str(seed)],
+            [sys.executable, "-m", "tests.sim.random_lives", str(seed), *more],
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": hash_seed},
             capture_output=True,
