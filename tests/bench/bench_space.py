@@ -1,11 +1,12 @@
 """What a bookie's index takes on disk for each entry, and its anonymous memory afterwards.
 
-    python -m tests.bench.bench_space [--entries 2000000] [--only dense interleaved lone] \
-        [--directory DIR]
+    python -m tests.bench.bench_space [--entries 2000000] [--ledgers 20000] [--directory DIR] \
+        [--only dense large interleaved lone]
 
-Three loads with entries of 100 bytes: one ledger; a hundred, a batch of each in turn; ledgers of
-one entry. The size is that of the LMDB pages in use once the bookie has stopped in order; memory is
-the RssAnon of the process before that, at rest and at its peak.
+Loads of entries of 100 bytes: one ledger; a hundred, ten entries of each in turn; ledgers of one
+entry. And, when asked for, one ledger of entries of 1 KB: twenty million of them are 20 GB. The
+size is that of the LMDB pages in use once the bookie has stopped in order; memory is the RssAnon of
+the process before that, at rest and at its peak.
 """
 
 from __future__ import annotations
@@ -39,6 +40,14 @@ async def dense(at: Served, entries: int) -> None:
     """One ledger."""
     writer = await _ledger(at)
     payloads = [os.urandom(SIZE)] * BATCH
+    await _many(entries // BATCH, lambda _: writer.append_many(payloads))
+    await writer.close()
+
+
+async def large(at: Served, entries: int) -> None:
+    """One ledger with entries of 1 KB: what matters is how much passes through."""
+    writer = await _ledger(at)
+    payloads = [os.urandom(1024)] * BATCH
     await _many(entries // BATCH, lambda _: writer.append_many(payloads))
     await writer.close()
 
@@ -99,6 +108,7 @@ async def measure(arguments: argparse.Namespace) -> None:
     """Each load on a bookie of its own."""
     loads: list[tuple[str, Callable[[Served, int], Awaitable[None]], int]] = [
         ("dense", dense, arguments.entries),
+        ("large", large, arguments.entries),
         ("interleaved", interleaved, arguments.entries),
         ("lone", lone, arguments.ledgers),
     ]
