@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from bookie.client.pool import BookiePool
 from bookie.client.range_read import READ_ENTRIES_MAX, RangeRead
+from bookie.errors import TooManyRequestsError
 from bookie.formats.digest import Digester
 from bookie.formats.entry import HEADER_SIZE_BYTES, Entry
 from bookie.formats.ledger_metadata import LedgerMetadata
@@ -47,6 +48,8 @@ class ReadAhead:
         self._limits = limits
         self._replica = replica
         self._suspects = 0
+        self.spans_max = SPANS_MAX
+        """How many spans may be under way; one, after a bookie could not take more."""
         self._spans: deque[RangeRead] = deque()
         self._span_entries = _first_guess(metadata)
 
@@ -57,17 +60,27 @@ class ReadAhead:
             NoSuchEntryError: every replica denies the next entry.
             BookieError: no replica could serve it; the failure of one of them.
         """
-        self._fill()
-        if not self._spans:
-            return ()
-        span = self._spans[0]
-        entries = await span.next()
-        if span.is_complete:
-            self._spans.popleft()
-            self._learn(span)
-            await span.aclose()
+        while True:
             self._fill()
-        return entries
+            if not self._spans:
+                return ()
+            span = self._spans[0]
+            try:
+                entries = await span.next()
+            except TooManyRequestsError:
+                if self.spans_max == 1:
+                    raise
+                # The bookie has no room for several answers to each of its readers.
+                self.spans_max = 1
+                self._position = span.machine.position
+                await self.aclose()
+                continue
+            if span.is_complete:
+                self._spans.popleft()
+                self._learn(span)
+                await span.aclose()
+                self._fill()
+            return entries
 
     async def aclose(self) -> None:
         """Stop; calls that run are cancelled."""
@@ -75,7 +88,7 @@ class ReadAhead:
             await self._spans.popleft().aclose()
 
     def _fill(self) -> None:
-        while self._position <= self._last_entry_id and len(self._spans) < SPANS_MAX:
+        while self._position <= self._last_entry_id and len(self._spans) < self.spans_max:
             first = self._position
             last = min(first + self._span_entries - 1, self._last_entry_id)
             machine = LedgerRead(

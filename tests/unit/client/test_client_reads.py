@@ -12,7 +12,7 @@ from bookie.client.read_ahead import FIRST_SPAN_ENTRIES, SPANS_MAX, ReadAhead
 from bookie.client.reader import ReaderHandle
 from bookie.cluster.ledgers import LedgerManager
 from bookie.config import ClientSettings
-from bookie.errors import BookieUnreachableError, NoSuchEntryError
+from bookie.errors import BookieUnreachableError, NoSuchEntryError, TooManyRequestsError
 from bookie.formats.batch import EntryBatch
 from bookie.formats.entry import Entry, pack_lac
 from bookie.formats.ledger_metadata import Versioned
@@ -156,6 +156,43 @@ async def test_what_stands_before_a_failure_is_delivered_first() -> None:
         read = read_ahead(pool, 999)
         assert len(await read.next()) == FIRST_SPAN_ENTRIES
         with pytest.raises(BookieUnreachableError, match=f"entry {FIRST_SPAN_ENTRIES} of"):
+            await read.next()
+        await read.aclose()
+
+
+async def test_a_bookie_without_room_is_asked_for_one_span_at_a_time() -> None:
+    """What was refused is asked for again, and nothing beside it from then on."""
+    reads: list[ReadAhead] = []
+    under_way = 0
+
+    async def on_read(bookie_id: str, command: ReadCommand) -> ReadReply:
+        nonlocal under_way
+        if reads[0].spans_max > 1 and command.first_entry_id >= FIRST_SPAN_ENTRIES:
+            raise TooManyRequestsError(f"{bookie_id} has no room")
+        under_way += 1
+        assert under_way == 1
+        await asyncio.sleep(0)
+        under_way -= 1
+        return reply_to(command, 1000)
+
+    async with fake_pool(on_read=on_read) as pool:
+        reads.append(read_ahead(pool, 999))
+        ids: list[int] = []
+        while entries := await reads[0].next():
+            ids += [entry.entry_id for entry in entries]
+        await reads[0].aclose()
+    assert ids == list(range(1000))
+
+
+async def test_no_room_for_a_single_span_is_an_error() -> None:
+    """The caller has to wait."""
+
+    async def on_read(bookie_id: str, _: ReadCommand) -> ReadReply:
+        raise TooManyRequestsError(f"{bookie_id} has no room")
+
+    async with fake_pool(on_read=on_read) as pool:
+        read = read_ahead(pool, 999)
+        with pytest.raises(TooManyRequestsError):
             await read.next()
         await read.aclose()
 
