@@ -169,11 +169,8 @@ class Compactor:
             self.running = True
             began = self._env.clock.monotonic()
             try:
-                await self._round(report, force=force)
-            except DiskFullError as error:
-                report.full = True
-                self._seen = None
-                _log.warning("compaction_gave_up", reason=str(error))
+                with self._engine.failing():
+                    await self._round_or_give_up(report, force=force)
             finally:
                 self.running = False
             self.files += report.files
@@ -189,8 +186,16 @@ class Compactor:
                     kept_files=report.kept_files,
                     seconds=round(seconds, 3),
                 )
-            await self._restore_reserve()
         return report
+
+    async def _round_or_give_up(self, report: RoundReport, *, force: bool) -> None:
+        try:
+            await self._round(report, force=force)
+        except DiskFullError as error:
+            report.full = True
+            self._seen = None
+            _log.warning("compaction_gave_up", reason=str(error))
+        await self._restore_reserve()
 
     async def _round(self, report: RoundReport, *, force: bool) -> None:
         while await self._env.workers.run(POOL, self._are_pages_left):
@@ -340,9 +345,7 @@ class Compactor:
         report.moved_bytes += collected.payload_bytes
         collected.live, collected.payload_bytes = [], 0
         collected.ledgers = set()
-        relocation = log.relocation
-        with self._engine.failing():
-            await self._checkpointer.relocate(relocation)
+        await self._checkpointer.relocate(log.relocation)
 
     async def _write_or_release(self, harvest: Harvest) -> CompactionLog:
         """The written log; on a full device the reserve makes room for it."""
@@ -367,8 +370,7 @@ class Compactor:
                 try:
                     size = await self._env.workers.run(POOL, next, steps, None)
                 except OSError as error:
-                    with self._engine.failing():
-                        raise StorageFailedError(f"a log could not be written: {error}") from error
+                    raise StorageFailedError(f"a log could not be written: {error}") from error
                 if size is None:
                     return log
                 await self._pace(size, began)
