@@ -53,6 +53,7 @@ ERROR_KINDS = (
     "corruption",
     "read",
     "request",
+    "scrub",
     "slow_sync",
     "storage_failed",
     "unexpected",
@@ -102,6 +103,8 @@ class Metrics:
     ledger_states: Gauge
     integrity_check_needed: Gauge
     limbo_ledgers: Gauge
+    scrub_bytes_total: Counter
+    scrub_passes_total: Counter
     lac_watches: Gauge
     loop_lag_seconds: Histogram
     errors_total: Counter
@@ -230,6 +233,12 @@ class Metrics:
         )
         self.limbo_ledgers = declare.gauge(
             "limbo_ledgers", "Ledgers in limbo at the last check: they get no negative answer."
+        )
+        self.scrub_bytes_total = declare.counter(
+            "scrub_bytes_total", "Bytes of files and index that the scrubber has read."
+        )
+        self.scrub_passes_total = declare.counter(
+            "scrub_passes_total", "Times that the scrubber has read everything."
         )
         self.lac_watches = declare.gauge("lac_watches", "Ledgers watched, summed over watchers.")
         self.errors_total = declare.counter(

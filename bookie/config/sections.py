@@ -210,6 +210,12 @@ class StorageSettings(Section):
         description="What the journal files may take together, for a journal with a device of its"
         " own: beyond it their data moves to the ledgers directory. 0 means no limit.",
     )
+    scrub_bytes_per_second: Size = Field(
+        default=4 * MIB,
+        ge=0,
+        description="How fast all files and the index are read again and again to find damage;"
+        " 0 is off.",
+    )
     sync_warn_seconds: float = Field(
         default=10.0, gt=0, description="A sync that takes longer is reported."
     )

@@ -10,13 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bookie.env.clock import Clock, SystemClock
-from bookie.env.disk import Disk, DiskUsage, File, PosixDisk
+from bookie.env.disk import Buffer, Disk, DiskUsage, File, PosixDisk, Readable
 from bookie.env.failpoints import Failpoints
 from bookie.env.kv import KeyValueStore, ReadTransaction, WriteTransaction, open_lmdb
 from bookie.env.workers import BatchWorker, ThreadWorkers, Workers
 
 __all__ = [
     "BatchWorker",
+    "Buffer",
     "Clock",
     "Disk",
     "DiskUsage",
@@ -26,6 +27,7 @@ __all__ = [
     "KeyValueStore",
     "PosixDisk",
     "ReadTransaction",
+    "Readable",
     "SystemClock",
     "ThreadWorkers",
     "Workers",

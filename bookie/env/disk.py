@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import mmap
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -43,6 +44,18 @@ class DiskUsage:
     device: int
 
 
+class Readable(Protocol):
+    """What can be read by offset."""
+
+    def pread(self, size: int, offset: int) -> Buffer:
+        """Up to `size` bytes; shorter only at the end."""
+        ...
+
+    def size(self) -> int:
+        """Bytes up to the end."""
+        ...
+
+
 class File(Protocol):
     """One open file, addressed by offset; no shared position."""
 
@@ -60,6 +73,13 @@ class File(Protocol):
 
     def pread_cached(self, size: int, offset: int) -> Buffer | None:
         """Exactly `size` bytes if they are in memory, else None; never waits for the device."""
+        ...
+
+    def pread_uncached(self, size: int, offset: int) -> Buffer:
+        """As `pread`, from the device and without a trace in the page cache where that is possible.
+
+        `size` and `offset` are multiples of 4096.
+        """
         ...
 
     def fdatasync(self) -> None:
@@ -140,7 +160,7 @@ class Disk(Protocol):
 class PosixFile:
     """A file descriptor."""
 
-    __slots__ = ("_fd", "_nowait", "path")
+    __slots__ = ("_direct", "_fd", "_nowait", "path")
     _fd: int
 
     def __init__(self, fd: int, path: str) -> None:
@@ -148,6 +168,8 @@ class PosixFile:
         self.path = path
         # RWF_NOWAIT is refused by some file systems; then every read goes to a thread.
         self._nowait = True
+        self._direct: int | None = None
+        """A second descriptor that bypasses the page cache; -1 if the file system has none."""
 
     def pwritev(self, buffers: Sequence[Buffer], offset: int) -> int:
         """See `File.pwritev`."""
@@ -206,6 +228,28 @@ class PosixFile:
             raise
         return buffer if got == size else None
 
+    def pread_uncached(self, size: int, offset: int) -> Buffer:
+        """See `File.pread_uncached`."""
+        if self._direct is None:
+            flags = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT
+            try:
+                # By its descriptor, for the name may be gone.
+                self._direct = os.open(f"/proc/self/fd/{self._fd}", flags)
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+                self._direct = -1
+        if self._direct >= 0:
+            # Memory of its own pages, as the device wants it.
+            buffer = mmap.mmap(-1, size)
+            got = os.preadv(self._direct, [buffer], offset)
+            return memoryview(buffer)[:got]
+        data = self.pread_cached(size, offset)
+        if data is None:
+            data = self.pread(size, offset)
+            os.posix_fadvise(self._fd, offset, size, os.POSIX_FADV_DONTNEED)
+        return data
+
     def fdatasync(self) -> None:
         """See `File.fdatasync`."""
         os.fdatasync(self._fd)
@@ -231,6 +275,9 @@ class PosixFile:
         """See `File.close`."""
         fd, self._fd = self._fd, -1
         os.close(fd)
+        direct, self._direct = self._direct, -1
+        if direct is not None and direct >= 0:
+            os.close(direct)
 
     def __del__(self) -> None:
         # A file that a reader still held when the table dropped it is closed by its last user.

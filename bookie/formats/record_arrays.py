@@ -27,6 +27,7 @@ from bookie.ids import ENTRY_SIZE_BYTES_MAX
 
 _CONTIGUOUS = 1
 _KNOWN_FLAGS = 3
+_ENTRY_ID_AT = 8
 _LAC_AT = 16
 
 _HEAD = np.dtype(
@@ -69,6 +70,14 @@ class RecordArrays:
     """Where the packet starts in the body."""
     lacs: Ids
     """The LAC in the packet's header."""
+    header_ledger_ids: Ids
+    header_entry_ids: Ids
+    """What the packet's header says itself."""
+    payloads: Ids
+    """This and what follows: one value for each ENTRIES record. Where its payload starts."""
+    payload_sizes: Ids
+    payload_crcs: npt.NDArray[np.uint32]
+    """The checksum that came with the request."""
     others: tuple[Record, ...]
     """The records that hold no entries, in order."""
 
@@ -91,8 +100,7 @@ def parse_arrays(body: memoryview, count: int) -> RecordArrays:
         # It may not be the first that is wrong.
         return _one_by_one(body, count)
     if not len(at):
-        empty = np.zeros(0, np.int64)
-        return RecordArrays(offsets, empty, empty, empty, empty, empty, others)
+        return _without_entries(offsets, others)
     parsed = _entries(body, offsets, at, others)
     return parsed if parsed is not None else _one_by_one(body, count)
 
@@ -176,6 +184,11 @@ def _entries(
         sizes=sizes,
         packets=packets,
         lacs=_gather(body, packets + _LAC_AT, _I64_BIG).astype(np.int64),
+        header_ledger_ids=_gather(body, packets, _I64_BIG).astype(np.int64),
+        header_entry_ids=_gather(body, packets + _ENTRY_ID_AT, _I64_BIG).astype(np.int64),
+        payloads=payload_at,
+        payload_sizes=payload_lengths,
+        payload_crcs=heads["crc"],
         others=others,
     )
 
@@ -225,9 +238,14 @@ def _one_by_one(body: memoryview, count: int) -> RecordArrays:
     found = [(at, record) for at, record in pairs if isinstance(record, EntriesRecord)]
     if found:
         raise FormatError(f"{len(found)} records of entries do not add up")
+    offsets = np.array([at for at, _ in pairs], np.int64)
+    return _without_entries(offsets, tuple(record for _, record in pairs))
+
+
+def _without_entries(offsets: Ids, others: tuple[Record, ...]) -> RecordArrays:
     empty = np.zeros(0, np.int64)
+    no_crcs = np.zeros(0, np.uint32)
     return RecordArrays(
-        np.array([at for at, _ in pairs], np.int64),
-        *(empty, empty, empty, empty, empty),
-        tuple(record for _, record in pairs),
+        *(offsets, empty, empty, empty, empty, empty),
+        *(empty, empty, empty, empty, no_crcs, others),
     )

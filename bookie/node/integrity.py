@@ -18,7 +18,7 @@ from bookie.formats.ledger_metadata import LedgerMetadata, LedgerState
 from bookie.ids import Status
 from bookie.storage.accept import Waiter
 from bookie.storage.engine import Engine
-from bookie.storage.index import INTEGRITY_IN_LIMBO
+from bookie.storage.index import INTEGRITY_IN_LIMBO, INTEGRITY_SOUND
 from bookie.telemetry import event_log
 
 _log = event_log(__name__)
@@ -59,7 +59,7 @@ async def put_ledgers_in_limbo(engine: Engine, ledgers: LedgerManager, bookie_id
     if named:
         await engine.integrity.set(INTEGRITY_IN_LIMBO)
     else:
-        await engine.clear_integrity_check()
+        await engine.integrity.set(INTEGRITY_SOUND)
     _log.warning("limbo", ledgers=named, reason="this bookie may have lost data")
     return named
 

@@ -28,7 +28,7 @@ from bookie.ids import MAX_ID, NO_ENTRY, Status
 from bookie.node.holdings import Holding, Missing, holdings, missing_of
 from bookie.node.integrity import names
 from bookie.storage.engine import Engine
-from bookie.storage.index import INTEGRITY_IN_LIMBO
+from bookie.storage.index import INTEGRITY_IN_LIMBO, INTEGRITY_SOUND
 from bookie.storage.ledger_state import LedgerState
 from bookie.storage.reader import ReadResult, Stripe
 from bookie.telemetry import Metrics, event_log
@@ -156,9 +156,10 @@ class IntegrityCheck:
                 await self._look_at(versioned.value, found)
         await self._release_others(found)
         report = found.report
-        whole = not (report.waiting or report.incomplete)
+        damage = self._engine.scrubber.findings
+        whole = not (report.waiting or report.incomplete or damage)
         if whole and self._engine.integrity.value == INTEGRITY_IN_LIMBO:
-            await self._engine.clear_integrity_check()
+            await self._engine.integrity.set(INTEGRITY_SOUND)
         self.report = replace(report, whole=not self.needed)
         self._metrics.limbo_ledgers.set(report.waiting + report.incomplete)
         _log.info(

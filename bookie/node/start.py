@@ -122,6 +122,7 @@ async def start_bookie(
                         tasks.create_task(watch.run(), name="disk-watch"),
                         tasks.create_task(collector.run(), name="garbage-collector"),
                         tasks.create_task(check.run(), name="integrity-check"),
+                        tasks.create_task(engine.scrubber.run(), name="scrubber"),
                     ]
                     try:
                         yield StartedBookie(served, engine, collector, check)

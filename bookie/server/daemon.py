@@ -137,8 +137,11 @@ async def _run(
             ):
                 readiness.clear(Part.BOOT)
                 administration.bookie = started.bookie
-                administration.upkeep = {"check": started.check}
                 administration.reclaiming = started.garbage
+                administration.upkeep = {
+                    "check": started.check,
+                    "scrub": started.engine.scrubber,
+                }
                 manager.ready(f"serving on {settings.listen.host}:{port}")
                 await _until_stopped(stop_requested, started)
                 administration.bookie = administration.reclaiming = None

@@ -10,6 +10,7 @@
 ``PUT /garbage``    ``{"action": "run"}`` looks for deleted ledgers now, ``"force"`` deletes them
                     however many they are, ``"suspend"`` and ``"resume"`` stop that and compactions
 ``PUT /compaction`` ``{"action": "run"}`` compacts every file that holds anything dead
+``GET /scrub``      how far the scrubber is, and what is damaged; ``PUT``: read everything now
 ==================  ======================================================================
 
 It listens on loopback unless the configuration says otherwise. Whatever the configuration says, a
@@ -222,10 +223,10 @@ async def serve_http(
             web.get("/readyz", pages.readyz),
             web.get("/bookie", pages.bookie),
             web.put("/read-only", pages.set_read_only),
-            web.get("/{work:check}", pages.upkeep),
-            web.put("/{work:check}", pages.upkeep),
             web.put("/garbage", pages.garbage),
             web.put("/compaction", pages.compaction),
+            web.get("/{work:check|scrub}", pages.upkeep),
+            web.put("/{work:check|scrub}", pages.upkeep),
         ]
     )
     runner = web.AppRunner(application, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)

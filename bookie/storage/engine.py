@@ -27,11 +27,12 @@ from bookie.storage.checkpoint import Checkpointer
 from bookie.storage.compaction import Compactor, EngineCalls
 from bookie.storage.directories import Directories
 from bookie.storage.duplicates import DuplicateAdds
-from bookie.storage.index import INTEGRITY_SOUND, META_CLEAN
+from bookie.storage.index import META_CLEAN
 from bookie.storage.integrity import Integrity
 from bookie.storage.journal import BlockDone, JournalRequest, RequestKind
 from bookie.storage.ledger_state import LedgerState, LedgerStates, StoredLedger
 from bookie.storage.reader import ALL_IDS, EntryReader, ReadResult, Stripe
+from bookie.storage.scrub import Scrubber
 from bookie.storage.watch import DeviceWatch
 from bookie.storage.write_cache import Generation
 from bookie.telemetry import Metrics, event_log
@@ -60,6 +61,7 @@ class Engine:
         self._booted = booted
         self._index = booted.index
         self.integrity = Integrity(environment, booted.index, metrics)
+        self.scrubber = Scrubber(environment, settings, metrics, booted.files, self.integrity)
         self._files = booted.files
         self.report: BootReport = booted.report
         self._pending: deque[JournalRequest] = deque()
@@ -88,7 +90,7 @@ class Engine:
             directories.release_reserve,
         )
         self.states = LedgerStates(self._load_row, self._checkpointer.is_dirty)
-        reader = EntryReader(
+        self._reader = reader = EntryReader(
             environment,
             booted.index,
             self._checkpointer.generations,
@@ -96,7 +98,6 @@ class Engine:
             metrics,
             settings.page_gap_bytes,
         )
-        self._reader = reader
         self.compactor = Compactor(
             environment,
             settings,
@@ -226,10 +227,6 @@ class Engine:
     def needs_integrity_check(self) -> bool:
         """Whether durable data was found damaged or missing and nobody has checked since."""
         return self._index.needs_integrity_check()
-
-    async def clear_integrity_check(self) -> None:
-        """The check was made; durable when it returns."""
-        await self.integrity.set(INTEGRITY_SOUND)
 
     def index_is_damaged(self, error: CorruptionError) -> StorageFailedError:
         """Fail because of what was found in the index: the next start walks and rebuilds it."""

@@ -11,7 +11,7 @@ import errno
 import os
 from collections import OrderedDict
 
-from bookie.env import Disk, File
+from bookie.env import Disk, File, Readable
 from bookie.errors import DiskFullError
 from bookie.formats.blocks import (
     FILE_HEADER_SIZE_BYTES,
@@ -89,7 +89,7 @@ def publish_file(disk: Disk, directory: str, header: FileHeader) -> None:
     disk.sync_directory(directory)
 
 
-def read_header(file: File) -> FileHeader:
+def read_header(file: Readable) -> FileHeader:
     """The header of an open file.
 
     Raises:

@@ -43,6 +43,7 @@ from bookie.formats.index_rows import (
 from bookie.formats.pages import SLOTS_PER_PAGE, decode_pages, encode_pages, page_key
 from bookie.ids import MAX_ID, NO_ENTRY
 from bookie.storage.lookup import look_up, look_up_one
+from bookie.storage.page_walk import verify_all_pages
 from bookie.storage.relocation import FoundSlots, MovedEntries, Relocation, find_slots, move_slots
 from bookie.storage.watch import CountedStore
 from bookie.storage.window import Window
@@ -275,16 +276,7 @@ class Index:
         Raises:
             CorruptionError: the index is damaged and has to be rebuilt.
         """
-        pages = 0
-        start = page_key(0, 0)
-        while True:
-            with self._store.read() as txn:
-                pairs = txn.range("locations", start, b"\xff" * 17, PAGES_PER_READ)
-            if not pairs:
-                break
-            decode_pages(pairs)
-            pages += len(pairs)
-            start = pairs[-1][0] + b"\x00"
+        pages = verify_all_pages(self._store)
         after = NO_ENTRY
         while rows := self.ledgers(after, PAGES_PER_READ):
             after = rows[-1][0]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bookie.env import File
+from bookie.env import Readable
 from bookie.errors import FormatError
 from bookie.formats.blocks import (
     BLOCK_HEADER_SIZE_BYTES,
@@ -53,7 +53,11 @@ class ScannedBlock:
 
 
 def blocks(
-    file: File, header: FileHeader, start: int, sequence_after: int
+    file: Readable,
+    header: FileHeader,
+    start: int,
+    sequence_after: int,
+    ahead: int = SCAN_BYTES,
 ) -> Iterator[ScannedBlock]:
     """Valid blocks from `start` on, up to the first that is not.
 
@@ -66,7 +70,7 @@ def blocks(
     while offset + BLOCK_HEADER_SIZE_BYTES <= size:
         inside = offset - chunk_at
         if inside + BLOCK_HEADER_SIZE_BYTES > len(chunk):
-            chunk, chunk_at, inside = _chunk(file, offset, size, SCAN_BYTES), offset, 0
+            chunk, chunk_at, inside = _chunk(file, offset, size, ahead), offset, 0
         found = parse_block_header(chunk[inside : inside + BLOCK_HEADER_SIZE_BYTES], header.nonce)
         if found is None or not _is_in_place(found, offset, sequence_after):
             return
@@ -74,7 +78,7 @@ def blocks(
         if offset + length > size:
             return
         if inside + length > len(chunk):
-            wanted = max(SCAN_BYTES, length)
+            wanted = max(ahead, length)
             chunk, chunk_at, inside = _chunk(file, offset, size, wanted), offset, 0
         body = chunk[inside + BLOCK_HEADER_SIZE_BYTES : inside + length]
         if not _is_intact(header, found, body):
@@ -92,7 +96,7 @@ def _is_in_place(block: BlockHeader, offset: int, sequence_after: int) -> bool:
 
 
 def left_by_no_crash(
-    file: File, header: FileHeader, invalid_at: int, sequence_after: int, *, room_after: bool
+    file: Readable, header: FileHeader, invalid_at: int, sequence_after: int, *, room_after: bool
 ) -> bool:
     """Whether no crash leaves what stands at `invalid_at`, behind the block `sequence_after`.
 
@@ -107,7 +111,7 @@ def left_by_no_crash(
     return end > size or not _is_in_place(found, invalid_at, sequence_after)
 
 
-def _chunk(file: File, offset: int, size: int, wanted: int) -> memoryview:
+def _chunk(file: Readable, offset: int, size: int, wanted: int) -> memoryview:
     return memoryview(file.pread(min(wanted, size - offset), offset))
 
 
@@ -117,7 +121,7 @@ def _is_intact(header: FileHeader, block: BlockHeader, body: memoryview) -> bool
     return body_crc(header.nonce, block.sequence, [body]) == block.body_crc
 
 
-def read_block(file: File, header: FileHeader, offset: int, size: int) -> ScannedBlock | None:
+def read_block(file: Readable, header: FileHeader, offset: int, size: int) -> ScannedBlock | None:
     """The block at `offset`, or None when its header or body does not validate."""
     block = parse_block_header(file.pread(BLOCK_HEADER_SIZE_BYTES, offset), header.nonce)
     if block is None:
@@ -204,7 +208,7 @@ def _group(found: list[ScannedBlock]) -> BlockGroup:
 
 
 def later_headers(
-    file: File, header: FileHeader, after: int, sequence_after: int
+    file: Readable, header: FileHeader, after: int, sequence_after: int
 ) -> Iterator[tuple[int, BlockHeader]]:
     """Valid block headers at boundaries beyond `after`, whatever stands between."""
     size = file.size()
@@ -225,7 +229,7 @@ def later_headers(
 
 
 def next_valid(
-    file: File, header: FileHeader, after: int, sequence_after: int
+    file: Readable, header: FileHeader, after: int, sequence_after: int
 ) -> ScannedBlock | None:
     """The first whole valid block beyond `after`, to go on with behind a damaged region."""
     size = file.size()
@@ -236,7 +240,7 @@ def next_valid(
     return None
 
 
-def link_of(file: File, header: FileHeader) -> LinkRecord | None:
+def link_of(file: Readable, header: FileHeader) -> LinkRecord | None:
     """What the first block of a file says about its predecessor, if there is such a block."""
     block = read_block(file, header, FILE_HEADER_SIZE_BYTES, file.size())
     if block is None:

@@ -197,6 +197,10 @@ class SimulatedFile:
         data = bytes(self.inode.data[offset : offset + size])
         return data if len(data) == size else None
 
+    def pread_uncached(self, size: int, offset: int) -> bytes:
+        """Read, as from the cache."""
+        return self.pread(size, offset)
+
     def fdatasync(self) -> None:
         """Make the bytes and the size durable."""
         inode = self.inode

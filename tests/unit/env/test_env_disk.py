@@ -209,3 +209,21 @@ def test_failpoints_that_are_not_armed_do_nothing() -> None:
     for _ in range(2):
         points.hit("journal.before_sync")
     points.hit("add.before_ack")
+
+
+def test_reading_past_the_page_cache(tmp_path: Path) -> None:
+    """The bytes are the same, whether a file system has such reads or not."""
+    path = tmp_path / "file"
+    data = bytes(range(256)) * 50
+    path.write_bytes(data)
+    for directly in (True, False):
+        file = PosixDisk().open(str(path))
+        if not directly:
+            file._direct = -1
+        assert bytes(file.pread_uncached(8192, 4096)) == data[4096 : 4096 + 8192]
+        assert bytes(file.pread_uncached(4096, 12288)) == data[12288:]
+        assert bytes(file.pread_uncached(4096, 16384)) == b""
+        moved = path.rename(tmp_path / "moved")
+        assert bytes(file.pread_uncached(4096, 0)) == data[:4096]
+        file.close()
+        moved.rename(path)

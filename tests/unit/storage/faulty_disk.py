@@ -121,6 +121,11 @@ class FaultyFile:
         self._disk.called(Call("pread_cached", self.path, offset, size))
         return None if self._disk.cold else self._file.pread_cached(size, offset)
 
+    def pread_uncached(self, size: int, offset: int) -> Buffer:
+        """Read from the device."""
+        self._disk.called(Call("pread_uncached", self.path, offset, size))
+        return self._file.pread_uncached(size, offset)
+
     def fdatasync(self) -> None:
         """Take note; nothing here has to outlive the machine."""
         self._disk.called(Call("fdatasync", self.path))

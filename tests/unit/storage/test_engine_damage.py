@@ -21,7 +21,7 @@ from bookie.ids import Status
 from bookie.storage.boot import Identity
 from bookie.storage.engine import Engine
 from bookie.storage.files import read_header
-from bookie.storage.index import META_FORMAT, META_MARK, TABLES
+from bookie.storage.index import INTEGRITY_SOUND, META_FORMAT, META_MARK, TABLES
 from bookie.storage.journal import JournalRequest, RequestKind
 from bookie.storage.scan import ScannedBlock, blocks
 from tests.unit.storage.machine import (
@@ -265,7 +265,7 @@ async def test_a_damaged_block_before_a_durable_one_is_corruption(
     async with killed.engine() as engine:
         assert engine.report.corrupt == (), "it is reported once"
         assert engine.needs_integrity_check, "and stays to be checked"
-        await engine.clear_integrity_check()
+        await engine.integrity.set(INTEGRITY_SOUND)
     async with killed.engine() as engine:
         assert not engine.needs_integrity_check
 
@@ -608,7 +608,7 @@ async def test_stamped_directories_without_index_and_files_have_lost_everything(
     async with machine.engine(stamped) as engine:
         assert "gone" in engine.report.corrupt[0]
         assert engine.needs_integrity_check
-        await engine.clear_integrity_check()
+        await engine.integrity.set(INTEGRITY_SOUND)
         await add(engine, 7, range(3))
     async with machine.engine(stamped) as engine:
         assert engine.report.clean

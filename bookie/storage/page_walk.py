@@ -1,0 +1,61 @@
+"""Going through all pages of an index, and through the values of a kind that ``meta`` keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from bookie.env import KeyValueStore
+from bookie.errors import CorruptionError
+from bookie.formats.pages import COLUMNS, SLOTS_PER_PAGE, Slots, decode_pages
+
+PAGES_PER_STEP = 1024
+_BEHIND_ALL = b"\xff" * 17
+
+
+def pages_from(store: KeyValueStore, start: bytes) -> list[tuple[bytes, bytes]]:
+    """Keys and values of some pages, from the key `start` on; none at the end."""
+    with store.read() as txn:
+        return txn.range("locations", start, _BEHIND_ALL, PAGES_PER_STEP)
+
+
+def verify_all_pages(store: KeyValueStore) -> int:
+    """Check the CRC of every page; returns how many there are.
+
+    Raises:
+        CorruptionError: a page is damaged.
+    """
+    pages, start = 0, b""
+    while pairs := pages_from(store, start):
+        decode_pages(pairs)
+        pages += len(pairs)
+        start = pairs[-1][0] + b"\x00"
+    return pages
+
+
+def sound_slots(pairs: Sequence[tuple[bytes, bytes]]) -> tuple[Slots, list[bytes]]:
+    """The slots of the pages that are whole, and the keys of those that are not."""
+    try:
+        return decode_pages(pairs)[1], []
+    except CorruptionError:
+        if len(pairs) == 1:
+            return np.zeros((0, SLOTS_PER_PAGE, COLUMNS), np.uint32), [pairs[0][0]]
+    middle = len(pairs) // 2
+    left, damaged_left = sound_slots(pairs[:middle])
+    right, damaged_right = sound_slots(pairs[middle:])
+    return np.concatenate((left, right)), damaged_left + damaged_right
+
+
+def values_of(store: KeyValueStore, prefix: bytes) -> list[tuple[bytes, bytes]]:
+    """Names (without `prefix`) and values of ``meta`` whose names begin with `prefix`."""
+    with store.read() as txn:
+        pairs = txn.range("meta", prefix, prefix + b"\xff" * 16, 2**31)
+    return [(name[len(prefix) :], value) for name, value in pairs]
+
+
+def delete_values(store: KeyValueStore, names: Sequence[bytes]) -> None:
+    """Remove values of ``meta``, durably."""
+    with store.write() as txn:
+        for name in names:
+            txn.delete("meta", name)
