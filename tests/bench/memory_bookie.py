@@ -3,7 +3,9 @@
 It parses and answers exactly the messages that a real one does, keeps batches in a dictionary, and
 gives the same responses to reads from memory. Run as a process, it registers like a bookie::
 
-    python -m tests.bench.memory_bookie METADATA_URI BOOKIE_ID
+    python -m tests.bench.memory_bookie METADATA_URI BOOKIE_ID [forgets]
+
+One that forgets keeps nothing at all: fresh memory for everything would cost more than the rest.
 """
 
 from __future__ import annotations
@@ -52,8 +54,9 @@ class _NoWatcher:
 class MemoryBookie:
     """Answers OK to everything, from memory."""
 
-    def __init__(self, instance_id: str) -> None:
+    def __init__(self, instance_id: str, *, keeps: bool = True) -> None:
         self.instance_id = instance_id
+        self._keeps = keeps
         self.settings = NodeSettings()
         self._batches: dict[int, list[EntryBatch]] = {}
         self._responses: dict[tuple[int, int], ReadReply] = {}
@@ -63,7 +66,7 @@ class MemoryBookie:
 
     def add(self, command: AddCommand, admitted: int = 0, /) -> asyncio.Future[Reply]:
         """Keep the batch and answer at once."""
-        if command.batch is not None:
+        if command.batch is not None and self._keeps:
             self._batches.setdefault(command.ledger_id, []).append(command.batch)
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         future.set_result(_OK)
@@ -133,12 +136,12 @@ class MemoryBookie:
         return _NoWatcher()
 
 
-async def main(uri: str, bookie_id: str) -> None:
+async def main(uri: str, bookie_id: str, *, keeps: bool) -> None:
     """Serve until SIGTERM."""
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     async with open_store(uri) as store:
-        bookie = MemoryBookie(await read_instance_id(store))
+        bookie = MemoryBookie(await read_instance_id(store), keeps=keeps)
         async with serve(bookie, "127.0.0.1", 0, RpcSettings(drain_seconds=0.1), Metrics()) as port:
             endpoints = (Endpoint("bookie", "127.0.0.1", port, "grpc"),)
             registration = Registration(bookie_id, endpoints)
@@ -147,4 +150,4 @@ async def main(uri: str, bookie_id: str) -> None:
 
 
 if __name__ == "__main__":
-    run(main(sys.argv[1], sys.argv[2]))
+    run(main(sys.argv[1], sys.argv[2], keeps="forgets" not in sys.argv[3:]))

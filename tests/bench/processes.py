@@ -43,6 +43,11 @@ class Served:
         fields = Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / _CLOCK_TICKS
 
+    def bytes_written(self) -> int:
+        """Bytes that the bookie has caused to be sent to a device."""
+        lines = Path(f"/proc/{self.pid}/io").read_text().splitlines()
+        return int(next(line for line in lines if line.startswith("write_bytes")).split()[1])
+
     def anonymous_megabytes(self) -> float:
         """Anonymous memory of the bookie now."""
         status = Path(f"/proc/{self.pid}/status").read_text()
@@ -63,10 +68,13 @@ def process(*arguments: str, log: Path) -> Iterator[int]:
 
 
 @contextlib.asynccontextmanager
-async def served(root: Path, *, memory: bool = False, settings: str = "") -> AsyncIterator[Served]:
+async def served(
+    root: Path, *, memory: bool = False, keeps: bool = True, settings: str = ""
+) -> AsyncIterator[Served]:
     """One bookie under `root`, real or in memory; started again on the same root it comes back.
 
-    `settings` are lines of its ``[storage]`` section.
+    One in memory that `keeps` nothing forgets what it acknowledged. `settings` are lines of the
+    real one's ``[storage]`` section.
     """
     uri = f"local://{root / 'metadata'}"
     if not (root / "metadata").exists():
@@ -75,6 +83,7 @@ async def served(root: Path, *, memory: bool = False, settings: str = "") -> Asy
             await initialize_cluster(store)
     if memory:
         arguments = ["-m", "tests.bench.memory_bookie", uri, "bench-1"]
+        arguments += [] if keeps else ["forgets"]
     else:
         config = root / "bookie.toml"
         config.write_text(

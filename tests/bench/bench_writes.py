@@ -1,0 +1,392 @@
+"""How fast one bookie writes, beside what this machine allows in the same run, and the bars.
+
+    python -m tests.bench.bench_writes [--seconds 2] [--only ROW ...] [--directory DIR]
+
+One bookie process and one client process share the machine; every add is durable. Ceilings: the
+same calls against a bookie that answers and forgets (*memory*), and a loop that writes and syncs as
+many bytes (*disk*). The three take turns, and each figure is the median of its rounds, so that they
+share the machine's moods. Nothing is asserted; the table is for people.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+
+from bookie.api import BookKeeper, connect
+from bookie.client.writer import WriterHandle
+from bookie.server.loop import run
+from tests.bench.bench_bookie import disk_alone
+from tests.bench.processes import Served, process, served
+
+ROUNDS = 3
+BATCH_ENTRIES = 256
+"""Entries of one call of `append_many`."""
+CALLS_IN_FLIGHT = 32
+APPENDS_IN_FLIGHT = 1000
+READ_BYTES = 1 << 30
+LEDGERS = (1, 100, 10_000)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What one round of a load achieved. Latencies are of calls, in seconds, sorted."""
+
+    entries: int
+    seconds: float
+    latencies: list[float]
+    client_cpu_seconds: float
+
+    @property
+    def per_second(self) -> float:
+        """Entries."""
+        return self.entries / self.seconds
+
+    @property
+    def client_us(self) -> float:
+        """Processor time of the client for an entry, in microseconds."""
+        return self.client_cpu_seconds / self.entries * 1e6
+
+    def percentile_us(self, share: float) -> float:
+        """The latency that `share` of the calls did not exceed, in microseconds."""
+        return self.latencies[int((len(self.latencies) - 1) * share)] * 1e6
+
+
+Work = Callable[[BookKeeper, int, float], Awaitable[Load]]
+
+
+async def new_ledger(client: BookKeeper) -> WriterHandle:
+    """A writer of a ledger with one copy."""
+    return await client.create_ledger(ensemble_size=1, write_quorum_size=1, ack_quorum_size=1)
+
+
+async def driven(
+    call: Callable[[], Awaitable[object]], entries: int, in_flight: int, seconds: float
+) -> Load:
+    """`in_flight` coroutines that call again and again; a call is worth `entries`."""
+    latencies: list[float] = []
+    cpu, begin = time.process_time(), time.perf_counter()
+    end = begin + seconds
+
+    async def caller() -> None:
+        while (now := time.perf_counter()) < end:
+            await call()
+            latencies.append(time.perf_counter() - now)
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(in_flight):
+            tasks.create_task(caller())
+    elapsed = time.perf_counter() - begin
+    spent = time.process_time() - cpu
+    return Load(len(latencies) * entries, elapsed, sorted(latencies), spent)
+
+
+async def batches(client: BookKeeper, size: int, seconds: float) -> Load:
+    """`append_many`, 256 entries a call, 32 calls under way."""
+    writer = await new_ledger(client)
+    payloads = [os.urandom(size) for _ in range(BATCH_ENTRIES)]
+    load = await driven(
+        lambda: writer.append_many(payloads), BATCH_ENTRIES, CALLS_IN_FLIGHT, seconds
+    )
+    await writer.close()
+    return load
+
+
+async def singles(client: BookKeeper, size: int, seconds: float) -> Load:
+    """A thousand coroutines, each with one `append` under way."""
+    writer = await new_ledger(client)
+    payload = os.urandom(size)
+    load = await driven(lambda: writer.append(payload), 1, APPENDS_IN_FLIGHT, seconds)
+    await writer.close()
+    return load
+
+
+async def lone(client: BookKeeper, size: int, seconds: float) -> Load:
+    """Each `append` waits for the one before."""
+    writer = await new_ledger(client)
+    payload = os.urandom(size)
+    await writer.append(payload)
+    load = await driven(lambda: writer.append(payload), 1, 1, seconds)
+    await writer.close()
+    return load
+
+
+@dataclass(slots=True)
+class Bench:
+    """The processes that the rows share."""
+
+    real: Served
+    memory: Served
+    root: Path
+    seconds: float
+    batch_rate: float = 0.0
+    """Entries of 1 KB a second, once measured."""
+
+    async def compare(self, work: Work, size: int) -> tuple[list[Load], list[Load]]:
+        """Rounds of `work` on the bookie and on the one that forgets, in turns."""
+        await work(self.real.client, size, 0.3)
+        await work(self.memory.client, size, 0.3)
+        real, memory = [], []
+        for _ in range(ROUNDS):
+            real.append(await work(self.real.client, size, self.seconds))
+            memory.append(await work(self.memory.client, size, self.seconds))
+        return real, memory
+
+    def disk_rate(self, size: int, entries: int) -> float:
+        """Entries a second that a loop writes and syncs, in blocks of `entries` at most 8 MiB."""
+        entries = min(entries, (8 << 20) // (size + 36))
+        rates = [
+            disk_alone(self.root, size, entries, self.seconds / 2).entries_per_second
+            for _ in range(ROUNDS)
+        ]
+        return statistics.median(rates)
+
+
+def median(values: list[float]) -> float:
+    """The one in the middle."""
+    return statistics.median(values)
+
+
+def row(what: str, got: str, bar: str, *, ok: bool, note: str = "") -> None:
+    """One row for people."""
+    print(f"{what:36} {got:>26}  bar {bar:34} {'met ' if ok else 'MISS'}  {note}", flush=True)
+
+
+async def throughput(bench: Bench, size: int, share_min: float, rate_min: float) -> None:
+    """Durable adds in batches."""
+    real, memory = await bench.compare(batches, size)
+    rate = median([load.per_second for load in real])
+    if size == 1024:
+        bench.batch_rate = rate
+    ceiling = median([load.per_second for load in memory])
+    disk = bench.disk_rate(size, BATCH_ENTRIES * CALLS_IN_FLIGHT)
+    lower = min(ceiling, disk)
+    allowed = lower < rate_min or rate >= rate_min
+    row(
+        f"adds {size} B, batches of {BATCH_ENTRIES}",
+        f"{rate:,.0f}/s = {rate / lower:.0%}",
+        f">= {share_min:.0%} and {rate_min:,.0f}/s",
+        ok=rate >= share_min * lower and allowed,
+        note=f"memory {ceiling:,.0f} disk {disk:,.0f}; client "
+        f"{median([load.client_us for load in real]):.2f} us an entry",
+    )
+
+
+async def many_appends(bench: Bench) -> None:
+    """What an `append` costs the client when many are under way."""
+    real, memory = await bench.compare(singles, 1024)
+    cost = median([load.client_us for load in real])
+    row(
+        f"append 1024 B, {APPENDS_IN_FLIGHT} in flight",
+        f"{cost:.2f} us of client CPU",
+        "<= 5 us",
+        ok=cost <= 5,
+        note=f"{median([load.per_second for load in real]):,.0f}/s, memory "
+        f"{median([load.per_second for load in memory]):,.0f}/s",
+    )
+
+
+async def lone_append(bench: Bench) -> None:
+    """The latency of an append that is alone."""
+    real, memory = await bench.compare(lone, 1024)
+    p50 = median([load.percentile_us(0.5) for load in real])
+    p99 = median([load.percentile_us(0.99) for load in real])
+    ping_pong = median([load.percentile_us(0.5) for load in memory])
+    sync = disk_alone(bench.root, 1024, 1, bench.seconds, pause_seconds=ping_pong / 1e6)
+    bound = ping_pong + sync.p50_us + 200
+    row(
+        "lone append 1024 B, p50",
+        f"{p50:.0f} us",
+        f"<= {ping_pong:.0f} + {sync.p50_us:.0f} + 200 = {bound:.0f} us",
+        ok=p50 <= bound,
+    )
+    row(
+        "lone append 1024 B, p99",
+        f"{p99:.0f} us = {p99 / p50:.1f} x p50",
+        "<= 3 x p50",
+        ok=p99 <= 3 * p50,
+        note=f"of the sync alone {sync.p99_us:.0f} us = {sync.p99_us / sync.p50_us:.1f} x p50",
+    )
+
+
+async def amplification(bench: Bench) -> None:
+    """What the bookie's process wrote to the device for a byte of payload, index included."""
+    received = (BATCH_ENTRIES * 1024) * (1 << 11)  # 512 MiB: two checkpoints and more
+    writer = await new_ledger(bench.real.client)
+    payloads = [os.urandom(1024) for _ in range(BATCH_ENTRIES)]
+    calls = iter(range(received // (BATCH_ENTRIES * 1024)))
+
+    async def caller() -> None:
+        for _ in calls:
+            await writer.append_many(payloads)
+
+    before = bench.real.bytes_written()
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(CALLS_IN_FLIGHT):
+            tasks.create_task(caller())
+    await writer.close()
+    await asyncio.sleep(2)  # the checkpoint that the load made due
+    packets = received // 1024 * (1024 + 36)
+    written = bench.real.bytes_written() - before
+    row(
+        "bytes written per byte received",
+        f"{written / packets:.3f}",
+        "<= 1.1",
+        ok=written <= 1.1 * packets,
+        note=f"received with headers; {written / received:.3f} per byte of payload",
+    )
+
+
+async def paced(client: BookKeeper, rate: float, until: Callable[[], bool]) -> list[float]:
+    """Latencies of batches that begin on time, whatever became of those before, until `until`."""
+    writer = await new_ledger(client)
+    payloads = [os.urandom(1024) for _ in range(BATCH_ENTRIES)]
+    latencies: list[float] = []
+
+    async def append(planned: float) -> None:
+        await writer.append_many(payloads)
+        latencies.append(time.perf_counter() - planned)
+
+    planned = time.perf_counter()
+    async with asyncio.TaskGroup() as tasks:
+        while not until():
+            pause = planned - time.perf_counter()
+            if pause > 0:
+                await asyncio.sleep(pause)
+            tasks.create_task(append(planned))
+            planned += BATCH_ENTRIES / rate
+    await writer.close()
+    return sorted(latencies)
+
+
+async def beside_a_reader(bench: Bench) -> None:
+    """The tail of adds at half of the maximum rate while another process reads a GB."""
+    client, seconds = bench.real.client, bench.seconds
+    rate = bench.batch_rate or (await batches(client, 1024, seconds)).per_second
+    writer = await new_ledger(client)
+    payloads = [os.urandom(1024) for _ in range(BATCH_ENTRIES)]
+    for _ in range(READ_BYTES // (BATCH_ENTRIES * 1024) // 16):
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(16):
+                tasks.create_task(writer.append_many(payloads))
+    await writer.close()
+    end = time.perf_counter() + 2 * seconds
+    alone = await paced(client, rate / 2, lambda: time.perf_counter() >= end)
+    log = bench.root / "reader"
+    arguments = ("-m", "tests.bench.bench_writes", "--read", bench.real.uri, str(writer.ledger_id))
+    with process(*arguments, log=log):
+        while "begin" not in log.read_text():  # noqa: ASYNC110  (no event to wait for)
+            await asyncio.sleep(0.05)
+        beside = await paced(client, rate / 2, lambda: log.stat().st_size > len("begin\n"))
+        read = log.read_text().split()[1]
+    before, after = alone[len(alone) * 99 // 100] * 1e3, beside[len(beside) * 99 // 100] * 1e3
+    row(
+        "p99 of adds at half rate, 1 GB read",
+        f"{after:.1f} ms = {after / before:.1f} x alone",
+        f"<= 5 x {before:.1f} ms",
+        ok=after <= 5 * before,
+        note=f"{rate / 2:,.0f}/s written, {read} MB/s read; p50 {alone[len(alone) // 2] * 1e3:.1f} "
+        f"alone, {beside[len(beside) // 2] * 1e3:.1f} ms beside",
+    )
+
+
+async def read_all(uri: str, ledger_id: int) -> None:
+    """The reader's process: one ledger once, at full speed."""
+    async with connect(uri) as client:
+        reader = await client.open_ledger(ledger_id)
+        print("begin", flush=True)
+        size, begin = 0, time.perf_counter()
+        async with aclosing(reader.read_batches(0, reader.last_entry_id)) as found:
+            async for batch in found:
+                size += 1024 * len(batch)
+        print(f"{size / (time.perf_counter() - begin) / 1e6:.0f}", flush=True)
+
+
+async def round_robin(bench: Bench) -> None:
+    """Batches of 256 entries of 1 KB, each to the next of some number of ledgers."""
+    client = bench.real.client
+    payloads = [os.urandom(1024) for _ in range(BATCH_ENTRIES)]
+    rates: list[float] = []
+    for count in LEDGERS:
+        writers = [await new_ledger(client) for _ in range(count)]
+        position = 0
+
+        async def append(writers: list[WriterHandle] = writers) -> None:
+            nonlocal position
+            writer = writers[position % len(writers)]
+            position += 1
+            await writer.append_many(payloads)
+
+        # Every ledger at least once, so that the largest number is what it says.
+        load = await driven(append, BATCH_ENTRIES, CALLS_IN_FLIGHT, bench.seconds)
+        while position < count:
+            more = await driven(append, BATCH_ENTRIES, CALLS_IN_FLIGHT, bench.seconds)
+            load = Load(
+                load.entries + more.entries,
+                load.seconds + more.seconds,
+                [],
+                load.client_cpu_seconds + more.client_cpu_seconds,
+            )
+        rates.append(load.per_second)
+        for writer in writers:
+            await writer.close()
+    row(
+        "1, 100, 10 000 ledgers round-robin",
+        f"{rates[-1]:,.0f}/s = {rates[-1] / rates[0]:.0%} of one",
+        ">= 50% of one ledger",
+        ok=rates[-1] >= rates[0] / 2,
+        note=", ".join(f"{rate:,.0f}/s" for rate in rates),
+    )
+
+
+ROWS: dict[str, Callable[[Bench], Awaitable[None]]] = {
+    "batches": lambda bench: throughput(bench, 1024, 0.7, 300_000),
+    "small": lambda bench: throughput(bench, 100, 0.6, 1_000_000),
+    "appends": many_appends,
+    "lone": lone_append,
+    "amplification": amplification,
+    "reader": beside_a_reader,
+    "ledgers": round_robin,
+}
+
+
+async def measure(arguments: argparse.Namespace) -> None:
+    """Every row that was asked for."""
+    root = Path(tempfile.mkdtemp(prefix="bookie-bench-", dir=arguments.directory))
+    try:
+        async with (
+            served(root / "real") as real,
+            served(root / "memory", memory=True, keeps=False) as memory,
+        ):
+            bench = Bench(real, memory, root, arguments.seconds)
+            for name in arguments.only:
+                await ROWS[name](bench)
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=2.0, help="time of each round")
+    parser.add_argument("--only", nargs="+", choices=ROWS, default=list(ROWS))
+    parser.add_argument("--directory", type=Path, default=Path.cwd())
+    parser.add_argument("--read", nargs=2, metavar=("URI", "LEDGER"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.read:
+        run(read_all(arguments.read[0], int(arguments.read[1])))
+    else:
+        run(measure(arguments))
+
+
+if __name__ == "__main__":
+    main()
