@@ -46,6 +46,8 @@ class Admission:
     """What the sections need of the engine; its fields change as the engine lives."""
 
     submit: Callable[[JournalRequest], None]
+    submit_with_next: Callable[[JournalRequest], None]
+    """Submits when the next request does, in the order of the calls of both."""
     mark_dirty: Callable[[LedgerState], None]
     failpoints: Failpoints
     loop: asyncio.AbstractEventLoop
@@ -111,7 +113,7 @@ class Admission:
         request.complete = _LacDone(state)
         state.take_lac(packet)
         self.mark_dirty(state)
-        self.submit(request)
+        self.submit_with_next(request)
 
     def fence(self, state: LedgerState, key: bytes) -> Waiter:
         """Fence the ledger, known here or not; the waiter says OK once the fence is durable."""

@@ -8,7 +8,6 @@ structure ends the engine: `open_engine` raises `StorageFailedError`, and the pr
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 
@@ -16,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bookie.config import StorageSettings
-from bookie.env import BatchWorker, Environment
+from bookie.env import Environment
 from bookie.errors import BookieError, CorruptionError, DiskFullError, StorageFailedError
 from bookie.formats.batch import EntryBatch
 from bookie.formats.index_rows import LedgerIndexRow
@@ -30,6 +29,7 @@ from bookie.storage.duplicates import DuplicateAdds
 from bookie.storage.index import META_CLEAN
 from bookie.storage.integrity import Integrity
 from bookie.storage.journal import BlockDone, JournalRequest, RequestKind
+from bookie.storage.journal_queue import JournalQueue
 from bookie.storage.ledger_state import LedgerState, LedgerStates, StoredLedger
 from bookie.storage.reader import ALL_IDS, EntryReader, ReadResult, Stripe
 from bookie.storage.scrub import Scrubber
@@ -64,17 +64,16 @@ class Engine:
         self.scrubber = Scrubber(environment, settings, metrics, booted.files, self.integrity)
         self._files = booted.files
         self.report: BootReport = booted.report
-        self._pending: deque[JournalRequest] = deque()
-        self._worker: BatchWorker[JournalRequest] | None = None
+        self._queue = queue = JournalQueue(environment.clock)
         self._failure: BookieError | None = None
         self._wake = asyncio.Event()
         self._journaled_bytes = 0
-        self._queued_bytes = 0
-        metrics.journal_queue_bytes.set_function(lambda: self._queued_bytes)
+        metrics.journal_queue_bytes.set_function(lambda: queue.size_bytes)
         self._last_block_at = environment.clock.monotonic()
         self._vouched = True
         self.admission = Admission(
-            submit=self._submit,
+            submit=queue.submit,
+            submit_with_next=queue.submit_with_next,
             mark_dirty=self._mark_dirty,
             failpoints=environment.failpoints,
             loop=asyncio.get_running_loop(),
@@ -251,7 +250,7 @@ class Engine:
                 rolled.set_result(None)
 
         request = JournalRequest(RequestKind.ROLL, complete)
-        self._submit(request)
+        self._queue.submit(request)
         await rolled
         if request.error is not None:
             raise request.error
@@ -260,7 +259,7 @@ class Engine:
         """Start the journal thread."""
         for state in self._booted.states.values():
             self.states.put(state)
-        self._worker = self._env.workers.batch_worker(
+        self._queue.worker = self._env.workers.batch_worker(
             "bookie-journal", self._booted.writer.handle, self._block_done, self._failed
         )
 
@@ -272,12 +271,13 @@ class Engine:
         Raises:
             StorageFailedError: the engine failed.
         """
+        pending = self._queue.pending
         watch = DeviceWatch(
             self._env.clock,
             self._settings,
             self._metrics,
             self._index.store,
-            lambda: self._pending[0].submitted_at if self._pending else None,
+            lambda: pending[0].submitted_at if pending else None,
             self._failed,
         )
         while self._failure is None:
@@ -318,13 +318,14 @@ class Engine:
         except DiskFullError as error:
             _log.warning("last_checkpoint_skipped", reason=str(error))
         finally:
-            assert self._worker is not None
+            worker = self._queue.worker
+            assert worker is not None
             if self._failure is None:
-                self._worker.close()
+                worker.close()
                 self._booted.writer.close()
             else:
                 # The thread may hang in the device; its file is not touched any more.
-                self._worker.abandon()
+                worker.abandon()
             self._files.close()
             if not self._index.store.is_committing:  # or its thread may hang in the device
                 self._index.close()
@@ -373,13 +374,13 @@ class Engine:
 
     def _vouch_if_idle(self) -> None:
         idle = self._env.clock.monotonic() - self._last_block_at
-        if not self._pending and idle >= self._settings.vouch_idle_seconds:
+        if not self._queue.pending and idle >= self._settings.vouch_idle_seconds:
             self._vouch()
 
     def _vouch(self) -> None:
-        """Have the last block vouched for, unless it was."""
-        if not self._vouched:
-            self._submit(JournalRequest(RequestKind.VOUCH, lambda request: None))
+        """Have the last block vouched for, unless it was; write what waits for a block."""
+        if self._queue.postponed or not self._vouched:
+            self._queue.submit(JournalRequest(RequestKind.VOUCH, lambda request: None))
             self._vouched = True
 
     async def _load_row(self, ledger_id: int) -> LedgerIndexRow | None:
@@ -388,17 +389,6 @@ class Engine:
 
     def _mark_dirty(self, state: LedgerState) -> None:
         self._checkpointer.mark_dirty(state)
-
-    def _submit(self, request: JournalRequest) -> None:
-        if self._failure is not None:
-            request.error = self._failure
-            request.complete(request)
-            return
-        assert self._worker is not None, "the engine was not started"
-        request.submitted_at = self._env.clock.monotonic()
-        self._pending.append(request)
-        self._queued_bytes += request.size_bytes
-        self._worker.submit(request)
 
     def _block_done(self, block: BlockDone) -> None:
         """One completion of the journal thread, in the event loop."""
@@ -409,17 +399,14 @@ class Engine:
             self._files.add(number, path)
         for rolled in block.rolled:
             self._checkpointer.rolled(rolled)
-        size = written = 0
+        written = 0
+        self._queue.reported(block.requests)
         for request in block.requests:
-            done = self._pending.popleft()
-            assert done is request, "the journal completes in the order of submission"
-            size += request.size_bytes
             written += request.size_bytes if request.error is None else 0
             if isinstance(request.error, DiskFullError):
                 self._turn_read_only(str(request.error))
             request.complete(request)
         self._metrics.journal_handback_seconds.observe(now - block.finished_at)
-        self._queued_bytes -= size
         self._journaled_bytes += written
         self._last_block_at = now
         if written:
@@ -438,10 +425,7 @@ class Engine:
         # A device that hangs would hang us here, too, and has lost nothing yet.
         if not isinstance(error, TimeoutError):
             self._directories.mark_failed()
-        while self._pending:
-            request = self._pending.popleft()
-            request.error = self._failure
-            request.complete(request)
+        self._queue.fail(self._failure)
         self._wake.set()
 
 

@@ -231,7 +231,7 @@ class Author:
     async def _vouch(self, blocks: int = 1) -> None:
         """Empty blocks; several where random damage should not reach all of them."""
         for _ in range(blocks):
-            self._one.engine._submit(JournalRequest(RequestKind.VOUCH, lambda request: None))
+            self._one.engine._queue.submit(JournalRequest(RequestKind.VOUCH, lambda request: None))
             await self._one.engine.admission.force()
 
     def _take(self, name: str) -> None:

@@ -273,7 +273,7 @@ class BookieModel(RuleBasedStateMachine):
 
     def settle(self) -> None:
         """Let the journal write what is queued: explicit LACs are answered before that."""
-        self.run(until(lambda: not self.room.engine._pending))
+        self.run(until(lambda: not self.room.engine._queue.pending))
 
     def name(self) -> str:
         """A name for a copy of the directories."""

@@ -81,7 +81,7 @@ async def test_no_answer_to_a_fence_comes_before_it_is_durable(
     async with asyncio.TaskGroup() as tasks:
         asking = [tasks.create_task(ask()) for _ in range(2)]
         await asyncio.to_thread(hold.wait_reached)
-        await until(lambda: len(room.engine._pending) == 2)
+        await until(lambda: len(room.engine._queue.pending) == 2)
         assert not any(task.done() for task in asking)
         forgotten = room.machine.without_power("forgotten")
         hold.release()

@@ -317,7 +317,7 @@ async def test_a_duplicate_of_a_refused_add_is_not_acknowledged(
     refused = await start_add(engine, batch(7, [0], size=200 * KIB))
     async with asyncio.TaskGroup() as tasks:
         again = tasks.create_task(add(engine, 7, [0], size=200 * KIB))
-        await until(lambda: not engine._pending[-1].size_bytes)  # it stands in the queue
+        await until(lambda: not engine._queue.pending[-1].size_bytes)  # it stands in the queue
         hold.release()
     assert (await blocker).status is OK
     assert (await refused).status is Status.READ_ONLY
@@ -395,6 +395,34 @@ async def test_a_lac_is_known_at_once_and_never_moves_back(machine: Machine) -> 
         async with after.engine() as engine:
             state = await engine.load(7)
             assert (state.lac_packet, state.max_lac) == (packets[5], 5)
+
+
+async def test_a_lac_is_journalled_with_the_next_block(machine: Machine, engine: Engine) -> None:
+    """It costs no block of its own; once the next entries are durable, so is it."""
+    await add(engine, 7, range(8))
+    packet = pack_lac(7, 5, DIGESTER)
+    machine.disk.calls.clear()
+    engine.admission.publish_lac(await engine.load(7), packet, KEY)
+    assert (await add(engine, 8, range(3))).status is OK
+    names = [name for name in machine.disk.names_called(".journal") if name != "pread_cached"]
+    assert names == ["pwritev", "fdatasync"]
+    async with machine.killed("kill").engine() as after:
+        assert (await after.load(7)).lac_packet == packet
+
+
+async def test_a_lac_that_nothing_follows_is_journalled_when_it_is_quiet(machine: Machine) -> None:
+    """And vouched for, so that it is durable; also when the last block was vouched for before."""
+    machine.changes = {"vouch_idle_seconds": 0.01}
+    async with machine.engine() as engine:
+        await add(engine, 7, range(8))
+        await until(lambda: engine._vouched and not engine._queue.pending)
+        packet = pack_lac(7, 5, DIGESTER)
+        engine.admission.publish_lac(await engine.load(7), packet, KEY)
+        await until(lambda: not engine._queue.postponed and not engine._queue.pending)
+        killed = machine.killed("kill")
+    killed.changes = {}
+    async with killed.engine() as after:
+        assert (await after.load(7)).lac_packet == packet
 
 
 async def test_the_highest_lac_in_packets_survives(machine: Machine) -> None:

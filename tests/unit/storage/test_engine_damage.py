@@ -107,7 +107,7 @@ async def write_blocks(engine: Engine, ledger_id: int = 7) -> None:
 async def vouch(engine: Engine) -> None:
     """What an idle second does."""
     request = JournalRequest(RequestKind.VOUCH, lambda request: None)
-    engine._submit(request)
+    engine._queue.submit(request)
     await engine.admission.force()
 
 
@@ -201,7 +201,7 @@ async def test_a_new_file_that_never_took_a_block_was_not_cut(machine: Machine) 
     """A roll on request, and then the last checkpoint found the device full."""
     async with machine.engine() as engine:
         await write_blocks(engine)
-        engine._submit(JournalRequest(RequestKind.ROLL, lambda request: None))
+        engine._queue.submit(JournalRequest(RequestKind.ROLL, lambda request: None))
         await engine.admission.force()
         engine._vouched = True
         machine.store.errors.append(DiskFullError("full"))
