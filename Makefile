@@ -97,12 +97,12 @@ soak-system: $(VENV)/.test ## as root: six hundred power cuts; takes half an hou
 
 bench: $(VENV)/.test ## one bookie beside the ceilings of this machine; prints, asserts nothing
 	$(BIN)/python -m tests.bench.bench_bookie
+	$(BIN)/python -m tests.bench.bench_writes
 	$(BIN)/python -m tests.bench.bench_boot
 	$(BIN)/python -m tests.bench.bench_reads
 	$(BIN)/python -m tests.bench.bench_mixed
 	$(BIN)/python -m tests.bench.bench_space
 	$(BIN)/python -m tests.bench.bench_reclaim
-	$(BIN)/python -m tests.bench.bench_writes
 
 # ---- check it -------------------------------------------------------------------------------------
 

@@ -5,7 +5,8 @@
 One bookie process and one client process share the machine; every add is durable. Ceilings: the
 same calls against a bookie that answers and forgets (*memory*), and a loop that writes and syncs as
 many bytes (*disk*). The three take turns, and each figure is the median of its rounds, so that they
-share the machine's moods. Nothing is asserted; the table is for people.
+share the machine's moods. Adds beside a reader are in `bench_mixed`. Nothing is asserted; the table
+is for people.
 """
 
 from __future__ import annotations
@@ -18,22 +19,20 @@ import statistics
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 
-from bookie.api import BookKeeper, connect
+from bookie.api import BookKeeper
 from bookie.client.writer import WriterHandle
 from bookie.server.loop import run
 from tests.bench.bench_bookie import disk_alone
-from tests.bench.processes import Served, process, served
+from tests.bench.processes import Served, served
 
 ROUNDS = 3
 BATCH_ENTRIES = 256
 """Entries of one call of `append_many`."""
 CALLS_IN_FLIGHT = 32
 APPENDS_IN_FLIGHT = 1000
-READ_BYTES = 1 << 30
 LEDGERS = (1, 100, 10_000)
 
 
@@ -128,8 +127,6 @@ class Bench:
     memory: Served
     root: Path
     seconds: float
-    batch_rate: float = 0.0
-    """Entries of 1 KB a second, once measured."""
 
     async def compare(self, work: Work, size: int) -> tuple[list[Load], list[Load]]:
         """Rounds of `work` on the bookie and on the one that forgets, in turns."""
@@ -165,8 +162,6 @@ async def throughput(bench: Bench, size: int, share_min: float, rate_min: float)
     """Durable adds in batches."""
     real, memory = await bench.compare(batches, size)
     rate = median([load.per_second for load in real])
-    if size == 1024:
-        bench.batch_rate = rate
     ceiling = median([load.per_second for load in memory])
     disk = bench.disk_rate(size, BATCH_ENTRIES * CALLS_IN_FLIGHT)
     lower = min(ceiling, disk)
@@ -246,71 +241,6 @@ async def amplification(bench: Bench) -> None:
     )
 
 
-async def paced(client: BookKeeper, rate: float, until: Callable[[], bool]) -> list[float]:
-    """Latencies of batches that begin on time, whatever became of those before, until `until`."""
-    writer = await new_ledger(client)
-    payloads = [os.urandom(1024) for _ in range(BATCH_ENTRIES)]
-    latencies: list[float] = []
-
-    async def append(planned: float) -> None:
-        await writer.append_many(payloads)
-        latencies.append(time.perf_counter() - planned)
-
-    planned = time.perf_counter()
-    async with asyncio.TaskGroup() as tasks:
-        while not until():
-            pause = planned - time.perf_counter()
-            if pause > 0:
-                await asyncio.sleep(pause)
-            tasks.create_task(append(planned))
-            planned += BATCH_ENTRIES / rate
-    await writer.close()
-    return sorted(latencies)
-
-
-async def beside_a_reader(bench: Bench) -> None:
-    """The tail of adds at half of the maximum rate while another process reads a GB."""
-    client, seconds = bench.real.client, bench.seconds
-    rate = bench.batch_rate or (await batches(client, 1024, seconds)).per_second
-    writer = await new_ledger(client)
-    payloads = [os.urandom(1024) for _ in range(BATCH_ENTRIES)]
-    for _ in range(READ_BYTES // (BATCH_ENTRIES * 1024) // 16):
-        async with asyncio.TaskGroup() as tasks:
-            for _ in range(16):
-                tasks.create_task(writer.append_many(payloads))
-    await writer.close()
-    end = time.perf_counter() + 2 * seconds
-    alone = await paced(client, rate / 2, lambda: time.perf_counter() >= end)
-    log = bench.root / "reader"
-    arguments = ("-m", "tests.bench.bench_writes", "--read", bench.real.uri, str(writer.ledger_id))
-    with process(*arguments, log=log):
-        while "begin" not in log.read_text():  # noqa: ASYNC110  (no event to wait for)
-            await asyncio.sleep(0.05)
-        beside = await paced(client, rate / 2, lambda: log.stat().st_size > len("begin\n"))
-        read = log.read_text().split()[1]
-    before, after = alone[len(alone) * 99 // 100] * 1e3, beside[len(beside) * 99 // 100] * 1e3
-    row(
-        "p99 of adds at half rate, 1 GB read",
-        f"{after:.1f} ms = {after / before:.1f} x alone",
-        f"<= 5 x {before:.1f} ms",
-        ok=after <= 5 * before,
-        note=f"{rate / 2:,.0f}/s written, {read} MB/s read; p50 {alone[len(alone) // 2] * 1e3:.1f} "
-        f"alone, {beside[len(beside) // 2] * 1e3:.1f} ms beside",
-    )
-
-
-async def read_all(uri: str, ledger_id: int) -> None:
-    """The reader's process: one ledger once, at full speed."""
-    async with connect(uri) as client:
-        reader = await client.open_ledger(ledger_id)
-        print("begin", flush=True)
-        size, begin = 0, time.perf_counter()
-        async with aclosing(reader.read_batches(0, reader.last_entry_id)) as found:
-            async for batch in found:
-                size += 1024 * len(batch)
-        print(f"{size / (time.perf_counter() - begin) / 1e6:.0f}", flush=True)
-
-
 async def round_robin(bench: Bench) -> None:
     """Batches of 256 entries of 1 KB, each to the next of some number of ledgers."""
     client = bench.real.client
@@ -354,7 +284,6 @@ ROWS: dict[str, Callable[[Bench], Awaitable[None]]] = {
     "appends": many_appends,
     "lone": lone_append,
     "amplification": amplification,
-    "reader": beside_a_reader,
     "ledgers": round_robin,
 }
 
@@ -380,12 +309,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0, help="time of each round")
     parser.add_argument("--only", nargs="+", choices=ROWS, default=list(ROWS))
     parser.add_argument("--directory", type=Path, default=Path.cwd())
-    parser.add_argument("--read", nargs=2, metavar=("URI", "LEDGER"), help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.read:
-        run(read_all(arguments.read[0], int(arguments.read[1])))
-    else:
-        run(measure(arguments))
+    run(measure(parser.parse_args()))
 
 
 if __name__ == "__main__":
