@@ -286,7 +286,8 @@ class NodeSettings(Section):
     integrity_check_interval_seconds: float = Field(
         default=60.0,
         gt=0,
-        description="Time between two checks of the ledgers in limbo, as long as there are any.",
+        description="Time between the first two checks of the ledgers in limbo; later ones are"
+        " further apart.",
     )
     integrity_check_bytes_per_second: Size = Field(
         default=32 * MIB, ge=64 * KIB, description="How fast a check reads what it looks at."

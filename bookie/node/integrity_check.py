@@ -20,7 +20,13 @@ from typing import NoReturn
 from bookie.cluster.ledgers import LedgerManager
 from bookie.config import NodeSettings
 from bookie.env import Environment
-from bookie.errors import CorruptionError, MetadataError, NoSuchLedgerError, StorageFailedError
+from bookie.errors import (
+    CorruptionError,
+    DiskFullError,
+    MetadataError,
+    NoSuchLedgerError,
+    StorageFailedError,
+)
 from bookie.formats.digest import digester_for_key
 from bookie.formats.entry import verify_batch
 from bookie.formats.ledger_metadata import LedgerMetadata
@@ -38,6 +44,7 @@ _log = event_log(__name__)
 ENTRIES_PER_READ = 4096
 BYTES_PER_READ = 1024 * 1024
 LEDGERS_PER_PAGE = 1000
+PAUSE_SECONDS_MAX = 3600.0
 UNREADABLE_MAX = 1000
 """Entries of one ledger that cannot be read; it is not worth trying more of them."""
 
@@ -119,26 +126,34 @@ class IntegrityCheck:
         return {"needed": self.needed, "running": self.running, "report": report}
 
     async def run(self) -> NoReturn:
-        """Check, until cancelled; trouble with the metadata store is for the next time."""
+        """Check, until cancelled; trouble with the metadata store is for the next time.
+
+        A check goes over all ledgers, so that what waits for somebody else is looked at ever less
+        often, down to once in `PAUSE_SECONDS_MAX`.
+        """
+        pause = self._settings.integrity_check_interval_seconds
         while True:
             if self.needed or self._asked.is_set():
                 try:
                     async with self._lock:
                         self._asked.clear()
                         await self._check()
-                except (MetadataError, CorruptionError) as error:
+                except (MetadataError, CorruptionError, DiskFullError) as error:
                     _log.warning("integrity_check_stopped", reason=str(error))
             try:
-                async with asyncio.timeout(self._settings.integrity_check_interval_seconds):
+                async with asyncio.timeout(pause):
                     await self._asked.wait()
+                pause = self._settings.integrity_check_interval_seconds
             except TimeoutError:
-                continue
+                if self.needed:
+                    pause = max(pause, min(2 * pause, PAUSE_SECONDS_MAX))
 
     async def check(self) -> CheckReport:
         """Look at every ledger once; the report is kept.
 
         Raises:
             MetadataError: the ledgers could not be listed; what was found so far stays true.
+            DiskFullError: there is no room to remember what was found.
             StorageFailedError: the engine failed.
         """
         async with self._lock:
@@ -278,5 +293,7 @@ class IntegrityCheck:
     async def _set_limbo(self, state: LedgerState, *, in_limbo: bool) -> None:
         admission = self._engine.admission
         outcome = await admission.set_limbo(state, in_limbo=in_limbo, fence=False)
+        if self._engine.failure is not None:
+            raise StorageFailedError(str(self._engine.failure))
         if outcome.status is not Status.OK:
-            raise StorageFailedError(f"ledger {state.ledger_id}: {outcome.message}")
+            raise DiskFullError(f"ledger {state.ledger_id}: {outcome.message}")

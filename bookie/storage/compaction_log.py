@@ -212,10 +212,11 @@ def state_records(ledger_id: int, row: LedgerIndexRow) -> list[bytes]:
     records = []
     if row.key_digest is not None:
         records.append(encode_ledger(ledger_id, row.key_digest))
-    if row.fenced:
-        records.append(encode_fence(ledger_id, row.key_digest or b""))
-    if row.limbo:
-        records.append(encode_limbo(ledger_id, in_limbo=True))
+    if row.fenced and row.key_digest is not None:
+        records.append(encode_fence(ledger_id, row.key_digest))
+    if row.limbo or (row.fenced and row.key_digest is None):
+        # A fence names a key; where none is known only a limbo fences.
+        records.append(encode_limbo(ledger_id, in_limbo=True, fences=row.fenced))
     if row.lac_packet:
         records.append(encode_lac(ledger_id, row.lac_packet))
     if row.deleted_at_ms is not None:

@@ -1,0 +1,29 @@
+"""What a compacted log carries beside entries."""
+
+from __future__ import annotations
+
+import pytest
+
+from bookie.formats.index_rows import LedgerIndexRow
+from bookie.formats.record_arrays import parse_arrays
+from bookie.storage.compaction_log import state_records
+from bookie.storage.ledger_state import LedgerState
+from bookie.storage.portion import Portion
+
+
+@pytest.mark.parametrize("key", [None, b"", b"k" * 32])
+@pytest.mark.parametrize("fenced", [False, True])
+@pytest.mark.parametrize("limbo", [False, True])
+def test_a_rebuild_learns_of_fence_limbo_and_key(
+    key: bytes | None, fenced: bool, limbo: bool
+) -> None:
+    """Nothing is lost; a key that nobody showed is not taken for the empty one."""
+    row = LedgerIndexRow(fenced=fenced, limbo=limbo, key_digest=key)
+    records = state_records(7, row)
+    portion = Portion(lambda ledger_id: None, 10)
+    body = memoryview(b"".join(records))
+    parsed = parse_arrays(body, len(records))
+    portion.take(parsed, 1, parsed.packets)
+    state = portion.states.get(7, LedgerState(7, None))
+    assert (state.fenced, state.key_digest) == (fenced, key)
+    assert state.limbo or not limbo
