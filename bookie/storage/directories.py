@@ -11,13 +11,14 @@ given up when the device is full, `FAILED` is left by a process that ended becau
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from bookie.config import StorageSettings
 from bookie.env import Disk
-from bookie.errors import ConfigurationError
+from bookie.errors import ConfigurationError, StorageFailedError
 from bookie.storage.files import DISK_FULL_ERRNOS, TEMPORARY_SUFFIX
 
 _COOKIE = "COOKIE"
@@ -140,6 +141,7 @@ def locked_directories(disk: Disk, settings: StorageSettings) -> Iterator[Direct
     Raises:
         DirectoryLockedError: another process uses one of them.
         ConfigurationError: a directory cannot be created or written.
+        StorageFailedError: its disk failed.
     """
     directories = Directories(disk, settings)
     locks = []
@@ -163,5 +165,7 @@ def _usable(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if error.errno == errno.EIO:
+            raise StorageFailedError(f"the disk of {path} failed: {error}") from error
         reason = error.strerror or str(error)
         raise ConfigurationError(f"cannot use the directory {path}: {reason}") from error

@@ -301,6 +301,7 @@ class FaultyDisk:
 
     def lock(self, path: str) -> PosixFile:
         """Lock."""
+        self.called(Call("lock", path))
         return self._disk.lock(path)
 
     def usage(self, directory: str) -> DiskUsage:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bookie.errors import ConfigurationError, DiskFullError
+from bookie.errors import ConfigurationError, DiskFullError, StorageFailedError
 from bookie.formats.blocks import FileHeader, FileKind
 from bookie.storage.directories import Directories, locked_directories
 from bookie.storage.files import (
@@ -128,6 +128,16 @@ def test_the_reserve_is_made_if_there_is_room_to_spare(machine: Machine) -> None
         for _ in range(2):
             directories.release_reserve()
         assert not reserve.exists()
+
+
+def test_a_disk_that_fails_under_a_directory_is_no_wrong_setting(machine: Machine) -> None:
+    """What a person has to look at is another thing."""
+    machine.disk.fail("lock", "ledgers/LOCK", errno.EIO)
+    with (
+        pytest.raises(StorageFailedError, match="ledgers failed"),
+        locked_directories(machine.disk, machine.settings),
+    ):
+        pass
 
 
 def test_word_of_a_failure_is_left_as_well_as_can_be(machine: Machine) -> None:
