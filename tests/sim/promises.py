@@ -144,6 +144,14 @@ class Promises:
                 changed.try_entries(changed.written)
                 changed.written = {}
 
+    def stop_in_order(self) -> None:
+        """The process stopped in order: everything that was acknowledged is durable."""
+        self.look()
+        for ledger_id in list(self.ledgers):
+            promise = self.of(ledger_id)
+            promise.settle_entries(dict(promise.written), "stored")
+            promise.lac_durable = promise.lac_max
+
     def forget_requests(self) -> None:
         """The process is gone, and with it whoever would have answered."""
         self.look()

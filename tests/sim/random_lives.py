@@ -183,6 +183,9 @@ class RandomLives:
         try:
             if last:
                 machine.die_after(self._look)
+            elif self.choose.random() < 0.3:
+                machine.live(lambda engine: self._work(engine, machine))
+                self.promises.stop_in_order()
             else:
                 machine.die_after(lambda engine: self._work(engine, machine))
         except BaseException as error:

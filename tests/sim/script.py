@@ -233,7 +233,7 @@ def record(
         elif chapter.end == "kill":
             left = left.after_kill(choose)
         else:
-            _note_stop(promises)
+            promises.stop_in_order()
     return recorder.moments
 
 
@@ -248,11 +248,3 @@ def _chapter(
         await chapter.life(Improviser(engine, promises, seed, choose))
 
     return life
-
-
-def _note_stop(promises: Promises) -> None:
-    """Stopped in order: everything that was acknowledged is durable."""
-    for ledger_id in list(promises.ledgers):
-        promise = promises.of(ledger_id)
-        promise.settle_entries(dict(promise.written), "stored")
-        promise.lac_durable = promise.lac_max
