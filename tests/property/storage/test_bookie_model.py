@@ -324,6 +324,15 @@ class BookieModel(RuleBasedStateMachine):
         """The answer to an add."""
         return await self.room.bookie.add(command)
 
+    @rule(ledger_id=ledgers, salt=st.integers(2, 6), count=st.integers(1, 5))
+    def rewrite(self, ledger_id: int, salt: int, count: int) -> None:
+        """Two recoveries write again what is there, as some replica has it."""
+        ids = sorted(self.ledger(ledger_id).entries)[:count]
+        for turn in (salt, salt + 1) if ids else ():
+            command = add_command(batch(ledger_id, ids, size=20, salt=turn), recovery=True)
+            assert self.run(self.answered(command)).status is OK
+            self.accepted(adding(ledger_id, ids, turn, 20))
+
     @rule(ledger_id=ledgers)
     def fence(self, ledger_id: int) -> None:
         """A fence, of a known or an unknown ledger."""
@@ -339,8 +348,8 @@ class BookieModel(RuleBasedStateMachine):
         if reply.status is OK:
             assert bool(reply.last_entry) == bool(ledger.entries)
 
-    @rule(ledger_id=ledgers, lac=st.integers(-1, SPAN))
-    def confirm(self, ledger_id: int, lac: int) -> None:
+    @rule(ledger_id=ledgers, lac=st.integers(-1, SPAN), kill=st.booleans())
+    def confirm(self, ledger_id: int, lac: int, kill: bool) -> None:
         """An explicit LAC, which is not durable when it is answered."""
         ledger = self.ledger(ledger_id)
         packet = pack_lac(ledger_id, lac, DIGESTER)
@@ -348,6 +357,8 @@ class BookieModel(RuleBasedStateMachine):
         assert reply.status is (FENCED if ledger.fenced or ledger.deleted else OK)
         if reply.status is OK:
             self.accepted(confirming(ledger_id, lac), durable=False)
+            if kill:
+                self.crash(power=False, kept=0)
 
     @rule(ledger_id=ledgers)
     def wrong_key(self, ledger_id: int) -> None:
@@ -383,11 +394,14 @@ class BookieModel(RuleBasedStateMachine):
         assert self.run(limbo()).status is OK
         self.accepted(limboing(ledger_id, in_limbo))
 
-    @rule()
-    def force(self) -> None:
-        """Everything so far becomes durable."""
+    @rule(ledger_id=ledgers, ids=id_lists, cut=st.booleans())
+    def force(self, ledger_id: int, ids: list[int], cut: bool) -> None:
+        """Everything so far becomes durable, and is there if the power goes at once."""
+        self.add(ledger_id, ids, 0, 20, False, True)
         assert self.run(self.room.bookie.force(1)).status is OK
         self.synced()
+        if cut:
+            self.go_on_with(self.machine.without_power(self.name()), [])
 
     @rule(ledger_id=ledgers, first=st.integers(0, SPAN - 1), count=st.integers(1, SPAN))
     def read(self, ledger_id: int, first: int, count: int) -> None:
@@ -537,12 +551,13 @@ class BookieModel(RuleBasedStateMachine):
         async def in_between() -> Machine:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self.room.engine.checkpoint())
-                await asyncio.to_thread(gate.wait_reached)
-                command = add_command(batch(ledger_id, ids, size=20))
-                assert (await self.answered(command)).status is expected
-                killed = self.machine.killed(self.name())
-                gate.release()
-            return killed
+                try:
+                    await asyncio.to_thread(gate.wait_reached)
+                    command = add_command(batch(ledger_id, ids, size=20))
+                    assert (await self.answered(command)).status is expected
+                    return self.machine.killed(self.name())
+                finally:
+                    gate.release()
 
         killed = self.run(in_between())
         self.machine.store.gate = None
@@ -551,6 +566,37 @@ class BookieModel(RuleBasedStateMachine):
         self.synced()
         self.go_on_with(killed, [])
 
+    @rule(ledger_id=ledgers, ids=id_lists)
+    def crash_after_adds_behind_a_barrier(self, ledger_id: int, ids: list[int]) -> None:
+        """What came behind a checkpoint's barrier is not in the index, and not lost."""
+        self.settle()
+        deleted = self.ledger(ledger_id).deleted
+
+        async def behind() -> None:
+            await self.room.engine.load(ledger_id)
+            # Recovery adds: nothing but a deletion refuses them.
+            before = batch(ledger_id, ids, size=20, salt=8)
+            later = batch(ledger_id, ids, size=20, salt=9)
+            hold = self.machine.disk.hold("fdatasync", ".journal")
+            async with asyncio.TaskGroup() as tasks:
+                try:
+                    first = self.room.bookie.add(add_command(before, recovery=True))
+                    if not deleted:
+                        hold.wait_reached()
+                    tasks.create_task(self.room.engine.checkpoint())
+                    await until(lambda: self.room.engine._checkpointer._frozen)
+                    second = self.room.bookie.add(add_command(later, recovery=True))
+                finally:
+                    hold.release()
+            assert (await first).status is (FENCED if deleted else OK)
+            assert (await second).status is (FENCED if deleted else OK)
+
+        self.run(behind())
+        if not deleted:
+            self.accepted(adding(ledger_id, ids, 9, 20))
+        self.synced()
+        self.go_on_with(self.machine.killed(self.name()), [])
+
     @rule()
     def look_at_everything(self) -> None:
         """The bookie is the model."""
@@ -558,11 +604,14 @@ class BookieModel(RuleBasedStateMachine):
 
     @invariant()
     def live_bytes_are_sane(self) -> None:
-        """No file has fewer than none, and nothing was found to be wrong."""
+        """They are what the ledgers of the index hold, and nothing was found to be wrong."""
         if self.serving is not None:
             assert not self.serving.done()
-            files = self.room.engine._booted.index.files()
-            assert all(row.live_bytes >= 0 for row in files.values())
+            index = self.room.engine._booted.index
+            live = [row.live_bytes for row in index.files().values()]
+            assert all(size >= 0 for size in live)
+            rows = [index.ledger(ledger_id) for ledger_id in LEDGERS]
+            assert sum(live) == sum(row.payload_bytes for row in rows if row is not None)
 
 
 TestBookie = BookieModel.TestCase

@@ -1,0 +1,191 @@
+"""The model test is worth something: an engine that is broken in one place does not pass it.
+
+Each breakage is one that a careless change could make. The model runs without shrinking until it
+fails, with the same examples every time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from bookie.errors import BookieError
+from bookie.formats.commands import Reply
+from bookie.formats.index_rows import Mark
+from bookie.formats.records import DeletedRecord, FenceRecord, LacRecord, LimboRecord, Record
+from bookie.ids import Status
+from bookie.storage import index, portion, write_cache
+from bookie.storage.accept import Admission, Waiter
+from bookie.storage.checkpoint import Checkpointer
+from bookie.storage.duplicates import DuplicateAdds
+from bookie.storage.journal import JournalWriter
+from bookie.storage.ledger_state import LedgerState
+from bookie.storage.write_cache import LocationTable
+from tests.property.storage.test_bookie_model import BookieModel
+from tests.unit.storage.faulty_disk import Call, FaultyFile
+
+Break = Callable[[pytest.MonkeyPatch], None]
+
+
+def the_oldest_copy_wins(patch: pytest.MonkeyPatch) -> None:
+    """Instead of the newest, where an id comes twice."""
+    merge = write_cache.merge_tables
+
+    def reversed_merge(tables: list[LocationTable]) -> LocationTable:
+        return merge([table.at(slice(None, None, -1)) for table in reversed(tables)])
+
+    patch.setattr(write_cache, "merge_tables", reversed_merge)
+    patch.setattr(portion, "merge_tables", reversed_merge)
+
+
+def forget_at_replay(*kinds: type[Record]) -> Break:
+    """Records of these kinds are read and not applied."""
+
+    def breakage(patch: pytest.MonkeyPatch) -> None:
+        apply = portion.Portion._apply
+
+        def forgetful(self: portion.Portion, record: Record) -> None:
+            if not isinstance(record, kinds):
+                apply(self, record)
+
+        patch.setattr(portion.Portion, "_apply", forgetful)
+
+    return breakage
+
+
+def nothing_is_synced(patch: pytest.MonkeyPatch) -> None:
+    """The journal believes in a sync that the device never made."""
+
+    def pretend(self: JournalWriter) -> None:
+        file = self.current.file
+        assert isinstance(file, FaultyFile)
+        file._disk.called(Call("fdatasync", file.path))
+        self.current.durable_upto = self.current.end
+
+    patch.setattr(JournalWriter, "_sync", pretend)
+
+
+def a_force_waits_for_nothing(patch: pytest.MonkeyPatch) -> None:
+    """Deferred adds count as durable."""
+
+    def force(self: Admission) -> Waiter:
+        done: Waiter = self.loop.create_future()
+        done.set_result(Reply(Status.OK))
+        return done
+
+    patch.setattr(Admission, "force", force)
+
+
+def deleted_pages_stay(patch: pytest.MonkeyPatch) -> None:
+    """Space of deleted ledgers is never given back."""
+    patch.setattr(index._Commit, "delete_pages", lambda self: False)
+
+
+def the_mark_is_taken_late(patch: pytest.MonkeyPatch) -> None:
+    """Behind adds that are not in the generation."""
+    mark_of = Checkpointer._mark_of
+
+    async def late(self: Checkpointer, frozen: Any) -> Mark:
+        await mark_of(self, frozen)
+        await self._admission.force()
+        another = self._swap()
+        # Only its mark: the generation that was swapped is put back.
+        self._frozen, self._admission.generation = frozen, another.generation
+        self._dirty = another.dirty
+        await asyncio.wait([another.passed])
+        assert another.barrier.mark is not None
+        return another.barrier.mark
+
+    patch.setattr(Checkpointer, "_mark_of", late)
+
+
+def the_mark_is_one_block_ahead(patch: pytest.MonkeyPatch) -> None:
+    """An error by one."""
+    mark_of = Checkpointer._mark_of
+
+    async def ahead(self: Checkpointer, frozen: Any) -> Mark:
+        mark = await mark_of(self, frozen)
+        return replace(mark, offset=mark.offset + 512, sequence=mark.sequence + 1)
+
+    patch.setattr(Checkpointer, "_mark_of", ahead)
+
+
+def duplicates_are_not_compared(patch: pytest.MonkeyPatch) -> None:
+    """Whatever is stored counts as equal."""
+
+    async def equal(self: DuplicateAdds, *_: object) -> tuple[bool, bool]:
+        return True, False
+
+    patch.setattr(DuplicateAdds, "_compare", equal)
+
+
+def fences_stop_nobody(patch: pytest.MonkeyPatch) -> None:
+    """Plain adds into fenced ledgers."""
+    refusal = Admission.refusal
+
+    def lenient(self: Admission, state: LedgerState, key: bytes, *, recovery: bool) -> Reply | None:
+        found = refusal(self, state, key, recovery=recovery)
+        return None if found is not None and found.status is Status.FENCED else found
+
+    patch.setattr(Admission, "refusal", lenient)
+
+
+def bounds_are_not_widened(patch: pytest.MonkeyPatch) -> None:
+    """The highest id of a ledger is forgotten, and with it that bytes must be compared."""
+    patch.setattr(LedgerState, "saw_entries", lambda self, first, last: None)
+
+
+def the_last_lac_wins(patch: pytest.MonkeyPatch) -> None:
+    """Instead of the highest."""
+
+    def take(self: LedgerState, packet: bytes) -> None:
+        self.lac_packet = packet
+
+    patch.setattr(LedgerState, "take_lac", take)
+
+
+BREAKAGES: list[Break] = [
+    the_oldest_copy_wins,
+    forget_at_replay(FenceRecord),
+    forget_at_replay(DeletedRecord),
+    forget_at_replay(LimboRecord),
+    forget_at_replay(LacRecord),
+    nothing_is_synced,
+    a_force_waits_for_nothing,
+    deleted_pages_stay,
+    the_mark_is_taken_late,
+    the_mark_is_one_block_ahead,
+    duplicates_are_not_compared,
+    fences_stop_nobody,
+    bounds_are_not_widened,
+    the_last_lac_wins,
+]
+NAMES = [
+    f"{number}-{breakage.__qualname__.partition('.')[0]}"
+    for number, breakage in enumerate(BREAKAGES)
+]
+
+
+@pytest.mark.parametrize("breakage", BREAKAGES, ids=NAMES)
+def test_a_broken_engine_does_not_pass(breakage: Break, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever it is that the model notices first."""
+    breakage(monkeypatch)
+    with pytest.raises((AssertionError, BookieError, BaseExceptionGroup)):
+        run_state_machine_as_test(
+            BookieModel,
+            settings=settings(
+                max_examples=60,
+                stateful_step_count=25,
+                deadline=None,
+                derandomize=True,
+                database=None,
+                phases=[Phase.generate],
+                suppress_health_check=list(HealthCheck),
+            ),
+        )
