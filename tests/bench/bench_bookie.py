@@ -4,36 +4,33 @@
 
 Every row is measured three times over: on a real bookie (a process of its own, durable), on a
 bookie that answers from memory (the ceiling of gRPC and the client), and on the disk alone (the
-same bytes written and synced). Nothing is asserted; the table is for people.
+same bytes written and synced). Nothing is asserted; the table is for people. How writes stand
+against their bars is in `bench_writes`.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
 import os
 import platform
 import shutil
-import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from bookie.api import BookKeeper, connect
+from bookie.api import BookKeeper
 from bookie.client.writer import WriterHandle
-from bookie.cluster.instance import initialize_cluster
 from bookie.env import PosixDisk
-from bookie.metadata.connect import open_store
+from bookie.server.loop import run as run_loop
+from tests.bench.processes import served
 
 SIZES_BYTES = (100, 1024, 65536)
 IN_FLIGHT = 1000
@@ -193,43 +190,6 @@ def disk_alone(
     return _figure(len(latencies) * entries, payload_bytes, elapsed, latencies)
 
 
-@contextlib.contextmanager
-def _process(*arguments: str, log: Path) -> Iterator[None]:
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, *arguments], stdout=output, stderr=subprocess.STDOUT
-        )
-    try:
-        yield
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(30)
-
-
-@contextlib.asynccontextmanager
-async def _cluster(root: Path, *, memory: bool) -> AsyncIterator[BookKeeper]:
-    uri = f"local://{root / 'metadata'}"
-    (root / "metadata").mkdir(parents=True)
-    async with open_store(uri) as store:
-        await initialize_cluster(store)
-    if memory:
-        arguments = ["-m", "tests.bench.memory_bookie", uri, "bench-1"]
-    else:
-        config = root / "bookie.toml"
-        config.write_text(
-            f'[bookie]\nid = "bench-1"\n[listen]\nhost = "127.0.0.1"\nport = 0\n'
-            f'[metadata]\nuri = "{uri}"\n[http]\nport = 0\n'
-            f'[storage]\njournal_dir = "{root}/journal"\nledgers_dir = "{root}/ledgers"\n'
-        )
-        arguments = ["-m", "bookie", "serve", "--config", str(config)]
-    with _process(*arguments, log=root / "log"):
-        async with connect(uri) as client:
-            async with asyncio.timeout(30):
-                while not client.bookies():  # noqa: ASYNC110  (no event to wait for)
-                    await asyncio.sleep(0.05)
-            yield client
-
-
 Load = Callable[[BookKeeper, int, float], Awaitable[Figure]]
 LOADS: tuple[tuple[str, Load], ...] = (
     ("append, 1 in flight", one_in_flight),
@@ -241,10 +201,10 @@ LOADS: tuple[tuple[str, Load], ...] = (
 
 async def _measure(root: Path, seconds: float, *, memory: bool) -> dict[tuple[str, int], Figure]:
     figures = {}
-    async with _cluster(root, memory=memory) as client:
+    async with served(root, memory=memory) as at:
         for size in SIZES_BYTES:
             for name, load in LOADS:
-                figures[name, size] = await load(client, size, seconds)
+                figures[name, size] = await load(at.client, size, seconds)
     return figures
 
 
@@ -264,8 +224,8 @@ def run(seconds: float) -> list[Row]:
     """Every row, on this machine, now."""
     root = Path(tempfile.mkdtemp(prefix="bookie-bench-", dir=Path.cwd()))
     try:
-        real = asyncio.run(_measure(root / "real", seconds, memory=False))
-        memory = asyncio.run(_measure(root / "memory", seconds, memory=True))
+        real = run_loop(_measure(root / "real", seconds, memory=False))
+        memory = run_loop(_measure(root / "memory", seconds, memory=True))
         return [
             Row(
                 name,
@@ -320,17 +280,6 @@ def table(rows: list[Row]) -> Table:
     return result
 
 
-def lone_append(rows: list[Row]) -> str:
-    """The first bar of a lone append, as a sentence."""
-    row = next(row for row in rows if row.what == "append, 1 in flight" and row.size_bytes == 1024)
-    assert row.disk is not None
-    bound = row.memory.p50_us + row.disk.p50_us + 300
-    return (
-        f"a lone 1 KB append: p50 {row.bookie.p50_us:.0f} µs; ping-pong {row.memory.p50_us:.0f} "
-        f"+ write and sync {row.disk.p50_us:.0f} + 300 = {bound:.0f} µs"
-    )
-
-
 def main() -> None:
     """Measure, print, and write JSON if asked to."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -340,7 +289,6 @@ def main() -> None:
     rows = run(arguments.seconds)
     console = Console(width=140)
     console.print(table(rows))
-    console.print(lone_append(rows))
     if arguments.json:
         report = {"machine": machine(), "rows": [asdict(row) for row in rows]}
         arguments.json.write_text(json.dumps(report, indent=2) + "\n")
