@@ -158,7 +158,9 @@ class Index:
 
     def integrity(self) -> bytes:
         """What is known about the durable data, an ``INTEGRITY_`` value; nonsense is suspect."""
-        value = self.meta(META_INTEGRITY) or INTEGRITY_SOUND
+        value = self.meta(META_INTEGRITY)
+        if value is None:
+            return INTEGRITY_SOUND
         return value if value in (INTEGRITY_SOUND, INTEGRITY_IN_LIMBO) else INTEGRITY_SUSPECT
 
     def check_format(self) -> bool:

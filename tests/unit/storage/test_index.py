@@ -16,7 +16,10 @@ from bookie.formats.index_rows import FileState, LedgerIndexRow, Mark, file_key,
 from bookie.formats.pages import page_key
 from bookie.ids import MAX_ID
 from bookie.storage.index import (
+    INTEGRITY_SOUND,
+    INTEGRITY_SUSPECT,
     META_FORMAT,
+    META_INTEGRITY,
     META_MARK,
     PAGES_DELETED_MAX,
     TABLES,
@@ -242,3 +245,15 @@ def test_a_newer_format_refuses(index: Index, store: KeyValueStore) -> None:
         txn.put("meta", META_FORMAT, b"\xff!")
     with pytest.raises(CorruptionError):
         index.check_format()
+
+
+@pytest.mark.parametrize("damaged", [b"", b"\0", b"00"])
+def test_a_flag_that_is_nonsense_is_suspicion(
+    index: Index, store: KeyValueStore, damaged: bytes
+) -> None:
+    """Also one of which nothing is left; only one that was never written means nothing."""
+    assert index.integrity() == INTEGRITY_SOUND
+    with store.write() as txn:
+        txn.put("meta", META_INTEGRITY, damaged)
+    assert index.integrity() == INTEGRITY_SUSPECT
+    assert index.needs_integrity_check()
