@@ -151,7 +151,8 @@ def write_journals(directory: Path, shape: Shape, size: int) -> tuple[list[Path]
             file.pwritev([block], end)
             end += len(block)
             entries += shape.per_record * shape.records_per_block
-        file.truncate(end)
+        # A killed process leaves room behind its last block; a file that ends with it was cut.
+        file.truncate(end + 4096)
         file.fdatasync()
         file.close()
         paths.append(directory / file_name(FileKind.JOURNAL, number))
