@@ -61,7 +61,7 @@ RECORD_ENTRIES_MAX = 16 * 1024
 BLOCK_BYTES = 1024 * 1024
 """A block ends with the record that reaches this size: one step of the writer."""
 
-BLOCKS_PER_SYNC = 8
+BLOCKS_PER_SYNC = 2
 """The device gets its work in portions, or one long sync would hold up the journal's."""
 
 _NO_NONCE = bytes(16)
