@@ -104,11 +104,8 @@ async def reader(uri: str, ledger_id: int) -> None:
 
 def loop_lag(at: Served) -> dict[float, int]:
     """The bookie's histogram of how late its loop ran: upper bound → count."""
-    log = (at.root / "log").read_text()
-    found = re.search(r'"http_port": ?(\d+)|http_port=(\d+)|"port": ?(\d+).*?http', log)
-    if found is None:
-        return {}
-    port = next(number for number in found.groups() if number)
+    registration = at.client.bookies()["bench-1"]
+    port = next(endpoint.port for endpoint in registration.endpoints if endpoint.name == "http")
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
         text = answer.read().decode()
     pairs = re.findall(r'loop_lag_seconds_bucket\{[^}]*le="([^"]+)"[^}]*\} ([0-9.e+]+)', text)
@@ -148,7 +145,8 @@ async def measure(gigabytes: float, directory: Path) -> None:
                     f"reader {reading.result()}",
                     flush=True,
                 )
-            print("loop lag:", loop_lag(at))
+            lag = await asyncio.to_thread(loop_lag, at)
+            print("loop late by at most so many seconds, so often:", lag)
     finally:
         shutil.rmtree(root, ignore_errors=True)
 
