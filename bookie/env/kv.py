@@ -286,7 +286,8 @@ def open_lmdb(directory: str, map_bytes: int, tables: tuple[str, ...]) -> LmdbSt
     except _REFUSED_BY_THE_MACHINE as error:
         raise ConfigurationError(f"{path} cannot be opened as an index: {error}") from error
     except lmdb.Error as error:
-        raise CorruptionError(f"{path} cannot be opened as an index: {error}") from error
+        kind = ConfigurationError if "already open" in str(error) else CorruptionError
+        raise kind(f"{path} cannot be opened as an index: {error}") from error
     try:
         handles = {name: environment.open_db(name.encode()) for name in (*tables, SUM_TABLE)}
     except lmdb.Error as error:

@@ -29,12 +29,13 @@ another boot id.
 
 **What a bookie cannot see.** Bytes that were damaged before they came have a wrong checksum and
 are refused. A flipped bit in a stored payload below the mark is served: the bookie checks the ids
-in each packet, and whoever reads checks the digest. Damage to the very last block, when nothing
-vouches for it yet, looks like a write that a crash tore. A file that is cut off exactly behind a
-vouching block looks like one that was closed in order. A ledger whose deletion is lost comes back
-until its next collection; the metadata does not know it. In integrity mode, entries of *closed*
-ledgers that are lost answer "no such entry": their end stands in the metadata, so nobody concludes
-anything from it.
+in each packet, and whoever reads checks the digest; the scrubber finds it in time, as all damage
+below the mark, and the bookie is in doubt from then on. Damage to the very last block, when
+nothing vouches for it yet, looks like a write that a crash tore. A file that is cut off exactly
+behind a vouching block looks like one that was closed in order. A ledger whose deletion is lost
+comes back until its next collection; the metadata does not know it. In integrity mode, entries of
+*closed* ledgers that are lost answer "no such entry": their end stands in the metadata, so nobody
+concludes anything from it.
 
 """
 

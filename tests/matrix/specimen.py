@@ -38,6 +38,8 @@ SETTINGS: dict[str, object] = {
     "journal_file_bytes_max": 64 * KIB,
     "block_bytes_max": 16 * KIB,
     "reserve_bytes": 64 * KIB,
+    # It would find the damage at a moment of its own, and have the next start doubt.
+    "scrub_bytes_per_second": 0,
 }
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 from tests.matrix.pool import Answer, run_all
@@ -44,6 +45,7 @@ def kind_of(answer: Answer) -> str:
     return "served"
 
 
+@pytest.mark.timeout(36_000)
 def test_random_damage(tmp_path: Path) -> None:
     """Each seed is a case that can be looked at by itself."""
     soaking = settings().max_examples > 1000

@@ -17,6 +17,9 @@ from tests.matrix.table import RULES, Outcome, rule_for
 
 CELLS = list(all_cells())
 
+pytestmark = pytest.mark.timeout(1800)
+"""The first test waits for all cells."""
+
 
 def case_of(number: int, cell: Cell) -> Answer:
     """Two starts, and three for every fourth cell: what the second leaves is started on, too."""

@@ -9,7 +9,7 @@ import pytest
 
 from bookie.env import open_lmdb
 from bookie.env.kv import LmdbStore
-from bookie.errors import CorruptionError, DiskFullError
+from bookie.errors import ConfigurationError, CorruptionError, DiskFullError
 
 TABLES = ("a", "b")
 
@@ -77,6 +77,12 @@ def test_a_reader_keeps_its_snapshot(store: LmdbStore) -> None:
         with store.write() as txn:
             txn.put("a", b"1", b"x")
         assert before.get("a", b"1") is None
+
+
+def test_a_store_that_is_open_is_not_damaged(store: LmdbStore, tmp_path: Path) -> None:
+    """Whoever opens it twice made a mistake, and must not have it set aside."""
+    with pytest.raises(ConfigurationError, match="already open"):
+        open_lmdb(str(tmp_path), 2**20, TABLES)
 
 
 def test_a_file_of_something_else_is_damage(tmp_path: Path) -> None:
