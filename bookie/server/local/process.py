@@ -143,8 +143,11 @@ class BookieProcess:
     async def _end(self, number: signal.Signals) -> int:
         assert self._process is not None, f"{self.id} was never started"
         self._stopping = True
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(number)
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                # Not by the process object: it would look first, and take the exit status of a
+                # process that has just ended away from whoever waits for it (then 255 is told).
+                os.kill(self._process.pid, number)
         try:
             async with asyncio.timeout(STOP_SECONDS_MAX):
                 return await self.wait()
