@@ -121,6 +121,9 @@ async def measure(root: Path, ledgers: int, megabytes: int, seconds: float) -> N
             began = time.perf_counter()
             for ledger_id in sorted(set(ids) - set(kept)):
                 await bookie.client.delete_ledger(ledger_id)
+            # The client's own work on the metadata store is no doing of the bookie.
+            p50, p99, worst = appends.percentiles()
+            print(f"while it deletes: p50 {p50:.2f}  p99 {p99:.2f}  max {worst:.1f} ms")
             reached = await watch(root, appends, alive, began, seconds)
             p50, during, worst = appends.percentiles()
             appending.cancel()
@@ -146,7 +149,7 @@ async def watch(
     """Look at the disk until little enough is used; when that was, if it was."""
     appended, told = appends.count, 0.0
     while (elapsed := time.perf_counter() - began) < seconds:
-        used = disk_bytes(root)
+        used = await asyncio.to_thread(disk_bytes, root)
         living = alive + (appends.count - appended) * (APPEND_BYTES + HEADER_BYTES)
         if elapsed - told >= 5 or used <= WANTED_RATIO * living:
             told = elapsed
