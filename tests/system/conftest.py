@@ -9,7 +9,7 @@ import pytest
 
 from tests.system.devices import MIB, enter_private_mounts, memory
 
-RAM_BYTES_MAX = 1024 * MIB
+RAM_BYTES_MAX = 3072 * MIB
 
 
 @pytest.fixture(scope="session", autouse=True)

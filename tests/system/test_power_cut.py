@@ -21,7 +21,7 @@ from tests.system.power_harness import Cut, PowerHarness, cuts
 DATA_MODES = ("ordered", "writeback", "journal")
 """What ext4 promises about data that was never synced; each seed has another one."""
 
-DEVICE_BYTES = 300 * MIB
+DEVICE_BYTES = 1024 * MIB
 
 
 @pytest.fixture(name="boot_id")
