@@ -17,8 +17,8 @@ _HEAD = """# What damage comes to
 Every kind of record, page and file of a bookie, damaged in every way, in every place. The table is
 generated from `tests/matrix/table.py`, and `tests/matrix` does each of these to a real bookie's
 files and starts it two or three times: it comes to what stands here. Whatever the damage, a bookie
-never serves bytes of another entry, never forgets a fence it answered, never denies an entry of an
-open ledger that had been durable (but for the one gap below), and never dies at every start.
+never serves bytes of another entry, never forgets a fence it answered, never denies an entry
+that had been durable (but for the gaps below), and never dies at every start.
 
 **Places.** *log*: an entry log; *below*: a journal below the mark, which the index has; *mark*:
 the journal file that the mark names; *earlier*: above the mark, in a file that has a successor;
@@ -33,9 +33,7 @@ in each packet, and whoever reads checks the digest; the scrubber finds it in ti
 below the mark, and the bookie is in doubt from then on. Damage to the very last block, when
 nothing vouches for it yet, looks like a write that a crash tore. A file that is cut off exactly
 behind a vouching block looks like one that was closed in order. A ledger whose deletion is lost
-comes back until its next collection; the metadata does not know it. In integrity mode, entries of
-*closed* ledgers that are lost answer "no such entry": their end stands in the metadata, so nobody
-concludes anything from it.
+comes back until its next collection; the metadata does not know it.
 
 """
 

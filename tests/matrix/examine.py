@@ -16,7 +16,7 @@ from bookie.ids import Status
 from bookie.metadata.store import MetadataStore
 from bookie.node.bookie import Bookie
 from bookie.node.start import StartedBookie
-from tests.matrix.specimen import CLOSED, SPARSE, Truth, started
+from tests.matrix.specimen import SPARSE, Truth, started
 from tests.unit.node.node_room import add_command, read_command
 from tests.unit.storage.machine import DIGESTER, Machine, batch
 
@@ -41,8 +41,6 @@ class Finding:
     """Acknowledged entries that answer "no such entry", and other promises that were forgotten."""
     undeleted: int = 0
     """Ledgers that forgot that they were deleted, and that the metadata does not know any more."""
-    denied_closed: int = 0
-    """The same of a ledger whose end the metadata knows."""
     caught_by_digest: int = 0
     """Entries whose bytes are damaged, which the client's digest tells."""
     old_bytes: int = 0
@@ -140,8 +138,6 @@ def _count(ledger_id: int, entry_id: int, status: Status, finding: Finding) -> N
             finding.errors += 1
         case Status.UNKNOWN_LEDGER_STATE:
             finding.unknown += 1
-        case _ if ledger_id == CLOSED:
-            finding.denied_closed += 1
         case _:
             finding.denied.append(f"entry {entry_id} of ledger {ledger_id}: {status.name}")
 

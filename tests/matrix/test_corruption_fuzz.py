@@ -28,7 +28,7 @@ def problem_of(answer: Answer) -> str:
         if finding["wrong"] or finding["denied"]:
             return str(finding)
         doubtful = finding["rebuilt"] or finding["integrity"] or finding["refused"]
-        lost = finding["undeleted"] or finding["denied_closed"] or finding["old_bytes"]
+        lost = finding["undeleted"] or finding["old_bytes"]
         if lost and not doubtful:
             return str(finding)
         if finding["refused"] != findings[0]["refused"]:
