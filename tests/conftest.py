@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,11 @@ settings.register_profile(
     "soak", max_examples=5000, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("default")
+
+# A shell that starts something in the background has it ignore Ctrl-C, and so would every process
+# that a test starts and interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 THREAD_END_SECONDS_MAX = 5.0
 """A thread that was told to end has ended by then, even on a busy machine."""
