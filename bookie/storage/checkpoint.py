@@ -100,6 +100,11 @@ class Checkpointer:
         """Whether a ledger was deleted and the index does not know it yet."""
         return any(state.deleted for state in self.dirty_states())
 
+    @property
+    def has_dead_files(self) -> bool:
+        """Whether a boot found files without a live byte that no checkpoint has unlinked yet."""
+        return bool(self._dead)
+
     def generations(self) -> tuple[Generation, ...]:
         """What is not in the index yet, oldest first."""
         if self._frozen is None:

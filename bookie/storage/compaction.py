@@ -203,6 +203,9 @@ class Compactor:
             began = self._env.clock.monotonic()
             await self._engine.checkpoint()
             await self._pace(0, began)
+        if self._checkpointer.has_dead_files:
+            # Nothing has to be moved for the space of these.
+            await self._engine.checkpoint()
         rows, mark = await self._look()
         if mark is None or (self._seen == (rows, mark) and not force):
             return

@@ -177,7 +177,7 @@ NAMES = [
 def test_a_broken_engine_does_not_pass(breakage: Break, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever it is that the model notices first."""
     breakage(monkeypatch)
-    with pytest.raises((AssertionError, BookieError, BaseExceptionGroup)):
+    with pytest.raises((AssertionError, BookieError, BaseExceptionGroup, TimeoutError)):
         run_state_machine_as_test(
             BookieModel,
             settings=settings(
