@@ -139,6 +139,9 @@ async def measure(gigabytes: float, directory: Path) -> None:
                     reading = tasks.create_task(read_elsewhere(at, stored.ledger_id, finished))
                     beside = tasks.create_task(paced(at, half, finished))
                 latencies = beside.result()
+                if not latencies:
+                    print(f"beside {what:4} read: over before an add was, {reading.result()}")
+                    continue
                 ratio = latencies[int(len(latencies) * 0.99)] / alone[int(len(alone) * 0.99)]
                 print(
                     f"beside {what:4} read {percentiles(latencies)} ms, p99 {ratio:.1f} times, "
