@@ -104,8 +104,8 @@ class Record:
 class Put:
     """Write a record. `version`: None = create or replace, `NOT_EXISTS` = create, else replace it.
 
-    With `ephemeral` the record belongs to this session afterwards: it is created, it was this
-    session's already, or it is a foreign session's and `version` is its version (take-over).
+    With `ephemeral` the record belongs to the writing store's lease afterwards: it is created, was
+    that store's already, or is another store's and `version` is its version (take-over).
     """
 
     key: str
@@ -275,7 +275,7 @@ class MetadataStore(ABC):
     """
 
     session_timeout_seconds: float
-    """After so long without a sign of life, others may end this session."""
+    """After so long without a sign of life, others may end the store's lease."""
 
     @abstractmethod
     async def get(self, key: str) -> Record | None:

@@ -87,8 +87,10 @@ class Checkpointer:
 
     def dirty_states(self) -> list[LedgerState]:
         """The states that the index does not have yet, newest last."""
-        frozen = self._frozen.dirty if self._frozen is not None else {}
-        return list({**frozen, **self._dirty}.values())
+        # Compaction asks from a thread, and a checkpoint may end between two looks at the field.
+        frozen = self._frozen
+        older = frozen.dirty if frozen is not None else {}
+        return list({**older, **self._dirty}.values())
 
     @property
     def has_changes(self) -> bool:
