@@ -31,13 +31,13 @@ from bookie.storage.journal import Predecessor
 from bookie.storage.portion import Portion
 from bookie.storage.scan import (
     BlockGroup,
-    ScannedBlock,
-    blocks,
+    BlockRun,
     grouped,
     later_headers,
     left_by_no_crash,
     link_of,
     next_valid,
+    runs,
 )
 
 CommitPortion = Callable[[Portion, list[SealedFile], Mark | None], None]
@@ -160,8 +160,8 @@ class Replay:
                         parsed = group.parse()
                         places = group.places_of(parsed.packets)
                         self._portion.take(parsed, header.number, places)
-                    self._advance(group.last.end - end)
-                    end = group.last.end
+                    self._advance(group.end - end)
+                    end = group.end
                     if self._portion.is_full:
                         self._commit_portion(None)
                 self._advance(file.size() - end)
@@ -227,10 +227,10 @@ class Replay:
         found = self._blocks_of(header, file, path, mark, following, is_last=is_last)
         for group in grouped(found):
             self._keep(group)
-            self._advance(group.last.end - end)
-            end = group.last.end
+            self._advance(group.end - end)
+            end = group.end
             if self._portion.is_full:
-                sequence = group.last.header.sequence
+                sequence = group.sequence
                 self._commit_portion(Mark(header.number, end, sequence, header.nonce))
         self.outcome.sealed.append(SealedFile(header.number, FileKind.JOURNAL, end))
         self.outcome.predecessor = Predecessor(header.number, header.nonce, end)
@@ -244,7 +244,7 @@ class Replay:
         following: tuple[FileHeader, File, str] | None,
         *,
         is_last: bool,
-    ) -> Iterator[ScannedBlock]:
+    ) -> Iterator[BlockRun]:
         """Valid blocks; damage to durable ones is noted and stepped over.
 
         `is_last` is for the journal file that was being written: it ends with reserved room.
@@ -261,13 +261,13 @@ class Replay:
         # A file that takes a block after a roll keeps its room until then.
         room_after = is_last and mark is not None and mark.file_number != header.number
         while True:
-            for block in blocks(file, header, offset, sequence):
-                offset, sequence = block.end, block.header.sequence
+            for run in runs(file, header, offset, sequence):
+                offset, sequence = run.end, run.sequence
                 # The block that vouches for one with records always fits.
-                room_after = is_last and block.header.record_count > 0
+                room_after = is_last and int(run.headers.record_counts[-1]) > 0
                 self.outcome.sequence = max(self.outcome.sequence, sequence)
-                self.outcome.blocks += 1
-                yield block
+                self.outcome.blocks += len(run)
+                yield run
             strange = left_by_no_crash(file, header, offset, sequence, room_after=room_after)
             if not self._was_durable(
                 header, file, offset, sequence, mark_offset, following, strange

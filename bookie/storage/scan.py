@@ -9,11 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import compress
 
 import numpy as np
+import numpy.typing as npt
+from crc32c import crc32c
 
 from bookie.env import Readable
 from bookie.errors import FormatError
+from bookie.formats.block_arrays import BlockArrays, parse_block_headers
 from bookie.formats.blocks import (
     BLOCK_HEADER_SIZE_BYTES,
     BLOCK_MAGIC,
@@ -52,13 +56,64 @@ class ScannedBlock:
         return self.offset + BLOCK_HEADER_SIZE_BYTES
 
 
-def blocks(
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockRun:
+    """Valid blocks that follow each other, at least one; `offset` is where the first begins."""
+
+    data: memoryview
+    """A view of what was read ahead, from the first block on."""
+    offset: int
+    headers: BlockArrays
+    bodies: list[memoryview]
+
+    def __len__(self) -> int:
+        return len(self.bodies)
+
+    @property
+    def end(self) -> int:
+        """Where the next block begins in the file."""
+        return self.offset + int(self.headers.ends[-1])
+
+    @property
+    def sequence(self) -> int:
+        """The sequence of the last block."""
+        return int(self.headers.sequences[-1])
+
+    def blocks(self) -> Iterator[ScannedBlock]:
+        """One by one."""
+        found = self.headers
+        rows = zip(
+            found.starts.tolist(),
+            found.ends.tolist(),
+            found.sequences.tolist(),
+            found.durable_upto.tolist(),
+            found.body_lengths.tolist(),
+            found.record_counts.tolist(),
+            found.body_crcs.tolist(),
+            self.bodies,
+            strict=True,
+        )
+        for start, end, *fields, body in rows:
+            yield ScannedBlock(self.offset + start, self.offset + end, BlockHeader(*fields), body)
+
+    def groups(self) -> Iterator[BlockGroup]:
+        """The blocks in groups, in order; a group is `GROUP_BYTES` large, or one block."""
+        sizes = np.cumsum(self.headers.body_lengths)
+        start, before = 0, 0
+        while start < len(self):
+            stop = int(np.searchsorted(sizes, before + GROUP_BYTES)) + 1
+            stop = min(stop, len(self), start + GROUP_BLOCKS)
+            yield _group(self, start, stop)
+            start, before = stop, int(sizes[stop - 1])
+
+
+def runs(
     file: Readable,
     header: FileHeader,
     start: int,
     sequence_after: int,
     ahead: int = SCAN_BYTES,
-) -> Iterator[ScannedBlock]:
+) -> Iterator[BlockRun]:
     """Valid blocks from `start` on, up to the first that is not.
 
     `sequence_after` is the sequence of the block before `start`, 0 if that is not known; sequences
@@ -66,27 +121,63 @@ def blocks(
     caller asks `next_valid`.
     """
     size = file.size()
-    offset, chunk, chunk_at = start, memoryview(b""), start
+    offset, data = start, memoryview(b"")
     while offset + BLOCK_HEADER_SIZE_BYTES <= size:
-        inside = offset - chunk_at
-        if inside + BLOCK_HEADER_SIZE_BYTES > len(chunk):
-            chunk, chunk_at, inside = _chunk(file, offset, size, ahead), offset, 0
-        found = parse_block_header(chunk[inside : inside + BLOCK_HEADER_SIZE_BYTES], header.nonce)
-        if found is None or not _is_in_place(found, offset, sequence_after):
+        wanted = _first_length(data, header)
+        if wanted > len(data):
+            data = _chunk(file, offset, size, max(ahead, wanted))
+            wanted = _first_length(data, header)
+            if len(data) < wanted <= size - offset:
+                data = _chunk(file, offset, size, wanted)
+        run = _run(data, header, offset, sequence_after)
+        if run is None:
             return
-        length = BLOCK_HEADER_SIZE_BYTES + found.body_length
-        if offset + length > size:
-            return
-        if inside + length > len(chunk):
-            wanted = max(ahead, length)
-            chunk, chunk_at, inside = _chunk(file, offset, size, wanted), offset, 0
-        body = chunk[inside + BLOCK_HEADER_SIZE_BYTES : inside + length]
-        if not _is_intact(header, found, body):
-            return
-        end = offset + block_size_on_disk(found.body_length, header.alignment)
-        yield ScannedBlock(offset, end, found, body)
-        sequence_after = found.sequence
-        offset = end
+        yield run
+        data = data[run.end - offset :]
+        offset, sequence_after = run.end, run.sequence
+
+
+def blocks(
+    file: Readable, header: FileHeader, start: int, sequence_after: int
+) -> Iterator[ScannedBlock]:
+    """The blocks of `runs` one by one."""
+    for run in runs(file, header, start, sequence_after):
+        yield from run.blocks()
+
+
+def _first_length(data: memoryview, header: FileHeader) -> int:
+    """Bytes of the block at the start of `data`, at least those of a header.
+
+    Raises:
+        FormatError: its header is intact but carries flags that this version does not know.
+    """
+    found = parse_block_header(data[:BLOCK_HEADER_SIZE_BYTES], header.nonce)
+    return BLOCK_HEADER_SIZE_BYTES + (0 if found is None else found.body_length)
+
+
+def _run(data: memoryview, header: FileHeader, offset: int, sequence_after: int) -> BlockRun | None:
+    """The valid blocks at the start of `data`, which stands at `offset` of the file."""
+    found = parse_block_headers(data, header.alignment, header.nonce)
+    if found is None:
+        return None
+    if sequence_after and int(found.sequences[0]) != sequence_after + 1:
+        return None
+    rising = found.sequences - found.sequences[0] == np.arange(len(found), dtype=np.uint64)
+    in_place = rising & (found.durable_upto <= (found.starts + offset).astype(np.uint64))
+    found = found.first(_leading(in_place))
+    begins = found.starts + BLOCK_HEADER_SIZE_BYTES
+    ends = begins + found.body_lengths
+    bodies = [data[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
+    crcs = np.array(list(map(crc32c, bodies, found.body_seeds.tolist())), np.uint32)
+    count = _leading(crcs == found.body_crcs)
+    if count == 0:
+        return None
+    return BlockRun(data, offset, found.first(count), bodies[:count])
+
+
+def _leading(answers: npt.NDArray[np.bool_]) -> int:
+    """How many of the first are true."""
+    return len(answers) if bool(answers.all()) else int(answers.argmin())
 
 
 def _is_in_place(block: BlockHeader, offset: int, sequence_after: int) -> bool:
@@ -150,7 +241,10 @@ class BlockGroup:
     """How many records each of them has."""
     places: Ids
     """Where each block's records begin in the file."""
-    last: ScannedBlock
+    end: int
+    """Where the next block begins in the file."""
+    sequence: int
+    """The sequence of the last block."""
 
     def parse(self) -> RecordArrays:
         """The records of all blocks.
@@ -161,7 +255,7 @@ class BlockGroup:
         parsed = parse_arrays(self.body, self.records)
         first_of_block = np.cumsum(self.counts) - self.counts
         if not np.array_equal(parsed.offsets[first_of_block], self.starts):
-            raise FormatError(f"a block before {self.last.end} does not hold the records it says")
+            raise FormatError(f"a block before {self.end} does not hold the records it says")
         return parsed
 
     def places_of(self, offsets: Ids) -> Ids:
@@ -170,41 +264,44 @@ class BlockGroup:
         return offsets - self.starts[block] + self.places[block]
 
 
-def grouped(found: Iterable[ScannedBlock]) -> Iterator[BlockGroup]:
-    """Blocks in groups, in order; a group is `GROUP_BYTES` large, or one block."""
-    group: list[ScannedBlock] = []
-    size = 0
-    for block in found:
-        group.append(block)
-        size += len(block.body)
-        if size >= GROUP_BYTES or len(group) >= GROUP_BLOCKS:
-            yield _group(group)
-            group, size = [], 0
-    if group:
-        yield _group(group)
+def grouped(found: Iterable[BlockRun]) -> Iterator[BlockGroup]:
+    """The groups of all runs, in order."""
+    for run in found:
+        yield from run.groups()
 
 
-def _group(found: list[ScannedBlock]) -> BlockGroup:
-    bodies, counts, places = [], [], []
-    for block in found:
-        body, records, place = block.body, block.header.record_count, block.body_offset
-        if records and body[0] == RecordType.LINK:
-            body, records = body[LINK_RECORD_SIZE_BYTES:], records - 1
-            place += LINK_RECORD_SIZE_BYTES
-        if records:
-            bodies.append(body)
-            counts.append(records)
-            places.append(place)
-    joined = bodies[0] if len(bodies) == 1 else memoryview(b"".join(bodies))
-    lengths = np.array(list(map(len, bodies)), np.int64)
+def _group(run: BlockRun, start: int, stop: int) -> BlockGroup:
+    part = slice(start, stop)
+    counts = run.headers.record_counts[part]
+    begins = run.headers.starts[part] + BLOCK_HEADER_SIZE_BYTES
+    lengths = run.headers.body_lengths[part]
+    bodies = run.bodies[part]
+    # Where there is no record there may be no byte to look at.
+    filled = np.flatnonzero((counts > 0) & (lengths > 0))
+    kinds = np.frombuffer(run.data, np.uint8)[begins[filled]]
+    for index in filled[kinds == RecordType.LINK].tolist():
+        bodies[index] = bodies[index][LINK_RECORD_SIZE_BYTES:]
+        counts = _changed(counts, index, -1)
+        begins = _changed(begins, index, LINK_RECORD_SIZE_BYTES)
+    if not bool(counts.all()):
+        bodies = list(compress(bodies, (counts > 0).tolist()))
+        begins, counts = begins[counts > 0], counts[counts > 0]
+    sizes = np.array(list(map(len, bodies)), np.int64)
     return BlockGroup(
-        joined,
-        sum(counts),
-        np.cumsum(lengths) - lengths,
-        np.array(counts, np.int64),
-        np.array(places, np.int64),
-        found[-1],
+        body=bodies[0] if len(bodies) == 1 else memoryview(b"".join(bodies)),
+        records=int(counts.sum()),
+        starts=np.cumsum(sizes) - sizes,
+        counts=counts,
+        places=begins + run.offset,
+        end=run.offset + int(run.headers.ends[stop - 1]),
+        sequence=int(run.headers.sequences[stop - 1]),
     )
+
+
+def _changed(values: Ids, index: int, difference: int) -> Ids:
+    changed = values.copy()
+    changed[index] += difference
+    return changed
 
 
 def later_headers(

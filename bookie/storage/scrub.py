@@ -38,7 +38,7 @@ from bookie.storage.index import (
 )
 from bookie.storage.integrity import Integrity
 from bookie.storage.page_walk import pages_from, sound_slots, values_of
-from bookie.storage.scan import BlockGroup, blocks, grouped, next_valid
+from bookie.storage.scan import BlockGroup, grouped, next_valid, runs
 from bookie.telemetry import Metrics, event_log
 
 R = TypeVar("R")
@@ -235,9 +235,9 @@ class Scrubber:
         while offset < end:
             step = _Step()
             try:
-                for group in grouped(blocks(file, header, offset, sequence, STEP_BYTES)):
-                    step = _Step(group.last.end - offset, _check(number, group))
-                    offset, sequence = group.last.end, group.last.header.sequence
+                for group in grouped(runs(file, header, offset, sequence, STEP_BYTES)):
+                    step = _Step(group.end - offset, _check(number, group))
+                    offset, sequence = group.end, group.sequence
                     step.end, step.sequence = offset, sequence
                     self._ends[number] = offset
                     yield step

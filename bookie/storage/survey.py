@@ -19,7 +19,7 @@ from bookie.formats.records import EntriesRecord, LinkRecord
 from bookie.storage.files import read_header
 from bookie.storage.index import Index
 from bookie.storage.relocation import U32, Ids
-from bookie.storage.scan import BlockGroup, ScannedBlock, blocks, grouped, next_valid
+from bookie.storage.scan import BlockGroup, BlockRun, grouped, next_valid, runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +66,13 @@ def survey(disk: Disk, index: Index, number: int, path: str) -> Generator[Found,
         file.close()
 
 
-def _intact(file: File, header: FileHeader) -> Iterator[ScannedBlock]:
+def _intact(file: File, header: FileHeader) -> Iterator[BlockRun]:
     """Every valid block, whatever stands between them."""
     offset, sequence = FILE_HEADER_SIZE_BYTES, 0
     while True:
-        for block in blocks(file, header, offset, sequence):
-            offset, sequence = block.end, block.header.sequence
-            yield block
+        for run in runs(file, header, offset, sequence):
+            offset, sequence = run.end, run.sequence
+            yield run
         following = next_valid(file, header, offset, sequence)
         if following is None:
             return

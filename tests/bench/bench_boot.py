@@ -6,6 +6,9 @@ Replay and rebuild are measured on journal files of several shapes, with nothing
 beside two ceilings of the same file in the same run: reading it from the device, and reading it
 with a CRC over every byte. Replay also writes what it keeps and syncs it; what that costs alone is
 the third column. Nothing is asserted; the table is for people.
+
+A megabyte is 10**6 bytes of the files, headers and the zeros behind short blocks among them: all of
+it is read. How much of it is payload is a column of its own.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from random import Random
 
 import numpy as np
 from crc32c import crc32c
@@ -28,6 +32,7 @@ from rich.table import Table
 
 from bookie.config import StorageSettings
 from bookie.env import PosixDisk, ThreadWorkers, system_environment
+from bookie.env.allocator import keep_freed_memory
 from bookie.formats.batch import EntryBatch
 from bookie.formats.blocks import (
     BlockHeader,
@@ -61,18 +66,26 @@ class Shape:
 
     what: str
     size_bytes: int
-    """Of a payload; the packet has 36 more."""
+    """Of a payload, if it is not `mixed`; the packet has 36 more."""
     per_record: int
     records_per_block: int
     ledgers: int = 1
+    mixed: bool = False
+    """Whether sizes are drawn, from 1 byte to twice `size_bytes`."""
 
 
 SHAPES = (
     Shape("1 KB, 256 to a record", 1024, 256, 4),
     Shape("1 KB, one to a record", 1024, 1, 330),
     Shape("1 KB, one to a record, 1000 ledgers", 1024, 1, 330, 1000),
+    Shape("1 KB, one to a record, 10,000 ledgers", 1024, 1, 330, 10_000),
     Shape("1 KB, one to a block", 1024, 1, 1),
+    Shape("1 KB, one to a block, 1000 ledgers", 1024, 1, 1, 1000),
+    Shape("0 to 2 KB, one to a record", 1024, 1, 330, 10, mixed=True),
+    Shape("0 to 2 KB, one to a block", 1024, 1, 1, 10, mixed=True),
     Shape("100 B, one to a record", 100, 1, 330),
+    Shape("0 to 200 B, one to a record", 100, 1, 330, 10, mixed=True),
+    Shape("100 B, one to a block", 100, 1, 1),
 )
 
 
@@ -83,6 +96,7 @@ class Row:
     what: str
     entries: int
     megabytes: float
+    payload_megabytes: float
     replay: float
     rebuild: float
     read: float
@@ -116,24 +130,30 @@ async def _boot(root: Path) -> tuple[float, int]:
                 return engine.report.seconds, engine.report.entries
 
 
-def records(shape: Shape) -> Iterator[bytes]:
-    """ENTRIES records of the shape, without end; each ledger's ids ascend."""
+def records(shape: Shape) -> Iterator[tuple[bytes, int]]:
+    """ENTRIES records of the shape, without end, and how many bytes of each are the clients'.
+
+    Each ledger's ids ascend.
+    """
     digester = digester_for(DigestType.CRC32C, b"")
-    payload = os.urandom(shape.size_bytes)
+    longest = os.urandom(2 * shape.size_bytes)
+    draw = Random(shape.what)
     number = 0
     while True:
         ledger_id, turn = number % shape.ledgers, number // shape.ledgers
+        size = draw.randint(1, len(longest)) if shape.mixed else shape.size_bytes
         batch: EntryBatch = pack_batch(
-            ledger_id, turn * shape.per_record, -1, 0, [payload] * shape.per_record, digester
+            ledger_id, turn * shape.per_record, -1, 0, [longest[:size]] * shape.per_record, digester
         )
-        yield encode_entries_head(batch, crc32c(batch.payload), False) + bytes(batch.payload)
+        record = encode_entries_head(batch, crc32c(batch.payload), False) + bytes(batch.payload)
+        yield record, size * shape.per_record
         number += 1
 
 
-def write_journals(directory: Path, shape: Shape, size: int) -> tuple[list[Path], int]:
-    """Write journal files of `size` bytes together; returns their paths and the entries in them."""
+def write_journals(directory: Path, shape: Shape, size: int) -> tuple[list[Path], int, int]:
+    """Write journal files of `size` bytes together; returns paths, entries, bytes of payload."""
     source = records(shape)
-    entries, left, number = 0, size, 1000
+    entries, payload_bytes, left, number = 0, 0, size, 1000
     paths = []
     while left > 0:
         header = FileHeader(FileKind.JOURNAL, number, os.urandom(16), 512)
@@ -141,7 +161,9 @@ def write_journals(directory: Path, shape: Shape, size: int) -> tuple[list[Path]
         end, sequence = 4096, 0
         while end < min(FILE_BYTES - CHUNK_BYTES, left):
             sequence += 1
-            body = b"".join(next(source) for _ in range(shape.records_per_block))
+            found = [next(source) for _ in range(shape.records_per_block)]
+            body = b"".join(record for record, _ in found)
+            payload_bytes += sum(payload for _, payload in found)
             crc = body_crc(header.nonce, sequence, [body])
             head = encode_block_header(
                 header.nonce, BlockHeader(sequence, end, len(body), shape.records_per_block, crc)
@@ -158,7 +180,7 @@ def write_journals(directory: Path, shape: Shape, size: int) -> tuple[list[Path]
         paths.append(directory / file_name(FileKind.JOURNAL, number))
         left -= end
         number += 1
-    return paths, entries
+    return paths, entries, payload_bytes
 
 
 def _read(path: Path, *, crc: bool) -> None:
@@ -199,7 +221,7 @@ def _ceiling(paths: list[Path], megabytes: float, *, crc: bool) -> float:
 def measure(root: Path, shape: Shape, size: int) -> Row:
     """One shape of journal, replayed and rebuilt from."""
     asyncio.run(_boot(root))
-    paths, entries = write_journals(root / "journal", shape, size)
+    paths, entries, payload_bytes = write_journals(root / "journal", shape, size)
     megabytes = sum(path.stat().st_size for path in paths) / 1e6
     read = _ceiling(paths, megabytes, crc=False)
     read_and_crc = _ceiling(paths, megabytes, crc=True)
@@ -223,6 +245,7 @@ def measure(root: Path, shape: Shape, size: int) -> Row:
         shape.what,
         entries,
         megabytes,
+        payload_bytes / 1e6,
         megabytes / replay_seconds,
         megabytes / rebuild_seconds,
         read,
@@ -279,12 +302,13 @@ async def _forget_clean(root: Path) -> None:
 
 def table(rows: list[Row]) -> Table:
     """The rows for a terminal."""
-    result = Table("journal", "MB", "entries", "replay MB/s", "rebuild MB/s", "read MB/s",
-                   "read + CRC", "write + sync", title="starts, cold page cache")  # fmt: skip
+    columns = ("journal", "MB", "payload", "entries", "replay MB/s", "rebuild MB/s", "read MB/s")
+    result = Table(*columns, "read + CRC", "write + sync", title="starts, cold page cache")
     for row in rows:
         result.add_row(
             row.what,
             f"{row.megabytes:.0f}",
+            f"{row.payload_megabytes / row.megabytes:.0%}",
             f"{row.entries:,}",
             *(
                 f"{rate:,.0f}"
@@ -308,6 +332,8 @@ def main() -> None:
     parser.add_argument("--only", default="", help="only journals whose name has this in it")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     arguments = parser.parse_args()
+    # As the daemon does.
+    keep_freed_memory()
     root = Path(tempfile.mkdtemp(prefix="bookie-bench-", dir=Path.cwd()))
     try:
         shapes = [shape for shape in SHAPES if arguments.only in shape.what]

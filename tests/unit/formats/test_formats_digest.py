@@ -15,7 +15,7 @@ from bookie.formats.digest import (
     LEDGER_KEY_SIZE_BYTES,
     DigestType,
     Headers,
-    crcs_of_headers,
+    crcs_of_rows,
     derive_key,
     digester_for,
     digester_for_key,
@@ -81,7 +81,7 @@ def test_crcs_of_many_headers_are_those_of_each(count: int, differing: int) -> N
         for place in places:
             header[place] = random.randrange(256)
         headers.append(bytes(header))
-    assert crcs_of_headers(rows_of(headers)).tolist() == [crc32c(header) for header in headers]
+    assert crcs_of_rows(rows_of(headers)).tolist() == [crc32c(header) for header in headers]
 
 
 def test_ledger_key_is_derived_and_empty_stays_empty() -> None:
