@@ -32,6 +32,8 @@ FAILPOINTS = (
     "compaction.before_commit",
     "compaction.after_commit",
     "compaction.before_unlink",
+    "removal.after_rename",
+    "removal.before_step",
     "boot.after_log_written",
     "boot.after_log_renamed",
     "boot.before_commit",

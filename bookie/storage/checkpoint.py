@@ -8,7 +8,7 @@ Its lines are the order, and nothing else moves the mark:
 3. the rows of changed ledgers are taken now: ahead of the mark is harmless, behind would lose;
 4. one index transaction writes slots, rows, file statistics and the mark;
 5. the old generation goes; readers that hold it may finish;
-6. files below the mark without a live byte are unlinked.
+6. files below the mark without a live byte are set aside, and removed little by little (`removal`).
 
 When the device is full at step 4 nothing has happened: the generation is kept, the same step is
 tried again later, and the bookie takes no new entries meanwhile.
@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from bookie.env import Environment
@@ -31,8 +30,15 @@ from bookie.storage.index import CheckpointChange, Committed, Index, LedgerChang
 from bookie.storage.journal import JournalRequest, RequestKind, RolledFile
 from bookie.storage.ledger_state import LedgerState
 from bookie.storage.relocation import Relocation
+from bookie.storage.removal import Removal
 from bookie.storage.write_cache import Generation
 from bookie.telemetry import Metrics
+
+RELOCATED_ENTRIES = 2048
+"""So many entries follow into a log in one transaction, which the interpreter is busy with."""
+
+PAUSE_SECONDS_MAX = 0.1
+"""Between two such transactions; else as long as the last one took."""
 
 
 @dataclass(slots=True)
@@ -58,6 +64,7 @@ class Checkpointer:
         index: Index,
         files: FileTable,
         dead_files: tuple[int, ...],
+        removal: Removal,
         release_reserve: Callable[[], None],
     ) -> None:
         self._env = environment
@@ -65,6 +72,7 @@ class Checkpointer:
         self._admission = admission
         self._index = index
         self._files = files
+        self.removal = removal
         self._release_reserve = release_reserve
         self._frozen: _Frozen | None = None
         self._dirty: dict[int, LedgerState] = {}
@@ -164,7 +172,7 @@ class Checkpointer:
             state.entries, state.payload_bytes = entries, size
         del self._removed[: len(removed)]
         self._metrics.index_pages_total.inc(committed.pages)
-        await self._unlink_dead(committed, "checkpoint.before_unlink")
+        await self._remove_dead(committed, "checkpoint.before_unlink")
         self.more_to_do = bool(self._removed) or committed.deletions_left
 
     def _swap(self) -> _Frozen:
@@ -218,34 +226,49 @@ class Checkpointer:
             return self._index.commit(change)
 
     async def relocate(self, change: Relocation) -> None:
-        """Have the index follow entries into a new log, then unlink what is dead by that.
+        """Have the index follow entries into a new log, then remove what is dead by that.
 
-        Between two checkpoints, never beside one: both change the same pages. Raises like `run`;
-        when the device is full, nothing has happened and the log is gone.
+        Between two checkpoints, never beside one: both change the same pages. Many entries follow
+        in several transactions with pauses between them; interrupted after any of them, the others
+        are where they were. Raises like `run`; when the device is full before the first, nothing
+        has happened and the log is gone.
         """
+        clock = self._env.clock.monotonic
         async with self._lock:
             # Known before the commit: whoever looks an entry up right after it reads the log.
             self._files.add(change.number, change.path)
-            self._env.failpoints.hit("compaction.before_commit")
-            try:
-                committed = await self._env.workers.run("index", self._relocate, change)
-            except DiskFullError:
-                self._files.remove(change.number)
-                await self._env.workers.run("index", self._env.disk.unlink, change.path)
-                raise
-            except OSError as error:
-                raise StorageFailedError(f"the index failed: {error}") from error
-            self._env.failpoints.hit("compaction.after_commit")
-            self._metrics.index_pages_total.inc(committed.pages)
-            await self._unlink_dead(committed, "compaction.before_unlink")
+            *parts, last = change.parts(RELOCATED_ENTRIES)
+            for part in parts:
+                began = clock()
+                await self._relocate(part, is_first=part is parts[0], is_last=False)
+                await asyncio.sleep(min(clock() - began, PAUSE_SECONDS_MAX))
+            committed = await self._relocate(last, is_first=not parts, is_last=True)
+            await self._remove_dead(committed, "compaction.before_unlink")
             self.more_to_do = self.more_to_do or bool(self._removed)
 
-    def _relocate(self, change: Relocation) -> Committed:
-        with self._metrics.index_commit_seconds.time():
-            return self._index.relocate(change)
+    async def _relocate(self, part: Relocation, *, is_first: bool, is_last: bool) -> Committed:
+        """One transaction of `relocate`."""
+        run, failpoints = self._env.workers.run, self._env.failpoints
+        failpoints.hit("compaction.before_commit")
+        try:
+            committed = await run("index", self._commit_relocation, part, is_last)
+        except DiskFullError:
+            if is_first:
+                self._files.remove(part.number)
+                await run("index", self._env.disk.unlink, part.path)
+            raise
+        except OSError as error:
+            raise StorageFailedError(f"the index failed: {error}") from error
+        failpoints.hit("compaction.after_commit")
+        self._metrics.index_pages_total.inc(committed.pages)
+        return committed
 
-    async def _unlink_dead(self, committed: Committed, failpoint: str) -> None:
-        """Step 6. The row of an unlinked file goes with the next transaction."""
+    def _commit_relocation(self, part: Relocation, is_last: bool) -> Committed:
+        with self._metrics.index_commit_seconds.time():
+            return self._index.relocate(part, is_last=is_last)
+
+    async def _remove_dead(self, committed: Committed, failpoint: str) -> None:
+        """Step 6. The row of a removed file goes with the next transaction."""
         self._dead = [number for number in committed.dead_files if number not in self._removed]
         if not self._dead:
             return
@@ -258,12 +281,4 @@ class Checkpointer:
             if path is not None:
                 paths.append(path)
         self._dead = []
-        await self._env.workers.run("index", self._unlink, paths)
-
-    def _unlink(self, paths: list[str]) -> None:
-        for path in paths:
-            with suppress(FileNotFoundError):
-                file = self._env.disk.open(path)
-                self._metrics.reclaimed_bytes_total.inc(file.size())
-                file.close()
-            self._env.disk.unlink(path)
+        await self.removal.take(paths)

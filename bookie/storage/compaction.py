@@ -332,7 +332,9 @@ class Compactor:
         try:
             return await self._env.workers.run(POOL, function, *args, **kwargs)
         except (OSError, FormatError, CorruptionError) as error:
-            self._keep(number, str(error), report)
+            # What a checkpoint has removed meanwhile is gone, not damaged.
+            if self._files.path(number) is not None:
+                self._keep(number, str(error), report)
             return None
 
     async def _flush(self, collected: _Collected, report: RoundReport) -> None:
@@ -351,10 +353,11 @@ class Compactor:
         await self._checkpointer.relocate(log.relocation)
 
     async def _write_or_release(self, harvest: Harvest) -> CompactionLog:
-        """The written log; on a full device the reserve makes room for it."""
+        """The written log; on a full device what is on its way out and the reserve make room."""
         try:
             return await self._write(harvest)
         except DiskFullError:
+            await self._checkpointer.removal.finish()
             await self._env.workers.run(POOL, self._directories.release_reserve)
             self._released = True
             return await self._write(harvest)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +33,7 @@ from bookie.storage.journal import BlockDone, JournalRequest, RequestKind
 from bookie.storage.journal_queue import JournalQueue
 from bookie.storage.ledger_state import LedgerState, LedgerStates, StoredLedger
 from bookie.storage.reader import ALL_IDS, EntryReader, ReadResult, Stripe
+from bookie.storage.removal import Removal
 from bookie.storage.scrub import Scrubber
 from bookie.storage.watch import DeviceWatch
 from bookie.storage.write_cache import Generation
@@ -79,6 +81,7 @@ class Engine:
             loop=asyncio.get_running_loop(),
             generation=Generation(),
         )
+        self._removal = Removal(environment, metrics, self._is_full)
         self._checkpointer = Checkpointer(
             environment,
             metrics,
@@ -86,6 +89,7 @@ class Engine:
             booted.index,
             booted.files,
             booted.dead_files,
+            self._removal,
             directories.release_reserve,
         )
         self.states = LedgerStates(self._load_row, self._checkpointer.is_dirty)
@@ -109,7 +113,7 @@ class Engine:
                 self.checkpoint,
                 self.roll,
                 self._failing,
-                lambda: bool(self.admission.read_only_reasons),
+                self._is_full,
                 booted.next_number,
             ),
         )
@@ -308,6 +312,11 @@ class Engine:
                 await self._checkpoint_or_read_only()
                 last_checkpoint = now
 
+    async def remove_dead_files(self) -> NoReturn:
+        """Give the space of dead files back, until cancelled; raises like `housekeep`."""
+        with self._failing():
+            await self._removal.run()
+
     async def close(self) -> None:
         """Stop in order: checkpoint, journal thread, files. Nothing may be in flight."""
         try:
@@ -315,6 +324,7 @@ class Engine:
                 self._vouch()
                 with self._failing():
                     await self._checkpointer.run_last({META_CLEAN: b"1"})
+                    await self._removal.finish()
         except DiskFullError as error:
             _log.warning("last_checkpoint_skipped", reason=str(error))
         finally:
@@ -348,11 +358,15 @@ class Engine:
             raise
         except OSError as error:
             self._failed(error)
-            raise StorageFailedError(f"a file could not be removed: {error}") from error
+            assert self._failure is not None
+            raise self._failure from error
         except CorruptionError as error:
             # A page of the index is damaged: the next boot walks it and rebuilds it.
             self._failed(error)
             raise StorageFailedError(f"the index is damaged: {error}") from error
+
+    def _is_full(self) -> bool:
+        return bool(self.admission.read_only_reasons)
 
     def _turn_read_only(self, reason: str) -> None:
         if DEVICE_FULL not in self.admission.read_only_reasons:
@@ -466,6 +480,7 @@ async def open_engine(
                 tasks.create_task(engine.housekeep(), name="engine-housekeeper"),
                 tasks.create_task(engine.watch_devices(), name="engine-watch"),
                 tasks.create_task(engine.compactor.run(), name="engine-compactor"),
+                tasks.create_task(engine.remove_dead_files(), name="engine-removal"),
             ]
             try:
                 yield engine

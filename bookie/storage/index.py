@@ -68,10 +68,14 @@ INTEGRITY_IN_LIMBO = b"2"
 """Every ledger in doubt is in limbo, or the doubt concerns nothing that could be denied."""
 
 PAGES_PER_READ = 1024
-PAGES_DELETED_MAX = 10_000
-"""Pages of deleted ledgers that one transaction removes."""
+PAGES_CLEARED_MAX = 10_000
+PAGES_DELETED_MAX = 256
+"""Pages of deleted ledgers that one transaction removes.
 
-DELETIONS_PER_COMMIT = 1024
+Each costs the interpreter 10 µs and more, and adds that go on meanwhile wait for it.
+"""
+
+DELETIONS_PER_COMMIT = 64
 """Deleted ledgers that one transaction looks at."""
 
 Slots = npt.NDArray[np.uint32]
@@ -331,15 +335,16 @@ class Index:
             left = True
             while left:
                 with self._store.write() as txn:
-                    pairs = txn.range(name, b"", b"\xff" * 32, PAGES_DELETED_MAX)
+                    pairs = txn.range(name, b"", b"\xff" * 32, PAGES_CLEARED_MAX)
                     for key, _ in pairs:
                         txn.delete(name, key)
-                left = len(pairs) == PAGES_DELETED_MAX
+                left = len(pairs) == PAGES_CLEARED_MAX
 
-    def relocate(self, change: Relocation) -> Committed:
+    def relocate(self, change: Relocation, *, is_last: bool = True) -> Committed:
         """Register a log and point the slots to it that still point where its entries were.
 
-        One durable transaction; raises like `commit`. The mark stays.
+        One durable transaction; raises like `commit`. The mark stays. Before a log's last one no
+        file counts as dead: the log itself may still be without a live byte.
         """
         with self._store.write() as txn:
             transaction = _Commit(txn)
@@ -349,7 +354,7 @@ class Index:
             for entries in change.moved:
                 transaction.move(entries, change.number)
             transaction.write_files()
-            dead = transaction.dead_files(decode_mark(data))
+            dead = transaction.dead_files(decode_mark(data)) if is_last else ()
         return Committed({}, dead, transaction.pages, deletions_left=False)
 
     def put_meta(self, values: dict[bytes, bytes]) -> None:

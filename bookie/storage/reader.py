@@ -8,6 +8,7 @@ read, or that turns out to be another one, is an I/O error, never a missing entr
 
 from __future__ import annotations
 
+import errno
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -279,7 +280,10 @@ class EntryReader:
             self._from_file()
             return data
         self._from_thread()
-        return await self._env.workers.run("read", file.pread, size, offset)
+        read = await self._env.workers.run("read", file.pread, size, offset)
+        if len(read) != size and self._files.path(number) is None:
+            raise FileNotFoundError(errno.ENOENT, f"file number {number} is being removed")
+        return read
 
 
 def _span_for(entries_max: int, stripe: Stripe) -> int:

@@ -6,8 +6,8 @@ recovery add or a deletion, has a newer say: only a slot that still points at th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +40,19 @@ class Relocation:
     path: str
     size_bytes: int
     moved: Sequence[MovedEntries]
+
+    def parts(self, entries_max: int) -> Iterator[Relocation]:
+        """The same in parts of about so many entries; at least one part."""
+        part: list[MovedEntries] = []
+        entries = 0
+        for item in self.moved:
+            part.append(item)
+            entries += len(item.ids)
+            if entries >= entries_max:
+                yield replace(self, moved=part)
+                part, entries = [], 0
+        if part or not self.moved:
+            yield replace(self, moved=part)
 
 
 @dataclass(frozen=True, slots=True)

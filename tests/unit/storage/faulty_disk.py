@@ -12,6 +12,7 @@ import shutil
 import threading
 import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -209,7 +210,7 @@ class FaultyDisk:
         The device may have written some of it by itself, in any order: bit n of `kept` keeps every
         eighth unsynced write, the nth first.
         """
-        shutil.copytree(root, copy)
+        shutil.copytree(root, copy, copy_function=copy_if_there)
         for path, changes in self._unsynced.items():
             target = _moved(path, root, copy)
             if target is None or not target.exists():
@@ -310,6 +311,12 @@ class FaultyDisk:
         if self.free_bytes is None:
             return usage
         return DiskUsage(usage.total_bytes, self.free_bytes, usage.device)
+
+
+def copy_if_there(source: str, target: str) -> None:
+    """Copy a file, which another thread may be about to remove."""
+    with suppress(FileNotFoundError):
+        shutil.copy2(source, target)
 
 
 def _moved(path: str, root: Path, copy: Path) -> Path | None:

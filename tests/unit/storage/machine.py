@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,7 +35,7 @@ from bookie.storage.directories import locked_directories
 from bookie.storage.engine import Engine, open_engine
 from bookie.storage.reader import ALL_IDS, ReadResult, Stripe
 from bookie.telemetry import Metrics
-from tests.unit.storage.faulty_disk import FaultyDisk, Hold
+from tests.unit.storage.faulty_disk import FaultyDisk, Hold, copy_if_there
 
 KIB, MIB = 1024, 1024 * 1024
 DIGESTER = digester_for(DigestType.CRC32C, b"")
@@ -66,9 +67,18 @@ class FaultyStore:
         self._store = store
         self._faults = faults
 
-    def read(self) -> AbstractContextManager[ReadTransaction]:
-        """A read transaction."""
-        return self._store.read()
+    @contextmanager
+    def read(self) -> Iterator[ReadTransaction]:
+        """A read transaction, which may have to wait."""
+        with self._store.read() as transaction:
+            self._faults.reading += 1
+            try:
+                gate = self._faults.read_gate
+                if gate is not None and threading.current_thread() is not threading.main_thread():
+                    gate.pass_through()
+                yield transaction
+            finally:
+                self._faults.reading -= 1
 
     @contextmanager
     def write(self) -> Iterator[WriteTransaction]:
@@ -84,7 +94,8 @@ class FaultyStore:
             self._faults.passes = max(self._faults.passes - 1, 0)
 
     def close(self) -> None:
-        """Close."""
+        """Close, which crashes a process that reads."""
+        self._faults.closed_under += self._faults.reading
         self._store.close()
 
 
@@ -98,6 +109,11 @@ class StoreFaults:
     passes: int = 0
     """Transactions that go well before the first error."""
     struck: int = 0
+    read_gate: Hold | None = None
+    """Stands in each read transaction of a worker thread."""
+    reading: int = 0
+    closed_under: int = 0
+    """Read transactions that were under way when the store was closed."""
 
 
 class Snapshots(Failpoints):
@@ -195,7 +211,7 @@ class Machine:
     def killed(self, name: str) -> Machine:
         """A machine whose directories are what a killed process would leave now."""
         copy = self.root.with_name(f"{self.root.name}-{name}")
-        shutil.copytree(self.root, copy)
+        shutil.copytree(self.root, copy, copy_function=copy_if_there)
         return self._on(copy)
 
     def without_power(self, name: str, kept: int = 0) -> Machine:

@@ -14,6 +14,7 @@ from bookie.errors import DiskFullError, StorageFailedError
 from bookie.formats.entry import pack_lac
 from bookie.formats.index_rows import FileState
 from bookie.ids import Status
+from bookie.storage import checkpoint
 from bookie.storage.compaction import RoundReport
 from bookie.storage.engine import Engine
 from bookie.storage.index import Index
@@ -197,30 +198,29 @@ async def test_everything_survives_a_restart_and_a_crash(machine: Machine) -> No
 
 
 @pytest.mark.parametrize("power", [False, True])
-async def test_a_crash_at_any_step_loses_nothing(tmp_path: Path, *, power: bool) -> None:
+@pytest.mark.parametrize("parts", [1, 2])
+async def test_a_crash_at_any_step_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, power: bool, parts: int
+) -> None:
     """Whatever the process was doing, the next one has every entry, and can compact."""
+    monkeypatch.setattr(checkpoint, "RELOCATED_ENTRIES", 80 // parts)
     machine = Machine(tmp_path / "m")
     copies: dict[str, Machine] = {}
 
     def keep(name: str) -> None:
-        if name.startswith("compaction.") and name not in copies:
+        if name.startswith("compaction."):
+            again = sum(key.startswith(name) for key in copies)
+            name = f"{name} {again}" if again else name
             copies[name] = machine.without_power(name) if power else machine.killed(name)
 
     machine.failpoints = Snapshots(keep)
     async with machine.engine() as engine:
         await half_dead(machine, engine)
         await engine.compactor.round(force=True)
-    assert set(copies) == {
-        f"compaction.{step}"
-        for step in (
-            "before_write",
-            "after_log_written",
-            "after_log_renamed",
-            "before_commit",
-            "after_commit",
-            "before_unlink",
-        )
-    }
+    steps = ["before_write", "after_log_written", "after_log_renamed", "before_commit"]
+    steps += ["after_commit", "before_unlink"]
+    steps += ["before_commit 1", "after_commit 1"] if parts == 2 else []
+    assert set(copies) == {f"compaction.{step}" for step in steps}
     for copy in copies.values():
         async with copy.engine() as engine:
             assert engine.report.corrupt == ()
@@ -353,6 +353,29 @@ async def test_a_full_index_gives_up_cleanly(machine: Machine, engine: Engine) -
     await assert_all_there(engine, [1, 2], range(40))
     assert not (await engine.compactor.round()).full
     await assert_all_there(engine, [1, 2], range(40))
+
+
+async def test_an_index_that_is_full_half_way_keeps_both_files(
+    machine: Machine, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log stays for what has followed into it, the old file for the rest."""
+    monkeypatch.setattr(checkpoint, "RELOCATED_ENTRIES", 40)
+    await half_dead(machine, engine)
+    await engine.roll()
+    await engine.checkpoint()
+    machine.store.errors.append(DiskFullError("the index is full"))
+    machine.store.passes = 1
+    assert (await engine.compactor.round()).full
+    (log,) = machine.log_files()
+    size = len(batch(1, range(40), size=4 * KIB).payload)
+    assert index_of(engine).files()[int(log.stem)].live_bytes == size
+    await assert_all_there(engine, [1, 2], range(40))
+    killed = machine.killed("kill")
+    assert not (await engine.compactor.round()).full
+    await assert_all_there(engine, [1, 2], range(40))
+    async with killed.engine() as after:
+        assert after.report.corrupt == ()
+        await assert_all_there(after, [1, 2], range(40))
 
 
 async def test_the_reserve_makes_room(machine: Machine) -> None:

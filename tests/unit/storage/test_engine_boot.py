@@ -147,7 +147,9 @@ async def test_every_failpoint_may_be_the_last_thing_that_happens(
     def passed(name: str) -> None:
         seen[name] = seen.get(name, 0) + 1
         if seen[name] <= 3 or seen[name] % 11 == 0:
-            left.append((name, machine.killed(f"{name}-{seen[name]}"), promises.copy()))
+            # First what was promised: dead files go while something else is promised.
+            promised = promises.copy()
+            left.append((name, machine.killed(f"{name}-{seen[name]}"), promised))
 
     machine.failpoints = Snapshots(passed)
     async with machine.engine() as engine:

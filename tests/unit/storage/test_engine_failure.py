@@ -145,20 +145,6 @@ async def test_a_failed_commit_of_the_housekeeper_ends_the_engine(machine: Machi
     assert machine.store.writes == writes + 1
 
 
-async def test_a_dead_file_that_cannot_be_removed_is_a_failure(machine: Machine) -> None:
-    """Of the device, with the exit code of one."""
-    async with failing_engine(machine) as engine:
-        for first in range(0, 40, 5):
-            await add(engine, 7, range(first, first + 5), size=40 * KIB)
-        await engine.checkpoint()
-        state = await engine.load(7)
-        await engine.admission.delete(state, machine.clock.now_ms())
-        machine.disk.fail("unlink", ".journal", errno.EIO)
-        with pytest.raises(StorageFailedError):
-            await engine.checkpoint()
-        await until_failed(engine)
-
-
 async def test_a_failed_last_checkpoint_is_a_failure(machine: Machine) -> None:
     """The process must not end as if all were well."""
 
