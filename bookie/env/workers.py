@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from queue import Empty, SimpleQueue
 from types import TracebackType
-from typing import Generic, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, Generic, ParamSpec, Protocol, Self, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -58,8 +58,17 @@ class Workers(Protocol):
     ) -> R:
         """Run ``function(*args)`` on a thread of `pool`; the same pool keeps the order.
 
-        Cancelling the caller does not stop the function.
+        Cancelling the caller does not stop a function that has begun.
         """
+        ...
+
+    async def drained(self) -> None:
+        """Until every function of every pool has ended, also those nobody waits for any more."""
+        ...
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether `drained` would not have to wait."""
         ...
 
 
@@ -117,6 +126,8 @@ class ThreadWorkers:
         self._read_threads = read_threads
         self._pools: dict[str, ThreadPoolExecutor] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._running: set[Future[Any]] = set()
+        """What was handed to a pool and has not ended, whether or not it was cancelled."""
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
@@ -165,5 +176,20 @@ class ThreadWorkers:
             threads = self._read_threads if pool == "read" else 1
             executor = ThreadPoolExecutor(threads, thread_name_prefix=f"bookie-{pool}")
             self._pools[pool] = executor
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(executor, lambda: function(*args, **kwargs))
+        future = executor.submit(function, *args, **kwargs)
+        self._running.add(future)
+        future.add_done_callback(self._running.discard)
+        return await asyncio.wrap_future(future)
+
+    async def drained(self) -> None:
+        """See `Workers.drained`."""
+        while self._running:
+            waiting = [asyncio.wrap_future(future) for future in self._running.copy()]
+            for future in (await asyncio.wait(waiting))[0]:
+                # Whoever cared for the outcome has it.
+                _ = future.cancelled() or future.exception()
+
+    @property
+    def is_idle(self) -> bool:
+        """See `Workers.is_idle`."""
+        return not self._running

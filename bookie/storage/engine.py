@@ -336,8 +336,14 @@ class Engine:
             else:
                 # The thread may hang in the device; its file is not touched any more.
                 worker.abandon()
+            # What was cancelled may still be reading, and then a closed index crashes the process;
+            # of a failed device it may hang.
+            workers, patience = self._env.workers, None if self._failure is None else 1.0
+            with suppress(TimeoutError):
+                async with asyncio.timeout(patience):
+                    await workers.drained()
             self._files.close()
-            if not self._index.store.is_committing:  # or its thread may hang in the device
+            if workers.is_idle and not self._index.store.is_committing:
                 self._index.close()
 
     async def _checkpoint_or_read_only(self) -> None:

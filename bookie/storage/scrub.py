@@ -140,14 +140,7 @@ class Scrubber:
     # --- the task ------------------------------------------------------------------------
 
     async def run(self) -> NoReturn:
-        """Pass after pass, until cancelled."""
-        try:
-            await self._run_passes()
-        finally:
-            # A step that is under way still reads: nothing may be closed under it.
-            await self._run(lambda: None)
-
-    async def _run_passes(self) -> NoReturn:
+        """Pass after pass, until cancelled; a step that is under way then reads on to its end."""
         while True:
             self._asked.clear()
             if self._now or self._settings.scrub_bytes_per_second:

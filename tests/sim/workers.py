@@ -171,6 +171,17 @@ class SimulatedWorkers:
         self.start(thread.lane, lambda: self._work(thread))
         return await result
 
+    async def drained(self) -> None:
+        """See `bookie.env.Workers.drained`."""
+        while not self.is_idle:
+            for pool in sorted(self._pools):
+                await self.run(pool, int)
+
+    @property
+    def is_idle(self) -> bool:
+        """See `bookie.env.Workers.is_idle`."""
+        return not any(thread.active or thread.queue for thread in self._pools.values())
+
     def _work(self, thread: _Pool) -> None:
         if thread.active:
             return

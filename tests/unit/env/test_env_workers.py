@@ -126,6 +126,32 @@ async def test_one_pool_keeps_the_order_and_cancelling_stops_nothing() -> None:
     assert ran == ["slow", "next"]
 
 
+async def test_drained_waits_for_what_nobody_waits_for() -> None:
+    """Also in a pool of several threads, and whatever a function comes to."""
+    entered, opened = threading.Event(), threading.Event()
+
+    def slow() -> None:
+        entered.set()
+        assert opened.wait(10)
+        raise ZeroDivisionError
+
+    async with ThreadWorkers() as workers:
+        idle = [workers.is_idle]
+        await workers.drained()
+        async with asyncio.TaskGroup() as tasks:
+            first = tasks.create_task(workers.run("read", slow))
+            await asyncio.to_thread(entered.wait, 10)
+            first.cancel()
+        idle.append(workers.is_idle)
+        async with asyncio.TaskGroup() as tasks:
+            drained = tasks.create_task(workers.drained())
+            assert await workers.run("read", int, "7") == 7
+            assert not drained.done()
+            opened.set()
+        idle.append(workers.is_idle)
+    assert idle == [True, False, True]
+
+
 async def test_errors_of_a_function_reach_its_caller() -> None:
     """As they are."""
     async with ThreadWorkers() as workers:
