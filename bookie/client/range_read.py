@@ -12,7 +12,7 @@ from bookie.errors import BookieError, ClientClosedError
 from bookie.formats.digest import Digester
 from bookie.formats.entry import Entry, verify_batch
 from bookie.formats.ledger_metadata import LedgerMetadata
-from bookie.ids import BATCH_SIZE_BYTES_MAX, Status
+from bookie.ids import Status
 from bookie.protocol.exchange import CancelTimer, StartTimer, TimerFired, TimerId
 from bookie.protocol.quorum import Quorum
 from bookie.protocol.reader import (
@@ -34,8 +34,16 @@ READ_ENTRIES_MAX = 2048
 """Entries of one answer: verifying more would hold the event loop for over a millisecond."""
 
 
-READ_BYTES_MAX = BATCH_SIZE_BYTES_MAX + BATCH_SIZE_BYTES_MAX // 4
+SPAN_BYTES = 2 * 1024 * 1024
+"""Packet bytes that a span aims at. An answer costs each end a third of a millisecond, whatever it
+holds: against answers of a MiB this is worth a fifth of both ends' time."""
+
+READ_BYTES_MAX = SPAN_BYTES + SPAN_BYTES // 4
 """Packet bytes of one answer. Spans aim below it, so that sizes that vary need no second answer."""
+
+READ_ONE_BYTES_MAX = 1024 * 1024
+"""What a read of one entry is charged by the bookie until it knows better; a larger entry comes
+all the same."""
 
 
 class RangeRead:
@@ -188,18 +196,15 @@ async def read_one(
     Raises:
         ClientClosedError: the client was closed meanwhile.
     """
-    members = quorum.write_set(entry_id)
-    bookie_id = metadata.fragment_of(entry_id).bookies[members[replica % len(members)]]
-    command = ReadCommand(
-        metadata.ledger_id, entry_id, entry_id, max_entries=1, max_bytes=READ_BYTES_MAX
-    )
+    bookie_id = metadata.fragment_of(entry_id).bookies[quorum.member(entry_id, replica)]
+    command = ReadCommand(metadata.ledger_id, entry_id, entry_id, 1, READ_ONE_BYTES_MAX)
     try:
         channel = pool.connection(bookie_id).channel()
         reply = await channel.read(command, timeout=timeout_seconds)
         batch = reply.batch
         if reply.status is not Status.OK or batch is None:
             return ()
-        if batch.count != 1 or batch.first_entry_id != entry_id:
+        if len(batch.sizes) != 1 or batch.first_entry_id != entry_id:
             return ()
         return verify_batch(batch, digester)
     except ClientClosedError:

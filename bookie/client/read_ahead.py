@@ -12,12 +12,11 @@ from collections import deque
 from collections.abc import Sequence
 
 from bookie.client.pool import BookiePool
-from bookie.client.range_read import READ_ENTRIES_MAX, RangeRead
+from bookie.client.range_read import READ_ENTRIES_MAX, SPAN_BYTES, RangeRead
 from bookie.errors import TooManyRequestsError
 from bookie.formats.digest import Digester
 from bookie.formats.entry import HEADER_SIZE_BYTES, Entry
 from bookie.formats.ledger_metadata import LedgerMetadata
-from bookie.ids import BATCH_SIZE_BYTES_MAX
 from bookie.protocol.reader import LedgerRead, ReaderLimits
 
 SPANS_MAX = 3
@@ -121,4 +120,4 @@ def _first_guess(metadata: LedgerMetadata) -> int:
 def _span_of(metadata: LedgerMetadata, packet_bytes: int) -> int:
     """How many ids make about one answer of each class of write sets."""
     classes = metadata.ensemble_size if metadata.ensemble_size > metadata.write_quorum_size else 1
-    return max(1, min(BATCH_SIZE_BYTES_MAX // packet_bytes, READ_ENTRIES_MAX)) * classes
+    return max(1, min(SPAN_BYTES // packet_bytes, READ_ENTRIES_MAX)) * classes

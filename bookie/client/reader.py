@@ -47,6 +47,12 @@ class ReaderHandle:
         # Readers of one ledger start at different replicas.
         self._replica = random.randrange(metadata.write_quorum_size)  # noqa: S311  (load)
         self._limits = ReaderLimits(speculative_read_seconds=pool.settings.speculative_read_seconds)
+        self._patience_seconds = (
+            pool.settings.read_timeout_seconds
+            if metadata.write_quorum_size == 1
+            else pool.settings.speculative_read_seconds
+        )
+        """How long one replica is waited for before another is asked."""
 
     @property
     def ledger_id(self) -> int:
@@ -66,7 +72,8 @@ class ReaderHandle:
     @property
     def last_add_confirmed(self) -> int:
         """The last entry that is known to be confirmed; -1 if none is. Never moves back."""
-        return self.metadata.last_entry_id if self.is_closed else self._last_add_confirmed
+        metadata = self._found.value
+        return metadata.last_entry_id if metadata.is_closed else self._last_add_confirmed
 
     @property
     def last_entry_id(self) -> int:
@@ -139,16 +146,14 @@ class ReaderHandle:
 
     async def _read_one(self, entry_id: int) -> Sequence[Entry]:
         """One entry from the replica that this reader prefers; nothing if it is in doubt."""
-        limits, settings = self._limits, self._pool.settings
-        alone = self._quorum.write_quorum_size == 1
         entries = await read_one(
-            self.metadata,
+            self._found.value,
             self._quorum,
             entry_id,
             self._replica,
             self._pool,
             self._digester,
-            settings.read_timeout_seconds if alone else limits.speculative_read_seconds,
+            self._patience_seconds,
         )
         if not entries:
             self._replica = (self._replica + 1) % self._quorum.write_quorum_size
@@ -195,9 +200,9 @@ class ReaderHandle:
         if last is None:
             return self.last_entry_id
         checked_entry_id(last, "the last entry id")
-        if last > self.last_entry_id:
-            await self.refresh()
-        if last > self.last_entry_id:
+        if last <= self.last_add_confirmed:
+            return last
+        if last > await self.refresh():
             raise BadRequestError(
                 f"entry {last} of ledger {self.ledger_id} is not confirmed; "
                 f"the last one that is has id {self.last_entry_id}"

@@ -75,6 +75,13 @@ class File(Protocol):
         """Exactly `size` bytes if they are in memory, else None; never waits for the device."""
         ...
 
+    def prefetch(self, size: int, offset: int) -> None:
+        """Let the device bring `size` bytes into memory, soon to be read; a hint that never fails.
+
+        Returns when the device was asked, which may take a while if it is busy.
+        """
+        ...
+
     def pread_uncached(self, size: int, offset: int) -> Buffer:
         """As `pread`, from the device and without a trace in the page cache where that is possible.
 
@@ -227,6 +234,11 @@ class PosixFile:
                 return None
             raise
         return buffer if got == size else None
+
+    def prefetch(self, size: int, offset: int) -> None:
+        """See `File.prefetch`."""
+        with suppress(OSError):
+            os.posix_fadvise(self._fd, offset, size, os.POSIX_FADV_WILLNEED)
 
     def pread_uncached(self, size: int, offset: int) -> Buffer:
         """See `File.pread_uncached`."""

@@ -190,11 +190,11 @@ def unpack_packet(ledger_id: int, entry_id: int, packet: BytesLike, digester: Di
         raise ChecksumError(
             f"entry {entry_id} of ledger {ledger_id} has only {len(packet)} bytes, no digest fits"
         )
-    header = PacketHeader._make(_HEADER.unpack_from(packet))
-    if header.ledger_id != ledger_id or header.entry_id != entry_id:
+    found_ledger_id, found_entry_id, _, _ = _HEADER.unpack_from(packet)
+    if found_ledger_id != ledger_id or found_entry_id != entry_id:
         raise ChecksumError(
             f"entry {entry_id} of ledger {ledger_id} was asked for, "
-            f"entry {header.entry_id} of ledger {header.ledger_id} came"
+            f"entry {found_entry_id} of ledger {found_ledger_id} came"
         )
     view = memoryview(packet)
     payload = bytes(view[body_at:])

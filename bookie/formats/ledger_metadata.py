@@ -113,6 +113,8 @@ class LedgerMetadata:
     def fragment_of(self, entry_id: int) -> Fragment:
         """The fragment that covers `entry_id`, which is not negative."""
         assert entry_id >= 0
+        if len(self.fragments) == 1:
+            return self.fragments[0]
         starts = [fragment.first_entry_id for fragment in self.fragments]
         return self.fragments[bisect_right(starts, entry_id) - 1]
 

@@ -48,7 +48,10 @@ class Registration:
 
     def endpoint(self, name: str) -> Endpoint | None:
         """The endpoint called `name`, or None."""
-        return next((endpoint for endpoint in self.endpoints if endpoint.name == name), None)
+        for endpoint in self.endpoints:
+            if endpoint.name == name:
+                return endpoint
+        return None
 
 
 def encode_registration(registration: Registration) -> bytes:

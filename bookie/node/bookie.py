@@ -311,10 +311,12 @@ class Bookie:
             return None, Reply(Status.BAD_REQUEST, f"ledger id {ledger_id} or key out of range")
         if self._closing:
             return None, _SHUTTING_DOWN
-        try:
-            state = await self._engine.load(ledger_id)
-        except CorruptionError as error:
-            return None, Reply(Status.IO_ERROR, str(error))
+        state = self._engine.states.get(ledger_id)
+        if state is None:
+            try:
+                state = await self._engine.load(ledger_id)
+            except CorruptionError as error:
+                return None, Reply(Status.IO_ERROR, str(error))
         if (key or key_needed) and not state.accepts_key(key):
             return None, UNAUTHORIZED
         return state, None

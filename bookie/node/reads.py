@@ -18,7 +18,7 @@ from bookie.formats.commands import LacReply, LedgerRow, ReadCommand, ReadReply
 from bookie.ids import MAX_ID, NO_ENTRY, Status
 from bookie.storage.engine import Engine
 from bookie.storage.ledger_state import LedgerState
-from bookie.storage.reader import ALL_IDS, Stripe
+from bookie.storage.reader import ALL_IDS, ReadResult, Stripe
 
 IdRanges = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 LEDGERS_PER_PAGE = 1000
@@ -49,15 +49,19 @@ class Reads:
                 return _negative_read(
                     state, Status.NO_SUCH_ENTRY, "the ledger has no entry here", 0
                 )
-        entries_max = self._settings.read_entries_max
-        result = await self._engine.read(
-            state,
-            first,
-            last,
-            entries_max=min(command.max_entries or entries_max, entries_max),
-            bytes_max=self.size_of(command),
-            stripe=_stripe(command),
-        )
+        if first == last and not command.stripe_modulus:
+            found = self._engine.read_one(state, first)
+            result = found if isinstance(found, ReadResult) else await found
+        else:
+            entries_max = self._settings.read_entries_max
+            result = await self._engine.read(
+                state,
+                first,
+                last,
+                entries_max=min(command.max_entries or entries_max, entries_max),
+                bytes_max=self.size_of(command),
+                stripe=_stripe(command),
+            )
         following = min(result.next_entry_id, MAX_ID)
         if result.batch is None and result.stopped_by is not Status.OK:
             if result.stopped_by is Status.NO_SUCH_ENTRY:

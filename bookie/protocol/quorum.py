@@ -122,6 +122,10 @@ class Quorum:
         size = self.ensemble_size
         return tuple((entry_id + i) % size for i in range(self.write_quorum_size))
 
+    def member(self, entry_id: int, position: int) -> int:
+        """One slot of an entry's write set: ``write_set(entry_id)[position % Qw]``."""
+        return (entry_id + position % self.write_quorum_size) % self.ensemble_size
+
     def classes_in(self, first_entry_id: int, count: int) -> range | tuple[int, ...]:
         """The classes present among `count` consecutive ids."""
         classes = len(self.windows)

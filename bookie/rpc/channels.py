@@ -148,12 +148,11 @@ class BookieChannel:
 
     async def read(self, command: ReadCommand, *, timeout: float) -> ReadReply:
         """Read entries. The batch's bounds have been checked, its packets have not."""
-        return await self._call(
-            "Read",
-            encode_read_request(command),
-            timeout,
-            lambda data: parse_read_response(data, command.ledger_id),
-        )
+        data = await self._answer("Read", encode_read_request(command), timeout)
+        try:
+            return parse_read_response(data, command.ledger_id)
+        except BadRequestError as error:
+            raise self._not_understood(error) from None
 
     async def read_lac(self, ledger_id: int, master_key: bytes, *, timeout: float) -> LacReply:
         """Ask what the bookie knows about the end of a ledger; packets are unverified."""
@@ -234,7 +233,11 @@ class BookieChannel:
     async def _call(
         self, rpc: str, request: bytes, timeout: float, parse: Callable[[bytes], _T]
     ) -> _T:
-        """Make one unary call.
+        """Make one unary call and understand its answer."""
+        return self._understand(parse, await self._answer(rpc, request, timeout))
+
+    async def _answer(self, rpc: str, request: bytes, timeout: float) -> bytes:
+        """The bytes that a unary call is answered with.
 
         The time runs here and not in gRPC: a call with a deadline of gRPC's own is not handled
         together with others that run, which costs more than half of the calls a second when many do
@@ -251,6 +254,7 @@ class BookieChannel:
         timer = asyncio.get_running_loop().call_later(timeout, expire)
         try:
             data: bytes = await call
+            return data
         except grpc.RpcError as error:
             raise error_of(self.address, error) from None
         except asyncio.CancelledError:
@@ -262,7 +266,6 @@ class BookieChannel:
             raise
         finally:
             timer.cancel()
-        return self._understand(parse, data)
 
     def _check_cancelled(self) -> None:
         """Tell a caller that was cancelled from a call that was.
@@ -299,9 +302,12 @@ class BookieChannel:
         try:
             return parse(data)
         except BadRequestError as error:
-            raise BookieUnreachableError(
-                f"bookie {self.address} sent an answer that cannot be understood: {error}"
-            ) from None
+            raise self._not_understood(error) from None
+
+    def _not_understood(self, error: BadRequestError) -> BookieUnreachableError:
+        return BookieUnreachableError(
+            f"bookie {self.address} sent an answer that cannot be understood: {error}"
+        )
 
 
 def _is_being_cancelled() -> bool:

@@ -182,12 +182,16 @@ def parse_add_response(data: bytes) -> AddAnswer:
 def encode_read_request(command: ReadCommand) -> bytes:
     """The wire bytes of one read. Nothing is checked: the bookie does that."""
     out = bytearray()
+    first, last = command.first_entry_id, command.last_entry_id
     if command.ledger_id:
         out += b"\x08" + int64_varint(command.ledger_id)
-    if command.first_entry_id:
-        out += b"\x10" + zigzag_varint(command.first_entry_id)
-    if command.last_entry_id:
-        out += b"\x18" + zigzag_varint(command.last_entry_id)
+    if first:
+        octets = zigzag_varint(first)
+        out += b"\x10" + octets
+        if first == last:
+            out += b"\x18" + octets
+    if last and first != last:
+        out += b"\x18" + zigzag_varint(last)
     if command.max_entries:
         out += b"\x20" + varint(command.max_entries)
     if command.max_bytes:
@@ -212,18 +216,18 @@ def parse_read_request(data: bytes) -> ReadCommand:
         BadRequestError: Not a message, or one that breaks a bound.
     """
     fields = scan(data, {})
-    numbers = fields.numbers
+    number = fields.numbers.get
     command = ReadCommand(
-        to_int64(numbers.get(0x08, 0)),
-        to_sint64(numbers.get(0x10, 0)),
-        to_sint64(numbers.get(0x18, 0)),
-        numbers.get(0x20, 0) & _UINT32_MASK,
-        numbers.get(0x28, 0) & _UINT32_MASK,
-        bool(numbers.get(0x30, 0)),
+        to_int64(number(0x08, 0)),
+        to_sint64(number(0x10, 0)),
+        to_sint64(number(0x18, 0)),
+        number(0x20, 0) & _UINT32_MASK,
+        number(0x28, 0) & _UINT32_MASK,
+        bool(number(0x30, 0)),
         fields.octets(0x3A, MASTER_KEY_BYTES_MAX),
-        numbers.get(0x40, 0) & _UINT32_MASK,
-        numbers.get(0x48, 0) & _UINT32_MASK,
-        numbers.get(0x50, 0) & _UINT32_MASK,
+        number(0x40, 0) & _UINT32_MASK,
+        number(0x48, 0) & _UINT32_MASK,
+        number(0x50, 0) & _UINT32_MASK,
     )
     _check_ledger_id(command.ledger_id)
     first, last = command.first_entry_id, command.last_entry_id
@@ -277,14 +281,15 @@ def parse_read_response(data: bytes, ledger_id: int) -> ReadReply:
         BadRequestError: The bytes are not such a message, or its parts contradict each other.
     """
     fields = scan(data, _READ_RESPONSE_UNPACKED)
-    numbers = fields.numbers
+    number = fields.numbers.get
+    status, stopped_by = number(0x08, 0), number(0x38, 0)
     return ReadReply(
-        _status(numbers.get(0x08, 0)),
+        _status(status) if status else Status.OK,
         fields.text(0x12),
-        _parse_batch(fields, ledger_id, to_sint64(numbers.get(0x18, 0)), 0x22, 0x2A),
-        to_sint64(numbers.get(0x30, 0)),
-        _status(numbers.get(0x38, 0)),
-        to_sint64(numbers.get(0x40, 0)),
+        _parse_batch(fields, ledger_id, to_sint64(number(0x18, 0)), 0x22, 0x2A),
+        to_sint64(number(0x30, 0)),
+        _status(stopped_by) if stopped_by else Status.OK,
+        to_sint64(number(0x40, 0)),
     )
 
 
@@ -293,6 +298,10 @@ def parse_read_response(data: bytes, ledger_id: int) -> ReadReply:
 
 def _append_arrays(head: bytearray, batch: EntryBatch, steps_tag: bytes, sizes_tag: bytes) -> None:
     """Write the ids' steps and the entries' sizes as packed arrays."""
+    if len(batch.sizes) == 1:
+        # One entry, whose size needs no array: its payload has it.
+        head += sizes_tag + b"\x04" + len(batch.payload).to_bytes(4, "little")
+        return
     if batch.steps is not None and len(batch.steps):
         _append_array(head, steps_tag, batch.steps, _FIXED64)
     if len(batch.sizes):

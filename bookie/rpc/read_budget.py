@@ -36,7 +36,7 @@ class ReadBudget:
         charge = read_bytes + READ_OVERHEAD_BYTES
         if self._charged_bytes and self._charged_bytes + charge > limit:
             raise TooManyRequestsError("the bookie is answering as many reads as it may")
-        self.change(charge)
+        self._charged_bytes += charge
         return Charge(self, charge)
 
     def change(self, change_bytes: int) -> None:

@@ -43,6 +43,11 @@ def varint(value: int) -> bytes:
     """The varint of `value` in 0 … 2**64 - 1."""
     if value < 0x80:
         return _SMALL[value]
+    # Ids and sizes of everyday: made in one go.
+    if value < 0x4000:
+        return bytes((value & 0x7F | 0x80, value >> 7))
+    if value < 0x20_0000:
+        return bytes((value & 0x7F | 0x80, value >> 7 & 0x7F | 0x80, value >> 14))
     out = bytearray()
     while value >= 0x80:
         out.append(value & 0x7F | 0x80)
@@ -122,9 +127,10 @@ class Fields:
         spans = self.spans.get(tag)
         if spans is None:
             return None
+        item_size = dtype.itemsize
         parts = []
         for start, end in spans:
-            count, rest = divmod(end - start, dtype.itemsize)
+            count, rest = divmod(end - start, item_size)
             if rest:
                 raise BadRequestError(
                     f"a packed array of {end - start} bytes does not hold whole elements of "
@@ -137,7 +143,7 @@ class Fields:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def scan(data: bytes, unpacked: Mapping[int, int]) -> Fields:
+def scan(data: bytes, unpacked: Mapping[int, int]) -> Fields:  # noqa: PLR0912  (inlined for speed)
     """Find the fields of a message without copying any of them.
 
     Args:
@@ -149,7 +155,7 @@ def scan(data: bytes, unpacked: Mapping[int, int]) -> Fields:
         BadRequestError: The bytes are not a protobuf message, or one of too many fields.
     """
     fields = Fields(data)
-    numbers = fields.numbers
+    numbers, spans = fields.numbers, fields.spans
     size = len(data)
     position = 0
     budget = FIELDS_MAX
@@ -173,11 +179,16 @@ def scan(data: bytes, unpacked: Mapping[int, int]) -> Fields:
             value = data[position]  # the number itself, or the length of what follows
             position += 1
             if value >= 0x80:
-                value, position = _long_varint(data, position, value)
+                high = data[position]
+                if high < 0x80:  # two bytes, as most that are not one
+                    value += (high - 1) << 7
+                    position += 1
+                else:
+                    value, position = _long_varint(data, position, value)
             if wire_type == 0:
                 numbers[tag] = value
             elif wire_type == 2:
-                _note_span(fields, tag, (position, position + value))
+                spans.setdefault(tag, []).append((position, position + value))
                 position += value
             else:
                 raise BadRequestError(f"the message has a field of wire type {wire_type}")

@@ -8,7 +8,7 @@ structure ends the engine: `open_engine` raises `StorageFailedError`, and the pr
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import NoReturn
 
@@ -210,14 +210,16 @@ class Engine:
         if self._failure is not None:
             # What was accepted and not acknowledged left the cache; it may be on disk all the same.
             return ReadResult(None, first, Status.IO_ERROR, str(self._failure))
-        return await self._reader.read(
-            state.ledger_id,
-            first,
-            last,
-            entries_max=entries_max,
-            bytes_max=bytes_max,
-            stripe=stripe,
+        read, ledger_id = self._reader.read, state.ledger_id
+        return await read(
+            ledger_id, first, last, entries_max=entries_max, bytes_max=bytes_max, stripe=stripe
         )
+
+    def read_one(self, state: LedgerState, entry_id: int) -> ReadResult | Awaitable[ReadResult]:
+        """Read one stored entry, at once if no device has to be waited for."""
+        if self._failure is not None:
+            return ReadResult(None, entry_id, Status.IO_ERROR, str(self._failure))
+        return self._reader.read_one(state.ledger_id, entry_id)
 
     # --- life ----------------------------------------------------------------------------
 

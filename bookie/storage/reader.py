@@ -10,18 +10,20 @@ from __future__ import annotations
 
 import errno
 import struct
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from bookie.env import Environment
+from bookie.env import Environment, File
 from bookie.errors import CorruptionError
 from bookie.formats.batch import PACKET_HEADER_SIZE_BYTES, EntryBatch, headers_of
 from bookie.ids import Status
 from bookie.storage.files import FileTable
 from bookie.storage.index import Index
+from bookie.storage.prefetch import Prefetcher
 from bookie.storage.window import Buffer, Extent, Window
 from bookie.storage.write_cache import Generation, Place
 from bookie.telemetry import Metrics, event_log
@@ -52,8 +54,7 @@ STRIPED_IDS_MAX = 128 * 1024
 """Ids that a striped read looks at: 24 bytes each, and the time that the event loop waits."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReadResult:
+class ReadResult(NamedTuple):
     """Consecutive wanted entries, and what stopped the read at `next_entry_id`."""
 
     batch: EntryBatch | None
@@ -83,6 +84,7 @@ class EntryReader:
         self._from_file = metrics.reads_total.labels("journal_file").inc
         self._from_thread = metrics.reads_total.labels("thread").inc
         self._gap = gap
+        self._prefetcher = Prefetcher()
 
     async def read(
         self,
@@ -99,11 +101,11 @@ class EntryReader:
         The look-up happens before the first wait, in the caller's synchronous section. At least one
         entry is returned if the first wanted id is stored, however large it is.
         """
-        lone = first == last and stripe.wants(first)
+        if first == last and stripe.wants(first):
+            found = self.read_one(ledger_id, first)
+            return found if isinstance(found, ReadResult) else await found
         for attempt in range(2):
             try:
-                if lone:
-                    return await self._read_one(ledger_id, first)
                 return await self._read(ledger_id, first, last, entries_max, bytes_max, stripe)
             except FileNotFoundError as error:
                 # A compaction moved the entries and removed their old file: look up once more.
@@ -113,31 +115,64 @@ class EntryReader:
                 return self._failed(ledger_id, first, str(error))
         raise AssertionError("the second attempt returns")
 
-    async def _read_one(self, ledger_id: int, entry_id: int) -> ReadResult:
-        """`_read` for one entry: the same decisions in a third of the time, without arrays."""
-        place = self._place(ledger_id, entry_id)
-        following = entry_id + 1
-        if place is None:
-            return ReadResult(None, entry_id, Status.NO_SUCH_ENTRY, "no such entry")
-        file, offset, size, payload = place
-        data: Buffer
-        if payload is not None:
-            data = memoryview(payload)[offset : offset + size]
-            self._from_cache()
-        else:
-            try:
-                data = await self._pread(file, size, offset)
-            except FileNotFoundError:
-                raise
-            except OSError:
-                data = b""
-            if len(data) != size:
-                return self._failed(ledger_id, entry_id, "its bytes cannot be read")
+    def read_one(
+        self, ledger_id: int, entry_id: int, *, again: bool = False
+    ) -> ReadResult | Awaitable[ReadResult]:
+        """`read` for one entry: the same decisions in a third of the time, without arrays.
+
+        Awaitable only where a thread has to read, so that nearly every call is a plain one.
+        """
+        try:
+            place = self._place(ledger_id, entry_id)
+            if place is None:
+                return ReadResult(None, entry_id, Status.NO_SUCH_ENTRY, "no such entry")
+            number, offset, size, payload = place
+            if payload is not None:
+                self._from_cache()
+                data: Buffer = memoryview(payload)[offset : offset + size]
+            else:
+                file = self._files.get(number)
+                cached = file.pread_cached(size, offset)
+                if cached is None:
+                    return self._read_one_later(ledger_id, entry_id, place, file, again=again)
+                self._from_file()
+                data = cached
+        except FileNotFoundError as error:
+            # As in `read`: moved while we looked, so look once more.
+            if again:
+                return self._failed(ledger_id, entry_id, f"its file is gone: {error}")
+            return self.read_one(ledger_id, entry_id, again=True)
+        except CorruptionError as error:
+            return self._failed(ledger_id, entry_id, str(error))
+        except OSError:
+            return self._failed(ledger_id, entry_id, "its bytes cannot be read")
+        return self._lone(ledger_id, entry_id, size, data)
+
+    async def _read_one_later(
+        self, ledger_id: int, entry_id: int, place: Place, file: File, *, again: bool
+    ) -> ReadResult:
+        """The rest of `read_one` where the device has to be waited for."""
+        number, offset, size, _ = place
+        try:
+            data = await self._pread_later(number, file, size, offset)
+        except FileNotFoundError as error:
+            if again:
+                return self._failed(ledger_id, entry_id, f"its file is gone: {error}")
+            found = self.read_one(ledger_id, entry_id, again=True)
+            return found if isinstance(found, ReadResult) else await found
+        except OSError:
+            data = b""
+        return self._lone(ledger_id, entry_id, size, data)
+
+    def _lone(self, ledger_id: int, entry_id: int, size: int, data: Buffer) -> ReadResult:
+        """One packet as a result, if it is the entry that it should be."""
+        if len(data) != size:
+            return self._failed(ledger_id, entry_id, "its bytes cannot be read")
         if size < PACKET_HEADER_SIZE_BYTES or _IDS.unpack_from(data) != (ledger_id, entry_id):
             return self._failed(ledger_id, entry_id, "other bytes stand in its place")
         view = data if isinstance(data, bytes) else memoryview(data)
-        batch = EntryBatch(ledger_id, entry_id, None, np.array([size], np.int64), view)
-        return ReadResult(batch, following, Status.OK)
+        batch = EntryBatch(ledger_id, entry_id, None, np.array((size,), np.int64), view)
+        return ReadResult(batch, entry_id + 1, Status.OK)
 
     async def _read(
         self,
@@ -275,15 +310,35 @@ class EntryReader:
 
     async def _pread(self, number: int, size: int, offset: int) -> Buffer:
         file = self._files.get(number)
-        data = file.pread_cached(size, offset)
-        if data is not None:
-            self._from_file()
-            return data
+        if not self._prefetcher.is_due(number, size, offset):
+            data = file.pread_cached(size, offset)
+            if data is not None:
+                self._from_file()
+                return data
+        return await self._pread_later(number, file, size, offset)
+
+    async def _pread_later(self, number: int, file: File, size: int, offset: int) -> Buffer:
+        """Read on a thread.
+
+        Raises:
+            FileNotFoundError: the file is being removed; the caller looks the entry up once more.
+        """
         self._from_thread()
-        read = await self._env.workers.run("read", file.pread, size, offset)
+        start, more = self._prefetcher.missed(number, size, offset)
+        if more:
+            read = await self._env.workers.run("read", _read_on, file, size, offset, start, more)
+        else:
+            read = await self._env.workers.run("read", file.pread, size, offset)
         if len(read) != size and self._files.path(number) is None:
             raise FileNotFoundError(errno.ENOENT, f"file number {number} is being removed")
         return read
+
+
+def _read_on(file: File, size: int, offset: int, start: int, more: int) -> Buffer:
+    """Read, and let the device begin with what will be wanted next; runs on a thread."""
+    data = file.pread(size, offset)
+    file.prefetch(more, start)
+    return data
 
 
 def _span_for(entries_max: int, stripe: Stripe) -> int:

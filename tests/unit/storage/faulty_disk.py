@@ -122,6 +122,11 @@ class FaultyFile:
         self._disk.called(Call("pread_cached", self.path, offset, size))
         return None if self._disk.cold else self._file.pread_cached(size, offset)
 
+    def prefetch(self, size: int, offset: int) -> None:
+        """Take note."""
+        self._disk.called(Call("prefetch", self.path, offset, size))
+        self._file.prefetch(size, offset)
+
     def pread_uncached(self, size: int, offset: int) -> Buffer:
         """Read from the device."""
         self._disk.called(Call("pread_uncached", self.path, offset, size))
