@@ -45,6 +45,7 @@ from bookie.rpc import cold, security
 from bookie.rpc.codec import encode_read_request, parse_read_response
 from bookie.rpc.cold import Ranges
 from bookie.rpc.contract import SERVICE
+from bookie.rpc.deadlines import Deadlines
 from bookie.rpc.streams import AddStream, LacWatch, OnAnswer, OnBroken, OnOpen, error_of
 
 __all__ = [
@@ -99,6 +100,7 @@ class BookieChannel:
             for rpc in ("Read", "ReadLac", "Fence", "Force", "WriteLac", "GetInfo")
         }
         self._streams: list[AddStream | LacWatch] = []
+        self._deadlines = Deadlines()
 
     async def aclose(self) -> None:
         """End the streams and close the connections; calls that run raise ClientClosedError."""
@@ -106,6 +108,7 @@ class BookieChannel:
             await stream.aclose()
         await self._bulk.close()
         await self._control.close()
+        self._deadlines.close()
 
     def add_stream(
         self, on_answer: OnAnswer, on_broken: OnBroken, on_open: OnOpen | None = None
@@ -244,28 +247,21 @@ class BookieChannel:
         (6200 became 2400 with 32 under way on two shared cores).
         """
         call: Any = self._unary[rpc](request, metadata=self._metadata)
-        expired = False
-
-        def expire() -> None:
-            nonlocal expired
-            expired = True
-            call.cancel()
-
-        timer = asyncio.get_running_loop().call_later(timeout, expire)
+        self._deadlines.start(call, timeout)
         try:
             data: bytes = await call
             return data
         except grpc.RpcError as error:
             raise error_of(self.address, error) from None
         except asyncio.CancelledError:
-            if expired and not _is_being_cancelled():
+            if not self._deadlines.stop(call) and not _is_being_cancelled():
                 raise OperationTimeoutError(
                     f"bookie {self.address} did not answer in time"
                 ) from None
             self._check_cancelled()
             raise
         finally:
-            timer.cancel()
+            self._deadlines.stop(call)
 
     def _check_cancelled(self) -> None:
         """Tell a caller that was cancelled from a call that was.

@@ -29,6 +29,7 @@ from bookie.rpc.wire import (
     Fields,
     int64_varint,
     scan,
+    scan_numbers,
     to_int64,
     to_sint64,
     varint,
@@ -215,16 +216,21 @@ def parse_read_request(data: bytes) -> ReadCommand:
     Raises:
         BadRequestError: Not a message, or one that breaks a bound.
     """
-    fields = scan(data, {})
-    number = fields.numbers.get
+    numbers = scan_numbers(data)
+    if numbers is not None:
+        number, key = numbers.get, b""
+    else:
+        fields = scan(data, {})
+        number, key = fields.numbers.get, fields.octets(0x3A, MASTER_KEY_BYTES_MAX)
+    first, last = number(0x10, 0), number(0x18, 0)
     command = ReadCommand(
         to_int64(number(0x08, 0)),
-        to_sint64(number(0x10, 0)),
-        to_sint64(number(0x18, 0)),
+        first >> 1 ^ -(first & 1),
+        last >> 1 ^ -(last & 1),
         number(0x20, 0) & _UINT32_MASK,
         number(0x28, 0) & _UINT32_MASK,
-        bool(number(0x30, 0)),
-        fields.octets(0x3A, MASTER_KEY_BYTES_MAX),
+        number(0x30, 0) != 0,
+        key,
         number(0x40, 0) & _UINT32_MASK,
         number(0x48, 0) & _UINT32_MASK,
         number(0x50, 0) & _UINT32_MASK,

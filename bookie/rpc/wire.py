@@ -199,6 +199,30 @@ def scan(data: bytes, unpacked: Mapping[int, int]) -> Fields:  # noqa: PLR0912  
     return fields
 
 
+def scan_numbers(data: bytes) -> dict[int, int] | None:
+    """The fields of a short message of nothing but varints, by tag; None if it is another one.
+
+    What `scan` would find, in half the time: for the request of one entry.
+    """
+    size = len(data)
+    if size > FIELDS_MAX:
+        return None
+    numbers: dict[int, int] = {}
+    position = 0
+    try:
+        while position < size:
+            tag, value = data[position], data[position + 1]
+            if tag & 0x87 or not tag:
+                return None
+            position += 2
+            if value >= 0x80:
+                value, position = _long_varint(data, position, value)
+            numbers[tag] = value
+    except (IndexError, BadRequestError):
+        return None
+    return numbers
+
+
 _FIXED_SIZES = {1: 8, 5: 4}
 
 
