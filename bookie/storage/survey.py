@@ -3,23 +3,34 @@
 An entry is alive in a file when its slot points at exactly this place of this file. Only blocks
 whose CRC is right are looked at; what lies in a damaged one stays where it is, and the index keeps
 pointing there, so that asking for it is an I/O error and never "no such entry".
+
+Whoever is served beside it shares processors and interpreter with a survey: a large block is read a
+MiB at a time, and looked at a few records at a time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from bookie.env import Disk, File
 from bookie.formats.batch import EntryBatch
-from bookie.formats.blocks import FILE_HEADER_SIZE_BYTES, FileHeader
-from bookie.formats.records import EntriesRecord, LinkRecord
+from bookie.formats.blocks import (
+    BLOCK_HEADER_SIZE_BYTES,
+    FILE_HEADER_SIZE_BYTES,
+    FileHeader,
+    parse_block_header,
+)
+from bookie.formats.records import RECORD_HEADER_SIZE_BYTES, EntriesRecord, LinkRecord
 from bookie.storage.files import read_header
 from bookie.storage.index import Index
 from bookie.storage.relocation import U32, Ids
-from bookie.storage.scan import BlockGroup, BlockRun, grouped, next_valid, runs
+from bookie.storage.scan import BlockGroup, BlockRun, next_valid, runs
+
+STEP_BYTES = 1024 * 1024
+"""Read, or looked at, at once; a larger record is looked at as one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +55,7 @@ class Found:
 
 
 def survey(disk: Disk, index: Index, number: int, path: str) -> Generator[Found, None, None]:
-    """Read the file, a group of blocks at a time; the last item says that it was read to its end.
+    """Read the file, in small steps; the last item says that it was read to its end.
 
     Blocking; each step is short.
 
@@ -59,29 +70,110 @@ def survey(disk: Disk, index: Index, number: int, path: str) -> Generator[Found,
         if header.number != number:
             return
         gone: dict[int, bool] = {}
-        for group in grouped(_intact(file, header)):
-            yield _look_at(index, number, group, gone)
+        for item in _intact(file, header):
+            if isinstance(item, int):
+                yield Found(item)
+                continue
+            for group in item.groups():
+                for piece in _pieces(group):
+                    yield _look_at(index, number, piece, gone)
         yield Found(is_last=True)
     finally:
         file.close()
 
 
-def _intact(file: File, header: FileHeader) -> Iterator[BlockRun]:
-    """Every valid block, whatever stands between them."""
+def _pieces(group: BlockGroup) -> Iterator[BlockGroup]:
+    """The records of a large block, a few at a time."""
+    body, records = group.body, group.records
+    if len(body) <= STEP_BYTES or len(group.starts) > 1:
+        yield group
+        return
+    begin = at = count = 0
+    for number in range(1, records + 1):
+        at += RECORD_HEADER_SIZE_BYTES + int.from_bytes(body[at + 4 : at + 8], "little")
+        count += 1
+        if number == records:
+            # Whatever is left belongs to it, or the records are not what the block says.
+            at = len(body)
+        elif at - begin < STEP_BYTES:
+            continue
+        yield replace(
+            group,
+            body=body[begin:at],
+            records=count,
+            counts=np.array([count], np.int64),
+            places=group.places + begin,
+        )
+        begin, count = at, 0
+
+
+def _intact(file: File, header: FileHeader) -> Iterator[BlockRun | int]:
+    """Every valid block, whatever stands between them; and the bytes of each step that read."""
+    ahead = _Ahead(file)
     offset, sequence = FILE_HEADER_SIZE_BYTES, 0
     while True:
-        for run in runs(file, header, offset, sequence):
+        yield from ahead.fetch_block(header, offset)
+        run = next(runs(ahead, header, offset, sequence, STEP_BYTES), None)
+        if run is not None:
             offset, sequence = run.end, run.sequence
             yield run
+            continue
         following = next_valid(file, header, offset, sequence)
         if following is None:
             return
         offset, sequence = following.offset, following.header.sequence - 1
 
 
+class _Ahead:
+    """A file of which some was read ahead, a piece at a time."""
+
+    def __init__(self, file: File) -> None:
+        self._file = file
+        self._size = file.size()
+        self._at = 0
+        self._data = memoryview(b"")
+
+    def size(self) -> int:
+        """See `Readable.size`."""
+        return self._size
+
+    def pread(self, size: int, offset: int) -> memoryview:
+        """Up to `size` bytes of what was fetched last."""
+        start = offset - self._at
+        return self._data[start : start + size]
+
+    def fetch_block(self, header: FileHeader, offset: int) -> Iterator[int]:
+        """Have the block at `offset` in memory, if one begins there; yields as `fetch` does."""
+        yield from self.fetch(BLOCK_HEADER_SIZE_BYTES, offset)
+        found = parse_block_header(self.pread(BLOCK_HEADER_SIZE_BYTES, offset), header.nonce)
+        if found is not None:
+            yield from self.fetch(BLOCK_HEADER_SIZE_BYTES + found.body_length, offset)
+
+    def fetch(self, size: int, offset: int) -> Iterator[int]:
+        """Have these bytes in memory, as far as there are any; yields how many each step read."""
+        end = self._at + len(self._data)
+        if self._at <= offset and offset + size <= end:
+            return
+        known = self._data[offset - self._at :] if self._at <= offset < end else memoryview(b"")
+        wanted = max(min(max(size, STEP_BYTES), self._size - offset), len(known))
+        # Blocks that were handed out keep the memory before it.
+        buffer = np.empty(wanted, np.uint8).data
+        done = len(known)
+        buffer[:done] = known
+        while done < wanted:
+            piece = self._file.pread(min(STEP_BYTES, wanted - done), offset + done)
+            if not piece:
+                # It was cut meanwhile, as dead files are.
+                break
+            buffer[done : done + len(piece)] = piece
+            done += len(piece)
+            yield len(piece)
+        self._at, self._data = offset, buffer[:done]
+
+
 def _look_at(index: Index, number: int, group: BlockGroup, gone: dict[int, bool]) -> Found:
     """Find what is alive in these blocks."""
-    found = Found(len(group.body))
+    found = Found()
     if not group.records:
         return found
     parsed = group.parse()
