@@ -7,8 +7,8 @@ another `SimulatedMachine` on what the last one left. The engine inside is the r
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from bookie.config import StorageSettings
 from bookie.env import Environment, Failpoints, KeyValueStore
+from bookie.storage import checkpoint, removal
 from bookie.storage.boot import Identity
 from bookie.storage.directories import locked_directories
 from bookie.storage.engine import Engine, open_engine
@@ -48,6 +49,17 @@ SETTINGS: dict[str, object] = {
     "read_threads": 1,
 }
 """Small files, no checkpoint and no vouching unless the test asks."""
+
+
+@contextmanager
+def small_steps() -> Iterator[None]:
+    """Steps of reclaiming that suit files a thousand times smaller than real ones."""
+    before = removal.STEP_BYTES, checkpoint.RELOCATED_ENTRIES
+    removal.STEP_BYTES, checkpoint.RELOCATED_ENTRIES = 16 * KIB, 8
+    try:
+        yield
+    finally:
+        removal.STEP_BYTES, checkpoint.RELOCATED_ENTRIES = before
 
 
 class DiedError(Exception):
@@ -167,7 +179,7 @@ class SimulatedMachine:
     async def engine(self) -> AsyncIterator[Engine]:
         """The real engine on this machine, which gets what a new bookie gets before its cookie."""
         identity = Identity(BOOKIE_ID, INSTANCE_ID, stamped_before=self.left.stamped)
-        with locked_directories(self.disk, self.settings) as directories:
+        with small_steps(), locked_directories(self.disk, self.settings) as directories:
             if not self.stamped:
                 furnish = partial(make_index, self.environment, self.settings, directories)
                 await self.workers.run("index", furnish)
