@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import ParamSpec
 
 from bookie.env import Environment
 from bookie.errors import DiskFullError, StorageFailedError
@@ -33,6 +34,8 @@ from bookie.storage.relocation import Relocation
 from bookie.storage.removal import Removal
 from bookie.storage.write_cache import Generation
 from bookie.telemetry import Metrics
+
+P = ParamSpec("P")
 
 RELOCATED_ENTRIES = 2048
 """So many entries follow into a log in one transaction, which the interpreter is busy with."""
@@ -156,15 +159,7 @@ class Checkpointer:
         rows = {ledger_id: state.row() for ledger_id, state in frozen.dirty.items()}
         self._env.failpoints.hit("checkpoint.before_commit")
         removed = list(self._removed)
-        try:
-            committed = await self._env.workers.run(
-                "index", self._commit, frozen, mark, rows, removed, meta
-            )
-        except DiskFullError:
-            self._release_reserve()
-            raise
-        except OSError as error:
-            raise StorageFailedError(f"the index failed: {error}") from error
+        committed = await self._in_index(self._commit, frozen, mark, rows, removed, meta)
         self._env.failpoints.hit("checkpoint.after_commit")
         self._frozen = None
         for ledger_id, (entries, size) in committed.counts.items():
@@ -174,6 +169,36 @@ class Checkpointer:
         self._metrics.index_pages_total.inc(committed.pages)
         await self._remove_dead(committed, "checkpoint.before_unlink")
         self.more_to_do = bool(self._removed) or committed.deletions_left
+
+    async def delete_pages(self) -> None:
+        """Remove pages of ledgers of whose deletion the index knows, a bounded number of them.
+
+        Nothing else of a checkpoint is done, and the mark stays. Raises like `run`.
+        """
+        async with self._lock:
+            removed = list(self._removed)
+            committed = await self._in_index(self._commit_deletions, removed)
+            del self._removed[: len(removed)]
+            await self._remove_dead(committed, "checkpoint.before_unlink")
+            self.more_to_do = bool(self._removed) or committed.deletions_left
+
+    def _commit_deletions(self, removed: list[int]) -> Committed:
+        mark = self._index.mark()
+        assert mark is not None, "a boot has committed one"
+        with self._metrics.index_commit_seconds.time():
+            return self._index.commit(CheckpointChange(mark, removed_files=removed))
+
+    async def _in_index(
+        self, commit: Callable[P, Committed], *args: P.args, **kwargs: P.kwargs
+    ) -> Committed:
+        """Commit in the index thread; a full device gives up its reserve for the next attempt."""
+        try:
+            return await self._env.workers.run("index", commit, *args, **kwargs)
+        except DiskFullError:
+            self._release_reserve()
+            raise
+        except OSError as error:
+            raise StorageFailedError(f"the index failed: {error}") from error
 
     def _swap(self) -> _Frozen:
         """Step 1. From here on new adds go to a new generation."""

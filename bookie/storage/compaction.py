@@ -201,7 +201,11 @@ class Compactor:
         while await self._env.workers.run(POOL, self._are_pages_left):
             # Pages of deleted ledgers go first: most files need nothing but that.
             began = self._env.clock.monotonic()
-            await self._engine.checkpoint()
+            if self._checkpointer.has_deletions:
+                await self._engine.checkpoint()
+            else:
+                with self._engine.failing():
+                    await self._checkpointer.delete_pages()
             await self._pace(0, began)
         if self._checkpointer.has_dead_files:
             # Nothing has to be moved for the space of these.

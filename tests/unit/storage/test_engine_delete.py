@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bookie.errors import DiskFullError
 from bookie.formats.index_rows import FileState
 from bookie.ids import Status
 from bookie.storage.engine import Engine
@@ -14,6 +15,7 @@ from bookie.storage.index import PAGES_DELETED_MAX
 from tests.unit.storage.machine import (
     KIB,
     Machine,
+    Snapshots,
     add,
     batch,
     fence,
@@ -168,3 +170,38 @@ async def test_a_fence_of_a_deleted_ledger_does_not_bring_it_back(
     await fence(engine, 7)
     async with machine.killed("kill").engine() as after:
         assert (await after.load(7)).deleted
+
+
+async def test_pages_go_a_few_at_a_time_with_one_checkpoint(machine: Machine) -> None:
+    """That one tells the index of the deletion; each transaction after it only removes pages."""
+    points = Snapshots(lambda name: None)
+    machine.failpoints = points
+    async with machine.engine() as engine:
+        await add(engine, 7, range(0, 64 * (3 * PAGES_DELETED_MAX + 10), 64))
+        await add(engine, 8, [0])
+        await engine.checkpoint()
+        await delete(machine, engine, 7)
+        points.seen.clear()
+        before = machine.store.writes
+        await engine.compactor.round()
+        assert points.seen.count("checkpoint.after_swap") == 1
+        assert machine.store.writes == before + 4
+        index = engine._booted.index
+        assert not index.is_deleting()
+        assert index.entry_ids(7, 0, 1 << 20)[0].tolist() == []
+        assert ids_of(await read(engine, 8, 0, 0)) == [0]
+
+
+async def test_a_full_index_deletes_later(machine: Machine, engine: Engine) -> None:
+    """And the bookie takes no new entries until then."""
+    await add(engine, 7, range(0, 64 * (PAGES_DELETED_MAX + 10), 64))
+    await engine.checkpoint()
+    await delete(machine, engine, 7)
+    machine.store.errors.append(DiskFullError("full"))
+    machine.store.passes = 1
+    assert (await engine.compactor.round()).full
+    assert engine.admission.read_only_reasons
+    assert engine._booted.index.is_deleting()
+    engine.device_has_room()
+    assert not (await engine.compactor.round()).full
+    assert not engine._booted.index.is_deleting()
