@@ -46,6 +46,7 @@ def index(
     from bookie.cli.output import print_record
     from bookie.cli.progress import progress_bar
     from bookie.config import load_settings
+    from bookie.server.loop import prepare_process
     from bookie.server.rebuild import rebuild_index, size_of_files
 
     given = {"storage.journal_dir": journal_dir, "storage.ledgers_dir": ledgers_dir}
@@ -56,6 +57,7 @@ def index(
         "fenced at its next start.",
         yes=yes,
     )
+    prepare_process()
     with progress_bar("reading", total=size_of_files(settings)) as advance:
         done = rebuild_index(settings, advance)
     print_record(

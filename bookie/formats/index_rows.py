@@ -93,6 +93,21 @@ class LedgerIndexRow:
     entries: int = 0
     payload_bytes: int = 0
 
+    def counting(self, entries: int, payload_bytes: int) -> LedgerIndexRow:
+        """The same with other counts; `dataclasses.replace` takes several times as long."""
+        return LedgerIndexRow(
+            self.fenced,
+            self.limbo,
+            self.deleted_at_ms,
+            self.key_digest,
+            self.lac_packet,
+            self.max_lac,
+            self.first_entry_id,
+            self.last_entry_id,
+            entries,
+            payload_bytes,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class FileRow:

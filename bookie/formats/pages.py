@@ -63,7 +63,7 @@ def parse_page_key(key: bytes) -> tuple[int, int]:
 
 
 def decode_pages(pairs: Sequence[tuple[bytes, bytes]]) -> tuple[NDArray[np.int64], Slots]:
-    """Page numbers and slots of `pairs` (key and value) of one ledger, in key order.
+    """Page numbers and slots of `pairs` (key and value), in their order.
 
     The arrays may be read-only.
 
@@ -111,14 +111,17 @@ def decode_slot(key: bytes, value: bytes, entry_id: int) -> tuple[int, int, int]
 
 
 def encode_pages(
-    ledger_id: int, numbers: NDArray[np.int64], slots: Slots
+    ledger_ids: int | NDArray[np.int64], numbers: NDArray[np.int64], slots: Slots
 ) -> list[tuple[bytes, bytes]]:
-    """Keys and values of the pages `numbers` (ascending), each with at least one used slot."""
+    """Keys and values of the pages `numbers`, each with at least one used slot.
+
+    All are of one ledger, or each is of its own of `ledger_ids`. Keys ascend if those do.
+    """
     used = SLOTS_PER_PAGE - np.argmax(slots[:, ::-1, 2] > 0, axis=1)
     ends = (used * SLOT_SIZE_BYTES).tolist()
     body = slots.astype("<u4", copy=False).tobytes()
     keys = np.empty((len(numbers), 2), np.dtype(">u8"))
-    keys[:, 0] = ledger_id
+    keys[:, 0] = ledger_ids
     keys[:, 1] = numbers
     key_bytes = keys.tobytes()
     pairs = []

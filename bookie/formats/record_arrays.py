@@ -7,6 +7,7 @@ words for what is wrong.
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -27,6 +28,8 @@ from bookie.ids import ENTRY_SIZE_BYTES_MAX
 
 _CONTIGUOUS = 1
 _KNOWN_FLAGS = 3
+_LENGTH_AT = 4
+_LENGTH = struct.Struct("<4xI")
 _ENTRY_ID_AT = 8
 _LAC_AT = 16
 
@@ -45,6 +48,9 @@ _HEAD = np.dtype(
     ]
 )
 """An ENTRIES record up to its sizes."""
+
+_STEP_RECORDS = 100
+"""A step through all blocks takes as long as a walk over so many records."""
 
 _FIXED_BYTES = _HEAD.itemsize - RECORD_HEADER_SIZE_BYTES
 
@@ -82,13 +88,18 @@ class RecordArrays:
     """The records that hold no entries, in order."""
 
 
-def parse_arrays(body: memoryview, count: int) -> RecordArrays:
+def parse_arrays(
+    body: memoryview, count: int, blocks: tuple[Ids, Ids] | None = None
+) -> RecordArrays:
     """The `count` records of a body whose CRC is right.
+
+    If the body is that of several `blocks`: where the records of each begin, and how many it has,
+    at least one. It helps to find the records; where it is wrong, the records are right.
 
     Raises:
         FormatError: as `parse_records` does.
     """
-    offsets = _record_offsets(body, count)
+    offsets = _record_offsets(body, count, blocks)
     if offsets is None:
         return _one_by_one(body, count)
     kinds = np.frombuffer(body, np.uint8)[offsets]
@@ -105,7 +116,7 @@ def parse_arrays(body: memoryview, count: int) -> RecordArrays:
     return parsed if parsed is not None else _one_by_one(body, count)
 
 
-def _record_offsets(body: memoryview, count: int) -> Ids | None:
+def _record_offsets(body: memoryview, count: int, blocks: tuple[Ids, Ids] | None) -> Ids | None:
     """Where the records start; None if they do not fill the body exactly."""
     size = len(body)
     if count and size % count == 0 and size // count >= RECORD_HEADER_SIZE_BYTES:
@@ -116,15 +127,50 @@ def _record_offsets(body: memoryview, count: int) -> Ids | None:
             return np.arange(0, size, stride, dtype=np.int64)
     if count > size // RECORD_HEADER_SIZE_BYTES:
         return None
+    if blocks is not None and int(blocks[1].max(initial=0)) * _STEP_RECORDS < count:
+        offsets = _walk_together(body, count, *blocks)
+        if offsets is not None:
+            return offsets
+    return _walk(body, count)
+
+
+def _walk(body: memoryview, count: int) -> Ids | None:
+    """From record to record."""
     offsets = []
     at = 0
-    from_bytes = int.from_bytes
-    for _ in range(count):
-        offsets.append(at)
-        at += RECORD_HEADER_SIZE_BYTES + from_bytes(body[at + 4 : at + 8], "little")
-        if at > size:
+    length_at = _LENGTH.unpack_from
+    try:
+        for _ in range(count):
+            offsets.append(at)
+            at += RECORD_HEADER_SIZE_BYTES + length_at(body, at)[0]
+    except struct.error:
+        return None
+    return np.array(offsets, np.int64) if at == len(body) else None
+
+
+def _walk_together(body: memoryview, count: int, starts: Ids, counts: Ids) -> Ids | None:
+    """From the first records of all blocks to the second ones, and so on.
+
+    None if the records of a block do not end where those of the next begin.
+    """
+    if int(starts[0]) or int(counts.sum()) != count:
+        return None
+    offsets = np.zeros(count, np.int64)
+    first = np.cumsum(counts) - counts
+    at = starts.copy()
+    ends = np.append(starts[1:], len(body))
+    left = np.arange(len(starts))
+    step = 0
+    while len(left):
+        here = at[left]
+        if bool((here > ends[left] - RECORD_HEADER_SIZE_BYTES).any()):
             return None
-    return np.array(offsets, np.int64) if at == size else None
+        offsets[first[left] + step] = here
+        lengths = _gather(body, here + _LENGTH_AT, _U32)
+        at[left] = here + RECORD_HEADER_SIZE_BYTES + lengths
+        step += 1
+        left = left[counts[left] > step]
+    return offsets if np.array_equal(at, ends) else None
 
 
 def _entries(

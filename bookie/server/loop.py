@@ -8,12 +8,24 @@ worth stands with it.
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Coroutine
 from typing import TypeVar
 
 from bookie.env.allocator import keep_freed_memory
 
 T = TypeVar("T")
+
+
+def prepare_process() -> None:
+    """What a process of its own does before it begins to move data.
+
+    Freed memory stays with it, and the collector no longer looks at what was imported, which lives
+    as long as the process: with ten thousand ledgers that was an eighth of a start's time.
+    """
+    keep_freed_memory()
+    if not gc.get_freeze_count():
+        gc.freeze()
 
 
 def run(main: Coroutine[object, object, T]) -> T:
@@ -23,6 +35,6 @@ def run(main: Coroutine[object, object, T]) -> T:
     """
     import uvloop
 
-    keep_freed_memory()
+    prepare_process()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(main)

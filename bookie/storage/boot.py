@@ -372,7 +372,7 @@ class Boot:
             # With the eyes of the engine that accepted the entries: to it a ledger that was
             # deleted long ago was a new one.
             partial(
-                index.ledger_since,
+                index.ledgers_since,
                 deleted_after_ms=deleted_after_ms(self._env, self._settings),
             ),
             self._next_number,

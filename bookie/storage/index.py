@@ -40,11 +40,12 @@ from bookie.formats.index_rows import (
     parse_file_key,
     parse_ledger_key,
 )
-from bookie.formats.pages import SLOTS_PER_PAGE, decode_pages, encode_pages, page_key
+from bookie.formats.pages import SLOTS_PER_PAGE, decode_pages, page_key
 from bookie.ids import MAX_ID, NO_ENTRY
 from bookie.storage.lookup import look_up, look_up_one
 from bookie.storage.page_walk import verify_all_pages
 from bookie.storage.relocation import FoundSlots, MovedEntries, Relocation, find_slots, move_slots
+from bookie.storage.slot_writer import SlotWriter
 from bookie.storage.watch import CountedStore
 from bookie.storage.window import Window
 from bookie.storage.write_cache import EMPTY_TABLE, LocationTable
@@ -66,6 +67,9 @@ INTEGRITY_SUSPECT = b"1"
 """Durable data is damaged or missing, and not every ledger in doubt is in limbo yet."""
 INTEGRITY_IN_LIMBO = b"2"
 """Every ledger in doubt is in limbo, or the doubt concerns nothing that could be denied."""
+
+LEDGERS_AT_ONCE = 1024
+"""Ledgers whose slots one step of a commit writes."""
 
 PAGES_PER_READ = 1024
 PAGES_CLEARED_MAX = 10_000
@@ -197,13 +201,14 @@ class Index:
 
         As long as pages of it are left to be removed, it is remembered however long ago it was.
         """
+        return self.ledgers_since([ledger_id], deleted_after_ms)[0]
+
+    def ledgers_since(
+        self, ledger_ids: Sequence[int], deleted_after_ms: int
+    ) -> list[LedgerIndexRow | None]:
+        """For each of these ledgers what `ledger_since` gives."""
         with self._store.read() as txn:
-            key = ledger_key(ledger_id)
-            data = txn.get("ledgers", key)
-            row = None if data is None else decode_ledger_row(ledger_id, data)
-            if row is None or row.deleted_at_ms is None or row.deleted_at_ms >= deleted_after_ms:
-                return row
-            return None if txn.get("meta", META_DELETING + key) is None else row
+            return [_row_since(txn, ledger_id, deleted_after_ms) for ledger_id in ledger_ids]
 
     def ledgers(self, after: int, count_max: int) -> list[tuple[int, LedgerIndexRow]]:
         """Up to `count_max` rows of ledgers with ids above `after`, ascending."""
@@ -307,8 +312,7 @@ class Index:
             ), "the mark never moves back"
             for sealed in change.sealed:
                 transaction.seal(sealed)
-            for ledger in sorted(change.ledgers, key=lambda item: item.ledger_id):
-                transaction.apply(ledger)
+            transaction.apply(sorted(change.ledgers, key=lambda item: item.ledger_id))
             deletions_left = transaction.delete_pages()
             for number in change.removed_files:
                 transaction.files.pop(number, None)
@@ -372,8 +376,12 @@ class _Commit:
         self.files = _files(txn)
         self._files_before = dict(self.files)
         self.counts: dict[int, tuple[int, int]] = {}
-        self.pages = 0
-        self._live_delta: dict[int, int] = {}
+        self._slots = SlotWriter(txn)
+
+    @property
+    def pages(self) -> int:
+        """Pages that were written."""
+        return self._slots.pages
 
     def seal(self, sealed: SealedFile) -> None:
         row = self.files.get(sealed.number, FileRow(sealed.kind, FileState.OPEN, 0, 0))
@@ -381,57 +389,43 @@ class _Commit:
             row, kind=sealed.kind, state=FileState.SEALED, size_bytes=sealed.size_bytes
         )
 
-    def apply(self, change: LedgerChange) -> None:
-        txn = self._txn
-        key = ledger_key(change.ledger_id)
-        data = txn.get("ledgers", key)
-        old = LedgerIndexRow()
-        if data is not None:
-            old = decode_ledger_row(change.ledger_id, data)
-        entries, size = old.entries, old.payload_bytes
-        if change.row.deleted_at_ms is not None:
-            if entries:
-                txn.put("meta", META_DELETING + key, b"")
-            entries = size = 0
-        else:
-            for table in change.table.parts(SLOTS_PER_PAGE):
-                more_entries, more_bytes = self._put(change.ledger_id, table, old)
-                entries, size = entries + more_entries, size + more_bytes
-        row = replace(change.row, entries=entries, payload_bytes=size)
-        txn.put("ledgers", key, encode_ledger_row(change.ledger_id, row))
-        self.counts[change.ledger_id] = (entries, size)
+    def apply(self, changes: Sequence[LedgerChange]) -> None:
+        """Write slots and rows of these ledgers, which ascend."""
+        for start in range(0, len(changes), LEDGERS_AT_ONCE):
+            self._apply(changes[start : start + LEDGERS_AT_ONCE])
 
-    def _put(self, ledger_id: int, table: LocationTable, old: LedgerIndexRow) -> tuple[int, int]:
-        """Write slots of one ledger; returns how many entries and bytes it has more."""
-        page_of = table.ids // SLOTS_PER_PAGE
-        numbers, inverse = np.unique(page_of, return_inverse=True)
-        slots = np.zeros((len(numbers), SLOTS_PER_PAGE, 3), np.uint32)
-        old_last_page = old.last_entry_id // SLOTS_PER_PAGE if old.last_entry_id >= 0 else -1
-        existing = int(np.searchsorted(numbers, old_last_page, "right"))
-        for index in range(existing):
-            data = self._txn.get("locations", page_key(ledger_id, int(numbers[index])))
-            if data is not None:
-                _, pages = decode_pages([(page_key(ledger_id, int(numbers[index])), data)])
-                slots[index] = pages[0]
-        where = table.ids - page_of * SLOTS_PER_PAGE
-        replaced = slots[inverse, where]
-        replaced = replaced[replaced[:, 2] > 0]
-        slots[inverse, where, 0] = table.files
-        slots[inverse, where, 1] = table.offsets
-        slots[inverse, where, 2] = table.sizes
-        self._txn.put_many("locations", encode_pages(ledger_id, numbers, slots))
-        self.pages += len(numbers)
-        self._count_live(table.files, table.sizes, 1)
-        self._count_live(replaced[:, 0], replaced[:, 2], -1)
-        added = int(table.sizes.sum(dtype=np.int64)) - int(replaced[:, 2].sum(dtype=np.int64))
-        return len(table.ids) - len(replaced), added
+    def _apply(self, changes: Sequence[LedgerChange]) -> None:
+        txn = self._txn
+        keys = [ledger_key(change.ledger_id) for change in changes]
+        old = []
+        for key, change in zip(keys, changes, strict=True):
+            data = txn.get("ledgers", key)
+            row = LedgerIndexRow() if data is None else decode_ledger_row(change.ledger_id, data)
+            if change.row.deleted_at_ms is not None:
+                if row.entries:
+                    txn.put("meta", META_DELETING + key, b"")
+                row = LedgerIndexRow()
+            old.append(row)
+        entries, sizes = self._slots.put(
+            np.array([change.ledger_id for change in changes], np.int64),
+            np.array([row.last_entry_id for row in old], np.int64),
+            [EMPTY_TABLE if c.row.deleted_at_ms is not None else c.table for c in changes],
+        )
+        rows = []
+        for key, change, row, more, larger in zip(
+            keys, changes, old, entries.tolist(), sizes.tolist(), strict=True
+        ):
+            counts = row.entries + more, row.payload_bytes + larger
+            self.counts[change.ledger_id] = counts
+            rows.append((key, encode_ledger_row(change.ledger_id, change.row.counting(*counts))))
+        txn.put_many("ledgers", rows)
 
     def move(self, entries: MovedEntries, number: int) -> None:
         moved, pages = move_slots(self._txn, entries, number)
         sizes = entries.sizes[moved]
-        self._count_live(entries.old_files[moved], sizes, -1)
-        self._count_live(np.full(len(sizes), number, np.uint32), sizes, 1)
-        self.pages += pages
+        self._slots.count_live(entries.old_files[moved], sizes, -1)
+        self._slots.count_live(np.full(len(sizes), number, np.uint32), sizes, 1)
+        self._slots.pages += pages
 
     def delete_pages(self) -> bool:
         """Remove pages of deleted ledgers, a bounded number; whether some are left."""
@@ -448,7 +442,7 @@ class _Commit:
                 _, slots = decode_pages(pairs)
                 used = slots.reshape(-1, 3)
                 used = used[used[:, 2] > 0]
-                self._count_live(used[:, 0], used[:, 2], -1)
+                self._slots.count_live(used[:, 0], used[:, 2], -1)
                 for key, _ in pairs:
                     self._txn.delete("locations", key)
                 budget -= len(pairs)
@@ -456,15 +450,6 @@ class _Commit:
                     return True
             self._txn.delete("meta", name)
         return len(pending) == DELETIONS_PER_COMMIT
-
-    def _count_live(self, files: npt.NDArray[np.uint32], sizes: Slots, sign: int) -> None:
-        if not len(files):
-            return
-        numbers, inverse = np.unique(files, return_inverse=True)
-        # Sums are below 2**53, where the float accumulator of bincount is exact.
-        totals = np.bincount(inverse, weights=sizes)
-        for number, total in zip(numbers.tolist(), totals.tolist(), strict=True):
-            self._live_delta[number] = self._live_delta.get(number, 0) + sign * int(total)
 
     def dead_files(self, mark: Mark) -> tuple[int, ...]:
         """Sealed files before the file of the mark that no slot points into."""
@@ -475,7 +460,7 @@ class _Commit:
         )
 
     def write_files(self) -> None:
-        for number, delta in self._live_delta.items():
+        for number, delta in self._slots.live_delta.items():
             row = self.files.get(number, FileRow(FileKind.JOURNAL, FileState.OPEN, 0, 0))
             live = row.live_bytes + delta
             if live < 0:
@@ -484,6 +469,17 @@ class _Commit:
         for number, row in sorted(self.files.items()):
             if self._files_before.get(number) != row:
                 self._txn.put("files", file_key(number), encode_file_row(number, row))
+
+
+def _row_since(
+    txn: ReadTransaction, ledger_id: int, deleted_after_ms: int
+) -> LedgerIndexRow | None:
+    key = ledger_key(ledger_id)
+    data = txn.get("ledgers", key)
+    row = None if data is None else decode_ledger_row(ledger_id, data)
+    if row is None or row.deleted_at_ms is None or row.deleted_at_ms >= deleted_after_ms:
+        return row
+    return None if txn.get("meta", META_DELETING + key) is None else row
 
 
 def _files(txn: ReadTransaction) -> dict[int, FileRow]:

@@ -7,7 +7,7 @@ an entry and a record of another type, so the two are kept apart.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -22,21 +22,25 @@ from bookie.formats.records import (
     LedgerRecord,
     LimboRecord,
     LinkRecord,
-    Record,
 )
 from bookie.storage.index import LedgerChange
 from bookie.storage.ledger_state import LedgerState
-from bookie.storage.write_cache import EMPTY_TABLE, LocationTable, merge_tables
+from bookie.storage.write_cache import EMPTY_TABLE, LocationTable
 
 LEDGERS_MAX = 100_000
 """Ledgers after which a portion is full, however few entries it has."""
+
+StateRecord = LedgerRecord | FenceRecord | LacRecord | DeletedRecord | LimboRecord
+
+LoadRows = Callable[[Sequence[int]], Sequence[LedgerIndexRow | None]]
+"""What the index has about some ledgers, one value for each."""
 
 
 class Portion:
     """Ledgers and entries, in the order in which the files hold them."""
 
-    def __init__(self, load_row: Callable[[int], LedgerIndexRow | None], entries_max: int) -> None:
-        self._load_row = load_row
+    def __init__(self, load_rows: LoadRows, entries_max: int) -> None:
+        self._load_rows = load_rows
         self._entries_max = entries_max
         self.states: dict[int, LedgerState] = {}
         self.entries = 0
@@ -54,7 +58,14 @@ class Portion:
 
     def take(self, records: RecordArrays, file: int, offsets: Ids) -> None:
         """Add the records of a body; the packets of its entries stand at `offsets` of `file`."""
-        for record in records.others:
+        # A link says something about the file, not about its data. Entries come as arrays.
+        others = [
+            record
+            for record in records.others
+            if not isinstance(record, LinkRecord | EntriesRecord)
+        ]
+        self._make_states([record.ledger_id for record in others])
+        for record in others:
             self._apply(record)
         if not len(offsets):
             return
@@ -87,32 +98,35 @@ class Portion:
         )
         if bool((ledger_ids[1:] < ledger_ids[:-1]).any()):
             # Stable: of an id that comes twice the last one wins.
-            order = np.argsort(ledger_ids, kind="stable")
+            order = _stable_order(ledger_ids)
             ledger_ids, lacs, whole = ledger_ids[order], lacs[order], whole.at(order)
-        starts = np.concatenate(([0], np.flatnonzero(ledger_ids[1:] != ledger_ids[:-1]) + 1))
-        ends = np.append(starts[1:], len(ledger_ids))
+        starts = _starts(ledger_ids)
         highest = np.maximum.reduceat(lacs, starts)
+        same_ledger = ledger_ids[1:] == ledger_ids[:-1]
+        if bool((same_ledger & (whole.ids[1:] <= whole.ids[:-1])).any()):
+            ledger_ids, whole = newest_of_each(ledger_ids, whole)
+            starts = _starts(ledger_ids)
+        ends = np.append(starts[1:], len(ledger_ids))
+        found = ledger_ids[starts].tolist()
+        self._make_states(found)
         tables = {}
-        for ledger_id, start, end, lac in zip(
-            ledger_ids[starts].tolist(),
+        for ledger_id, start, end, first, last, lac in zip(
+            found,
             starts.tolist(),
             ends.tolist(),
+            whole.ids[starts].tolist(),
+            whole.ids[ends - 1].tolist(),
             highest.tolist(),
             strict=True,
         ):
-            table = merge_tables([whole.at(slice(start, end))])
-            state = self._state(ledger_id)
-            state.saw_entries(int(table.ids[0]), int(table.ids[-1]))
+            state = self.states[ledger_id]
+            state.saw_entries(first, last)
             state.max_lac = max(state.max_lac, lac)
-            tables[ledger_id] = table
+            tables[ledger_id] = whole.at(slice(start, end))
         return tables
 
-    def _apply(self, record: Record) -> None:
-        if isinstance(record, LinkRecord):
-            # It says something about the file, not about its data.
-            return
-        assert not isinstance(record, EntriesRecord), "entries come as arrays"
-        state = self._state(record.ledger_id)
+    def _apply(self, record: StateRecord) -> None:
+        state = self.states[record.ledger_id]
         match record:
             case LedgerRecord() | FenceRecord():
                 if state.key_digest is None:
@@ -128,11 +142,32 @@ class Portion:
                 if record.in_limbo and record.fences:
                     state.fenced = state.fence_durable = True
 
-    def _state(self, ledger_id: int) -> LedgerState:
-        state = self.states.get(ledger_id)
-        if state is None:
+    def _make_states(self, ledger_ids: Iterable[int]) -> None:
+        new = [ledger_id for ledger_id in dict.fromkeys(ledger_ids) if ledger_id not in self.states]
+        for ledger_id, row in zip(new, self._load_rows(new), strict=True):
             # An unknown ledger is created, never skipped: skipping would lose its entries.
-            state = LedgerState(ledger_id, self._load_row(ledger_id))
+            state = LedgerState(ledger_id, row)
             state.exists = state.journaled = True
             self.states[ledger_id] = state
-        return state
+
+
+def newest_of_each(ledger_ids: Ids, table: LocationTable) -> tuple[Ids, LocationTable]:
+    """Each entry of each ledger once, ascending by both; the last of several is the newest."""
+    order = np.lexsort((table.ids, ledger_ids))
+    ledger_ids, ids = ledger_ids[order], table.ids[order]
+    is_last = np.append((ledger_ids[1:] != ledger_ids[:-1]) | (ids[1:] != ids[:-1]), True)
+    return ledger_ids[is_last], table.at(order[is_last])
+
+
+def _starts(ledger_ids: Ids) -> Ids:
+    """Where each ledger begins."""
+    return np.concatenate(([0], np.flatnonzero(ledger_ids[1:] != ledger_ids[:-1]) + 1))
+
+
+def _stable_order(ledger_ids: Ids) -> Ids:
+    """What sorts `ledger_ids` and keeps the order of those that are equal."""
+    offsets = ledger_ids - ledger_ids.min()
+    if int(offsets.max()) < 2**16:
+        # Numbers of 16 bits are sorted by their digits, in a tenth of the time.
+        return np.argsort(offsets.astype(np.uint16), kind="stable")
+    return np.argsort(ledger_ids, kind="stable")

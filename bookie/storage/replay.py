@@ -21,14 +21,14 @@ from bookie.config import StorageSettings
 from bookie.env import Environment, File
 from bookie.errors import FormatError, NewerFormatError
 from bookie.formats.blocks import FILE_HEADER_SIZE_BYTES, FileHeader, FileKind
-from bookie.formats.index_rows import LedgerIndexRow, Mark
+from bookie.formats.index_rows import Mark
 from bookie.formats.records import LinkRecord
 from bookie.formats.tail import Verdict, gather_evidence, judge
 from bookie.storage.entry_log import EntryLogWriter
 from bookie.storage.files import read_header
 from bookie.storage.index import SealedFile
 from bookie.storage.journal import Predecessor
-from bookie.storage.portion import Portion
+from bookie.storage.portion import LoadRows, Portion
 from bookie.storage.scan import (
     BlockGroup,
     BlockRun,
@@ -70,7 +70,7 @@ class Replay:
     def __init__(
         self,
         environment: Environment,
-        load_row: Callable[[int], LedgerIndexRow | None],
+        load_rows: LoadRows,
         next_number: Callable[[], int],
         logs_directory: str,
         settings: StorageSettings,
@@ -79,7 +79,7 @@ class Replay:
         advance: Callable[[int], None],
     ) -> None:
         self._env = environment
-        self._load_row = load_row
+        self._load_rows = load_rows
         self._next_number = next_number
         self._logs_directory = logs_directory
         self._settings = settings
@@ -91,7 +91,7 @@ class Replay:
         self.outcome = ReplayOutcome(self._portion)
 
     def _new_portion(self) -> Portion:
-        return Portion(self._load_row, self._settings.checkpoint_entries)
+        return Portion(self._load_rows, self._settings.checkpoint_entries)
 
     def _new_log(self, newest: FileHeader | None) -> EntryLogWriter:
         return EntryLogWriter(

@@ -252,7 +252,7 @@ class BlockGroup:
         Raises:
             FormatError: a block does not hold the records that it says.
         """
-        parsed = parse_arrays(self.body, self.records)
+        parsed = parse_arrays(self.body, self.records, (self.starts, self.counts))
         first_of_block = np.cumsum(self.counts) - self.counts
         if not np.array_equal(parsed.offsets[first_of_block], self.starts):
             raise FormatError(f"a block before {self.end} does not hold the records it says")

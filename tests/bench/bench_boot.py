@@ -32,7 +32,6 @@ from rich.table import Table
 
 from bookie.config import StorageSettings
 from bookie.env import PosixDisk, ThreadWorkers, system_environment
-from bookie.env.allocator import keep_freed_memory
 from bookie.formats.batch import EntryBatch
 from bookie.formats.blocks import (
     BlockHeader,
@@ -46,6 +45,7 @@ from bookie.formats.digest import DigestType, digester_for
 from bookie.formats.entry import pack_batch
 from bookie.formats.index_rows import LedgerIndexRow
 from bookie.formats.records import encode_entries_head
+from bookie.server.loop import prepare_process
 from bookie.storage.boot import Identity
 from bookie.storage.directories import locked_directories
 from bookie.storage.engine import open_engine
@@ -333,7 +333,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the figures here")
     arguments = parser.parse_args()
     # As the daemon does.
-    keep_freed_memory()
+    prepare_process()
     root = Path(tempfile.mkdtemp(prefix="bookie-bench-", dir=Path.cwd()))
     try:
         shapes = [shape for shape in SHAPES if arguments.only in shape.what]

@@ -57,6 +57,29 @@ def test_records_of_one_shape_are_found_without_a_walk(record: bytes, count: int
     check_same(parse_arrays(body, count), list(parse_records(body, count)))
 
 
+@given(
+    st.lists(st.lists(entries_records(), min_size=1, max_size=3), min_size=1, max_size=4),
+    st.lists(st.tuples(st.integers(0, 400), st.integers(-9, 9), st.integers(-2, 2)), max_size=2),
+)
+def test_records_of_many_blocks_are_found_block_by_block(
+    blocks: list[list[bytes]], wrong: list[tuple[int, int, int]]
+) -> None:
+    """Also when what is said of the blocks is wrong: then it does not help, and nothing else."""
+    # Enough of them, so that it pays.
+    blocks *= 400 // len(blocks)
+    bodies = [b"".join(block) for block in blocks]
+    body = memoryview(b"".join(bodies))
+    sizes = np.array(list(map(len, bodies)), np.int64)
+    starts = np.cumsum(sizes) - sizes
+    counts = np.array(list(map(len, blocks)), np.int64)
+    for block, shift, more in wrong:
+        if block < len(blocks):
+            starts[block] = max(0, starts[block] + shift)
+            counts[block] = max(1, counts[block] + more)
+    pairs = list(parse_records(body, sum(map(len, blocks))))
+    check_same(parse_arrays(body, len(pairs), (starts, counts)), pairs)
+
+
 @given(st.lists(RECORDS, max_size=4), st.data())
 def test_damaged_bodies_are_refused_alike(records: list[bytes], data: st.DataObject) -> None:
     """Flipped, cut or with a wrong count: either both parsers refuse it, or they agree."""

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
@@ -40,8 +42,16 @@ def the_oldest_copy_wins(patch: pytest.MonkeyPatch) -> None:
     def reversed_merge(tables: list[LocationTable]) -> LocationTable:
         return merge([table.at(slice(None, None, -1)) for table in reversed(tables)])
 
+    newest_of_each = portion.newest_of_each
+
+    def oldest_of_each(
+        ledger_ids: npt.NDArray[np.int64], table: LocationTable
+    ) -> tuple[npt.NDArray[np.int64], LocationTable]:
+        backwards = slice(None, None, -1)
+        return newest_of_each(ledger_ids[backwards], table.at(backwards))
+
     patch.setattr(write_cache, "merge_tables", reversed_merge)
-    patch.setattr(portion, "merge_tables", reversed_merge)
+    patch.setattr(portion, "newest_of_each", oldest_of_each)
 
 
 def forget_at_replay(*kinds: type[Record]) -> Break:
@@ -50,7 +60,7 @@ def forget_at_replay(*kinds: type[Record]) -> Break:
     def breakage(patch: pytest.MonkeyPatch) -> None:
         apply = portion.Portion._apply
 
-        def forgetful(self: portion.Portion, record: Record) -> None:
+        def forgetful(self: portion.Portion, record: portion.StateRecord) -> None:
             if not isinstance(record, kinds):
                 apply(self, record)
 

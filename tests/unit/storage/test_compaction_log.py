@@ -20,7 +20,7 @@ def test_a_rebuild_learns_of_fence_limbo_and_key(
     """Nothing is lost; a key that nobody showed is not taken for the empty one."""
     row = LedgerIndexRow(fenced=fenced, limbo=limbo, key_digest=key)
     records = state_records(7, row)
-    portion = Portion(lambda ledger_id: None, 10)
+    portion = Portion(lambda ledger_ids: [None] * len(ledger_ids), 10)
     body = memoryview(b"".join(records))
     parsed = parse_arrays(body, len(records))
     portion.take(parsed, 1, parsed.packets)

@@ -1,0 +1,144 @@
+"""Putting the slots of many ledgers into the index in one go.
+
+A checkpoint of ten thousand ledgers has a few entries of each. What is done once for each of them
+costs more than what is done for each entry, so the tables of some hundred ledgers become one array
+of pages; what is left for each page is to fetch it, if it may exist, and to store it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from bookie.env import WriteTransaction
+from bookie.formats.pages import COLUMNS, SLOTS_PER_PAGE, decode_pages, encode_pages, page_key
+from bookie.storage.write_cache import PART_ENTRIES, LocationTable
+
+Ids = npt.NDArray[np.int64]
+U32 = npt.NDArray[np.uint32]
+
+
+class SlotWriter:
+    """Writes slots in one transaction, and counts what becomes alive and what dies by that."""
+
+    def __init__(self, txn: WriteTransaction) -> None:
+        self._txn = txn
+        self.pages = 0
+        """Pages that were written."""
+        self.live_delta: dict[int, int] = {}
+        """File number → how many live bytes it has more."""
+
+    def put(
+        self, ledger_ids: Ids, last_entry_ids: Ids, tables: Sequence[LocationTable]
+    ) -> tuple[Ids, Ids]:
+        """Write the table of each ledger; returns how many entries and bytes each has more.
+
+        The ledgers ascend. Pages above that of an `last_entry_ids` do not exist.
+
+        Raises:
+            ChecksumError: a page that had to be changed is damaged.
+        """
+        entries = np.zeros(len(ledger_ids), np.int64)
+        sizes = np.zeros(len(ledger_ids), np.int64)
+        # Also of -1, which no ledger has: its page is -1.
+        last_pages = last_entry_ids // SLOTS_PER_PAGE
+        parts: list[tuple[int, LocationTable]] = []
+        room = PART_ENTRIES
+        for position, table in enumerate(tables):
+            # Most tables of many ledgers are small, and a part of their own.
+            small = 0 < len(table.ids) <= room
+            for part in (table,) if small else table.parts(SLOTS_PER_PAGE):
+                parts.append((position, part))
+                room -= len(part.ids)
+                if room <= 0:
+                    self._put(ledger_ids, last_pages, parts, entries, sizes)
+                    parts, room = [], PART_ENTRIES
+        if parts:
+            self._put(ledger_ids, last_pages, parts, entries, sizes)
+        return entries, sizes
+
+    def _put(
+        self,
+        ledger_ids: Ids,
+        last_pages: Ids,
+        parts: list[tuple[int, LocationTable]],
+        entries: Ids,
+        sizes: Ids,
+    ) -> None:
+        """Write some tables, each with the position of its ledger; counts what they add."""
+        positions = np.repeat(
+            np.array([position for position, _ in parts], np.int64),
+            np.array([len(table.ids) for _, table in parts], np.int64),
+        )
+        table = _joined([table for _, table in parts])
+        page_of = table.ids // SLOTS_PER_PAGE
+        differs = (page_of[1:] != page_of[:-1]) | (positions[1:] != positions[:-1])
+        first = np.concatenate(([0], np.flatnonzero(differs) + 1))
+        page = np.repeat(np.arange(len(first)), np.diff(first, append=len(page_of)))
+        numbers, owners = page_of[first], positions[first]
+        slots = np.zeros((len(first), SLOTS_PER_PAGE, COLUMNS), np.uint32)
+        self._fetch(slots, ledger_ids[owners], numbers, numbers <= last_pages[owners])
+        where = table.ids - page_of * SLOTS_PER_PAGE
+        before = slots[page, where]
+        slots[page, where, 0] = table.files
+        slots[page, where, 1] = table.offsets
+        slots[page, where, 2] = table.sizes
+        self._txn.put_many("locations", encode_pages(ledger_ids[owners], numbers, slots))
+        self.pages += len(first)
+        self.count_live(table.files, table.sizes, 1)
+        count = len(entries)
+        entries += np.bincount(positions, minlength=count)
+        # Sums are below 2**53, where the float accumulator of bincount is exact.
+        sizes += np.bincount(positions, table.sizes, count).astype(np.int64)
+        replaced = before[:, 2] > 0
+        if replaced.any():
+            before, positions = before[replaced], positions[replaced]
+            self.count_live(before[:, 0], before[:, 2], -1)
+            entries -= np.bincount(positions, minlength=count)
+            sizes -= np.bincount(positions, before[:, 2], count).astype(np.int64)
+
+    def _fetch(
+        self,
+        slots: U32,
+        ledger_ids: Ids,
+        numbers: Ids,
+        may_exist: npt.NDArray[np.bool_],
+    ) -> None:
+        """Fill `slots` with the pages that exist."""
+        at = np.flatnonzero(may_exist)
+        keys = map(page_key, ledger_ids[at].tolist(), numbers[at].tolist())
+        found = []
+        pairs = []
+        for index, key in zip(at.tolist(), keys, strict=True):
+            data = self._txn.get("locations", key)
+            if data is not None:
+                found.append(index)
+                pairs.append((key, data))
+        if found:
+            slots[found] = decode_pages(pairs)[1]
+
+    def count_live(self, files: U32, sizes: U32, sign: int) -> None:
+        """These slots point into these files from now on (`sign` 1), or do so no more (-1)."""
+        if not len(files):
+            return
+        if bool((files == files[0]).all()):
+            numbers, totals = [int(files[0])], [int(sizes.sum(dtype=np.int64))]
+        else:
+            unique, inverse = np.unique(files, return_inverse=True)
+            numbers, totals = unique.tolist(), np.bincount(inverse, weights=sizes).tolist()
+        for number, total in zip(numbers, totals, strict=True):
+            self.live_delta[number] = self.live_delta.get(number, 0) + sign * int(total)
+
+
+def _joined(tables: list[LocationTable]) -> LocationTable:
+    """Tables of several ledgers, one behind the other."""
+    if len(tables) == 1:
+        return tables[0]
+    return LocationTable(
+        np.concatenate([table.ids for table in tables]),
+        np.concatenate([table.files for table in tables]),
+        np.concatenate([table.offsets for table in tables]),
+        np.concatenate([table.sizes for table in tables]),
+    )
