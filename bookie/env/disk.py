@@ -180,6 +180,9 @@ class PosixFile:
 
     def pwritev(self, buffers: Sequence[Buffer], offset: int) -> int:
         """See `File.pwritev`."""
+        size = sum(map(len, buffers))
+        if size < WRITEBACK_BYTES and len(buffers) <= IOV_MAX:
+            return self._pwritev_some(buffers, size, offset) - offset
         start = begun = offset
         for part in _parts(buffers):
             # Whole pages only: the last one is about to be changed again.
@@ -187,11 +190,11 @@ class PosixFile:
             if pages_end > begun:
                 _start_writeback(self._fd, begun, pages_end - begun)
                 begun = pages_end
-            offset = self._pwritev_some(part, offset)
+            offset = self._pwritev_some(part, sum(map(len, part)), offset)
         return offset - start
 
-    def _pwritev_some(self, buffers: list[Buffer], offset: int) -> int:
-        expected = sum(map(len, buffers))
+    def _pwritev_some(self, buffers: Sequence[Buffer], expected: int, offset: int) -> int:
+        """Write `expected` bytes, all that is in `buffers`; returns where they end."""
         while True:
             written = os.pwritev(self._fd, buffers, offset)
             offset += written
@@ -200,9 +203,11 @@ class PosixFile:
                 return offset
             if written == 0:
                 raise OSError(errno.EIO, "a write made no progress", self.path)
-            while written >= len(buffers[0]):
-                written -= len(buffers.pop(0))
-            buffers[0] = memoryview(buffers[0])[written:]
+            whole = 0
+            while written >= len(buffers[whole]):
+                written -= len(buffers[whole])
+                whole += 1
+            buffers = [memoryview(buffers[whole])[written:], *buffers[whole + 1 :]]
 
     def pread(self, size: int, offset: int) -> bytes:
         """See `File.pread`."""

@@ -24,7 +24,10 @@ class BatchWorker(Protocol[T_contra]):
     """A thread that takes everything that is queued at once."""
 
     def submit(self, item: T_contra) -> None:
-        """Queue `item`; never waits. Items are handled in the order of submission."""
+        """Queue `item`; never waits. Items are handled in the order of submission.
+
+        Called in the event loop. The thread may learn of it only at the end of the loop's turn.
+        """
         ...
 
     def close(self) -> None:
@@ -73,13 +76,23 @@ class Workers(Protocol):
 
 
 class _ThreadBatchWorker(Generic[T]):
+    """A thread that is told once per turn of the loop what was submitted in it.
+
+    It needs the interpreter's lock as soon as it is told. Told in the middle of a turn, it would
+    wake up to wait for the lock, and be woken a second time when the loop lets go of it.
+    """
+
     def __init__(
         self,
         name: str,
+        loop: asyncio.AbstractEventLoop,
         handle: Callable[[list[T]], None],
         failed: Callable[[BaseException], None],
     ) -> None:
-        self._queue: SimpleQueue[T | None] = SimpleQueue()
+        self._loop = loop
+        self._gathered: list[T] = []
+        """What was submitted in this turn."""
+        self._queue: SimpleQueue[list[T] | None] = SimpleQueue()
         self._handle = handle
         self._failed = failed
         self.abandoned = False
@@ -87,9 +100,12 @@ class _ThreadBatchWorker(Generic[T]):
         self._thread.start()
 
     def submit(self, item: T) -> None:
-        self._queue.put(item)
+        if not self._gathered:
+            self._loop.call_soon(self._hand_over)
+        self._gathered.append(item)
 
     def close(self) -> None:
+        self._hand_over()
         self._queue.put(None)
         self._thread.join()
 
@@ -97,20 +113,25 @@ class _ThreadBatchWorker(Generic[T]):
         self.abandoned = True
         self._queue.put(None)
 
+    def _hand_over(self) -> None:
+        if self._gathered:
+            gathered, self._gathered = self._gathered, []
+            self._queue.put(gathered)
+
     def _run(self) -> None:
         get, get_nowait = self._queue.get, self._queue.get_nowait
         closing = False
         try:
             while not closing:
-                item = get()
+                turn = get()
                 items: list[T] = []
                 while True:
-                    if item is None:
+                    if turn is None:
                         closing = True
                         break
-                    items.append(item)
+                    items += turn
                     try:
-                        item = get_nowait()
+                        turn = get_nowait()
                     except Empty:
                         break
                 if items and not self.abandoned:
@@ -164,7 +185,7 @@ class ThreadWorkers:
             if not worker.abandoned:
                 loop.call_soon_threadsafe(failed, error)
 
-        worker = _ThreadBatchWorker(name, handle_items, report)
+        worker = _ThreadBatchWorker(name, loop, handle_items, report)
         return worker
 
     async def run(

@@ -50,6 +50,7 @@ import enum
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from crc32c import crc32c
 
@@ -104,8 +105,7 @@ class FileHeader:
         return head + _U32.pack(crc32c(head))
 
 
-@dataclass(frozen=True, slots=True)
-class BlockHeader:
+class BlockHeader(NamedTuple):
     """What a block says of itself."""
 
     sequence: int

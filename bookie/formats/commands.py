@@ -19,8 +19,7 @@ class Reply(NamedTuple):
     message: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class AddCommand:
+class AddCommand(NamedTuple):
     """One add request: entries, an explicit LAC, or both.
 
     `batch` is None when the request carries only an explicit LAC. Its bounds (ids, sizes) have been

@@ -346,8 +346,11 @@ class Bookie:
 
     async def read(self, command: ReadCommand) -> ReadReply:
         """Read entries, fencing the ledger first if asked to; how much is in flight is rpc's."""
-        with self._metrics.read_seconds.time():
+        began = self._engine.clock.monotonic()
+        try:
             reply = await self._read(command)
+        finally:
+            self._metrics.read_seconds.observe(self._engine.clock.monotonic() - began)
         if reply.batch is not None:
             self._metrics.entries_read_total.inc(reply.batch.count)
             self._metrics.bytes_read_total.inc(reply.batch.payload_bytes)

@@ -57,6 +57,7 @@ class Engine:
         booted: Booted,
     ) -> None:
         self._env = environment
+        self.clock = environment.clock
         self._settings = settings
         self._metrics = metrics
         self._directories = directories
@@ -435,6 +436,8 @@ class Engine:
             self._vouched = False
         if self._is_checkpoint_due():
             self._wake.set()
+        for note, amount in block.figures:
+            note(amount)
 
     def _failed(self, error: BaseException) -> None:
         """The journal or the index failed: nothing is answered any more, the process must end."""

@@ -55,6 +55,9 @@ _LARGEST_ALIGNMENT_BYTES = 2 * max(ALIGNMENTS_BYTES)
 BUFFERS_PER_BLOCK_MAX = 1000
 """Below IOV_MAX (1024), so that a block is one system call."""
 
+Figure = tuple[Callable[[float], None], float]
+"""Something measured, and the metric that takes it."""
+
 SMALL_FILES_BYTES = (16 * 1024 * 1024, 1024 * 1024, 64 * 1024)
 """Sizes of a journal file on a full device, tried in this order: fences need little."""
 
@@ -67,6 +70,9 @@ class RequestKind(enum.Enum):
     BARRIER = enum.auto()
     VOUCH = enum.auto()
     ROLL = enum.auto()
+
+
+_APPEND = RequestKind.APPEND
 
 
 @dataclass(slots=True, eq=False)
@@ -106,7 +112,7 @@ class RolledFile:
     end_offset: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class BlockDone:
     """One completion: the requests of one block, and what became of the files meanwhile."""
 
@@ -115,6 +121,8 @@ class BlockDone:
     rolled: tuple[RolledFile, ...] = ()
     created: tuple[tuple[int, str], ...] = ()
     """Number and path of files that exist since."""
+    figures: list[Figure] = field(default_factory=list)
+    """What the block took, for the event loop to note: the thread has the next one to write."""
 
 
 @dataclass(slots=True)
@@ -164,8 +172,8 @@ class JournalWriter:
         self._rolled: list[RolledFile] = []
         self._created: list[tuple[int, str]] = []
         self._open: _OpenJournal | None = None
-        self._spent: list[tuple[Callable[[float], None], float]] = []
-        """What the calls for one block took, noted once its requests are completed."""
+        self._figures: list[Figure] = []
+        """Of the block that is being written."""
 
     def start(
         self,
@@ -220,40 +228,54 @@ class JournalWriter:
         return self._open
 
     def _commit(self, requests: list[JournalRequest], post: Callable[[BlockDone], None]) -> None:
-        clock = self._env.clock.monotonic
-        started = clock()
-        self._spent.clear()
+        # One pass and few calls: a lone append waits for each of them.
+        started = self._env.clock.monotonic()
+        metrics = self._metrics
+        self._figures = [
+            (metrics.journal_queue_seconds.observe, started - requests[0].submitted_at)
+        ]
         accepted = self._make_room(requests)
-        size = sum(request.size_bytes for request in accepted)
-        vouch = self._can_vouch() and any(request.kind is RequestKind.VOUCH for request in accepted)
+        size, synced, appends_only = 0, False, True
+        for request in accepted:
+            size += request.size_bytes
+            synced = synced or request.synced
+            appends_only = appends_only and request.kind is _APPEND
+        self._figures += (
+            (metrics.journal_group_requests.observe, len(accepted)),
+            (metrics.journal_group_bytes.observe, size),
+        )
+        vouch = not appends_only and self._vouches(accepted)
         if vouch:
             self._sync()
         if size or vouch:
             self._write(accepted, size)
-        if any(request.synced for request in accepted):
+        if synced:
             self._grow_ahead()
             self._sync()
+        if not appends_only:
+            self._carry_out(accepted)
+        done = BlockDone(requests, self._env.clock.monotonic(), figures=self._figures)
+        if self._created:
+            done.rolled, self._rolled = tuple(self._rolled), []
+            done.created, self._created = tuple(self._created), []
+        post(done)
+
+    def _vouches(self, requests: list[JournalRequest]) -> bool:
+        """Whether an empty block is to say that what stands before it is durable."""
+        return self._can_vouch() and any(item.kind is RequestKind.VOUCH for item in requests)
+
+    def _carry_out(self, requests: list[JournalRequest]) -> None:
+        """What is asked beside records and syncs, once the block is durable."""
         journal = self.current
-        for request in accepted:
+        for request in requests:
             if request.kind is RequestKind.BARRIER:
                 request.mark = Mark(
                     journal.header.number, journal.end, self._sequence, journal.header.nonce
                 )
-        if any(request.kind is RequestKind.ROLL for request in accepted):
+        if any(request.kind is RequestKind.ROLL for request in requests):
             # Without room the old file goes on; whoever asked finds no new one.
             with suppress(DiskFullError):
                 self._roll(self._first_allocation(0))
-        waited = started - requests[0].submitted_at
-        post(BlockDone(requests, clock(), tuple(self._rolled), tuple(self._created)))
-        self._rolled.clear()
-        self._created.clear()
-        # Whoever waits for the block has been told; the figures come after.
-        metrics = self._metrics
-        metrics.journal_group_requests.observe(len(accepted))
-        metrics.journal_group_bytes.observe(size)
-        metrics.journal_queue_seconds.observe(waited)
-        for observe, seconds in self._spent:
-            observe(seconds)
 
     def _write(self, requests: list[JournalRequest], size: int) -> None:
         journal = self.current
@@ -269,25 +291,24 @@ class JournalWriter:
             buffers += request.buffers
         body_length = size + len(self._link)
         nonce = journal.header.nonce
+        crc = body_crc(nonce, sequence, buffers)
         header = encode_block_header(
-            nonce,
-            BlockHeader(
-                sequence=sequence,
-                durable_upto=journal.durable_upto,
-                body_length=body_length,
-                record_count=records,
-                body_crc=body_crc(nonce, sequence, buffers),
-            ),
+            nonce, BlockHeader(sequence, journal.durable_upto, body_length, records, crc)
         )
         length = BLOCK_HEADER_SIZE_BYTES + body_length
-        block = [header, *buffers, padding(length, journal.header.alignment)]
-        self._env.failpoints.hit("journal.before_write")
-        began = self._env.clock.monotonic()
-        journal.file.pwritev(block, journal.end)
-        self._spend(self._metrics.journal_write_seconds.observe, began)
-        self._env.failpoints.hit("journal.after_write")
-        self._metrics.journal_bytes_total.inc(length)
-        journal.end += block_size_on_disk(body_length, journal.header.alignment)
+        rest = padding(length, journal.header.alignment)
+        environment = self._env
+        environment.failpoints.hit("journal.before_write")
+        began = environment.clock.monotonic()
+        journal.file.pwritev([header, *buffers, rest], journal.end)
+        took = environment.clock.monotonic() - began
+        environment.failpoints.hit("journal.after_write")
+        metrics = self._metrics
+        self._figures += (
+            (metrics.journal_write_seconds.observe, took),
+            (metrics.journal_bytes_total.inc, length),
+        )
+        journal.end += length + len(rest)
         self._sequence = sequence
         self._link = b""
         journal.waits_for_first_block = False
@@ -296,15 +317,14 @@ class JournalWriter:
         journal = self.current
         if journal.durable_upto == journal.end:
             return
-        self._env.failpoints.hit("journal.before_sync")
-        began = self._env.clock.monotonic()
+        environment = self._env
+        environment.failpoints.hit("journal.before_sync")
+        began = environment.clock.monotonic()
         journal.file.fdatasync()
-        self._spend(self._metrics.journal_sync_seconds.observe, began)
-        self._env.failpoints.hit("journal.after_sync")
+        took = environment.clock.monotonic() - began
+        environment.failpoints.hit("journal.after_sync")
+        self._figures.append((self._metrics.journal_sync_seconds.observe, took))
         journal.durable_upto = journal.end
-
-    def _spend(self, observe: Callable[[float], None], began: float) -> None:
-        self._spent.append((observe, self._env.clock.monotonic() - began))
 
     def _make_room(self, requests: list[JournalRequest]) -> list[JournalRequest]:
         """The requests that fit, in a longer or a new file if need be; the others have an error."""
@@ -341,7 +361,9 @@ class JournalWriter:
         return [request for request in requests if request.error is None]
 
     def _fits(self, requests: list[JournalRequest]) -> bool:
-        size = sum(request.size_bytes for request in requests)
+        size = 0
+        for request in requests:
+            size += request.size_bytes
         # Requests without a record need no room, and neither roll nor take the reserve.
         return not size or self.current.end + self._room_for(size) <= self.current.size_bytes
 

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from bookie import telemetry
 from bookie.telemetry import Event, Metrics, configure_logging, event_log
+from bookie.telemetry import metrics as telemetry
 
-PACKAGE = Path(telemetry.__file__).parent
+PACKAGE = Path(telemetry.__file__).parents[1]
 
 
 @pytest.fixture

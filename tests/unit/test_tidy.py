@@ -36,8 +36,8 @@ HOMES: dict[str, tuple[str, ...]] = {
     "google": ("_pb/", "formats/ledger_metadata", "rpc/", "metadata/etcd"),
     "pyspark": ("spark/",),
     "pydantic": ("config/",),
-    "structlog": ("telemetry.py",),
-    "prometheus_client": ("telemetry.py",),
+    "structlog": ("telemetry/events.py",),
+    "prometheus_client": ("telemetry/figures.py", "telemetry/metrics.py"),
     "aiohttp": ("server/", "cli/node.py"),
     "typer": ("cli/",),
     "rich": ("cli/",),
@@ -51,7 +51,7 @@ CLOCK_HOMES = {
     "metadata/local_": "leases are compared between processes, by the clocks of their machine",
     "server/fitness.py": "measures the clock and the disk of this machine themselves",
     "cli/ledger.py": "formats the moment at which a ledger was created",
-    "telemetry.py": "formats the moment that a log record brings along",
+    "telemetry/events.py": "formats the moment that a log record brings along",
 }
 
 ENVIRONMENT_HOMES = {
@@ -222,7 +222,7 @@ def test_every_setting_and_every_metric_is_used() -> None:
     used = {
         node.attr
         for source in sources("bookie")
-        if not source.inside.startswith(("config/", "telemetry.py"))
+        if not source.inside.startswith(("config/", "telemetry/"))
         for node in ast.walk(source.tree)
         if isinstance(node, ast.Attribute)
     }

@@ -527,7 +527,7 @@ class BookieModel(RuleBasedStateMachine):
                     self.room.engine.admission.fence(state, KEY)
                     candidates.append(fencing(fenced))
             if any(not self.ledger(request[0]).deleted for request in requests):
-                hold.wait_reached()
+                await asyncio.to_thread(hold.wait_reached)
             return hold
 
         hold = self.run(start())
@@ -582,7 +582,7 @@ class BookieModel(RuleBasedStateMachine):
                 try:
                     first = self.room.bookie.add(add_command(before, recovery=True))
                     if not deleted:
-                        hold.wait_reached()
+                        await asyncio.to_thread(hold.wait_reached)
                     tasks.create_task(self.room.engine.checkpoint())
                     await until(lambda: self.room.engine._checkpointer._frozen)
                     second = self.room.bookie.add(add_command(later, recovery=True))

@@ -35,7 +35,7 @@ async def test_a_worker_takes_everything_that_is_queued() -> None:
     async with ThreadWorkers() as workers:
         worker = workers.batch_worker("t", handle, done, lambda error: None)
         worker.submit(0)
-        assert entered.wait(10)
+        assert await asyncio.to_thread(entered.wait, 10)
         for item in range(1, 10):
             worker.submit(item)
         opened.set()
@@ -98,7 +98,7 @@ async def test_an_abandoned_worker_reports_nothing() -> None:
     async with ThreadWorkers() as workers:
         worker = workers.batch_worker("t", handle, told.append, told.append)
         worker.submit(1)
-        assert entered.wait(10)
+        assert await asyncio.to_thread(entered.wait, 10)
         worker.abandon()
         opened.set()
         worker.close()

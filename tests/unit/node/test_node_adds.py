@@ -41,7 +41,7 @@ def lone_with_field(offset: int, value: int) -> AddCommand:
 BAD: list[tuple[str, Callable[[], AddCommand], Status]] = [
     (
         "checksum",
-        lambda: replace(add_command(batch(7, range(4))), payload_crc32c=1),
+        lambda: add_command(batch(7, range(4)))._replace(payload_crc32c=1),
         BAD_CHECKSUM,
     ),
     ("foreign ledger", lambda: with_packet_field(0, 8), BAD_REQUEST),
@@ -57,11 +57,11 @@ BAD: list[tuple[str, Callable[[], AddCommand], Status]] = [
     ("lone LAC below -1", lambda: lone_with_field(16, -2), BAD_REQUEST),
     (
         "ledger of the batch",
-        lambda: replace(add_command(batch(8, range(4))), ledger_id=7),
+        lambda: add_command(batch(8, range(4)))._replace(ledger_id=7),
         BAD_REQUEST,
     ),
-    ("negative id", lambda: replace(add_command(batch(7, [0])), ledger_id=-1), BAD_REQUEST),
-    ("huge id", lambda: replace(add_command(batch(7, [0])), ledger_id=2**63), BAD_REQUEST),
+    ("negative id", lambda: add_command(batch(7, [0]))._replace(ledger_id=-1), BAD_REQUEST),
+    ("huge id", lambda: add_command(batch(7, [0]))._replace(ledger_id=2**63), BAD_REQUEST),
     (
         "long key",
         lambda: add_command(batch(7, [0]), key=b"k" * (KEY_BYTES_MAX + 1)),
@@ -88,7 +88,7 @@ BAD: list[tuple[str, Callable[[], AddCommand], Status]] = [
     ),
     (
         "bad LAC beside good entries",
-        lambda: replace(add_command(batch(7, range(4))), lac_packet=b"123"),
+        lambda: add_command(batch(7, range(4)))._replace(lac_packet=b"123"),
         BAD_REQUEST,
     ),
 ]
@@ -181,7 +181,7 @@ async def test_a_cancelled_caller_does_not_cancel_the_write(room: Room) -> None:
     known = room.bookie.add(add_command(batch(7, [1])))
     unknown = room.bookie.add(add_command(batch(8, [0])))
     await until(lambda: room.engine.states.get(8) is not None)
-    hold.wait_reached()
+    await asyncio.to_thread(hold.wait_reached)
     for future in (known, unknown):
         future.cancel()
     hold.release()
@@ -217,7 +217,7 @@ async def test_a_stopping_bookie_finishes_what_it_accepted(tmp_path: Path) -> No
         hold = machine.disk.hold("fdatasync", ".journal")
         accepted = room.bookie.add(add_command(batch(7, [1])))
         loading = room.bookie.add(add_command(batch(8, [0])))
-        hold.wait_reached()
+        await asyncio.to_thread(hold.wait_reached)
         room.bookie.stop_accepting()
         for status in (
             (await add(room.bookie, 7, [2])).status,
@@ -258,7 +258,7 @@ async def test_the_bytes_in_flight_are_bounded(tmp_path: Path) -> None:
         hold = machine.disk.hold("fdatasync", ".journal")
         await room.bookie.admit_add(4000)
         room.bookie.add(add_command(batch(7, [1])), admitted=4000)
-        hold.wait_reached()
+        await asyncio.to_thread(hold.wait_reached)
         async with asyncio.TaskGroup() as tasks:
             waiting = [tasks.create_task(room.bookie.admit_add(2000)) for _ in range(3)]
             await until(lambda: len(room.bookie._adds_in_flight._waiting) == 3)
@@ -275,8 +275,8 @@ async def test_metrics_count_what_was_accepted(room: Room) -> None:
     """Entries and their bytes, not those that were refused."""
     await add(room.bookie, 7, range(10))
     await room.bookie.add(BAD[0][1]())
-    entries = room.machine.metrics.entries_added_total._value.get()
-    size = room.machine.metrics.bytes_added_total._value.get()
+    entries = room.machine.metrics.entries_added_total.value
+    size = room.machine.metrics.bytes_added_total.value
     assert (entries, size) == (10, len(batch(7, range(10)).payload))
 
 

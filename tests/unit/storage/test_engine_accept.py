@@ -52,7 +52,7 @@ async def test_an_accepted_entry_is_readable_before_it_is_durable(
     hold = machine.disk.hold("fdatasync", ".journal")
     waiter = await start_add(engine, batch(7, range(5)))
     assert_holds(await read(engine, 7, 0, 4), batch(7, range(5)))
-    hold.wait_reached()
+    await asyncio.to_thread(hold.wait_reached)
     assert not waiter.done()
     assert_holds(await read(engine, 7, 0, 4), batch(7, range(5)))
     hold.release()
@@ -64,7 +64,7 @@ async def test_what_gathers_behind_a_sync_is_one_block(machine: Machine, engine:
     """All of it is written and synced once, whatever ledger it belongs to."""
     hold = machine.disk.hold("fdatasync", ".journal")
     first = await start_add(engine, batch(1, [0]))
-    hold.wait_reached()
+    await asyncio.to_thread(hold.wait_reached)
     waiters = [await start_add(engine, batch(ledger, [0])) for ledger in range(2, 12)]
     machine.disk.calls.clear()
     hold.release()
@@ -102,7 +102,7 @@ async def test_a_cancelled_waiter_cancels_no_write(machine: Machine, engine: Eng
     """Its caller has gone; the entry is stored all the same."""
     hold = machine.disk.hold("fdatasync", ".journal")
     waiter = await start_add(engine, batch(7, [0]))
-    hold.wait_reached()
+    await asyncio.to_thread(hold.wait_reached)
     waiter.cancel()
     hold.release()
     assert (await add(engine, 7, [1])).status is OK
@@ -134,7 +134,7 @@ async def test_a_fence_is_durable_before_it_is_answered(machine: Machine, engine
     state = await engine.load(7)
     first = engine.admission.fence(state, KEY)
     assert (await start_add(engine, batch(7, [1]))).result().status is FENCED
-    hold.wait_reached()
+    await asyncio.to_thread(hold.wait_reached)
     second = engine.admission.fence(state, KEY)
     assert not first.done()
     assert not second.done()
@@ -154,7 +154,7 @@ async def test_an_add_that_was_accepted_before_the_fence_stays(
     waiter = await start_add(engine, batch(7, [0]))
     state = await engine.load(7)
     fencing = engine.admission.fence(state, KEY)
-    hold.wait_reached()
+    await asyncio.to_thread(hold.wait_reached)
     assert ids_of(await read(engine, 7, 0, 0)) == [0]
     hold.release()
     assert (await fencing).status is OK
@@ -230,7 +230,7 @@ async def test_a_fence_that_was_refused_is_refused_to_every_fencer(
     state = await engine.load(7)
     hold = machine.disk.hold("fdatasync", ".journal")
     blocker = await start_add(engine, batch(2, [0]))
-    hold.wait_reached()
+    await asyncio.to_thread(hold.wait_reached)
     # A block that does not fit, with the fence in it.
     waiters = [await start_add(engine, batch(3, [i], size=90 * KIB)) for i in range(2)]
     big = await start_add(engine, batch(4, [0], size=100 * KIB), recovery=True)
@@ -287,7 +287,7 @@ async def test_a_duplicate_waits_until_the_first_copy_is_durable(
     """Equal bytes in the queue are no reason for an OK yet."""
     hold = machine.disk.hold("fdatasync", ".journal")
     first = await start_add(engine, batch(7, [0]))
-    hold.wait_reached()
+    await asyncio.to_thread(hold.wait_reached)
     async with asyncio.TaskGroup() as tasks:
         again = tasks.create_task(add(engine, 7, [0]))
         other = tasks.create_task(add(engine, 7, [0], salt=1))
@@ -313,7 +313,7 @@ async def test_a_duplicate_of_a_refused_add_is_not_acknowledged(
     await fill_journal(machine, engine)
     hold = machine.disk.hold("fdatasync", ".journal")
     blocker = await start_add(engine, batch(2, [0]))
-    hold.wait_reached()
+    await asyncio.to_thread(hold.wait_reached)
     refused = await start_add(engine, batch(7, [0], size=200 * KIB))
     async with asyncio.TaskGroup() as tasks:
         again = tasks.create_task(add(engine, 7, [0], size=200 * KIB))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -93,7 +94,7 @@ async def test_adds_in_flight_when_the_ledger_is_deleted_leave_nothing(
     await add(engine, 7, range(5))
     hold = machine.disk.hold("fdatasync", ".journal")
     waiter = await start_add(engine, batch(7, range(5, 10)))
-    hold.wait_reached()
+    await asyncio.to_thread(hold.wait_reached)
     state = await engine.load(7)
     deleting = engine.admission.delete(state, machine.clock.now_ms())
     hold.release()

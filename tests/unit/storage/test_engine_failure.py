@@ -75,7 +75,7 @@ async def test_a_failed_journal_acknowledges_nothing_any_more(machine: Machine, 
         fence_later = await engine.load(8)
         hold = machine.disk.hold("fdatasync", ".journal")
         first = await start_add(engine, batch(7, [1], size=1000))
-        hold.wait_reached()
+        await asyncio.to_thread(hold.wait_reached)
         machine.disk.fail(call, ".journal", errno.EIO)
         waiters = [
             await start_add(engine, batch(7, [2])),

@@ -1,34 +1,19 @@
-"""What a bookie says about itself: metrics for Prometheus and one structured line per state change.
+"""Every metric of one bookie, for Prometheus.
 
-Metrics live on an object, one per bookie, over a registry of its own; nothing is registered in a
+They live on an object, one per bookie, over a registry of its own; nothing is registered in a
 process-wide place, so that several bookies (tests, `bookie local`) share a process without a clash.
-
-Log lines are events: a constant name and fields. Library code writes them through `event_log`,
-which is the standard library's `logging` underneath; a program that embeds bookie sees ordinary
-records and is never taken over. Only the daemon and the command line call `configure_logging`,
-which renders events (and the records of every other library) as JSON or for a console.
-
-Importing this module imports neither prometheus-client nor structlog: both are slow to import, and
-a client needs neither.
 """
 
 from __future__ import annotations
 
-import datetime
-import logging
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TextIO
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from bookie.telemetry.figures import Distribution, Tally
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
     from prometheus_client.metrics_core import Metric
-
-LogLevel = Literal["debug", "info", "warning", "error"]
-LogFormat = Literal["json", "console"]
-FieldValue = str | int | float | bool | None | Sequence[str]
-"""What a field of a log line may hold; never an object that would have to be rendered eagerly."""
 
 SECONDS_BUCKETS = (
     *(50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3),
@@ -64,19 +49,20 @@ ERROR_KINDS = (
 class Metrics:
     """Every metric of one bookie, over its own registry.
 
-    Each attribute is a prometheus-client object and may be used from any thread. Names carry the
-    prefix ``bookie_`` and end in their unit; label values come from closed sets, never from ledgers
-    or clients.
+    Most attributes are prometheus-client objects and may be used from any thread. What every
+    request writes is a `Tally` or a `Distribution`, which belong to the event loop's thread. Names
+    carry the prefix ``bookie_`` and end in their unit; label values come from closed sets, never
+    from ledgers or clients.
     """
 
     journal_queue_bytes: Gauge
-    journal_queue_seconds: Histogram
-    journal_group_requests: Histogram
-    journal_group_bytes: Histogram
-    journal_write_seconds: Histogram
-    journal_sync_seconds: Histogram
-    journal_handback_seconds: Histogram
-    journal_bytes_total: Counter
+    journal_queue_seconds: Distribution
+    journal_group_requests: Distribution
+    journal_group_bytes: Distribution
+    journal_write_seconds: Distribution
+    journal_sync_seconds: Distribution
+    journal_handback_seconds: Distribution
+    journal_bytes_total: Tally
     checkpoint_seconds: Histogram
     index_commit_seconds: Histogram
     index_pages_total: Counter
@@ -91,12 +77,12 @@ class Metrics:
     garbage_seconds: Histogram
     garbage_ledgers_total: Counter
     garbage_stopped: Gauge
-    read_seconds: Histogram
+    read_seconds: Distribution
     reads_total: Counter
-    entries_added_total: Counter
-    bytes_added_total: Counter
-    entries_read_total: Counter
-    bytes_read_total: Counter
+    entries_added_total: Tally
+    bytes_added_total: Tally
+    entries_read_total: Tally
+    bytes_read_total: Tally
     requests_total: Counter
     in_flight_add_bytes: Gauge
     in_flight_read_bytes: Gauge
@@ -129,26 +115,26 @@ class Metrics:
         self.journal_queue_bytes = declare.gauge(
             "journal_queue_bytes", "Bytes accepted and waiting for the journal thread."
         )
-        self.journal_queue_seconds = declare.histogram(
+        self.journal_queue_seconds = declare.distribution(
             "journal_queue_seconds", "Time the first request of a group waited for the thread."
         )
-        self.journal_group_requests = declare.histogram(
+        self.journal_group_requests = declare.distribution(
             "journal_group_requests", "Requests written by one group commit.", COUNT_BUCKETS
         )
-        self.journal_group_bytes = declare.histogram(
+        self.journal_group_bytes = declare.distribution(
             "journal_group_bytes", "Bytes of one block, padding included.", BYTES_BUCKETS
         )
-        self.journal_write_seconds = declare.histogram(
+        self.journal_write_seconds = declare.distribution(
             "journal_write_seconds", "Time to write one block, before its sync."
         )
-        self.journal_sync_seconds = declare.histogram(
+        self.journal_sync_seconds = declare.distribution(
             "journal_sync_seconds", "Time of one fdatasync of the journal."
         )
-        self.journal_handback_seconds = declare.histogram(
+        self.journal_handback_seconds = declare.distribution(
             "journal_handback_seconds",
             "Time from a block being durable to the event loop completing its requests.",
         )
-        self.journal_bytes_total = declare.counter(
+        self.journal_bytes_total = declare.tally(
             "journal_bytes_total", "Bytes written to the journal, headers and padding included."
         )
 
@@ -161,7 +147,7 @@ class Metrics:
         )
         self.index_pages_total = declare.counter("index_pages_total", "Index pages written.")
         self.checkpoints_total = declare.counter("checkpoints_total", "Checkpoints committed.")
-        self.read_seconds = declare.histogram(
+        self.read_seconds = declare.distribution(
             "read_seconds", "Time of one read request inside the bookie."
         )
         self.reads_total = declare.counter(
@@ -172,10 +158,10 @@ class Metrics:
         )
         for source in READ_SOURCES:
             self.reads_total.labels(source)
-        self.entries_added_total = declare.counter("entries_added_total", "Entries accepted.")
-        self.bytes_added_total = declare.counter("bytes_added_total", "Entry bytes accepted.")
-        self.entries_read_total = declare.counter("entries_read_total", "Entries returned.")
-        self.bytes_read_total = declare.counter("bytes_read_total", "Entry bytes returned.")
+        self.entries_added_total = declare.tally("entries_added_total", "Entries accepted.")
+        self.bytes_added_total = declare.tally("bytes_added_total", "Entry bytes accepted.")
+        self.entries_read_total = declare.tally("entries_read_total", "Entries returned.")
+        self.bytes_read_total = declare.tally("bytes_read_total", "Entry bytes returned.")
 
     def _declare_reclaiming(self, declare: _Declare) -> None:
         self.compaction_rounds_total = declare.counter(
@@ -287,6 +273,18 @@ class _Declare:
 
         return Counter(f"bookie_{name}", text, labels, registry=self._registry)
 
+    def tally(self, name: str, text: str) -> Tally:
+        tally = Tally(f"bookie_{name}", text)
+        self._registry.register(tally)
+        return tally
+
+    def distribution(
+        self, name: str, text: str, bounds: tuple[float, ...] = SECONDS_BUCKETS
+    ) -> Distribution:
+        distribution = Distribution(f"bookie_{name}", text, bounds)
+        self._registry.register(distribution)
+        return distribution
+
     def histogram(
         self, name: str, text: str, buckets: tuple[float, ...] = SECONDS_BUCKETS
     ) -> Histogram:
@@ -309,132 +307,3 @@ class _WithoutCreated:
         for family in self._registry.collect():
             family.samples = [s for s in family.samples if not s.name.endswith("_created")]
             yield family
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """The message of a log record: a constant name and its fields.
-
-    It renders itself, so a program with its own logging configuration prints something readable.
-    """
-
-    name: str
-    fields: Mapping[str, FieldValue] = field(default_factory=dict)
-
-    def __str__(self) -> str:
-        return " ".join((self.name, *(f"{key}={value!r}" for key, value in self.fields.items())))
-
-
-class EventLog:
-    """Writes events to one standard logger; `bind` returns another that adds fields to each.
-
-    ::
-
-        log = event_log(__name__)
-        log.info("checkpoint_committed", mark_file=7, seconds=0.031)
-    """
-
-    __slots__ = ("_bound", "_logger")
-
-    def __init__(self, logger: logging.Logger, bound: Mapping[str, FieldValue]) -> None:
-        self._logger = logger
-        self._bound = bound
-
-    def bind(self, **fields: FieldValue) -> EventLog:
-        """A log that adds `fields` to every event; the fields of a call win over bound ones."""
-        return EventLog(self._logger, {**self._bound, **fields})
-
-    def debug(self, name: str, /, **fields: FieldValue) -> None:
-        """For a developer who looks for a fault; never on a path that runs per entry."""
-        self._write(logging.DEBUG, name, fields, None)
-
-    def info(self, name: str, /, **fields: FieldValue) -> None:
-        """A state changed as it should."""
-        self._write(logging.INFO, name, fields, None)
-
-    def warning(self, name: str, /, **fields: FieldValue) -> None:
-        """Something an operator should look at; the bookie goes on as before."""
-        self._write(logging.WARNING, name, fields, None)
-
-    def error(self, name: str, /, error: BaseException | None = None, **fields: FieldValue) -> None:
-        """A request or the bookie failed; the traceback of `error` is written with it."""
-        self._write(logging.ERROR, name, fields, error)
-
-    def _write(
-        self,
-        level: int,
-        name: str,
-        fields: Mapping[str, FieldValue],
-        error: BaseException | None,
-    ) -> None:
-        if self._logger.isEnabledFor(level):
-            event = Event(name, {**self._bound, **fields})
-            self._logger.log(level, event, exc_info=error, stacklevel=3)
-
-
-def event_log(name: str, /, **bound: FieldValue) -> EventLog:
-    """The log of one module (`name` is its `__name__`), with `bound` fields on each event."""
-    return EventLog(logging.getLogger(name), bound)
-
-
-def configure_logging(
-    level: LogLevel, style: LogFormat, *, stream: TextIO | None = None, **bound: FieldValue
-) -> None:
-    """Render every log record of the process to `stream` (standard error), one line each.
-
-    For the daemon and the command line only: it replaces the handlers of the root logger and sends
-    Python's warnings there too.
-
-    Args:
-        level: The least severe level written.
-        style: `json` for machines (keys `timestamp`, `level`, `logger`, `event`, then fields);
-            `console` for people.
-        stream: Where lines go.
-        bound: Fields of every line, such as the bookie's id.
-    """
-    target = stream or sys.stderr
-    handler = logging.StreamHandler(target)
-    handler.setFormatter(_EventFormatter(style, colors=target.isatty(), bound=bound))
-    root = logging.getLogger()
-    root.handlers = [handler]
-    root.setLevel(level.upper())
-    logging.captureWarnings(capture=True)
-
-
-class _EventFormatter(logging.Formatter):
-    """Renders records with structlog, whether they carry an `Event` or another library's text."""
-
-    def __init__(self, style: LogFormat, *, colors: bool, bound: Mapping[str, FieldValue]) -> None:
-        import structlog
-
-        super().__init__()
-        self._bound = bound
-        self._render: Any
-        if style == "json":
-            self._render = structlog.processors.JSONRenderer(sort_keys=False, default=str)
-        else:
-            self._render = structlog.dev.ConsoleRenderer(
-                colors=colors, exception_formatter=structlog.dev.plain_traceback
-            )
-
-    def format(self, record: logging.LogRecord) -> str:
-        """One line (for the console, tracebacks follow on their own lines)."""
-        line: dict[str, Any] = {
-            "timestamp": _timestamp(record),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-        }
-        if isinstance(record.msg, Event):
-            line |= {"event": record.msg.name, **self._bound, **record.msg.fields}
-        else:
-            line |= {"event": record.getMessage(), **self._bound}
-        if record.exc_info and record.exc_info[0] is not None:
-            line["exception"] = self.formatException(record.exc_info)
-        rendered: str = self._render(None, record.levelname.lower(), line)
-        return rendered
-
-
-def _timestamp(record: logging.LogRecord) -> str:
-    """UTC with microseconds, as in RFC 3339."""
-    moment = datetime.datetime.fromtimestamp(record.created, tz=datetime.UTC)
-    return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -1,0 +1,10 @@
+"""What a bookie says about itself: metrics for Prometheus and one structured line per state change.
+
+Importing this imports neither prometheus-client nor structlog: both are slow to import, and a
+client needs neither.
+"""
+
+from bookie.telemetry.events import Event, EventLog, configure_logging, event_log
+from bookie.telemetry.metrics import Metrics
+
+__all__ = ["Event", "EventLog", "Metrics", "configure_logging", "event_log"]

@@ -1,0 +1,150 @@
+"""Structured log lines, one per state change: a constant name and fields.
+
+Library code writes them through `event_log`, which is the standard library's `logging` underneath;
+a program that embeds bookie sees ordinary records and is never taken over. Only the daemon and the
+command line call `configure_logging`, which renders events (and the records of every other library)
+as JSON or for a console.
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TextIO
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["json", "console"]
+FieldValue = str | int | float | bool | None | Sequence[str]
+"""What a field of a log line may hold; never an object that would have to be rendered eagerly."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """The message of a log record: a constant name and its fields.
+
+    It renders itself, so a program with its own logging configuration prints something readable.
+    """
+
+    name: str
+    fields: Mapping[str, FieldValue] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return " ".join((self.name, *(f"{key}={value!r}" for key, value in self.fields.items())))
+
+
+class EventLog:
+    """Writes events to one standard logger; `bind` returns another that adds fields to each.
+
+    ::
+
+        log = event_log(__name__)
+        log.info("checkpoint_committed", mark_file=7, seconds=0.031)
+    """
+
+    __slots__ = ("_bound", "_logger")
+
+    def __init__(self, logger: logging.Logger, bound: Mapping[str, FieldValue]) -> None:
+        self._logger = logger
+        self._bound = bound
+
+    def bind(self, **fields: FieldValue) -> EventLog:
+        """A log that adds `fields` to every event; the fields of a call win over bound ones."""
+        return EventLog(self._logger, {**self._bound, **fields})
+
+    def debug(self, name: str, /, **fields: FieldValue) -> None:
+        """For a developer who looks for a fault; never on a path that runs per entry."""
+        self._write(logging.DEBUG, name, fields, None)
+
+    def info(self, name: str, /, **fields: FieldValue) -> None:
+        """A state changed as it should."""
+        self._write(logging.INFO, name, fields, None)
+
+    def warning(self, name: str, /, **fields: FieldValue) -> None:
+        """Something an operator should look at; the bookie goes on as before."""
+        self._write(logging.WARNING, name, fields, None)
+
+    def error(self, name: str, /, error: BaseException | None = None, **fields: FieldValue) -> None:
+        """A request or the bookie failed; the traceback of `error` is written with it."""
+        self._write(logging.ERROR, name, fields, error)
+
+    def _write(
+        self,
+        level: int,
+        name: str,
+        fields: Mapping[str, FieldValue],
+        error: BaseException | None,
+    ) -> None:
+        if self._logger.isEnabledFor(level):
+            event = Event(name, {**self._bound, **fields})
+            self._logger.log(level, event, exc_info=error, stacklevel=3)
+
+
+def event_log(name: str, /, **bound: FieldValue) -> EventLog:
+    """The log of one module (`name` is its `__name__`), with `bound` fields on each event."""
+    return EventLog(logging.getLogger(name), bound)
+
+
+def configure_logging(
+    level: LogLevel, style: LogFormat, *, stream: TextIO | None = None, **bound: FieldValue
+) -> None:
+    """Render every log record of the process to `stream` (standard error), one line each.
+
+    For the daemon and the command line only: it replaces the handlers of the root logger and sends
+    Python's warnings there too.
+
+    Args:
+        level: The least severe level written.
+        style: `json` for machines (keys `timestamp`, `level`, `logger`, `event`, then fields);
+            `console` for people.
+        stream: Where lines go.
+        bound: Fields of every line, such as the bookie's id.
+    """
+    target = stream or sys.stderr
+    handler = logging.StreamHandler(target)
+    handler.setFormatter(_EventFormatter(style, colors=target.isatty(), bound=bound))
+    root = logging.getLogger()
+    root.handlers = [handler]
+    root.setLevel(level.upper())
+    logging.captureWarnings(capture=True)
+
+
+class _EventFormatter(logging.Formatter):
+    """Renders records with structlog, whether they carry an `Event` or another library's text."""
+
+    def __init__(self, style: LogFormat, *, colors: bool, bound: Mapping[str, FieldValue]) -> None:
+        import structlog
+
+        super().__init__()
+        self._bound = bound
+        self._render: Any
+        if style == "json":
+            self._render = structlog.processors.JSONRenderer(sort_keys=False, default=str)
+        else:
+            self._render = structlog.dev.ConsoleRenderer(
+                colors=colors, exception_formatter=structlog.dev.plain_traceback
+            )
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line (for the console, tracebacks follow on their own lines)."""
+        line: dict[str, Any] = {
+            "timestamp": _timestamp(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+        }
+        if isinstance(record.msg, Event):
+            line |= {"event": record.msg.name, **self._bound, **record.msg.fields}
+        else:
+            line |= {"event": record.getMessage(), **self._bound}
+        if record.exc_info and record.exc_info[0] is not None:
+            line["exception"] = self.formatException(record.exc_info)
+        rendered: str = self._render(None, record.levelname.lower(), line)
+        return rendered
+
+
+def _timestamp(record: logging.LogRecord) -> str:
+    """UTC with microseconds, as in RFC 3339."""
+    moment = datetime.datetime.fromtimestamp(record.created, tz=datetime.UTC)
+    return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
