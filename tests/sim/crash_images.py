@@ -233,12 +233,30 @@ def innermost(error: BaseException) -> BaseException:
     return error
 
 
-def try_moments(moments: list[Moment], seed: int, count: int, changes: dict[str, object]) -> Tally:
-    """Every image of every moment; `count` for a moment at which something is not synced."""
+DRAWS_MAX = 10
+"""How often images are drawn for the same moments."""
+
+
+def try_moments(
+    moments: list[Moment],
+    seed: int,
+    count: int,
+    changes: dict[str, object],
+    images_min: int = 0,
+) -> Tally:
+    """Every image of every moment; `count` for a moment at which something is not synced.
+
+    Many images turn out to be the same: others are drawn until there are `images_min`.
+    """
     tally = Tally()
-    for number, moment in enumerate(moments):
-        choose = random.Random(f"images/{seed}/{number}")
-        tally.moments += 1
-        for crash in images_of(moment, choose, count):
-            try_image(crash, choose, tally, changes)
+    for draw in range(DRAWS_MAX):
+        for number, moment in enumerate(moments):
+            choose = random.Random(f"images/{seed}/{number}" + draw * "/again")
+            for crash in images_of(moment, choose, count):
+                try_image(crash, choose, tally, changes)
+            if draw and tally.images >= images_min:
+                break
+        if tally.images >= images_min:
+            break
+    tally.moments = len(moments)
     return tally

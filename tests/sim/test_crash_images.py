@@ -35,7 +35,7 @@ def test_every_legal_image_keeps_every_promise(
     mode = list(Mode)[recording % len(Mode)]
     moments = record(recording, mode=mode, interleaving=0.15 * (recording % 4))
     started = time.monotonic()
-    tally = try_moments(moments, recording, IMAGES_A_MOMENT, changes_of(recording))
+    tally = try_moments(moments, recording, IMAGES_A_MOMENT, changes_of(recording), IMAGES_MIN)
     seconds = time.monotonic() - started
     report(
         f"crash images, recording {recording} ({mode.value}): {tally.images} images of "
