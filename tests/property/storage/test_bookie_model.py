@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -85,6 +86,8 @@ class Request:
 
     ledger_id: int
     change: Callable[[Ledger], None]
+    postponed: bool = False
+    """Whether it is answered before it is written, and written with whatever comes next."""
 
     def apply(self, model: Model) -> None:
         """Change it."""
@@ -117,7 +120,7 @@ def confirming(ledger_id: int, lac: int) -> Request:
     def confirm(ledger: Ledger) -> None:
         ledger.lac = max(ledger.lac, lac)
 
-    return Request(ledger_id, confirm)
+    return Request(ledger_id, confirm, postponed=True)
 
 
 def deleting(ledger_id: int) -> Request:
@@ -272,8 +275,17 @@ class BookieModel(RuleBasedStateMachine):
         self.synced()
 
     def settle(self) -> None:
-        """Let the journal write what is queued: explicit LACs are answered before that."""
+        """Let the journal write what it was given."""
         self.run(until(lambda: not self.room.engine._queue.pending))
+
+    def written(self) -> list[Request]:
+        """Note as kept what is written; returns the last requests, which may not be."""
+        count = len(self.pending)
+        while count and self.pending[count - 1].postponed:
+            count -= 1
+        for request in self.pending[:count]:
+            request.apply(self.durable)
+        return self.pending[count:]
 
     def name(self) -> str:
         """A name for a copy of the directories."""
@@ -348,17 +360,26 @@ class BookieModel(RuleBasedStateMachine):
         if reply.status is OK:
             assert bool(reply.last_entry) == bool(ledger.entries)
 
-    @rule(ledger_id=ledgers, lac=st.integers(-1, SPAN), kill=st.booleans())
-    def confirm(self, ledger_id: int, lac: int, kill: bool) -> None:
-        """An explicit LAC, which is not durable when it is answered."""
+    @rule(
+        ledger_id=ledgers,
+        lacs=st.lists(st.integers(-1, SPAN), min_size=1, max_size=3),
+        force=st.booleans(),
+        kill=st.booleans(),
+    )
+    def confirm(self, ledger_id: int, lacs: list[int], force: bool, kill: bool) -> None:
+        """Explicit LACs, which are not durable when they are answered."""
         ledger = self.ledger(ledger_id)
-        packet = pack_lac(ledger_id, lac, DIGESTER)
-        reply = self.run(self.room.bookie.write_lac(ledger_id, KEY, packet))
-        assert reply.status is (FENCED if ledger.fenced or ledger.deleted else OK)
-        if reply.status is OK:
-            self.accepted(confirming(ledger_id, lac), durable=False)
-            if kill:
-                self.crash(power=False, kept=0)
+        for lac in lacs:
+            packet = pack_lac(ledger_id, lac, DIGESTER)
+            reply = self.run(self.room.bookie.write_lac(ledger_id, KEY, packet))
+            assert reply.status is (FENCED if ledger.fenced or ledger.deleted else OK)
+            if reply.status is OK:
+                self.accepted(confirming(ledger_id, lac), durable=False)
+        if force:
+            assert self.run(self.room.bookie.force(ledger_id)).status is OK
+            self.synced()
+        if kill:
+            self.crash(power=False, kept=0)
 
     @rule(ledger_id=ledgers)
     def wrong_key(self, ledger_id: int) -> None:
@@ -488,8 +509,7 @@ class BookieModel(RuleBasedStateMachine):
         if power:
             self.go_on_with(self.machine.without_power(self.name(), kept), list(self.pending))
         else:
-            self.synced()
-            self.go_on_with(self.machine.killed(self.name()), [])
+            self.go_on_with(self.machine.killed(self.name()), self.written())
 
     @rule(
         power=st.booleans(),
@@ -535,10 +555,8 @@ class BookieModel(RuleBasedStateMachine):
         machine = self.machine.without_power(name, kept) if power else self.machine.killed(name)
         hold.release()
         if not power:
-            # Whatever was answered before was written before.
-            for request in candidates[: len(self.pending)]:
-                request.apply(self.durable)
-            candidates = candidates[len(self.pending) :]
+            # Whatever was answered before was written before, but for what waits for the next.
+            candidates = self.written() + candidates[len(self.pending) :]
         self.go_on_with(machine, candidates)
 
     @rule(ledger_id=ledgers, ids=id_lists)
@@ -614,5 +632,7 @@ class BookieModel(RuleBasedStateMachine):
             assert sum(live) == sum(row.payload_bytes for row in rows if row is not None)
 
 
-TestBookie = BookieModel.TestCase
-TestBookie.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)
+TestBookie = pytest.mark.timeout(3600)(BookieModel.TestCase)
+TestBookie.settings = settings(
+    max_examples=max(100, settings().max_examples), stateful_step_count=25, deadline=None
+)

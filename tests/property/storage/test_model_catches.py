@@ -191,7 +191,7 @@ def test_a_broken_engine_does_not_pass(breakage: Break, monkeypatch: pytest.Monk
         run_state_machine_as_test(
             BookieModel,
             settings=settings(
-                max_examples=60,
+                max_examples=500,
                 stateful_step_count=25,
                 deadline=None,
                 derandomize=True,
