@@ -52,6 +52,8 @@ class Admission:
     failpoints: Failpoints
     loop: asyncio.AbstractEventLoop
     generation: Generation
+    journal_file: int = 0
+    """The file that blocks go to, as far as the event loop knows: the thread may be one ahead."""
     read_only_reasons: set[str] = field(default_factory=set)
     """Why new entries are refused; empty when they are not."""
 
@@ -101,7 +103,7 @@ class Admission:
         state.max_lac = max(state.max_lac, max_lac)
         self.mark_dirty(state)
         waiter: Waiter = self.loop.create_future()
-        request.complete = _AddDone(runs, run, payload_delta, waiter, self.failpoints, state)
+        request.complete = _AddDone(runs, run, payload_delta, waiter, self, state)
         self.submit(request)
         return waiter
 
@@ -110,7 +112,7 @@ class Admission:
         request = self._request(state, key)
         self._put(request, encode_lac(state.ledger_id, packet))
         request.synced = False
-        request.complete = _LacDone(state)
+        request.complete = _Introduced(state)
         state.take_lac(packet)
         self.mark_dirty(state)
         self.submit_with_next(request)
@@ -171,16 +173,29 @@ class Admission:
     def _request(
         self, state: LedgerState, key: bytes | None, *, essential: bool = False
     ) -> JournalRequest:
-        """A request for the ledger; it begins with the ledger and its key until one was stored."""
+        """A request for the ledger, which begins with its key unless the file has that.
+
+        Each file has the keys of the ledgers in it: the others may be gone when an index is made
+        again from files.
+        """
         request = JournalRequest(RequestKind.APPEND, _ignore, essential=essential)
         state.exists = True
         if key is not None and state.key_digest is None:
             state.adopt_key(key)
-            state.journaled = False
-        if not state.journaled and state.key_digest is not None:
+            state.introduced_in = 0
+        if state.key_digest is not None and state.introduced_in != self.journal_file:
             request.introduces = True
             self._put(request, encode_ledger(state.ledger_id, state.key_digest))
         return request
+
+    def introduce(self, state: LedgerState) -> None:
+        """Have the ledger's key in the file that blocks go to now, with the next of them."""
+        state.introduced_in = 0
+        request = self._request(state, None)
+        if request.introduces:
+            request.synced = False
+            request.complete = _Introduced(state)
+            self.submit_with_next(request)
 
     def _put(self, request: JournalRequest, head: bytes, *rest: bytes | memoryview) -> None:
         request.buffers += (head, *rest)
@@ -191,7 +206,7 @@ class Admission:
 class _AddDone:
     """Completes one add: the run learns where it is, the waiter hears the outcome."""
 
-    __slots__ = ("delta", "failpoints", "run", "runs", "state", "waiter")
+    __slots__ = ("admission", "delta", "run", "runs", "state", "waiter")
 
     def __init__(
         self,
@@ -199,14 +214,14 @@ class _AddDone:
         run: Run,
         delta: int,
         waiter: Waiter,
-        failpoints: Failpoints,
+        admission: Admission,
         state: LedgerState,
     ) -> None:
         self.runs = runs
         self.run = run
         self.delta = delta
         self.waiter = waiter
-        self.failpoints = failpoints
+        self.admission = admission
         self.state = state
 
     def __call__(self, request: JournalRequest) -> None:
@@ -216,9 +231,13 @@ class _AddDone:
             # Whoever found these bytes stored, and waits for them, has to look again.
             self.state.comparisons += 1
         else:
-            _introduced(self.state, request)
+            state = self.state
+            _introduced(state, request)
             self.runs.written(self.run, request.file_number, request.offset + self.delta)
-            self.failpoints.hit("add.before_ack")
+            if 0 < state.introduced_in < request.file_number:
+                # It was accepted before the file began, and is in it without its ledger's key.
+                self.admission.introduce(state)
+            self.admission.failpoints.hit("add.before_ack")
         _resolve(self.waiter, request.error)
 
 
@@ -257,8 +276,8 @@ class _FencedBefore:
         _resolve(self.waiter, error)
 
 
-class _LacDone:
-    """Completes an explicit LAC, for which nobody waits."""
+class _Introduced:
+    """Completes an explicit LAC or a ledger's key, for which nobody waits."""
 
     __slots__ = ("state",)
 
@@ -270,9 +289,9 @@ class _LacDone:
 
 
 def _introduced(state: LedgerState, request: JournalRequest) -> None:
-    """The journal has the ledger's key, if this request brought it and was not refused."""
+    """The file has the ledger's key, if this request brought it and was not refused."""
     if request.introduces and request.error is None:
-        state.journaled = True
+        state.introduced_in = request.file_number
 
 
 def _ignore(request: JournalRequest) -> None:

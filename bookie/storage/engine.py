@@ -266,6 +266,7 @@ class Engine:
         """Start the journal thread."""
         for state in self._booted.states.values():
             self.states.put(state)
+        self.admission.journal_file = self._booted.writer.current.header.number
         self._queue.worker = self._env.workers.batch_worker(
             "bookie-journal", self._booted.writer.handle, self._block_done, self._failed
         )
@@ -420,6 +421,7 @@ class Engine:
         now = self._env.clock.monotonic()
         for number, path in block.created:
             self._files.add(number, path)
+            self.admission.journal_file = number
         for rolled in block.rolled:
             self._checkpointer.rolled(rolled)
         written = 0

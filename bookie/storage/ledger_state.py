@@ -45,7 +45,7 @@ class LedgerState:
         "fence_queued",
         "fenced",
         "first_entry_id",
-        "journaled",
+        "introduced_in",
         "key_digest",
         "lac_packet",
         "last_entry_id",
@@ -61,8 +61,8 @@ class LedgerState:
         self.ledger_id = ledger_id
         self.exists = row is not None
         """Whether this bookie ever stored anything about the ledger."""
-        self.journaled = row is not None
-        """Whether the ledger and its key, if it has one, are in the journal or the index."""
+        self.introduced_in = 0
+        """The last journal file that is known to have the ledger's key; 0 if none is known."""
         self.fenced = known.fenced
         self.fence_durable = known.fenced
         """Whether the fence is known to survive a crash."""

@@ -147,7 +147,7 @@ class Portion:
         for ledger_id, row in zip(new, self._load_rows(new), strict=True):
             # An unknown ledger is created, never skipped: skipping would lose its entries.
             state = LedgerState(ledger_id, row)
-            state.exists = state.journaled = True
+            state.exists = True
             self.states[ledger_id] = state
 
 
