@@ -34,15 +34,8 @@ from bookie.formats.blocks import (
     padding,
 )
 from bookie.formats.index_rows import LedgerIndexRow
-from bookie.formats.records import (
-    encode_deleted,
-    encode_entries_head,
-    encode_fence,
-    encode_lac,
-    encode_ledger,
-    encode_limbo,
-    encode_link,
-)
+from bookie.formats.records import encode_entries_head, encode_link
+from bookie.storage.entry_log import state_records
 from bookie.storage.files import (
     DISK_FULL_ERRNOS,
     TEMPORARY_SUFFIX,
@@ -202,26 +195,6 @@ class CompactionLog:
         self._end += size
         self._body, self._body_bytes, self._records = [], 0, 0
         return size
-
-
-def state_records(ledger_id: int, row: LedgerIndexRow) -> list[bytes]:
-    """What a rebuild has to know of a ledger beside its entries.
-
-    The end of a limbo is not among it: a stale doubt is checked once more, a lost one is not.
-    """
-    records = []
-    if row.key_digest is not None:
-        records.append(encode_ledger(ledger_id, row.key_digest))
-    if row.fenced and row.key_digest is not None:
-        records.append(encode_fence(ledger_id, row.key_digest))
-    if row.limbo or (row.fenced and row.key_digest is None):
-        # A fence names a key; where none is known only a limbo fences.
-        records.append(encode_limbo(ledger_id, in_limbo=True, fences=row.fenced))
-    if row.lac_packet:
-        records.append(encode_lac(ledger_id, row.lac_packet))
-    if row.deleted_at_ms is not None:
-        records.append(encode_deleted(ledger_id, row.deleted_at_ms))
-    return records
 
 
 def sorted_batches(

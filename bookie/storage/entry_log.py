@@ -22,7 +22,15 @@ from bookie.formats.blocks import (
     encode_block_header,
     padding,
 )
-from bookie.formats.records import encode_link
+from bookie.formats.index_rows import LedgerIndexRow
+from bookie.formats.records import (
+    encode_deleted,
+    encode_fence,
+    encode_lac,
+    encode_ledger,
+    encode_limbo,
+    encode_link,
+)
 from bookie.storage.files import create_file, file_name, publish_file
 from bookie.storage.index import SealedFile
 from bookie.storage.window import Buffer
@@ -88,6 +96,11 @@ class EntryLogWriter:
         self._end += block_size_on_disk(length, self._alignment)
         return self._header.number, where
 
+    @property
+    def holds_anything(self) -> bool:
+        """Whether a block was written since the last call of `publish`."""
+        return self._file is not None or bool(self._finished)
+
     def sync(self) -> None:
         """Make everything that was written durable; it has no names yet."""
         self._close_file()
@@ -117,3 +130,23 @@ class EntryLogWriter:
             self._file.close()
             self._finished.append((self._header, self._end))
             self._file = None
+
+
+def state_records(ledger_id: int, row: LedgerIndexRow) -> list[bytes]:
+    """What a rebuild has to know of a ledger beside its entries.
+
+    The end of a limbo is not among it: a stale doubt is checked once more, a lost one is not.
+    """
+    records = []
+    if row.key_digest is not None:
+        records.append(encode_ledger(ledger_id, row.key_digest))
+    if row.fenced and row.key_digest is not None:
+        records.append(encode_fence(ledger_id, row.key_digest))
+    if row.limbo or (row.fenced and row.key_digest is None):
+        # A fence names a key; where none is known only a limbo fences.
+        records.append(encode_limbo(ledger_id, in_limbo=True, fences=row.fenced))
+    if row.lac_packet:
+        records.append(encode_lac(ledger_id, row.lac_packet))
+    if row.deleted_at_ms is not None:
+        records.append(encode_deleted(ledger_id, row.deleted_at_ms))
+    return records

@@ -77,6 +77,13 @@ class Portion:
         self._sizes.append(records.sizes.astype(np.uint32))
         self.entries += len(offsets)
 
+    def known_states(self) -> list[LedgerState]:
+        """The state of each ledger of which there is anything, but for what entries say of it."""
+        if self._ledger_ids:
+            for ledger_id in np.unique(np.concatenate(self._ledger_ids)).tolist():
+                self._state(ledger_id)
+        return list(self.states.values())
+
     def changes(self) -> list[LedgerChange]:
         """What the index has to learn; afterwards `states` know of the entries, too."""
         tables = self._tables()

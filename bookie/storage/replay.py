@@ -24,7 +24,7 @@ from bookie.formats.blocks import FILE_HEADER_SIZE_BYTES, FileHeader, FileKind
 from bookie.formats.index_rows import Mark
 from bookie.formats.records import LinkRecord
 from bookie.formats.tail import Verdict, gather_evidence, judge
-from bookie.storage.entry_log import EntryLogWriter
+from bookie.storage.entry_log import EntryLogWriter, state_records
 from bookie.storage.files import read_header
 from bookie.storage.index import SealedFile
 from bookie.storage.journal import Predecessor
@@ -39,6 +39,9 @@ from bookie.storage.scan import (
     next_valid,
     runs,
 )
+
+LEDGERS_A_BLOCK = 10_000
+"""Ledgers whose states go into one block of a log; each takes some hundred bytes."""
 
 CommitPortion = Callable[[Portion, list[SealedFile], Mark | None], None]
 """Commits a portion, the files that ended so far, and how far the journal has been read."""
@@ -323,7 +326,25 @@ class Replay:
         self.outcome.entries += self._portion.entries
         self._portion = self._new_portion()
 
+    def _keep_states(self) -> None:
+        """Write what a rebuild has to know of the ledgers in the log beside their entries.
+
+        Their keys may stand before the mark, in a file that is dead soon.
+        """
+        if not self._log.holds_anything:
+            return
+        states = self._portion.known_states()
+        for start in range(0, len(states), LEDGERS_A_BLOCK):
+            records = [
+                record
+                for state in states[start : start + LEDGERS_A_BLOCK]
+                for record in state_records(state.ledger_id, state.row())
+            ]
+            if records:
+                self._log.write(b"".join(records), len(records))
+
     def _publish_logs(self) -> None:
+        self._keep_states()
         self._log.sync()
         self._env.failpoints.hit("boot.after_log_written")
         for sealed, path in self._log.publish():

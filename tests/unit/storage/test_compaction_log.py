@@ -1,4 +1,4 @@
-"""What a compacted log carries beside entries."""
+"""What a log carries beside entries."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from bookie.formats.index_rows import LedgerIndexRow
 from bookie.formats.record_arrays import parse_arrays
-from bookie.storage.compaction_log import state_records
+from bookie.storage.entry_log import state_records
 from bookie.storage.ledger_state import LedgerState
 from bookie.storage.portion import Portion
 
