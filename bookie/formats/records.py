@@ -10,7 +10,7 @@ type name     body
               payload length u32, reserved u32, sizes u32[count],
               steps i64[count-1] unless flag CONTIGUOUS (1) is set, payload.
               Flag RECOVERY (2): a recovery add, which replaces what is stored
-2    LEDGER   ledger id, key length u16, key. First sight of a ledger
+2    LEDGER   ledger id, key length u16, key. In each file that has more of it
 3    FENCE    ledger id, key length u16, key. Suffices without a LEDGER record
 4    LAC      ledger id, packet length u16, explicit-LAC packet
 5    DELETED  ledger id, deletion time in ms since 1970 i64

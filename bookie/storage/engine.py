@@ -77,7 +77,7 @@ class Engine:
         self.admission = Admission(
             submit=queue.submit,
             submit_with_next=queue.submit_with_next,
-            mark_dirty=self._mark_dirty,
+            mark_dirty=lambda state: self._checkpointer.mark_dirty(state),  # noqa: PLW0108  (later)
             failpoints=environment.failpoints,
             loop=asyncio.get_running_loop(),
             generation=Generation(),
@@ -340,11 +340,10 @@ class Engine:
             else:
                 # The thread may hang in the device; its file is not touched any more.
                 worker.abandon()
-            # What was cancelled may still be reading, and then a closed index crashes the process;
-            # of a failed device it may hang.
-            workers, patience = self._env.workers, None if self._failure is None else 1.0
+            # What was cancelled may still read, which a closed index turns into a crash, or hang.
+            workers = self._env.workers
             with suppress(TimeoutError):
-                async with asyncio.timeout(patience):
+                async with asyncio.timeout(None if self._failure is None else 1.0):
                     await workers.drained()
             self._files.close()
             if workers.is_idle and not self._index.store.is_committing:
@@ -411,14 +410,11 @@ class Engine:
         since = deleted_after_ms(self._env, self._settings)
         return await self._env.workers.run("read", self._index.ledger_since, ledger_id, since)
 
-    def _mark_dirty(self, state: LedgerState) -> None:
-        self._checkpointer.mark_dirty(state)
-
     def _block_done(self, block: BlockDone) -> None:
         """One completion of the journal thread, in the event loop."""
         if self._failure is not None:
             return
-        now = self._env.clock.monotonic()
+        now = self.clock.monotonic()
         for number, path in block.created:
             self._files.add(number, path)
             self.admission.journal_file = number
@@ -434,12 +430,10 @@ class Engine:
         self._metrics.journal_handback_seconds.observe(now - block.finished_at)
         self._journaled_bytes += written
         self._last_block_at = now
-        if written:
-            self._vouched = False
+        self._vouched = self._vouched and not written
         if self._is_checkpoint_due():
             self._wake.set()
-        for note, amount in block.figures:
-            note(amount)
+        block.note_figures()
 
     def _failed(self, error: BaseException) -> None:
         """The journal or the index failed: nothing is answered any more, the process must end."""

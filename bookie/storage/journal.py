@@ -124,6 +124,11 @@ class BlockDone:
     figures: list[Figure] = field(default_factory=list)
     """What the block took, for the event loop to note: the thread has the next one to write."""
 
+    def note_figures(self) -> None:
+        """Tell the metrics."""
+        for note, amount in self.figures:
+            note(amount)
+
 
 @dataclass(slots=True)
 class _OpenJournal:

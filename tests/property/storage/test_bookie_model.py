@@ -634,5 +634,5 @@ class BookieModel(RuleBasedStateMachine):
 
 TestBookie = pytest.mark.timeout(3600)(BookieModel.TestCase)
 TestBookie.settings = settings(
-    max_examples=max(100, settings().max_examples), stateful_step_count=25, deadline=None
+    max_examples=max(60, settings().max_examples), stateful_step_count=25, deadline=None
 )

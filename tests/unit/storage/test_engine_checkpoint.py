@@ -65,10 +65,9 @@ async def test_the_mark_is_the_end_of_the_barrier_and_only_moves_on(machine: Mac
             for part in range(4):
                 first = 40 * round_ + 10 * part
                 await add(engine, 7, range(first, first + 10), size=40 * KIB)
-                end = engine._booted.writer.current.end
                 await engine.checkpoint()
                 marks.append(mark_of(engine))
-                assert marks[-1].offset == end
+                assert marks[-1].offset == engine._booted.writer.current.end
                 await engine.checkpoint()
                 marks.append(mark_of(engine))
     assert marks == sorted(marks, key=lambda mark: (mark.file_number, mark.offset))
