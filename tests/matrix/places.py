@@ -70,12 +70,18 @@ def scan(path: Path) -> list[ScannedBlock]:
 
 
 def spot_of(root: Path, kind: str, ledger_id: int) -> Spot:
-    """The newest record of `kind` about the ledger."""
+    """The newest record of `kind` about the ledger; in a log the one among the entries.
+
+    The last block of a log repeats what is known of its ledgers.
+    """
     found: Spot | None = None
     for path in files_of(root):
         others = scan(path)
         for block in others:
             for at, record in parse_records(memoryview(block.body), block.header.record_count):
+                again = path.suffix == ".log" and found is not None and found.path == path
+                if again and kind != "entries":
+                    continue
                 if isinstance(record, _RECORD_OF_KIND[kind]) and _ledger_of(record) == ledger_id:
                     found = Spot(path, block, block.body_offset + at, record, others)
     assert found is not None, f"no record of kind {kind} about ledger {ledger_id}"
