@@ -80,8 +80,7 @@ class Portion:
     def known_states(self) -> list[LedgerState]:
         """The state of each ledger of which there is anything, but for what entries say of it."""
         if self._ledger_ids:
-            for ledger_id in np.unique(np.concatenate(self._ledger_ids)).tolist():
-                self._state(ledger_id)
+            self._make_states(np.unique(np.concatenate(self._ledger_ids)).tolist())
         return list(self.states.values())
 
     def changes(self) -> list[LedgerChange]:
