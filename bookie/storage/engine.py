@@ -56,8 +56,7 @@ class Engine:
         directories: Directories,
         booted: Booted,
     ) -> None:
-        self._env = environment
-        self.clock = environment.clock
+        self._env, self.clock = environment, environment.clock
         self._settings = settings
         self._metrics = metrics
         self._directories = directories
