@@ -99,7 +99,8 @@ class RangeRead:
         self._ended = True
         self._pool.off_close(self._on_pool_closed)
         self._timers.clear()
-        calls = list(self._calls)
+        # The call whose answer was the last has ended, though its task may not have said so yet.
+        calls = [call for call in self._calls if not call.done()]
         for call in calls:
             call.cancel()
         if calls:

@@ -17,6 +17,7 @@ from bookie.errors import TooManyRequestsError
 from bookie.formats.digest import Digester
 from bookie.formats.entry import HEADER_SIZE_BYTES, Entry
 from bookie.formats.ledger_metadata import LedgerMetadata
+from bookie.protocol.quorum import Quorum
 from bookie.protocol.reader import LedgerRead, ReaderLimits
 
 SPANS_MAX = 3
@@ -46,6 +47,7 @@ class ReadAhead:
         self._digester = digester
         self._limits = limits
         self._replica = replica
+        self._quorum: Quorum | None = None
         self._suspects = 0
         self.spans_max = SPANS_MAX
         """How many spans may be under way; one, after a bookie could not take more."""
@@ -97,7 +99,9 @@ class ReadAhead:
                 replica=self._replica,
                 suspects=self._suspects,
                 limits=self._limits,
+                quorum=self._quorum,
             )
+            self._quorum = machine.quorum
             self._position = last + 1
             span = RangeRead(machine, self._pool, self._digester)
             self._spans.append(span)

@@ -135,11 +135,13 @@ class LedgerRead:
         replica: int = 0,
         suspects: int = 0,
         limits: ReaderLimits | None = None,
+        quorum: Quorum | None = None,
     ) -> None:
+        """`quorum` is that of `metadata`, where it is at hand: making one is not for nothing."""
         assert 0 <= first_entry_id <= last_entry_id
         self.metadata = metadata
         self.limits = limits or ReaderLimits()
-        self.quorum = Quorum(
+        self.quorum = quorum or Quorum(
             metadata.ensemble_size, metadata.write_quorum_size, metadata.ack_quorum_size
         )
         self.position = first_entry_id
