@@ -191,18 +191,7 @@ async def many_appends(bench: Bench) -> None:
 
 
 async def lone_append(bench: Bench) -> None:
-    """The latency of an append that is alone, also with each bookie's threads on one processor."""
-    await lone_append_rows(bench, "lone append 1024 B")
-    everywhere = os.sched_getaffinity(0)
-    for served_bookie in (bench.real, bench.memory):
-        served_bookie.run_on({max(everywhere)})
-    await lone_append_rows(bench, "the same, bookie on one processor")
-    for served_bookie in (bench.real, bench.memory):
-        served_bookie.run_on(everywhere)
-
-
-async def lone_append_rows(bench: Bench, what: str) -> None:
-    """Median and tail, beside a message there and back and a sync."""
+    """The latency of an append that is alone."""
     real, memory = await bench.compare(lone, 1024)
     p50 = median([load.percentile_us(0.5) for load in real])
     p99 = median([load.percentile_us(0.99) for load in real])
@@ -210,13 +199,13 @@ async def lone_append_rows(bench: Bench, what: str) -> None:
     sync = disk_alone(bench.root, 1024, 1, bench.seconds, pause_seconds=ping_pong / 1e6)
     bound = ping_pong + sync.p50_us + 200
     row(
-        f"{what}, p50",
+        "lone append 1024 B, p50",
         f"{p50:.0f} us",
         f"<= {ping_pong:.0f} + {sync.p50_us:.0f} + 200 = {bound:.0f} us",
         ok=p50 <= bound,
     )
     row(
-        f"{what}, p99",
+        "lone append 1024 B, p99",
         f"{p99:.0f} us = {p99 / p50:.1f} x p50",
         "<= 3 x p50",
         ok=p99 <= 3 * p50,

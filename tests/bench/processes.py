@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 import subprocess
 import sys
@@ -43,11 +42,6 @@ class Served:
         """Processor time that the bookie has used."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / _CLOCK_TICKS
-
-    def run_on(self, processors: set[int]) -> None:
-        """Keep every thread that the bookie has to these processors."""
-        for thread in Path(f"/proc/{self.pid}/task").iterdir():
-            os.sched_setaffinity(int(thread.name), processors)
 
     def bytes_written(self) -> int:
         """Bytes that the bookie has caused to be sent to a device."""
