@@ -49,9 +49,11 @@ def serve(
         given["metadata.uri"] = metadata
     try:
         from bookie.config import load_settings, read_failpoints, read_supervision
+        from bookie.env.slices import ask_for_short_slices
         from bookie.server.daemon import run_daemon
         from bookie.server.loop import run
 
+        ask_for_short_slices()
         run(run_daemon(load_settings(config, given), read_supervision(), read_failpoints()))
     except ConfigurationError as error:
         return _refuse(str(error), EXIT_MISCONFIGURED)
