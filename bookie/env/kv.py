@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from itertools import repeat
 from typing import TYPE_CHECKING, Protocol, cast
 
 import lmdb
@@ -73,6 +74,10 @@ class ReadTransaction(Protocol):
 class WriteTransaction(ReadTransaction, Protocol):
     """A snapshot with changes on top."""
 
+    def get_many(self, table: str, keys: Sequence[bytes]) -> list[bytes | None]:
+        """The value of each key, or None; for keys that are then put, and not looked up again."""
+        ...
+
     def put(self, table: str, key: bytes, value: bytes) -> None:
         """Set `key`."""
         ...
@@ -113,13 +118,15 @@ class KeyValueStore(Protocol):
 
 
 class _LmdbTransaction:
-    __slots__ = ("_delta", "_tables", "_transaction")
+    __slots__ = ("_delta", "_seen", "_tables", "_transaction")
 
     def __init__(self, transaction: lmdb.Transaction, tables: dict[str, _Database]) -> None:
         self._transaction = transaction
         self._tables = tables
         self._delta = 0
         """What the changes so far add to the sum over all pairs."""
+        self._seen: dict[str, dict[bytes, bytes | None]] = {name: {} for name in tables}
+        """What `get_many` found, as long as it is so: changing the sum needs it again."""
 
     def get(self, table: str, key: bytes) -> bytes | None:
         return cast("bytes | None", self._transaction.get(key, db=self._tables[table]))
@@ -141,33 +148,47 @@ class _LmdbTransaction:
     def count(self, table: str) -> int:
         return int(self._transaction.stat(self._tables[table])["entries"])
 
+    def get_many(self, table: str, keys: Sequence[bytes]) -> list[bytes | None]:
+        with self._transaction.cursor(db=self._tables[table]) as cursor:
+            found = dict(cast("list[tuple[bytes, bytes]]", cursor.getmulti(keys)))
+        values = list(map(found.get, keys))
+        self._seen[table].update(zip(keys, values, strict=True))
+        return values
+
     def put(self, table: str, key: bytes, value: bytes) -> None:
-        self._count(table, [(key, value)])
+        self._seen[table].pop(key, None)
+        before = self.get(table, key)
+        self._count(table, {key: value}, {} if before is None else {key: before})
         self._transaction.put(key, value, db=self._tables[table])
 
     def put_many(self, table: str, pairs: Iterable[tuple[bytes, bytes]]) -> None:
         # The newest wins, as it does in the table.
-        unique = list(dict(pairs).items())
-        self._count(table, unique)
+        unique = dict(pairs)
+        seen = self._seen[table]
+        known = {key: seen.pop(key) for key in unique.keys() & seen.keys()} if seen else {}
+        before = {key: value for key, value in known.items() if value is not None}
+        new = [key for key in unique if key not in known] if known else list(unique)
         with self._transaction.cursor(db=self._tables[table]) as cursor:
-            cursor.putmulti(unique)
+            before.update(cast("list[tuple[bytes, bytes]]", cursor.getmulti(new)))
+            self._count(table, unique, before)
+            cursor.putmulti(unique.items())
 
     def delete(self, table: str, key: bytes) -> bool:
+        self._seen[table].pop(key, None)
         before = self.get(table, key)
         if before is not None:
             self._delta -= sum_of_pair(seed_of(table), key, before)
         return bool(self._transaction.delete(key, db=self._tables[table]))
 
-    def _count(self, table: str, pairs: list[tuple[bytes, bytes]]) -> None:
-        get, handle, seed = self._transaction.get, self._tables[table], seed_of(table)
-        delta = 0
-        for key, value in pairs:
-            before = get(key, db=handle)
-            of_key = crc32c(key, seed)
-            delta += crc32c(value, of_key)
-            if before is not None:
-                delta -= crc32c(before, of_key)
-        self._delta += delta
+    def _count(self, table: str, pairs: dict[bytes, bytes], before: dict[bytes, bytes]) -> None:
+        """Note what the sum becomes when `pairs` are put where `before` is what they replace."""
+        of_keys = list(map(crc32c, pairs, repeat(seed_of(table))))
+        added = sum(map(crc32c, pairs.values(), of_keys))
+        removed = 0
+        if before:
+            of_key = dict(zip(pairs, of_keys, strict=True))
+            removed = sum(map(crc32c, before.values(), map(of_key.__getitem__, before)))
+        self._delta += added - removed
 
     def finish(self) -> None:
         """Bring the sum up to date, at the end of everything else."""

@@ -398,8 +398,8 @@ class _Commit:
         txn = self._txn
         keys = [ledger_key(change.ledger_id) for change in changes]
         old = []
-        for key, change in zip(keys, changes, strict=True):
-            data = txn.get("ledgers", key)
+        found = txn.get_many("ledgers", keys)
+        for key, change, data in zip(keys, changes, found, strict=True):
             row = LedgerIndexRow() if data is None else decode_ledger_row(change.ledger_id, data)
             if change.row.deleted_at_ms is not None:
                 if row.entries:

@@ -108,16 +108,15 @@ class SlotWriter:
     ) -> None:
         """Fill `slots` with the pages that exist."""
         at = np.flatnonzero(may_exist)
-        keys = map(page_key, ledger_ids[at].tolist(), numbers[at].tolist())
-        found = []
-        pairs = []
-        for index, key in zip(at.tolist(), keys, strict=True):
-            data = self._txn.get("locations", key)
-            if data is not None:
-                found.append(index)
-                pairs.append((key, data))
+        keys = list(map(page_key, ledger_ids[at].tolist(), numbers[at].tolist()))
+        pages = self._txn.get_many("locations", keys)
+        found = [
+            (index, (key, page))
+            for index, key, page in zip(at.tolist(), keys, pages, strict=True)
+            if page is not None
+        ]
         if found:
-            slots[found] = decode_pages(pairs)[1]
+            slots[[index for index, _ in found]] = decode_pages([pair for _, pair in found])[1]
 
     def count_live(self, files: U32, sizes: U32, sign: int) -> None:
         """These slots point into these files from now on (`sign` 1), or do so no more (-1)."""

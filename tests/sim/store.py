@@ -13,7 +13,7 @@ from __future__ import annotations
 import errno
 import posixpath
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from bookie.env import KeyValueStore
@@ -51,6 +51,10 @@ class SimulatedTransaction:
     def count(self, table: str) -> int:
         """How many keys there are."""
         return len(self.tables[table].rows)
+
+    def get_many(self, table: str, keys: Sequence[bytes]) -> list[bytes | None]:
+        """The value of each key."""
+        return list(map(self.tables[table].rows.get, keys))
 
     def put(self, table: str, key: bytes, value: bytes) -> None:
         """Set a key."""

@@ -135,3 +135,36 @@ def test_damage_below_the_root_is_found_when_it_is_read(tmp_path: Path) -> None:
     store.close()
     with pytest.raises(CorruptionError, match="in the place of page"):
         open_lmdb(str(tmp_path), 2**20, TABLES)
+
+
+def test_the_sum_is_right_whatever_was_looked_at_before(tmp_path: Path) -> None:
+    """Keys that were fetched, absent, put, deleted and put again; an open store checks the sum."""
+    store = open_lmdb(str(tmp_path), 2**20, ("a", "b"))
+    with store.write() as txn:
+        txn.put_many("a", [(b"%d" % i, b"old") for i in range(6)])
+    with store.write() as txn:
+        keys = [b"%d" % i for i in range(8)]
+        assert txn.get_many("a", keys) == [b"old"] * 6 + [None] * 2
+        assert txn.get_many("b", keys) == [None] * 8
+        txn.put("a", b"0", b"new")
+        assert txn.delete("a", b"1")
+        txn.put_many("a", [(b"0", b"newer"), (b"1", b"again"), (b"2", b"new"), (b"6", b"first")])
+        txn.put_many("a", [(b"2", b"newest"), (b"6", b"second"), (b"6", b"third"), (b"9", b"x")])
+        txn.put_many("b", [(b"0", b"there")])
+        assert txn.get_many("a", [b"2", b"6", b"7"]) == [b"newest", b"third", None]
+        assert txn.delete("a", b"2")
+        txn.put_many("a", [(b"2", b"last"), (b"7", b"y")])
+    store.close()
+    store = open_lmdb(str(tmp_path), 2**20, ("a", "b"))
+    with store.read() as txn:
+        found = dict(txn.range("a", b"", b"\xff", 100))
+    store.close()
+    assert found == {
+        **{b"%d" % i: b"old" for i in (3, 4, 5)},
+        b"0": b"newer",
+        b"1": b"again",
+        b"2": b"last",
+        b"6": b"third",
+        b"7": b"y",
+        b"9": b"x",
+    }
