@@ -219,11 +219,10 @@ class Compactor:
             rows, mark = await self._look()
             assert mark is not None
         collected = _Collected()
-        left_out = False
         self._read_whole.clear()
-        for number in self._choose(rows, mark, force=force):
+        chosen = self._choose(rows, mark, force=force)
+        for number in chosen:
             if self.suspended or (self._engine.is_full() and not self._fits(rows[number])):
-                left_out = True
                 continue
             await self._empty(number, collected, report)
             if self._engine.is_full():
@@ -231,7 +230,8 @@ class Compactor:
                 await self._flush(collected, report)
         await self._flush(collected, report)
         await self._judge(report)
-        self._seen = None if left_out else await self._look()
+        # What died while a round was at work has not been looked at.
+        self._seen = None if chosen else (rows, mark)
 
     def _are_pages_left(self) -> bool:
         return self._checkpointer.has_deletions or self._index.is_deleting()

@@ -123,6 +123,28 @@ async def test_a_round_takes_only_what_is_worth_it(machine: Machine, engine: Eng
     await assert_all_there(engine, [1, 2, 9], range(60))
 
 
+async def test_what_died_during_a_round_is_seen_by_the_next(
+    machine: Machine, engine: Engine
+) -> None:
+    """Although nothing changes between the end of the one and the begin of the other."""
+    await fill(engine, range(1, 11), range(60))
+    await fill(engine, range(11, 16), range(120))
+    await delete(machine, engine, *range(3, 11))
+    await engine.checkpoint()
+    gate = machine.disk.hold("rename", ".log")
+    async with asyncio.TaskGroup() as tasks:
+        round_ = tasks.create_task(engine.compactor.round())
+        await asyncio.to_thread(gate.wait_reached)
+        await delete(machine, engine, *range(12, 16))
+        await engine.checkpoint()
+        gate.release()
+    assert round_.result().files > 0
+    assert (await engine.compactor.round()).files > 0
+    assert (await engine.compactor.round()).files == 0
+    await assert_all_there(engine, [1, 2], range(60))
+    await assert_all_there(engine, [11], range(120))
+
+
 async def test_a_journal_over_its_budget_moves_to_the_ledgers(machine: Machine) -> None:
     """Even if all of it is alive: the journal's device is small."""
     machine.changes |= {"journal_bytes_max": 2 * MIB}
