@@ -35,8 +35,8 @@ READ_ENTRIES_MAX = 2048
 
 
 SPAN_BYTES = 2 * 1024 * 1024
-"""Packet bytes that a span aims at. An answer costs each end a third of a millisecond, whatever it
-holds: against answers of a MiB this is worth a fifth of both ends' time."""
+"""Packet bytes that a span aims at. An answer costs each end something whatever it holds: against
+answers of a MiB this is worth a fifth of both ends' time."""
 
 READ_BYTES_MAX = SPAN_BYTES + SPAN_BYTES // 4
 """Packet bytes of one answer. Spans aim below it, so that sizes that vary need no second answer."""

