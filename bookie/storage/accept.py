@@ -52,7 +52,7 @@ class Admission:
     failpoints: Failpoints
     loop: asyncio.AbstractEventLoop
     generation: Generation
-    journal_file: int = 0
+    journal_file: int = -1
     """The file that blocks go to, as far as the event loop knows: the thread may be one ahead."""
     read_only_reasons: set[str] = field(default_factory=set)
     """Why new entries are refused; empty when they are not."""

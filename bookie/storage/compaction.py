@@ -131,6 +131,8 @@ class Compactor:
         """What all rounds did together."""
         self._seen: object = None
         self._not_before = 0.0
+        self._beside_entries: dict[int, int] = {}
+        """Bytes of each log made here that are no entries: another log would have them again."""
         self._read_whole: set[int] = set()
         self._released = False
         self.suspended = False
@@ -267,7 +269,20 @@ class Compactor:
         }
         usable = [number for number, row in sealed.items() if row.live_bytes]
         usable = [number for number in usable if number not in self.kept]
-        by_share = sorted(usable, key=lambda number: _share(sealed[number]))
+        self._beside_entries = {
+            number: size for number, size in self._beside_entries.items() if number in rows
+        }
+        garbage_of = {
+            number: sealed[number].size_bytes
+            - sealed[number].live_bytes
+            - self._beside_entries.get(number, 0)
+            for number in usable
+        }
+        share_of = {
+            number: sealed[number].live_bytes / (sealed[number].live_bytes + max(garbage, 0))
+            for number, garbage in garbage_of.items()
+        }
+        by_share = sorted(usable, key=share_of.__getitem__)
         worth = 0 if force else GARBAGE_BYTES_MIN
         minor, major = (
             self._settings.compaction_live_share_minor,
@@ -282,7 +297,7 @@ class Compactor:
         chosen = []
         for number in by_share:
             row = sealed[number]
-            share, garbage = _share(row), row.size_bytes - row.live_bytes
+            share, garbage = share_of[number], garbage_of[number]
             over_budget = row.kind == FileKind.JOURNAL and 0 < budget < journals
             wanted = force or share < minor or (share < major and live < size * major)
             if over_budget or (wanted and garbage > worth):
@@ -354,6 +369,8 @@ class Compactor:
         report.moved_bytes += collected.payload_bytes
         collected.live, collected.payload_bytes = [], 0
         collected.ledgers = set()
+        moved = sum(int(item.sizes.sum()) for item in log.relocation.moved)
+        self._beside_entries[log.relocation.number] = log.relocation.size_bytes - moved
         await self._checkpointer.relocate(log.relocation)
 
     async def _write_or_release(self, harvest: Harvest) -> CompactionLog:
@@ -426,10 +443,6 @@ class Compactor:
         if self._released and not self._engine.is_full():
             await self._env.workers.run(POOL, self._directories.make_reserve)
             self._released = False
-
-
-def _share(row: FileRow) -> float:
-    return row.live_bytes / max(row.size_bytes, 1)
 
 
 def _advance(steps: Generator[Found, None, None]) -> Found | None:

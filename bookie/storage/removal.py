@@ -89,8 +89,8 @@ class Removal:
             await self.finish()
 
     async def finish(self) -> None:
-        """Give back everything now, without a pause; raises like `take`."""
-        while await self._env.workers.run(POOL, self._step) is not _Next.NOTHING:
+        """Give back everything now, file by file and without a pause; raises like `take`."""
+        while await self._env.workers.run(POOL, self._step, whole=True) is not _Next.NOTHING:
             pass
 
     async def run(self) -> NoReturn:
@@ -120,12 +120,13 @@ class Removal:
         for directory in sorted({os.path.dirname(path) for path in renamed}):
             disk.sync_directory(directory)
         for path in renamed:
-            file = disk.open(path)
-            self._leaving.append(_Leaving(path, file.size()))
-            file.close()
+            with suppress(FileNotFoundError):
+                file = disk.open(path)
+                self._leaving.append(_Leaving(path, file.size()))
+                file.close()
 
-    def _step(self) -> _Next:
-        """Shorten the first file, or remove it."""
+    def _step(self, *, whole: bool = False) -> _Next:
+        """Shorten the first file, or remove it. Whoever took it away was there first."""
         if self._taken:
             # Whoever was to wait for that was cancelled before it began.
             self._set_aside()
@@ -133,16 +134,20 @@ class Removal:
             return _Next.NOTHING
         self._env.failpoints.hit("removal.before_step")
         leaving, disk = self._leaving[0], self._env.disk
-        rest = max(leaving.size_bytes - 1, 0) // STEP_BYTES * STEP_BYTES
-        if rest:
-            file = disk.open(leaving.path, writable=True)
-            try:
-                file.truncate(rest)
-            finally:
-                file.close()
-        else:
-            self._leaving.popleft()
-            disk.unlink(leaving.path)
+        rest = 0 if whole else max(leaving.size_bytes - 1, 0) // STEP_BYTES * STEP_BYTES
+        try:
+            if rest:
+                file = disk.open(leaving.path, writable=True)
+                try:
+                    file.truncate(rest)
+                finally:
+                    file.close()
+            else:
+                self._leaving.popleft()
+                disk.unlink(leaving.path)
+        except FileNotFoundError:
+            self._leaving = deque(item for item in self._leaving if item is not leaving)
+            return _Next.LATER
         self._metrics.reclaimed_bytes_total.inc(leaving.size_bytes - rest)
         leaving.size_bytes = rest
         left = sum(item.size_bytes for item in self._leaving)

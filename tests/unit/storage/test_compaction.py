@@ -145,6 +145,24 @@ async def test_what_died_during_a_round_is_seen_by_the_next(
     await assert_all_there(engine, [11], range(120))
 
 
+async def test_what_a_log_says_of_ledgers_is_no_garbage(machine: Machine, engine: Engine) -> None:
+    """The next log would say it again, and be rewritten again."""
+    names = range(1, 1501)
+    for ledger_id in names:
+        await add(engine, ledger_id, [0], size=20)
+    await delete(machine, engine, *names[10:])
+    await engine.roll()
+    await engine.checkpoint()
+    assert (await engine.compactor.round()).files == 1
+    await engine.roll()
+    await engine.checkpoint()
+    (log,) = machine.log_files()
+    assert log.stat().st_size > 64 * KIB
+    for force in (False, True):
+        assert (await engine.compactor.round(force=force)).files == 0
+    await assert_all_there(engine, names[:10], range(1), size=20)
+
+
 async def test_a_journal_over_its_budget_moves_to_the_ledgers(machine: Machine) -> None:
     """Even if all of it is alive: the journal's device is small."""
     machine.changes |= {"journal_bytes_max": 2 * MIB}
