@@ -70,9 +70,9 @@ def scan(path: Path) -> list[ScannedBlock]:
 
 
 def spot_of(root: Path, kind: str, ledger_id: int) -> Spot:
-    """The newest record of `kind` about the ledger; in a log the one among the entries.
+    """The newest record of `kind` about the ledger, but for what a log repeats.
 
-    The last block of a log repeats what is known of its ledgers.
+    The last block of a log says again what is known of its ledgers beside their entries.
     """
     found: Spot | None = None
     for path in files_of(root):
@@ -80,7 +80,7 @@ def spot_of(root: Path, kind: str, ledger_id: int) -> Spot:
         for block in others:
             for at, record in parse_records(memoryview(block.body), block.header.record_count):
                 again = path.suffix == ".log" and found is not None and found.path == path
-                if again and kind != "entries":
+                if again and not isinstance(record, EntriesRecord):
                     continue
                 if isinstance(record, _RECORD_OF_KIND[kind]) and _ledger_of(record) == ledger_id:
                     found = Spot(path, block, block.body_offset + at, record, others)
