@@ -76,7 +76,7 @@ class Engine:
         self.admission = Admission(
             submit=queue.submit,
             submit_with_next=queue.submit_with_next,
-            mark_dirty=lambda state: self._checkpointer.mark_dirty(state),  # noqa: PLW0108  (later)
+            mark_dirty=lambda state: self._checkpointer.mark_dirty(state),  # noqa: PLW0108  (made below)
             failpoints=environment.failpoints,
             loop=asyncio.get_running_loop(),
             generation=Generation(),
