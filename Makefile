@@ -17,7 +17,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help setup run demo docker test-core test test-system test-image sim fault soak soak-system \
+.PHONY: help setup run demo docker test-core test test-system test-image sim fault interop soak soak-system \
 	bench lint types imports check format proto proto-check lock clean
 
 help: ## list the verbs
@@ -87,6 +87,9 @@ sim: $(VENV)/.test ## the engine on a simulated machine: crash images and random
 
 fault: $(VENV)/.test ## real processes, killed and stopped
 	$(PYTEST) tests/fault
+
+interop: $(VENV)/.test ## real servers of metadata (etcd), killed, stopped and cut off
+	$(PYTEST) tests/interop
 
 soak: $(VENV)/.test ## the same tests with their long counts; takes an hour or more
 	$(PYTEST) --hypothesis-profile=soak tests/unit tests/property tests/sim tests/matrix \

@@ -20,7 +20,10 @@ HERE = Path(__file__).resolve().parent
 
 
 def closure(requirements: list[str]) -> dict[str, str]:
-    """Distribution name → version for the requirements and all that they require."""
+    """Distribution name → version for the requirements and all that they require.
+
+    What is required on some kinds of machine only keeps that condition after its version.
+    """
     pins: dict[str, str] = {}
     waiting = [Requirement(text) for text in requirements]
     while waiting:
@@ -34,7 +37,8 @@ def closure(requirements: list[str]) -> dict[str, str]:
         if not requirement.specifier.contains(installed.version, prereleases=True):
             raise SystemExit(f"{name} {installed.version} is installed, but {requirement} is asked")
         if name not in pins:
-            pins[name] = installed.version
+            machine = "platform_machine" in str(requirement.marker)
+            pins[name] = installed.version + (f"; {requirement.marker}" if machine else "")
             waiting += map(Requirement, installed.requires or [])
     return pins
 

@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+pytest_plugins = ["tests.servers.etcd"]
+"""Where fixtures of real servers come from; a server starts when the first test asks for it."""
+
 # The default run is the same every time and fast; `soak` looks for what it has not seen yet.
 settings.register_profile("default", max_examples=60, deadline=None, derandomize=True)
 settings.register_profile(

@@ -31,7 +31,8 @@ def instructions() -> list[tuple[str, str]]:
 def pins(name: str) -> dict[str, Version]:
     """Distribution → version of one file under `requirements/`."""
     lines = [line for line in text(f"requirements/{name}.txt").splitlines() if line[:1] != "#"]
-    return {name: Version(version) for name, _, version in (line.partition("==") for line in lines)}
+    plain = (line.partition(";")[0].partition("==") for line in lines)
+    return {name: Version(version) for name, _, version in plain}
 
 
 def test_the_container_copies_what_exists_and_what_the_context_holds() -> None:
