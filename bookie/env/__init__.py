@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bookie.env.clock import Clock, SystemClock
+from bookie.env.clock import Clock, SystemClock, boot_time_seconds, jitter
 from bookie.env.disk import Buffer, Disk, DiskUsage, File, PosixDisk, Readable
 from bookie.env.failpoints import Failpoints
 from bookie.env.kv import KeyValueStore, ReadTransaction, WriteTransaction, open_lmdb
@@ -32,6 +32,8 @@ __all__ = [
     "ThreadWorkers",
     "Workers",
     "WriteTransaction",
+    "boot_time_seconds",
+    "jitter",
     "open_lmdb",
     "system_environment",
 ]

@@ -51,3 +51,13 @@ class SystemClock:
             return _BOOT_ID.read_text().strip()
         except OSError:
             return ""
+
+
+def boot_time_seconds() -> float:
+    """Seconds since the machine started, time asleep included; the same in all its processes."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def jitter() -> float:
+    """A random number in [0, 1), to keep many clients from doing something at once."""
+    return int.from_bytes(os.urandom(4), "big") / 2**32

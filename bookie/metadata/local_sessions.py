@@ -29,18 +29,13 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from bookie.env import SystemClock
+from bookie.env import SystemClock, boot_time_seconds
 from bookie.errors import MetadataUnavailableError
 from bookie.metadata.local_tree import SessionRow, TreeWriter
 
 _DEADLINE = struct.Struct(">Q")
 _GRACE_FRACTION = 3
 """A passed deadline is believed after this fraction of the timeout."""
-
-
-def boot_time_seconds() -> float:
-    """Seconds since the machine started, time asleep included."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class SessionFile:

@@ -31,6 +31,8 @@ from types import TracebackType
 from typing import Self, TypeAlias
 
 from bookie.errors import BadRequestError, InvalidKeyError
+from bookie.protocol.session import EXPIRY_EVENTS as EXPIRY_EVENTS  # noqa: PLC0414  (part of the interface)
+from bookie.protocol.session import SessionEvent as SessionEvent  # noqa: PLC0414  (as above)
 
 NOT_EXISTS = -1
 """As an expected version: the record must not exist."""
@@ -239,29 +241,6 @@ class Resync:
 
 
 Change: TypeAlias = Commit | Resync
-
-
-class SessionEvent(enum.Enum):
-    """What happened to the session that owns this store's ephemeral records.
-
-    A short outage is CONNECTION_LOST, RECONNECTED. A long one, or an expiry, is CONNECTION_LOST,
-    SESSION_LOST, RECONNECTED, SESSION_REESTABLISHED: by the last one the store has a session again,
-    and the ephemeral records of the old one are gone or about to go.
-    """
-
-    CONNECTION_LOST = "connection lost"
-    RECONNECTED = "reconnected"
-    SESSION_LOST = "session lost"
-    SESSION_REESTABLISHED = "session re-established"
-
-
-EXPIRY_EVENTS = (
-    SessionEvent.CONNECTION_LOST,
-    SessionEvent.SESSION_LOST,
-    SessionEvent.RECONNECTED,
-    SessionEvent.SESSION_REESTABLISHED,
-)
-"""What an expired session delivers, in order."""
 
 
 class MetadataStore(ABC):

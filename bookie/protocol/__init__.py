@@ -13,4 +13,5 @@ a bug report that replays.
 | `writer` | the one writer of a ledger: order of acknowledgements, LAC, failures, close |
 | `recovery` | how another client fences a ledger and finds where it ends |
 | `reader` | which replica is asked for what, and what to do when it is in doubt |
+| `session` | whether the session with the metadata store lives; here events bring the time along |
 """

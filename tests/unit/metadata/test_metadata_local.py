@@ -14,6 +14,7 @@ from typing import TypeVar
 import lmdb
 import pytest
 
+from bookie.env import boot_time_seconds
 from bookie.errors import (
     BookieError,
     ConfigurationError,
@@ -25,7 +26,7 @@ from bookie.metadata import local_environment, local_tree
 from bookie.metadata.connect import open_store
 from bookie.metadata.local import LocalStore
 from bookie.metadata.local_environment import LocalEnvironment
-from bookie.metadata.local_sessions import Coroner, SessionFile, boot_time_seconds
+from bookie.metadata.local_sessions import Coroner, SessionFile
 from bookie.metadata.local_tree import SessionRow, TreeWriter
 from bookie.metadata.store import Commit, MetadataStore, Put, Resync, SessionEvent
 from bookie.metadata.subscription import Subscription

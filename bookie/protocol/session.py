@@ -1,0 +1,466 @@
+"""A session with a metadata store as its owner sees it: alive, in doubt, or lost.
+
+A session keeps ephemeral records alive. Its server ends it after a timeout without a sign of life;
+its owner must know before that, also when no packet comes through to tell. So the owner counts for
+itself, from the moment at which the last request that proved the session was *sent*: nothing that
+the server heard later can make its own count end earlier.
+
+=========== ==================================================== ===============================
+state       meaning                                              leaves it
+=========== ==================================================== ===============================
+CONNECTED   requests are answered                                a broken connection, a silent
+                                                                 probe, a pause of this process
+DOUBTFUL    nobody answers; the session may be alive             an answer to a request sent since
+READ_ONLY   a server answers that cannot write                   a connection to one that can
+LOST        5/6 of the timeout passed without proof, or the      a renewal sent since
+            server said so: act as if all its records were gone
+CLOSED      the owner ended it                                   nothing
+=========== ==================================================== ===============================
+
+An answer to a request that was sent before the doubt began proves nothing about the time since. A
+session that is lost by the clock may still be alive at the server and come back: consumers hear
+SESSION_LOST and SESSION_REESTABLISHED all the same.
+
+A process that was stopped (a signal, a suspended machine, a long call that blocked its event loop)
+finds out at the first step afterwards, before that step's own event counts: its time was measured
+by the clock and not by steps. The clock must run on while the machine is suspended.
+
+Source: PIP-45's session events and the session watcher of Apache Pulsar.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias, assert_never
+
+PROBE_FRACTION = 15
+"""A session that is not proven otherwise is probed each such fraction of its timeout."""
+
+PATIENCE_FRACTION = 6
+"""The connection is in doubt when a probe is not answered for this fraction of the timeout."""
+
+ATTEMPT_FRACTION = 3
+"""A probe without an answer is given up, and the pause between two of them bounded, by this."""
+
+LOST_SHARE = 5 / 6
+"""Of the timeout, after which a session without proof is lost: before its server can end it."""
+
+PAUSE_FRACTION = 2
+"""A step that comes this fraction of the timeout late was held up by a pause of the process."""
+
+RETRY_SECONDS = 0.5
+"""The longest first pause before a failed probe is followed by the next."""
+
+
+class SessionEvent(enum.Enum):
+    """What happened to the session that owns this store's ephemeral records.
+
+    A short outage is CONNECTION_LOST, RECONNECTED. A long one, or an expiry, is CONNECTION_LOST,
+    SESSION_LOST, RECONNECTED, SESSION_REESTABLISHED: by the last one the store has a session again,
+    and the ephemeral records of the old one are gone or about to go.
+    """
+
+    CONNECTION_LOST = "connection lost"
+    RECONNECTED = "reconnected"
+    SESSION_LOST = "session lost"
+    SESSION_REESTABLISHED = "session re-established"
+
+
+EXPIRY_EVENTS = (
+    SessionEvent.CONNECTION_LOST,
+    SessionEvent.SESSION_LOST,
+    SessionEvent.RECONNECTED,
+    SessionEvent.SESSION_REESTABLISHED,
+)
+"""What an expired session delivers, in order."""
+
+
+class SessionState(enum.Enum):
+    """See the table of the module."""
+
+    CONNECTED = "connected"
+    DOUBTFUL = "doubtful"
+    READ_ONLY = "read-only"
+    LOST = "lost"
+    CLOSED = "closed"
+
+
+# -- events ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passed; owed at `SessionMachine.deadline`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A request that keeps the session alive was answered; a probe, or any other such request.
+
+    A request that is answered without regard to the session (a read on etcd) is none.
+    """
+
+    sent_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Renewed:
+    """A renewal succeeded: there is a session, the old one or a new one."""
+
+    sent_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeFailed:
+    """The probe or renewal sent at that time was answered with an error, or could not be sent."""
+
+    sent_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """There is a connection to a server that can write; the session is not proven by that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnected:
+    """The connection broke."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOnly:
+    """The connection leads to a server that cannot write, and knows nothing about sessions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """The server says that the session ended.
+
+    `sent_at` is when the question was sent, None where the server said so by itself: an answer to
+    a question from before the present session began speaks of an older one.
+    """
+
+    sent_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AuthFailed:
+    """The server does not accept who we are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """The owner ended the session; whatever comes later is ignored."""
+
+
+MonitorEvent: TypeAlias = (
+    Tick
+    | Answered
+    | Renewed
+    | ProbeFailed
+    | Connected
+    | Disconnected
+    | ReadOnly
+    | Expired
+    | AuthFailed
+    | Closed
+)
+
+# -- effects ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """Tell everybody."""
+
+    event: SessionEvent
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Prove the session, or with `renew` begin one; an earlier one is not waited for any more.
+
+    `Answered` (`Renewed`), `ProbeFailed`, `Expired` or `AuthFailed` follows, or nothing.
+    """
+
+    sent_at: float
+    renew: bool
+
+
+SessionEffect: TypeAlias = Announce | Probe
+
+
+class SessionMachine:
+    """One session, from the moment at which it began.
+
+    Args:
+        timeout_seconds: after so long without a sign of life the server may end the session.
+        now: when the request that began the session was sent.
+        jitter: gives numbers in [0, 1); they keep many clients from coming back at once.
+    """
+
+    def __init__(self, timeout_seconds: float, now: float, jitter: Callable[[], float]) -> None:
+        self._timeout = timeout_seconds
+        self._jitter = jitter
+        self._state = SessionState.CONNECTED
+        self._begun_at = now
+        self._proven_at = now
+        self._doubt_since = now
+        """Requests sent from here on end the doubt, or the loss."""
+        self._probe_sent_at: float | None = None
+        self._patience_until = now
+        self._probe_at = now + timeout_seconds / PROBE_FRACTION
+        """When the next probe is due, if none is under way."""
+        self._failures = 0
+        self._effects: list[SessionEffect] = []
+
+    @property
+    def state(self) -> SessionState:
+        """As of the last step."""
+        return self._state
+
+    @property
+    def proven_at(self) -> float:
+        """When the last request that proved the session was sent."""
+        return self._proven_at
+
+    @property
+    def deadline(self) -> float | None:
+        """When `Tick` is owed at the latest; None if only another event can change anything."""
+        if self._state in (SessionState.CLOSED, SessionState.READ_ONLY):
+            return None
+        due = self._probe_at
+        if self._probe_sent_at is not None:
+            due = self._probe_sent_at + self._timeout / ATTEMPT_FRACTION
+            if self._state is SessionState.CONNECTED:
+                due = min(due, self._patience_until)
+        return due if self._state is SessionState.LOST else min(due, self._lost_at)
+
+    def step(self, event: MonitorEvent, now: float) -> list[SessionEffect]:
+        """Let time pass until `now`, then take `event`; what is to be done, in order."""
+        if self._state is SessionState.CLOSED or isinstance(event, Closed):
+            self._state = SessionState.CLOSED
+            return []
+        self._effects = []
+        self._notice_pause(now)
+        self._pass_time(now)
+        self._take(event, now)
+        self._pass_time(now)
+        self._ask_if_due(now)
+        return self._effects
+
+    # ---- time
+
+    @property
+    def _lost_at(self) -> float:
+        return self._proven_at + self._timeout * LOST_SHARE
+
+    def _notice_pause(self, now: float) -> None:
+        deadline = self.deadline
+        if deadline is None:
+            return
+        late = now - deadline
+        if late > self._timeout / PAUSE_FRACTION:
+            if self._state is SessionState.CONNECTED:
+                self._doubt(now)
+            self._doubt_since = self._probe_at = now
+            self._probe_sent_at = None
+        elif late > self._timeout / PATIENCE_FRACTION / 2:
+            # The silence was ours: an answer may lie here and was not looked at yet.
+            self._patience_until = max(self._patience_until, now + self._timeout / PROBE_FRACTION)
+
+    def _pass_time(self, now: float) -> None:
+        if self._state in (SessionState.CLOSED, SessionState.READ_ONLY):
+            return
+        asked_at = self._probe_sent_at if now >= self._patience_until else None
+        if asked_at is not None and self._state is SessionState.CONNECTED:
+            # The probe stays under way: its answer, however late, is to a question asked since.
+            self._doubt(asked_at, keep_probe=True)
+        if self._state is not SessionState.LOST and now >= self._lost_at:
+            self._lose(now)
+        asked_at = self._probe_sent_at
+        if asked_at is not None and now >= asked_at + self._timeout / ATTEMPT_FRACTION:
+            self._retry(now)
+
+    def _ask_if_due(self, now: float) -> None:
+        if self._state is SessionState.READ_ONLY or self._probe_sent_at is not None:
+            return
+        if now >= self._probe_at:
+            self._probe_sent_at = now
+            self._patience_until = now + self._timeout / PATIENCE_FRACTION
+            self._effects.append(Probe(now, renew=self._state is SessionState.LOST))
+
+    def _retry(self, now: float) -> None:
+        """Let the next probe follow the one that failed, after a pause that doubles."""
+        first = min(self._timeout / PROBE_FRACTION, RETRY_SECONDS)
+        pause = min(first * 2.0 ** min(self._failures, 20), self._timeout / ATTEMPT_FRACTION)
+        self._failures += 1
+        self._probe_sent_at = None
+        self._probe_at = now + pause * (1 + self._jitter()) / 2
+
+    # ---- events
+
+    def _take(self, event: MonitorEvent, now: float) -> None:
+        match event:
+            case Tick() | Closed():
+                pass
+            case Answered(sent_at):
+                self._take_answer(sent_at)
+            case Renewed(sent_at):
+                self._take_renewal(sent_at)
+            case ProbeFailed(sent_at):
+                self._take_failure(sent_at, now)
+            case Connected():
+                self._take_connection(now)
+            case Disconnected() | ReadOnly():
+                self._take_disconnection(now, read_only=isinstance(event, ReadOnly))
+            case Expired(sent_at=asked_at):
+                if asked_at is None or asked_at >= self._begun_at:
+                    self._take_end(now)
+            case AuthFailed():
+                self._take_end(now)
+            case _:
+                assert_never(event)
+
+    def _take_answer(self, sent_at: float) -> None:
+        if self._state in (SessionState.LOST, SessionState.READ_ONLY):
+            return
+        if self._state is SessionState.DOUBTFUL and sent_at >= self._doubt_since:
+            self._connect()
+        self._prove(sent_at)
+
+    def _take_renewal(self, sent_at: float) -> None:
+        if self._state is not SessionState.LOST or sent_at < self._doubt_since:
+            return
+        self._connect()
+        self._effects.append(Announce(SessionEvent.SESSION_REESTABLISHED))
+        self._begun_at = self._proven_at = sent_at
+        self._prove(sent_at)
+
+    def _prove(self, sent_at: float) -> None:
+        self._proven_at = max(self._proven_at, sent_at)
+        if self._probe_sent_at is not None and sent_at >= self._probe_sent_at:
+            self._probe_sent_at = None
+        if self._state is SessionState.CONNECTED:
+            self._failures = 0
+            self._probe_at = self._proven_at + self._timeout / PROBE_FRACTION
+
+    def _take_failure(self, sent_at: float, now: float) -> None:
+        if sent_at != self._probe_sent_at:
+            return
+        if self._state is SessionState.CONNECTED:
+            self._doubt(now)
+        self._retry(now)
+
+    def _take_connection(self, now: float) -> None:
+        if self._state is SessionState.CONNECTED:
+            return
+        if self._state is SessionState.READ_ONLY:
+            # While it was read-only nothing could be proven; now it has an attempt's time for it.
+            self._state = SessionState.DOUBTFUL
+            grace = self._timeout * LOST_SHARE - self._timeout / ATTEMPT_FRACTION
+            self._proven_at = max(self._proven_at, now - grace)
+        # What was sent over the connection before is not waited for.
+        self._probe_sent_at = None
+        self._probe_at = now
+
+    def _take_disconnection(self, now: float, *, read_only: bool) -> None:
+        if self._state is SessionState.CONNECTED:
+            self._doubt(now)
+            self._retry(now)
+        elif self._state is SessionState.READ_ONLY and not read_only:
+            self._state = SessionState.DOUBTFUL
+            self._retry(now)
+        if read_only and self._state is SessionState.DOUBTFUL:
+            self._state = SessionState.READ_ONLY
+
+    def _take_end(self, now: float) -> None:
+        if self._state is SessionState.LOST:
+            self._retry(now)
+        else:
+            self._lose(now)
+
+    # ---- transitions, each announced once
+
+    def _doubt(self, since: float, *, keep_probe: bool = False) -> None:
+        self._state = SessionState.DOUBTFUL
+        self._doubt_since = since
+        if not keep_probe:
+            self._probe_sent_at = None
+        self._effects.append(Announce(SessionEvent.CONNECTION_LOST))
+
+    def _lose(self, now: float) -> None:
+        if self._state is SessionState.CONNECTED:
+            self._effects.append(Announce(SessionEvent.CONNECTION_LOST))
+        self._effects.append(Announce(SessionEvent.SESSION_LOST))
+        self._state = SessionState.LOST
+        self._doubt_since = now
+        self._retry(now)
+
+    def _connect(self) -> None:
+        self._state = SessionState.CONNECTED
+        self._effects.append(Announce(SessionEvent.RECONNECTED))
+
+
+# -- what the process does about it ----------------------------------------------------------------
+
+
+class SessionPolicy:
+    """Whether a process goes on without its session.
+
+    Source: PIP-57, whose policies are to shut down when the session is lost and to reconnect.
+
+    Args:
+        timeout_seconds: the session timeout.
+        give_up_after_timeouts: an outage that lasts longer, in session timeouts, is final.
+        shutdown_when_lost: do not wait: the first lost session is final.
+    """
+
+    def __init__(
+        self,
+        timeout_seconds: float,
+        *,
+        give_up_after_timeouts: float,
+        shutdown_when_lost: bool = False,
+    ) -> None:
+        self._patience_seconds = timeout_seconds * give_up_after_timeouts
+        self._shutdown_when_lost = shutdown_when_lost
+        self._timeout_seconds = timeout_seconds
+        self._since: float | None = None
+        self._verdict = ""
+
+    @property
+    def deadline(self) -> float | None:
+        """When `step` is owed at the latest, to give up; None while there is a connection."""
+        return None if self._since is None else self._since + self._patience_seconds
+
+    def step(self, event: SessionEvent | None, now: float) -> str:
+        """Take an event, or with None only time; why to give up, in one sentence, or "".
+
+        A verdict is final.
+        """
+        if self._verdict:
+            return self._verdict
+        match event:
+            case SessionEvent.CONNECTION_LOST | SessionEvent.SESSION_LOST:
+                self._since = now if self._since is None else self._since
+                if event is SessionEvent.SESSION_LOST and self._shutdown_when_lost:
+                    self._verdict = (
+                        "the session with the metadata store is lost, and session.policy is"
+                        " shutdown"
+                    )
+            case SessionEvent.RECONNECTED | SessionEvent.SESSION_REESTABLISHED:
+                self._since = None
+            case None:
+                pass
+            case _:
+                assert_never(event)
+        deadline = self.deadline
+        if deadline is not None and now >= deadline:
+            self._verdict = (
+                f"the metadata store did not answer for {self._patience_seconds:g} seconds,"
+                f" {self._patience_seconds / self._timeout_seconds:g} session timeouts"
+            )
+        return self._verdict
