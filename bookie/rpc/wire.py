@@ -56,6 +56,15 @@ def varint(value: int) -> bytes:
     return bytes(out)
 
 
+def varint_value(octets: bytes) -> int:
+    """The number of a whole varint, of at most nine bytes; 0 of none."""
+    value = shift = 0
+    for octet in octets:
+        value |= (octet & 0x7F) << shift
+        shift += 7
+    return value
+
+
 def int64_varint(value: int) -> bytes:
     """The varint of an ``int64`` field: negative values take ten bytes."""
     return varint(value if value >= 0 else value + _VARINT_64)

@@ -105,6 +105,60 @@ def test_an_add_request_has_the_bytes_of_the_generated_code_and_parses_back(
     assert (command.recovery, command.deferred_sync) == (recovery, deferred_sync)
 
 
+@settings(max_examples=300)
+@given(
+    st.tuples(UINT64, LEDGER_IDS, ENTRY_IDS, UINT32),
+    KEYS | st.binary(min_size=20, max_size=20) | st.binary(min_size=32, max_size=32),
+    st.binary(min_size=30, max_size=80),
+    st.tuples(st.booleans(), st.booleans()),
+    st.none() | st.tuples(st.integers(0, 60), st.binary(max_size=3)),
+)
+def test_the_short_way_of_one_entry_means_the_same_to_the_generated_code(
+    numbers: tuple[int, int, int, int],
+    key: bytes,
+    payload: bytes,
+    flags: tuple[bool, bool],
+    damage: tuple[int, bytes] | None,
+) -> None:
+    """Also of bytes that were changed on the way: either it leaves them alone, or it is right."""
+    request_id, ledger_id, entry_id, crc = numbers
+    sizes = np.array([len(payload)], np.uint32)
+    batch = EntryBatch(ledger_id, entry_id, None, sizes, payload)
+    data = codec.encode_add_request(
+        request_id,
+        ledger_id,
+        batch,
+        master_key=key,
+        payload_crc32c=crc,
+        recovery=flags[0],
+        deferred_sync=flags[1],
+    )
+    if damage is not None:
+        position, octets = damage
+        data = data[:position] + octets + data[position + 1 :]
+    parsed = codec._parse_lone_add(data)
+    if parsed is None:
+        usual = len(key) in (0, 20, 32) and len(payload) >= 32
+        usual = usual and request_id < 2**63 and entry_id < 2**62
+        assert damage is not None or not usual
+        return
+    message = pb.AddRequest.FromString(data)
+    parsed_id, command = parsed
+    assert command.batch is not None
+    assert parsed_id == message.request_id
+    assert command.ledger_id == command.batch.ledger_id == message.ledger_id
+    assert command.batch.first_entry_id == message.first_entry_id
+    assert command.batch.steps is None
+    assert not message.entry_id_steps
+    assert command.batch.sizes.tolist() == list(message.entry_sizes)
+    assert bytes(command.batch.payload) == message.payload
+    assert command.master_key == message.master_key
+    assert command.payload_crc32c == message.payload_crc32c
+    assert command.recovery == message.recovery
+    assert command.deferred_sync == message.deferred_sync
+    assert command.lac_packet == message.lac_packet == b""
+
+
 @given(UINT64, LEDGER_IDS, KEYS, st.binary(min_size=1, max_size=64))
 def test_a_lac_alone_has_the_bytes_of_the_generated_code_and_parses_back(
     request_id: int, ledger_id: int, key: bytes, lac_packet: bytes
