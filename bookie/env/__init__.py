@@ -13,6 +13,7 @@ from bookie.env.clock import Clock, SystemClock, boot_time_seconds, jitter
 from bookie.env.disk import Buffer, Disk, DiskUsage, File, PosixDisk, Readable
 from bookie.env.failpoints import Failpoints
 from bookie.env.kv import KeyValueStore, ReadTransaction, WriteTransaction, open_lmdb
+from bookie.env.outcome import Outcome
 from bookie.env.workers import BatchWorker, ThreadWorkers, Workers
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "Failpoints",
     "File",
     "KeyValueStore",
+    "Outcome",
     "PosixDisk",
     "ReadTransaction",
     "Readable",

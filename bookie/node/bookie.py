@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 import crc32c
 
 from bookie.config import NodeSettings
-from bookie.env import DiskUsage
+from bookie.env import DiskUsage, Outcome
 from bookie.errors import (
     BadRequestError,
     BookieError,
@@ -130,23 +130,23 @@ class Bookie:
         """Wait until `size` bytes of adds may be in flight; `add` gives them back."""
         await self._adds_in_flight.take(size)
 
-    def add(self, command: AddCommand, admitted: int = 0) -> asyncio.Future[Reply]:
+    def add(self, command: AddCommand, admitted: int = 0) -> Outcome[Reply]:
         """Decide about an add now, or as soon as its ledger's state is known.
 
-        The future has the reply once the request is durable (written, if `deferred_sync`) or
+        The outcome is the reply once the request is durable (written, if `deferred_sync`) or
         refused. `admitted` bytes go back to the budget then, whoever is still listening.
         """
-        future = self._add(command)
+        outcome = self._add(command)
         if admitted:
-            future.add_done_callback(lambda _: self._adds_in_flight.give_back(admitted))
-        return future
+            outcome.then(lambda _: self._adds_in_flight.give_back(admitted))
+        return outcome
 
-    def _add(self, command: AddCommand) -> asyncio.Future[Reply]:
+    def _add(self, command: AddCommand) -> Outcome[Reply]:
         max_lac, problem = _check_add(command)
         if problem is not None:
-            return self._settled(problem)
+            return Outcome.of(problem)
         if self._closing:
-            return self._settled(_SHUTTING_DOWN)
+            return Outcome.of(_SHUTTING_DOWN)
         state = self._engine.states.get(command.ledger_id)
         if state is None or self._must_compare(state, command):
             return self._add_later(command, max_lac)
@@ -159,20 +159,18 @@ class Bookie:
             and self._engine.overlaps(state, command.batch)
         )
 
-    def _add_to(
-        self, state: LedgerState, command: AddCommand, max_lac: int
-    ) -> asyncio.Future[Reply]:
+    def _add_to(self, state: LedgerState, command: AddCommand, max_lac: int) -> Outcome[Reply]:
         """The synchronous section: refuse, or accept into cache and journal."""
         admission = self._engine.admission
         batch = command.batch
         refusal = admission.refusal(state, command.master_key, recovery=command.recovery)
         if refusal is not None and not (batch is None and refusal.status is Status.READ_ONLY):
-            return self._settled(refusal)
+            return Outcome.of(refusal)
         lac_before = state.max_lac
         if batch is None:
             admission.publish_lac(state, command.lac_packet, command.master_key)
             self._notify(state, lac_before)
-            return self._settled(Reply(Status.OK))
+            return Outcome.of(Reply(Status.OK))
         waiter = admission.add(
             state,
             batch,
@@ -188,13 +186,13 @@ class Bookie:
         self._notify(state, lac_before)
         return waiter
 
-    def _add_later(self, command: AddCommand, max_lac: int) -> asyncio.Future[Reply]:
-        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self._spawn(self._add_after_load(command, max_lac, future))
-        return future
+    def _add_later(self, command: AddCommand, max_lac: int) -> Outcome[Reply]:
+        outcome: Outcome[Reply] = Outcome()
+        self._spawn(self._add_after_load(command, max_lac, outcome))
+        return outcome
 
     async def _add_after_load(
-        self, command: AddCommand, max_lac: int, future: asyncio.Future[Reply]
+        self, command: AddCommand, max_lac: int, outcome: Outcome[Reply]
     ) -> None:
         try:
             state = await self._engine.load(command.ledger_id)
@@ -209,9 +207,9 @@ class Bookie:
         except BookieError as error:
             reply = Reply(error.status, str(error))
         except asyncio.CancelledError:
-            _settle(future, _SHUTTING_DOWN)
+            outcome.settle(_SHUTTING_DOWN)
             raise
-        _settle(future, reply)
+        outcome.settle(reply)
 
     async def _add_over(self, state: LedgerState, command: AddCommand, max_lac: int) -> Reply:
         assert command.batch is not None
@@ -387,11 +385,6 @@ class Bookie:
         async for rows in self._reads.ledgers(after):
             yield rows
 
-    def _settled(self, reply: Reply) -> asyncio.Future[Reply]:
-        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        future.set_result(reply)
-        return future
-
 
 class LacWatcher:
     """One watcher's subscriptions, ended together."""
@@ -418,11 +411,6 @@ class LacWatcher:
         for ledger_id in sorted(self._ledger_ids):
             self._bookie.remove_watch(ledger_id, self._callback)
         self._ledger_ids.clear()
-
-
-def _settle(future: asyncio.Future[Reply], reply: Reply) -> None:
-    if not future.done():
-        future.set_result(reply)
 
 
 def _check_add(command: AddCommand) -> tuple[int, Reply | None]:

@@ -20,9 +20,9 @@ from typing import Final
 
 from grpc import aio
 
+from bookie.env import Outcome
 from bookie.errors import BadRequestError, WrongClusterError
 from bookie.formats.commands import Reply
-from bookie.ids import Status
 from bookie.rpc.codec import encode_add_response, parse_add_request, request_id_of
 from bookie.rpc.contract import CallContext, EntryNode
 from bookie.rpc.faults import Faults
@@ -40,7 +40,7 @@ class AddStream:
         self._node = node
         self._faults = faults
         self._refusal = refusal
-        self._pending: deque[tuple[int, asyncio.Future[Reply] | Reply]] = deque()
+        self._pending: deque[tuple[int, Outcome[Reply]]] = deque()
         self._owed = asyncio.Event()
         """Whether an answer may be written, or the stream may be at its end."""
         self._answered = asyncio.Event()
@@ -78,29 +78,28 @@ class AddStream:
                 break
             owed = await self._accept(data)
             pending.append(owed)
-            outcome = owed[1]
-            if isinstance(outcome, asyncio.Future) and not outcome.done():
-                outcome.add_done_callback(self._settled)
-            elif len(pending) == 1:
-                self._owed.set()
+            owed[1].then(self._settled)
+            if len(pending) == 1:
+                # A lone add goes to the journal's thread before anything is done about the next.
+                await asyncio.sleep(0)
             while len(pending) >= PENDING_MAX:
                 self._answered.clear()
                 await self._answered.wait()
         self.end()
 
-    async def _accept(self, data: bytes) -> tuple[int, asyncio.Future[Reply] | Reply]:
+    async def _accept(self, data: bytes) -> tuple[int, Outcome[Reply]]:
         """Hand one request to the node, or refuse it here."""
         if self._refusal is not None:
-            return request_id_of(data), self._faults.reply(RPC, self._refusal)
+            return request_id_of(data), self._refused(self._refusal)
         try:
             request_id, command = parse_add_request(data)
         except BadRequestError as error:
-            return request_id_of(data), self._faults.reply(RPC, error)
+            return request_id_of(data), self._refused(error)
         try:
             await self._node.admit_add(len(data))
             return request_id, self._node.add(command, len(data))
         except Exception as error:  # noqa: BLE001  (the servicer's error mapping)
-            return request_id, self._faults.reply(RPC, error)
+            return request_id, self._refused(error)
 
     async def _write(self, context: CallContext) -> None:
         """Write answers in request order."""
@@ -109,28 +108,21 @@ class AddStream:
             self._owed.clear()
             while pending:
                 request_id, outcome = pending[0]
-                if isinstance(outcome, asyncio.Future):
-                    if not outcome.done():
-                        break
-                    outcome = self._result(outcome)
-                await context.write(
-                    encode_add_response(request_id, outcome.status, outcome.message)
-                )
-                self._faults.count(RPC, outcome.status)
+                if not outcome.done():
+                    break
+                reply = outcome.result()
+                await context.write(encode_add_response(request_id, reply.status, reply.message))
+                self._faults.count(RPC, reply.status)
                 pending.popleft()
                 self._answered.set()
             if self._ended and not pending:
                 return
             await self._owed.wait()
 
-    def _settled(self, outcome: asyncio.Future[Reply]) -> None:
-        """Wake the writer if `outcome` is the one it waits for."""
-        if self._pending and self._pending[0][1] is outcome:
-            self._owed.set()
+    def _refused(self, error: Exception) -> Outcome[Reply]:
+        return Outcome.of(self._faults.reply(RPC, error))
 
-    def _result(self, outcome: asyncio.Future[Reply]) -> Reply:
-        """What a finished future says; the node promises an answer, anything else is a fault."""
-        if outcome.cancelled():
-            return Reply(Status.SHUTTING_DOWN, "the bookie gave the request up")
-        error = outcome.exception()
-        return outcome.result() if error is None else self._faults.reply(RPC, error)
+    def _settled(self, _: Reply) -> None:
+        """Wake the writer if the outcome that it waits for has come."""
+        if self._pending and self._pending[0][1].done():
+            self._owed.set()

@@ -5,10 +5,10 @@ gRPC for Python has no type information; the two protocols here say what is used
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Protocol
 
+from bookie.env import Outcome
 from bookie.formats.commands import (
     AddCommand,
     Info,
@@ -63,8 +63,8 @@ class EntryNode(Protocol):
     async def admit_add(self, size: int, /) -> None:
         """Wait until so many bytes of adds may be in flight; `add` must follow at once."""
 
-    def add(self, command: AddCommand, admitted: int, /) -> asyncio.Future[Reply]:
-        """Accept or refuse an add; the future is done when the answer may be sent.
+    def add(self, command: AddCommand, admitted: int, /) -> Outcome[Reply]:
+        """Accept or refuse an add; it is settled when the answer may be sent.
 
         The `admitted` bytes are free again then.
         """

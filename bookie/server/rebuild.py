@@ -20,7 +20,6 @@ from bookie.server.inspection import read_cookie
 from bookie.storage.boot import Boot, Identity
 from bookie.storage.directories import Directories, locked_directories
 from bookie.storage.files import parse_file_name
-from bookie.telemetry import Metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +75,7 @@ def rebuild_index(settings: StorageSettings, advance: Callable[[int], None]) -> 
         if "data.mdb" in environment.disk.names(directories.index):
             old = directories.set_index_aside(f"replaced-{environment.clock.now_ms()}")
         began = environment.clock.monotonic()
-        booted = Boot(environment, settings, Metrics(), directories, identity, advance).run()
+        booted = Boot(environment, settings, directories, identity, advance).run()
         try:
             ledgers = booted.index.ledger_count()
         finally:

@@ -11,11 +11,10 @@ acknowledged once the first copy is durable.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from bookie.env import Failpoints
+from bookie.env import Failpoints, Outcome
 from bookie.errors import BookieError, DiskFullError
 from bookie.formats.batch import EntryBatch
 from bookie.formats.commands import Reply
@@ -32,7 +31,7 @@ from bookie.storage.journal import JournalRequest, RequestKind
 from bookie.storage.ledger_state import LedgerState
 from bookie.storage.write_cache import Generation, LedgerRuns, Run
 
-Waiter = asyncio.Future[Reply]
+Waiter = Outcome[Reply]
 
 OK = Reply(Status.OK)
 FENCED = Reply(Status.FENCED, "the ledger is fenced: another client took it over")
@@ -50,7 +49,6 @@ class Admission:
     """Submits when the next request does, in the order of the calls of both."""
     mark_dirty: Callable[[LedgerState], None]
     failpoints: Failpoints
-    loop: asyncio.AbstractEventLoop
     generation: Generation
     journal_file: int = -1
     """The file that blocks go to, as far as the event loop knows: the thread may be one ahead."""
@@ -102,7 +100,7 @@ class Admission:
         state.saw_entries(run.first, run.last)
         state.max_lac = max(state.max_lac, max_lac)
         self.mark_dirty(state)
-        waiter: Waiter = self.loop.create_future()
+        waiter = Waiter()
         request.complete = _AddDone(runs, run, payload_delta, waiter, self, state)
         self.submit(request)
         return waiter
@@ -120,10 +118,8 @@ class Admission:
     def fence(self, state: LedgerState, key: bytes) -> Waiter:
         """Fence the ledger, known here or not; the waiter says OK once the fence is durable."""
         if state.fenced and state.fence_durable:
-            done: Waiter = self.loop.create_future()
-            done.set_result(OK)
-            return done
-        waiter: Waiter = self.loop.create_future()
+            return Waiter.of(OK)
+        waiter = Waiter()
         if state.fence_queued:
             # The record is in the queue before us: what became of it is known when we are done.
             self.submit(JournalRequest(RequestKind.FORCE, _FencedBefore(state, waiter)))
@@ -159,7 +155,7 @@ class Admission:
         return self._submit_and_wait(JournalRequest(RequestKind.FORCE, _ignore))
 
     def _submit_and_wait(self, request: JournalRequest, state: LedgerState | None = None) -> Waiter:
-        waiter: Waiter = self.loop.create_future()
+        waiter = Waiter()
 
         def complete(done: JournalRequest) -> None:
             if state is not None:
@@ -299,6 +295,4 @@ def _ignore(request: JournalRequest) -> None:
 
 
 def _resolve(waiter: Waiter, error: BookieError | None) -> None:
-    """Tell the waiter, unless its caller was cancelled: then the waiter is gone, not the write."""
-    if not waiter.done():
-        waiter.set_result(OK if error is None else Reply(error.status, str(error)))
+    waiter.settle(OK if error is None else Reply(error.status, str(error)))

@@ -57,7 +57,6 @@ from bookie.storage.journal import SMALL_FILES_BYTES, JournalWriter, journal_pat
 from bookie.storage.ledger_state import LedgerState
 from bookie.storage.portion import Portion
 from bookie.storage.replay import Replay, ReplayOutcome
-from bookie.telemetry import Metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +112,6 @@ class Boot:
         self,
         environment: Environment,
         settings: StorageSettings,
-        metrics: Metrics,
         directories: Directories,
         identity: Identity,
         advance: Callable[[int], None] = lambda size: None,
@@ -121,7 +119,6 @@ class Boot:
         """`advance` hears how many bytes of the files have been read."""
         self._env = environment
         self._settings = settings
-        self._metrics = metrics
         self._dirs = directories
         self._identity = identity
         self._advance = advance
@@ -426,7 +423,6 @@ class Boot:
         writer = JournalWriter(
             self._env,
             self._settings,
-            self._metrics,
             self._next_number,
             self._dirs.release_reserve,
         )

@@ -78,7 +78,6 @@ class Engine:
             submit_with_next=queue.submit_with_next,
             mark_dirty=lambda state: self._checkpointer.mark_dirty(state),  # noqa: PLW0108  (made below)
             failpoints=environment.failpoints,
-            loop=asyncio.get_running_loop(),
             generation=Generation(),
         )
         self._removal = Removal(environment, metrics, self._is_full)
@@ -426,13 +425,14 @@ class Engine:
             if isinstance(request.error, DiskFullError):
                 self._turn_read_only(str(request.error))
             request.complete(request)
-        self._metrics.journal_handback_seconds.observe(now - block.finished_at)
         self._journaled_bytes += written
         self._last_block_at = now
         self._vouched = self._vouched and not written
         if self._is_checkpoint_due():
             self._wake.set()
-        block.note_figures()
+        # The answers first: whoever waits for them is told in the turn before.
+        handback = now - block.finished_at
+        asyncio.get_running_loop().call_soon(block.figures.note, self._metrics, handback)
 
     def _failed(self, error: BaseException) -> None:
         """The journal or the index failed: nothing is answered any more, the process must end."""
@@ -463,7 +463,7 @@ async def open_engine(
         StorageFailedError: (in a group) a disk failed; the process must exit with code 74.
         FormatError, CookieError, ConfigurationError: see `Boot.run`.
     """
-    boot = Boot(environment, settings, metrics, directories, identity)
+    boot = Boot(environment, settings, directories, identity)
     booted = await environment.workers.run("index", boot.run)
     engine = Engine(environment, settings, metrics, directories, booted)
     engine.start()

@@ -55,9 +55,6 @@ _LARGEST_ALIGNMENT_BYTES = 2 * max(ALIGNMENTS_BYTES)
 BUFFERS_PER_BLOCK_MAX = 1000
 """Below IOV_MAX (1024), so that a block is one system call."""
 
-Figure = tuple[Callable[[float], None], float]
-"""Something measured, and the metric that takes it."""
-
 SMALL_FILES_BYTES = (16 * 1024 * 1024, 1024 * 1024, 64 * 1024)
 """Sizes of a journal file on a full device, tried in this order: fences need little."""
 
@@ -113,6 +110,32 @@ class RolledFile:
 
 
 @dataclass(slots=True, eq=False)
+class BlockFigures:
+    """What one block took."""
+
+    queue_seconds: float = 0.0
+    """From the submission of the oldest request to the thread's taking it up."""
+    requests: int = 0
+    record_bytes: int = 0
+    write_seconds: float = 0.0
+    written_bytes: int = 0
+    sync_seconds: float | None = None
+    """None if nothing was synced."""
+
+    def note(self, metrics: Metrics, handback_seconds: float) -> None:
+        """Tell the metrics, in the event loop, which took the block over after so many seconds."""
+        metrics.journal_handback_seconds.observe(handback_seconds)
+        metrics.journal_queue_seconds.observe(self.queue_seconds)
+        metrics.journal_group_requests.observe(self.requests)
+        metrics.journal_group_bytes.observe(self.record_bytes)
+        if self.written_bytes:
+            metrics.journal_write_seconds.observe(self.write_seconds)
+            metrics.journal_bytes_total.inc(self.written_bytes)
+        if self.sync_seconds is not None:
+            metrics.journal_sync_seconds.observe(self.sync_seconds)
+
+
+@dataclass(slots=True, eq=False)
 class BlockDone:
     """One completion: the requests of one block, and what became of the files meanwhile."""
 
@@ -121,13 +144,8 @@ class BlockDone:
     rolled: tuple[RolledFile, ...] = ()
     created: tuple[tuple[int, str], ...] = ()
     """Number and path of files that exist since."""
-    figures: list[Figure] = field(default_factory=list)
+    figures: BlockFigures = field(default_factory=BlockFigures)
     """What the block took, for the event loop to note: the thread has the next one to write."""
-
-    def note_figures(self) -> None:
-        """Tell the metrics."""
-        for note, amount in self.figures:
-            note(amount)
 
 
 @dataclass(slots=True)
@@ -163,13 +181,12 @@ class JournalWriter:
         self,
         environment: Environment,
         settings: StorageSettings,
-        metrics: Metrics,
         next_number: Callable[[], int],
         release_reserve: Callable[[], None],
     ) -> None:
         self._env = environment
         self._settings = settings
-        self._metrics = metrics
+        self._monotonic = environment.clock.monotonic
         self._next_number = next_number
         self._release_reserve = release_reserve
         self._sequence = 0
@@ -177,7 +194,7 @@ class JournalWriter:
         self._rolled: list[RolledFile] = []
         self._created: list[tuple[int, str]] = []
         self._open: _OpenJournal | None = None
-        self._figures: list[Figure] = []
+        self._figures = BlockFigures()
         """Of the block that is being written."""
 
     def start(
@@ -234,21 +251,14 @@ class JournalWriter:
 
     def _commit(self, requests: list[JournalRequest], post: Callable[[BlockDone], None]) -> None:
         # One pass and few calls: a lone append waits for each of them.
-        started = self._env.clock.monotonic()
-        metrics = self._metrics
-        self._figures = [
-            (metrics.journal_queue_seconds.observe, started - requests[0].submitted_at)
-        ]
+        self._figures = figures = BlockFigures(self._monotonic() - requests[0].submitted_at)
         accepted = self._make_room(requests)
         size, synced, appends_only = 0, False, True
         for request in accepted:
             size += request.size_bytes
             synced = synced or request.synced
             appends_only = appends_only and request.kind is _APPEND
-        self._figures += (
-            (metrics.journal_group_requests.observe, len(accepted)),
-            (metrics.journal_group_bytes.observe, size),
-        )
+        figures.requests, figures.record_bytes = len(accepted), size
         vouch = not appends_only and self._vouches(accepted)
         if vouch:
             self._sync()
@@ -259,7 +269,7 @@ class JournalWriter:
             self._sync()
         if not appends_only:
             self._carry_out(accepted)
-        done = BlockDone(requests, self._env.clock.monotonic(), figures=self._figures)
+        done = BlockDone(requests, self._monotonic(), figures=figures)
         if self._created:
             done.rolled, self._rolled = tuple(self._rolled), []
             done.created, self._created = tuple(self._created), []
@@ -302,17 +312,13 @@ class JournalWriter:
         )
         length = BLOCK_HEADER_SIZE_BYTES + body_length
         rest = padding(length, journal.header.alignment)
-        environment = self._env
-        environment.failpoints.hit("journal.before_write")
-        began = environment.clock.monotonic()
+        hit, figures = self._env.failpoints.hit, self._figures
+        hit("journal.before_write")
+        began = self._monotonic()
         journal.file.pwritev([header, *buffers, rest], journal.end)
-        took = environment.clock.monotonic() - began
-        environment.failpoints.hit("journal.after_write")
-        metrics = self._metrics
-        self._figures += (
-            (metrics.journal_write_seconds.observe, took),
-            (metrics.journal_bytes_total.inc, length),
-        )
+        figures.write_seconds += self._monotonic() - began
+        hit("journal.after_write")
+        figures.written_bytes += length
         journal.end += length + len(rest)
         self._sequence = sequence
         self._link = b""
@@ -322,13 +328,13 @@ class JournalWriter:
         journal = self.current
         if journal.durable_upto == journal.end:
             return
-        environment = self._env
-        environment.failpoints.hit("journal.before_sync")
-        began = environment.clock.monotonic()
+        hit = self._env.failpoints.hit
+        hit("journal.before_sync")
+        began = self._monotonic()
         journal.file.fdatasync()
-        took = environment.clock.monotonic() - began
-        environment.failpoints.hit("journal.after_sync")
-        self._figures.append((self._metrics.journal_sync_seconds.observe, took))
+        took = self._monotonic() - began
+        self._figures.sync_seconds = took + (self._figures.sync_seconds or 0.0)
+        hit("journal.after_sync")
         journal.durable_upto = journal.end
 
     def _make_room(self, requests: list[JournalRequest]) -> list[JournalRequest]:

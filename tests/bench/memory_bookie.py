@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Callable
 from bookie.cluster.instance import read_instance_id
 from bookie.cluster.registration import RegistrationManager
 from bookie.config import NodeSettings, RpcSettings
+from bookie.env import Outcome
 from bookie.formats.batch import EntryBatch
 from bookie.formats.commands import (
     AddCommand,
@@ -64,13 +65,11 @@ class MemoryBookie:
     async def admit_add(self, size: int, /) -> None:
         """Everything is admitted."""
 
-    def add(self, command: AddCommand, admitted: int = 0, /) -> asyncio.Future[Reply]:
+    def add(self, command: AddCommand, admitted: int = 0, /) -> Outcome[Reply]:
         """Keep the batch and answer at once."""
         if command.batch is not None and self._keeps:
             self._batches.setdefault(command.ledger_id, []).append(command.batch)
-        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        future.set_result(_OK)
-        return future
+        return Outcome.of(_OK)
 
     async def read(self, command: ReadCommand) -> ReadReply:
         """The response that was made when this range was asked for first."""

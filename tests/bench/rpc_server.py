@@ -20,6 +20,7 @@ import uvloop
 from grpc import aio
 
 from bookie.config import RpcSettings
+from bookie.env import Outcome
 from bookie.env.allocator import keep_freed_memory
 from bookie.formats.batch import EntryBatch
 from bookie.formats.commands import AddCommand, ReadCommand, ReadReply, Reply
@@ -46,10 +47,8 @@ class NullNode(FakeNode):
     async def admit_add(self, size: int) -> None:
         pass
 
-    def add(self, command: AddCommand, admitted: int) -> asyncio.Future[Reply]:
-        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        future.set_result(Reply(Status.OK))
-        return future
+    def add(self, command: AddCommand, admitted: int) -> Outcome[Reply]:
+        return Outcome.of(Reply(Status.OK))
 
     async def read(self, command: ReadCommand) -> ReadReply:
         """`max_entries` entries of a MiB together."""

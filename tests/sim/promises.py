@@ -132,7 +132,7 @@ class Promises:
         for waiter, answered in self._open:
             if not waiter.done():
                 waiting.append((waiter, answered))
-            elif not waiter.cancelled() and waiter.exception() is None:
+            else:
                 answered(waiter.result())
         self._open = waiting
 

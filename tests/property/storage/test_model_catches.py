@@ -85,9 +85,7 @@ def a_force_waits_for_nothing(patch: pytest.MonkeyPatch) -> None:
     """Deferred adds count as durable."""
 
     def force(self: Admission) -> Waiter:
-        done: Waiter = self.loop.create_future()
-        done.set_result(Reply(Status.OK))
-        return done
+        return Waiter.of(Reply(Status.OK))
 
     patch.setattr(Admission, "force", force)
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 import numpy as np
 
 from bookie.config import NodeSettings
+from bookie.env import Outcome
 from bookie.errors import TooManyRequestsError
 from bookie.formats.batch import EntryBatch
 from bookie.formats.commands import (
@@ -78,7 +79,7 @@ class FakeNode:
         self.admitting.set()
         self.admitted: list[int] = []
         self.added: list[AddCommand] = []
-        self.held: list[asyncio.Future[Reply]] | None = None
+        self.held: list[Outcome[Reply]] | None = None
         self.calls: list[object] = []
         self.reading = asyncio.Event()
         self.reading.set()
@@ -103,15 +104,15 @@ class FakeNode:
         await self.admitting.wait()
         self.admitted.append(message_bytes)
 
-    def add(self, command: AddCommand, admitted: int) -> asyncio.Future[Reply]:
+    def add(self, command: AddCommand, admitted: int) -> Outcome[Reply]:
         self._called("add", admitted)
         self.added.append(command)
-        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        outcome: Outcome[Reply] = Outcome()
         if self.held is None:
-            future.set_result(Reply(Status.OK))
+            outcome.settle(Reply(Status.OK))
         else:
-            self.held.append(future)
-        return future
+            self.held.append(outcome)
+        return outcome
 
     async def read(self, command: ReadCommand) -> ReadReply:
         self._called("read", command)

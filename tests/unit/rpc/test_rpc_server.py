@@ -12,6 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from bookie.config import RpcSettings
+from bookie.env import Outcome
 from bookie.errors import BookieError, ConfigurationError, WrongClusterError
 from bookie.formats.commands import Reply
 from bookie.ids import Status
@@ -115,9 +116,9 @@ async def test_a_shutdown_answers_what_was_accepted_before_it_ends_a_stream() ->
         await channel.aclose()
 
 
-def _succeed(futures: list[asyncio.Future[Reply]]) -> None:
-    for future in futures:
-        future.set_result(Reply(Status.OK))
+def _succeed(outcomes: list[Outcome[Reply]]) -> None:
+    for outcome in outcomes:
+        outcome.settle(Reply(Status.OK))
 
 
 async def test_a_shutdown_does_not_wait_for_watchers_and_idle_streams() -> None:

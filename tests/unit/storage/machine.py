@@ -279,9 +279,7 @@ async def start_add(
     state = await engine.load(entries.ledger_id)
     refusal = engine.admission.refusal(state, key, recovery=recovery)
     if refusal is not None:
-        refused: Waiter = asyncio.get_running_loop().create_future()
-        refused.set_result(refusal)
-        return refused
+        return Waiter.of(refusal)
     return engine.admission.add(
         state,
         entries,

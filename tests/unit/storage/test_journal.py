@@ -47,7 +47,6 @@ class Journal:
         self.writer = JournalWriter(
             self.machine.environment(ThreadWorkers()),
             self.machine.settings,
-            self.machine.metrics,
             lambda: next(numbers),
             self._release_reserve,
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from pathlib import Path
 
@@ -36,7 +35,8 @@ async def fill(machine: Machine, engine: Engine) -> Path:
             following[ledger_id] = ids.stop
             entries = batch(ledger_id, ids, size=choose.choice((40, 700)))
             waiters.append(await start_add(engine, entries))
-        await asyncio.wait(waiters)
+        for waiter in waiters:
+            await waiter
     await add(engine, 9, range(3), size=150 * KIB)
     await engine.admission.delete(await engine.load(5), machine.clock.now_ms())
     await engine.roll()
