@@ -41,6 +41,7 @@
        ├─ KeyHasChildrenError
        ├─ InvalidKeyError
        ├─ SessionLostError                                                   (retryable)
+       ├─ SessionGivenUpError         the process must end (exit code 3)
        ├─ MetadataUnavailableError                                           (retryable)
        └─ MetadataClosedError
 """
@@ -249,6 +250,10 @@ class SessionLostError(MetadataError):
     """The session ended, and with it every ephemeral record it owned."""
 
     retryable = True
+
+
+class SessionGivenUpError(MetadataError):
+    """The session is lost and the policy says not to wait: the process must end with code 3."""
 
 
 class MetadataUnavailableError(MetadataError):

@@ -13,7 +13,8 @@ exit status  meaning
 130          interrupted with Ctrl-C
 ===========  =====================================================================================
 
-``bookie serve`` adds 74 (a disk failed) and 78 (the configuration is wrong), as in ``sysexits.h``.
+``bookie serve`` adds 3 (the metadata store was away for too long), and as in ``sysexits.h`` 74 (a
+disk failed) and 78 (the configuration is wrong).
 With ``BOOKIE_DEBUG=1`` an error also prints its traceback.
 """
 

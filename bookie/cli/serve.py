@@ -13,6 +13,8 @@ from bookie.cli.options import ConfigFile
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 EXIT_FAILED = 1
+EXIT_SESSION_GIVEN_UP = 3
+"""The metadata store was away for longer than `[session]` allows; starting again may help."""
 EXIT_MISCONFIGURED = 78
 """EX_CONFIG of sysexits.h: starting again will not help before somebody changes something."""
 
@@ -33,10 +35,10 @@ def serve(
     """Run one bookie until SIGTERM, which stops it in order.
 
     Exits with 0 after an orderly stop, 1 when it cannot start (its directories or id belong to
-    somebody else, the metadata store does not answer), 74 when a disk failed, 78 when the
-    configuration is wrong.
+    somebody else, the metadata store does not answer), 3 when the metadata store was away for
+    longer than [session] allows, 74 when a disk failed, 78 when the configuration is wrong.
     """
-    from bookie.errors import BookieError, ConfigurationError
+    from bookie.errors import BookieError, ConfigurationError, SessionGivenUpError
 
     if not __debug__:
         return _refuse("python -O removes the checks that protect data; start without it", 78)
@@ -57,6 +59,8 @@ def serve(
         run(run_daemon(load_settings(config, given), read_supervision(), read_failpoints()))
     except ConfigurationError as error:
         return _refuse(str(error), EXIT_MISCONFIGURED)
+    except SessionGivenUpError as error:
+        return _refuse(str(error), EXIT_SESSION_GIVEN_UP)
     except BookieError as error:
         return _refuse(str(error), EXIT_FAILED)
     return 0

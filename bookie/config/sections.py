@@ -113,6 +113,24 @@ class MetadataSettings(Section):
         return value
 
 
+class SessionSettings(Section):
+    """What a bookie does when its session with the metadata store is in doubt.
+
+    It serves on meanwhile; when it gives up it exits with code 3.
+    """
+
+    policy: Literal["reconnect", "shutdown"] = Field(
+        default="reconnect",
+        description="reconnect: wait for the store, begin another session and register again;"
+        " shutdown: end with the first lost session.",
+    )
+    give_up_after_timeouts: float = Field(
+        default=10.0,
+        ge=1,
+        description="An outage longer than this many session timeouts ends the bookie.",
+    )
+
+
 class StorageSettings(Section):
     """The engine: journal files, index, checkpoints."""
 
@@ -450,6 +468,7 @@ class Settings(Section):
     bookie: BookieSettings = BookieSettings()
     listen: ListenSettings = ListenSettings()
     metadata: MetadataSettings = MetadataSettings()
+    session: SessionSettings = SessionSettings()
     storage: StorageSettings = StorageSettings()
     limits: NodeSettings = NodeSettings()
     garbage: GarbageSettings = GarbageSettings()

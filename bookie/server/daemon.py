@@ -38,6 +38,7 @@ from bookie.server.heartbeat import beat, observe_loop_lag
 from bookie.server.http import Administration, serve_http
 from bookie.server.readiness import Part, Readiness
 from bookie.server.service_manager import ServiceManager
+from bookie.server.session_policy import obey_session_policy
 from bookie.server.signals import until_signal
 from bookie.telemetry import Metrics, configure_logging, event_log
 
@@ -62,6 +63,7 @@ async def run_daemon(settings: Settings, supervision: Supervision, failpoints: s
     Raises:
         ConfigurationError: a setting is missing, an address is taken, a directory cannot be used.
         IdentityError: the directories or the id belong to somebody else.
+        SessionGivenUpError: the metadata store was away for longer than the policy allows.
         BookieError: the metadata store does not answer or holds no cluster; a newer format.
     """
     require_bookie_id(settings)
@@ -107,6 +109,7 @@ async def _run(
             settings.metadata.uri,
             session_timeout_seconds=settings.metadata.session_timeout_seconds,
         ) as store,
+        _beside([obey_session_policy(store, settings.session)]),
         ThreadWorkers(settings.storage.read_threads) as workers,
     ):
         instance_id = await read_instance_id(store)
