@@ -70,8 +70,8 @@ docker: ## build the container image bookie; DOCKER=podman and BASE_IMAGE=… do
 
 # ---- test it --------------------------------------------------------------------------------------
 
-test-core: $(VENV)/.test ## unit and property tests: no processes are killed, under four minutes
-	$(PYTEST) tests/unit tests/property
+test-core: $(VENV)/.test ## unit, property and conformance tests: no processes are killed, under four minutes
+	$(PYTEST) tests/unit tests/property tests/conformance
 
 test: $(VENV)/.test ## every test that needs nothing but PyPI
 	$(PYTEST) --ignore=tests/system
@@ -92,8 +92,8 @@ interop: $(VENV)/.test ## real servers of metadata (etcd), killed, stopped and c
 	$(PYTEST) tests/interop
 
 soak: $(VENV)/.test ## the same tests with their long counts; takes an hour or more
-	$(PYTEST) --hypothesis-profile=soak tests/unit tests/property tests/sim tests/matrix \
-	  tests/fault
+	$(PYTEST) --hypothesis-profile=soak tests/unit tests/property tests/conformance tests/sim \
+	  tests/matrix tests/fault
 
 soak-system: $(VENV)/.test ## as root: six hundred power cuts; takes half an hour
 	$(PYTEST) --hypothesis-profile=soak tests/system

@@ -47,6 +47,7 @@ from bookie.formats.entry import Entry
 from bookie.formats.ledger_metadata import Fragment, LedgerMetadata, LedgerState, Versioned
 from bookie.formats.registration import Registration
 from bookie.metadata.connect import SESSION_TIMEOUT_SECONDS, open_store
+from bookie.metadata.security import MetadataSecurity, security_of
 from bookie.protocol.placement import choose_ensemble
 from bookie.protocol.quorum import Quorum
 
@@ -77,7 +78,8 @@ def connect(
     """A client of the cluster whose metadata is at `metadata_uri`; enter it to connect.
 
     Args:
-        metadata_uri: ``local:///directory`` or ``memory://name``.
+        metadata_uri: ``local:///directory`` or ``memory://name``. What ``zk://`` and ``etcd://``
+            need besides, TLS and credentials, comes from the settings of the section [metadata].
         session_timeout_seconds: of the session with the metadata store.
         rpc: message sizes and keepalive; those of the section ``[rpc]`` when None.
         settings: of the section ``[client]``, such as ``add_timeout_seconds=10``. What is not given
@@ -94,6 +96,7 @@ def connect(
         loaded.client,
         rpc or loaded.rpc,
         session_timeout_seconds=session_timeout_seconds,
+        security=security_of(loaded.metadata),
     )
 
 
@@ -112,9 +115,11 @@ class BookKeeper:
         rpc: RpcSettings,
         *,
         session_timeout_seconds: float,
+        security: MetadataSecurity | None = None,
     ) -> None:
         self._metadata_uri = metadata_uri
         self._session_timeout_seconds = session_timeout_seconds
+        self._security = security
         self._settings = settings
         self._rpc = rpc
         self._tasks = asyncio.TaskGroup()
@@ -127,7 +132,9 @@ class BookKeeper:
         async with AsyncExitStack() as stack:
             store = await stack.enter_async_context(
                 open_store(
-                    self._metadata_uri, session_timeout_seconds=self._session_timeout_seconds
+                    self._metadata_uri,
+                    session_timeout_seconds=self._session_timeout_seconds,
+                    security=self._security,
                 )
             )
             instance_id = await read_instance_id(store)

@@ -40,6 +40,7 @@
        ├─ NoSuchKeyError
        ├─ KeyHasChildrenError
        ├─ InvalidKeyError
+       ├─ UnsupportedError            this kind of metadata store cannot do it
        ├─ SessionLostError                                                   (retryable)
        ├─ SessionGivenUpError         the process must end (exit code 3)
        ├─ MetadataUnavailableError                                           (retryable)
@@ -244,6 +245,10 @@ class KeyHasChildrenError(MetadataError):
 
 class InvalidKeyError(MetadataError):
     """The key or value breaks the limits that all stores share."""
+
+
+class UnsupportedError(MetadataError):
+    """This kind of metadata store cannot do what was asked; another kind can."""
 
 
 class SessionLostError(MetadataError):

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.servers.running import PIDS
+
 pytest_plugins = ["tests.servers.etcd"]
 """Where fixtures of real servers come from; a server starts when the first test asks for it."""
 
@@ -34,7 +36,8 @@ THREAD_END_SECONDS_MAX = 5.0
 def _leaves_nothing_running() -> Iterator[None]:
     """Fail a test that leaves a thread or a child process behind.
 
-    Daemon threads are not counted: libraries keep some for the life of the process.
+    Daemon threads are not counted: libraries keep some for the life of the process. Neither are
+    servers that a fixture keeps for the whole run.
     """
     threads, children = set(threading.enumerate()), _children()
     yield
@@ -42,7 +45,7 @@ def _leaves_nothing_running() -> Iterator[None]:
         if not thread.daemon:
             thread.join(THREAD_END_SECONDS_MAX)
             assert not thread.is_alive(), f"the test left the thread {thread.name} running"
-    left = [f"{pid} {_command(pid)}" for pid in _children() - children]
+    left = [f"{pid} {_command(pid)}" for pid in _children() - children - PIDS]
     left = [line for line in left if "multiprocessing.resource_tracker" not in line]
     assert not left, f"the test left child processes: {left}"
 

@@ -26,10 +26,10 @@ def init(metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
 
 
 async def _initialize(metadata: str) -> str:
+    from bookie.cli.stores import open_metadata
     from bookie.cluster.instance import initialize_cluster
-    from bookie.metadata.connect import open_store
 
-    async with open_store(metadata) as store:
+    async with open_metadata(metadata) as store:
         return await initialize_cluster(store)
 
 
@@ -42,11 +42,11 @@ def status(metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
 
 
 async def _status(metadata: str) -> dict[str, str | int]:
+    from bookie.cli.stores import open_metadata
     from bookie.cluster.instance import read_status
     from bookie.cluster.ledgers import LedgerManager
-    from bookie.metadata.connect import open_store
 
-    async with open_store(metadata) as store:
+    async with open_metadata(metadata) as store:
         found = await read_status(store)
         ledgers = 0
         async for _ in LedgerManager(store).list_ids():
@@ -83,11 +83,11 @@ def _readable(record: dict[str, str | int | None]) -> dict[str, str | int | None
 
 
 async def _bookies(metadata: str) -> list[dict[str, str | int | None]]:
+    from bookie.cli.stores import open_metadata
     from bookie.cluster.directory import BookieDirectory
     from bookie.cluster.instance import read_status
-    from bookie.metadata.connect import open_store
 
-    async with open_store(metadata) as store:
+    async with open_metadata(metadata) as store:
         known = (await read_status(store)).known
         async with BookieDirectory(store) as directory:
             registered = dict(directory.all())

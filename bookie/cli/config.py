@@ -63,6 +63,7 @@ def check(
     from bookie.cli.output import print_record
     from bookie.config import load_settings, require_bookie_id
     from bookie.metadata.connect import open_store
+    from bookie.metadata.security import security_of
 
     settings = load_settings(config, parse_overrides(overrides))
     require_bookie_id(settings)
@@ -70,6 +71,7 @@ def check(
     open_store(
         settings.metadata.uri,
         session_timeout_seconds=settings.metadata.session_timeout_seconds,
+        security=security_of(settings.metadata),
     )
     if output is OutputFormat.JSON:
         print_record({"valid": True, "bookie_id": settings.bookie.id}, output)

@@ -123,12 +123,12 @@ def list_ledgers(
 
 
 async def _list(metadata: str, after: int, limit: int) -> list[Record]:
+    from bookie.cli.stores import open_metadata
     from bookie.cluster.instance import read_layout
     from bookie.cluster.ledgers import LedgerManager
-    from bookie.metadata.connect import open_store
 
     records: list[Record] = []
-    async with open_store(metadata) as store:
+    async with open_metadata(metadata) as store:
         await read_layout(store)  # "no ledgers" would hide a mistyped address
         async for versioned in LedgerManager(store).list_all(after):
             found = versioned.value
@@ -169,11 +169,11 @@ def show(ledger: LedgerArgument, metadata: Metadata, output: Output = OutputForm
 
 
 async def _read_metadata(metadata: str, ledger_id: int) -> LedgerMetadata:
+    from bookie.cli.stores import open_metadata
     from bookie.cluster.instance import read_layout
     from bookie.cluster.ledgers import LedgerManager
-    from bookie.metadata.connect import open_store
 
-    async with open_store(metadata) as store:
+    async with open_metadata(metadata) as store:
         await read_layout(store)
         return (await LedgerManager(store).read(ledger_id)).value
 

@@ -181,11 +181,11 @@ async def _ask(
 
 
 async def _http_address(metadata: str, bookie_id: str) -> str:
+    from bookie.cli.stores import open_metadata
     from bookie.cluster.directory import BookieDirectory
     from bookie.errors import BookieUnreachableError
-    from bookie.metadata.connect import open_store
 
-    async with open_store(metadata) as store, BookieDirectory(store) as directory:
+    async with open_metadata(metadata) as store, BookieDirectory(store) as directory:
         registration = directory.all().get(bookie_id)
     endpoint = registration.endpoint("http") if registration is not None else None
     if endpoint is None:

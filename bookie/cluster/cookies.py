@@ -39,10 +39,10 @@ class CookieManager:
         """
         key = keys.cookie(cookie.bookie_id)
         try:
-            version = await self._store.put(key, encode_cookie(cookie), version=NOT_EXISTS)
+            stat = await self._store.put(key, encode_cookie(cookie), version=NOT_EXISTS)
         except KeyExistsError as error:
             raise KeyExistsError(f"bookie {cookie.bookie_id} has a cookie already") from error
-        return Versioned(cookie, version)
+        return Versioned(cookie, stat.version)
 
     async def write(self, cookie: Cookie, version: int) -> Versioned[Cookie]:
         """Replace the cookie that has `version`.
@@ -52,7 +52,8 @@ class CookieManager:
         """
         key = keys.cookie(cookie.bookie_id)
         assert version != NOT_EXISTS
-        return Versioned(cookie, await self._store.put(key, encode_cookie(cookie), version=version))
+        stat = await self._store.put(key, encode_cookie(cookie), version=version)
+        return Versioned(cookie, stat.version)
 
     async def delete(self, bookie_id: str, version: int) -> None:
         """Forget a bookie whose data is gone for good.

@@ -56,7 +56,7 @@ class LedgerManager:
             metadata = replace(metadata, c_token=secrets.randbits(63) | 1)
         key = keys.ledger(metadata.ledger_id)
         try:
-            version = await self._store.put(key, encode(metadata), version=NOT_EXISTS)
+            stat = await self._store.put(key, encode(metadata), version=NOT_EXISTS)
         except KeyExistsError as error:
             record = await self._store.get(key)
             if record is not None:
@@ -64,7 +64,7 @@ class LedgerManager:
                 if found.value.c_token == metadata.c_token:
                     return found
             raise LedgerExistsError(f"ledger {metadata.ledger_id} exists") from error
-        return Versioned(metadata, version)
+        return Versioned(metadata, stat.version)
 
     async def read(self, ledger_id: int) -> Versioned[LedgerMetadata]:
         """The metadata of a ledger.
@@ -89,13 +89,12 @@ class LedgerManager:
             raise BadRequestError(f"{version} is not a version of ledger {metadata.ledger_id}")
         key = keys.ledger(metadata.ledger_id)
         try:
-            return Versioned(
-                metadata, await self._store.put(key, encode(metadata), version=version)
-            )
+            stat = await self._store.put(key, encode(metadata), version=version)
         except BadVersionError as error:
             if await self._store.get(key) is None:
                 raise NoSuchLedgerError(f"ledger {metadata.ledger_id} does not exist") from error
             raise
+        return Versioned(metadata, stat.version)
 
     async def delete(self, ledger_id: int, version: int | None = None) -> None:
         """Delete the metadata of a ledger, of any version or of exactly `version`.

@@ -72,8 +72,9 @@ class BookieRegistration:
         self._watches = AsyncExitStack()
         self._writing = asyncio.Lock()
         self._doubt = asyncio.Event()
-        self._version = NOT_EXISTS
-        """The version of our last write: tells our own left-over record from a stranger's."""
+        self._written: tuple[str, int, int | None] | None = None
+        """Key, version and revision of our last write: tell our own left-over record from a
+        stranger's."""
         self._is_registered = False
 
     @property
@@ -194,7 +195,11 @@ class BookieRegistration:
             self._is_registered = False
 
     def _is_suspect(self, event: WatchEvent) -> bool:
-        return event.key == self._key(self._wanted) and event.version != self._version
+        if event.key != self._key(self._wanted):
+            return False
+        own = self._written
+        # A revision that nobody knows is no proof that the write was ours.
+        return own is None or event.revision is None or (event.key, event.revision) != own[::2]
 
     async def _look(self) -> None:
         # Under the lock, an update of our own is not mistaken for a stranger's.
@@ -229,9 +234,11 @@ class BookieRegistration:
                 if operations is None:
                     return False
                 try:
-                    self._version, _ = await self._store.transaction(operations)
+                    stat, _ = await self._store.transaction(operations)
                 except (BadVersionError, NoSuchKeyError):
                     continue  # somebody was between; look again
+                assert stat is not None
+                self._written = (stat.key, stat.version, stat.revision)
                 self._is_registered = True
                 return True
 
@@ -249,7 +256,8 @@ class BookieRegistration:
         ]
 
     def _is_ours(self, record: Record) -> bool:
-        return record.created_by_self or record.version == self._version
+        stat = record.stat
+        return stat.created_by_self or (stat.key, stat.version, stat.revision) == self._written
 
     def _key(self, registration: Registration) -> str:
         return keys.registration(registration.bookie_id, read_only=registration.read_only)

@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 
+from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
 from bookie.config.load import section_type
@@ -58,6 +59,8 @@ def _value(field: FieldInfo, value: object) -> str:
         case str() | Path():
             # A JSON string with its escapes is a TOML basic string.
             return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+        case SecretStr() if not value.get_secret_value():
+            return '""'
         case _:
             return '"********"'
 

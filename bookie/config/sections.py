@@ -10,9 +10,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
 
+from bookie.config.metadata_section import MetadataSettings
 from bookie.config.quantities import Labels, Size
+from bookie.config.section import Section
 from bookie.ids import BATCH_SIZE_BYTES_MAX, ENTRY_SIZE_BYTES_MAX, is_valid_bookie_id
 
 KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
@@ -28,17 +30,6 @@ def _at_most(section: BaseModel, lower: str, upper: str) -> None:
     """Refuse the section unless field `lower` is at most field `upper`."""
     if getattr(section, lower) > getattr(section, upper):
         raise ValueError(f"{lower} must be at most {upper}")
-
-
-class Section(BaseModel):
-    """What all sections share: frozen, and an unknown key is an error."""
-
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        validate_default=True,
-        allow_inf_nan=False,
-    )
 
 
 class BookieSettings(Section):
@@ -86,31 +77,6 @@ class ListenSettings(Section):
         le=65535,
         description="The port that clients are told; 0 means the listen port.",
     )
-
-
-class MetadataSettings(Section):
-    """The metadata store that all bookies and clients of a cluster share."""
-
-    uri: str = Field(
-        default="local:///var/lib/bookie/metadata",
-        description="memory://NAME, local:///DIRECTORY (the processes of one machine),"
-        " zk://HOST:PORT,HOST:PORT/SCOPE or etcd://HOST:PORT,HOST:PORT/SCOPE.",
-    )
-    session_timeout_seconds: float = Field(
-        default=10.0,
-        ge=1,
-        le=300,
-        description="How long a silent bookie stays registered; its lease ends after this.",
-    )
-
-    @field_validator("uri")
-    @classmethod
-    def _no_credentials(cls, value: str) -> str:
-        if "://" not in value:
-            raise ValueError("must look like SCHEME://…, for instance local:///var/lib/bookie")
-        if "@" in value:
-            raise ValueError("must not hold credentials: addresses end up in logs and listings")
-        return value
 
 
 class SessionSettings(Section):

@@ -1,32 +1,75 @@
 """From a URI to a metadata store: the only place that knows which backends there are.
 
-``memory://NAME`` and ``local:///absolute/directory`` open; ``zk://`` and ``etcd://`` are understood
-and refused. Credentials never stand in the URI.
+=============================================== ==================================================
+``memory://NAME``                               of this process
+``local:///absolute/directory``                 of the processes of one machine
+``zk://HOST:2181,HOST:2181/scope``              ZooKeeper; keys lie below ``/scope`` (a chroot)
+``etcd://HOST:2379,HOST:2379/scope``            etcd; keys begin with ``/scope``
+=============================================== ==================================================
+
+An address of IPv6 stands in brackets; a host without a port has the usual one. The scope may have
+several segments. Credentials and TLS come as `MetadataSecurity`, never in the URI.
 """
 
 from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from bookie.errors import ConfigurationError
+from bookie.errors import ConfigurationError, InvalidKeyError
+from bookie.metadata.keys import check_key
 from bookie.metadata.memory import MemoryStore
 from bookie.metadata.store import MetadataStore
+
+if TYPE_CHECKING:
+    from bookie.metadata.security import MetadataSecurity
 
 SESSION_TIMEOUT_SECONDS = 30.0
 """The default session timeout, in seconds."""
 
 _SESSION_TIMEOUT_SECONDS_MIN = 0.1
 _SESSION_TIMEOUT_SECONDS_MAX = 3600.0
+_PORTS = {"zk": 2181, "etcd": 2379}
+_SERVERS = {
+    "zk": ("bookie.metadata.zookeeper", "ZooKeeperStore"),
+    "etcd": ("bookie.metadata.etcd", "EtcdStore"),
+}
+
+
+class Host(NamedTuple):
+    """One server: a name or address without brackets, and a port. Its text has brackets again."""
+
+    name: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.name}]:{self.port}" if ":" in self.name else f"{self.name}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Servers:
+    """What a URI of ``zk://`` or ``etcd://`` names."""
+
+    hosts: tuple[Host, ...]
+    scope: str
+    """The key below which all keys of the store lie: starts with a slash, ends without."""
 
 
 def open_store(
-    uri: str, *, session_timeout_seconds: float = SESSION_TIMEOUT_SECONDS
+    uri: str,
+    *,
+    session_timeout_seconds: float = SESSION_TIMEOUT_SECONDS,
+    security: MetadataSecurity | None = None,
 ) -> AbstractAsyncContextManager[MetadataStore]:
     """The store that `uri` names; its session begins when the context is entered.
 
-    `session_timeout_seconds` lies in 0.1 … 3600. Nothing is opened by this call itself.
+    `session_timeout_seconds` lies in 0.1 … 3600. Nothing is opened by this call itself. `security`
+    is for ``zk://`` and ``etcd://``; the others need none.
 
     Raises:
         ConfigurationError: the URI or the timeout is wrong, or this build lacks the backend.
@@ -41,14 +84,68 @@ def open_store(
         )
     if parts.scheme == "memory":
         return MemoryStore(parts.netloc, session_timeout_seconds=session_timeout_seconds)
+    # Lazy: only who uses a backend pays for loading its library.
     if parts.scheme == "local":
-        # Lazy: only who uses it pays for loading LMDB.
         from bookie.metadata.local import LocalStore
 
         return LocalStore(
             Path(unquote(parts.path)), session_timeout_seconds=session_timeout_seconds
         )
-    raise ConfigurationError(f"this build has no metadata backend for {parts.scheme}:// yet")
+    servers = parse_servers(uri, parts)
+    module, name = _SERVERS[parts.scheme]
+    if find_spec(module) is None:
+        raise ConfigurationError(f"this build has no metadata backend for {parts.scheme}:// yet")
+    from bookie.metadata.security import MetadataSecurity
+
+    backend = getattr(import_module(module), name)
+    opened: AbstractAsyncContextManager[MetadataStore] = backend(
+        servers.hosts,
+        servers.scope,
+        session_timeout_seconds=session_timeout_seconds,
+        security=security or MetadataSecurity(),
+    )
+    return opened
+
+
+def parse_servers(uri: str, parts: SplitResult) -> Servers:
+    """The servers and the scope of a URI of ``zk://`` or ``etcd://``.
+
+    Raises:
+        ConfigurationError: one sentence that says what is wrong with it.
+    """
+    hosts = tuple(_host(uri, text, _PORTS[parts.scheme]) for text in parts.netloc.split(","))
+    if len(set(hosts)) != len(hosts):
+        raise ConfigurationError(f"the metadata URI {uri!r} names a server twice")
+    scope = unquote(parts.path)
+    if scope in ("", "/"):
+        raise ConfigurationError(
+            f"the metadata URI {uri!r} must name a scope, as in {parts.scheme}://HOST/bookie"
+        )
+    try:
+        return Servers(hosts, check_key(scope))
+    except InvalidKeyError as error:
+        raise ConfigurationError(f"the metadata URI {uri!r} has no valid scope: {error}") from error
+
+
+def _host(uri: str, text: str, default_port: int) -> Host:
+    wrong = ConfigurationError(
+        f"the metadata URI {uri!r} must name servers as HOST:PORT,HOST:PORT, not {text!r}"
+    )
+    if text.startswith("["):
+        name, bracket, rest = text[1:].partition("]")
+        if not bracket or ":" not in name or not (rest == "" or rest.startswith(":")):
+            raise wrong
+        port = rest[1:] if rest else str(default_port)
+    else:
+        name, colon, port = text.partition(":")
+        port = port if colon else str(default_port)
+        if ":" in port:
+            raise wrong
+    if not name or name != name.strip() or not (port.isascii() and port.isdigit()):
+        raise wrong
+    if not 1 <= int(port) <= 65535:
+        raise wrong
+    return Host(name, int(port))
 
 
 def split_uri(uri: str) -> SplitResult:

@@ -7,7 +7,7 @@ condition or returns what to write. It changes nothing, so a refused transaction
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from bookie.errors import (
@@ -17,7 +17,16 @@ from bookie.errors import (
     KeyHasChildrenError,
     NoSuchKeyError,
 )
-from bookie.metadata.store import NOT_EXISTS, Check, Delete, Operation, Put, ancestors
+from bookie.metadata.keys import ancestors
+from bookie.metadata.records import (
+    NOT_EXISTS,
+    Check,
+    Delete,
+    Operation,
+    Put,
+    check_transaction,
+    sequential_key,
+)
 
 NO_OWNER = b""
 """The owner of a persistent record."""
@@ -65,15 +74,20 @@ class Removal:
 
 
 def judge(
-    operations: Sequence[Operation], tree: Tree, session: bytes
-) -> list[Write | Removal | int]:
-    """One effect per operation, or the checked version for a `Check`.
+    operations: Sequence[Operation], tree: Tree, session: bytes, number: int
+) -> list[Write | Removal | None]:
+    """One effect per operation, or None for a `Check`.
+
+    `number` is what sequential keys end with: above that of every commit before.
 
     Raises:
         BadVersionError, KeyExistsError, NoSuchKeyError, KeyHasChildrenError, InvalidKeyError: as
             `MetadataStore.put` and `delete` say.
     """
-    effects: list[Write | Removal | int] = []
+    if any(isinstance(operation, Put) and operation.sequential for operation in operations):
+        operations = [_numbered(operation, number) for operation in operations]
+        check_transaction(operations)
+    effects: list[Write | Removal | None] = []
     for operation in operations:
         match operation:
             case Put():
@@ -81,8 +95,16 @@ def judge(
             case Delete():
                 effects.append(_judge_delete(operation, tree))
             case Check():
-                effects.append(_judge_check(operation, tree))
+                _require_version(operation.key, tree.find(operation.key), operation.version)
+                effects.append(None)
     return effects
+
+
+def _numbered(operation: Operation, number: int) -> Operation:
+    if not isinstance(operation, Put) or not operation.sequential:
+        return operation
+    key = sequential_key(operation.key, number)
+    return replace(operation, key=key, version=NOT_EXISTS, sequential=False)
 
 
 def _judge_put(put: Put, tree: Tree, session: bytes) -> Write:
@@ -122,11 +144,6 @@ def _judge_delete(delete: Delete, tree: Tree) -> Removal:
     if tree.has_children(delete.key):
         raise KeyHasChildrenError(f"{delete.key} has children")
     return Removal(delete.key, stored.owner)
-
-
-def _judge_check(check: Check, tree: Tree) -> int:
-    _require_version(check.key, tree.find(check.key), check.version)
-    return check.version
 
 
 def _require_version(key: str, stored: Stored | None, expected: int) -> None:

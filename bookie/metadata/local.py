@@ -39,6 +39,8 @@ from bookie.metadata.store import (
     Record,
     Resync,
     SessionEvent,
+    Stat,
+    WatchEvent,
     check_key,
     check_prefix,
     check_transaction,
@@ -63,6 +65,8 @@ _STUCK_FRACTION = 3
 
 class LocalStore(MetadataStore):
     """A session with the metadata store in `directory`."""
+
+    backend = "the metadata store in a directory"
 
     def __init__(self, directory: Path, *, session_timeout_seconds: float = 30.0) -> None:
         self.session_timeout_seconds = session_timeout_seconds
@@ -294,10 +298,11 @@ class LocalStore(MetadataStore):
                 yield record
             await asyncio.sleep(0)
 
-    async def transaction(self, operations: Sequence[Operation]) -> list[int]:
+    async def transaction(self, operations: Sequence[Operation]) -> list[Stat | None]:
         """See `MetadataStore.transaction`; durable on the disk when it returns."""
         environment = self._require_open()
         check_transaction(operations)
+        self._refuse_acl(operations)
         operations, session = tuple(operations), self._session
         try:
             return await self._wait(
@@ -355,16 +360,16 @@ class LocalStore(MetadataStore):
             for subscription in self._watches:
                 subscription.push(Resync())
             return
-        for commit in commits:
-            self._cursor = commit.version
-            self._deliver(commit)
+        for version, events in commits:
+            self._cursor = version
+            self._deliver(version, events)
         if len(commits) == _PUMP_COMMITS:
             asyncio.get_running_loop().call_soon(self._hear)
 
-    def _deliver(self, commit: Commit) -> None:
+    def _deliver(self, version: int, events: Sequence[WatchEvent]) -> None:
         for subscription, (prefix, since) in self._watches.items():
-            if commit.version <= since:
+            if version <= since:
                 continue
-            events = tuple(event for event in commit.events if is_under(prefix, event.key))
-            if events:
-                subscription.push(Commit(commit.version, events))
+            concerned = tuple(event for event in events if is_under(prefix, event.key))
+            if concerned:
+                subscription.push(Commit(version, concerned))

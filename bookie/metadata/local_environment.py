@@ -39,7 +39,10 @@ from bookie.metadata.local_tree import TABLES, TreeReader, TreeWriter, check_for
 
 T = TypeVar("T")
 
-FORMAT = b"bookie-metadata 1"
+FORMAT = b"bookie-metadata 2"
+FORMAT_BEFORE = b"bookie-metadata 1"
+"""Its log did not tell the creation of a record from a later write; all else is the same."""
+
 MAP_SIZE_BYTES = 16 * 1024**3
 """The most that a store can hold. The file is sparse: it grows with what is stored."""
 
@@ -319,8 +322,10 @@ def _open_tables(environment: lmdb.Environment, directory: Path) -> dict[str, lm
             raise FormatError(f"{directory} is an LMDB environment of something else") from error
         if is_new:
             TreeWriter(transaction, tables, 0).write_format(FORMAT)
-        text = transaction.get(b"format", db=tables["meta"])
-        check_format(None if text is None else bytes(text), FORMAT, str(directory))
+        tree = TreeWriter(transaction, tables, 0)
+        if tree.format() == FORMAT_BEFORE:
+            tree.upgrade(FORMAT)
+        check_format(tree.format(), FORMAT, str(directory))
     try:
         (directory / "sessions").mkdir(mode=0o700, exist_ok=True)
     except OSError as error:

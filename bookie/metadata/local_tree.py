@@ -8,8 +8,9 @@ records    key (UTF-8)                    version u64, version at creation u64, 
 children   parent key, NUL, child's name  empty; there for every child with a record or children
 ephemerals session 16 B, key              empty
 sessions   session 16 B                   JSON: timeout_ms, boot_id, pid
-log        version u64                    per change: kind u8 (1 put, 2 delete), size u16, key
-meta       ``format``                     ``bookie-metadata 1``
+log        version u64                    per change: kind u8 (1 created, 2 deleted, 3 modified),
+                                          size u16, key
+meta       ``format``                     ``bookie-metadata 2``
 meta       ``version``                    version u64 of the last commit
 ========== ============================== ====================================================
 
@@ -24,6 +25,7 @@ import json
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import lmdb
 
@@ -33,9 +35,9 @@ from bookie.metadata.store import (
     KEY_SIZE_BYTES_MAX,
     ROOT,
     ChangeKind,
-    Commit,
     Operation,
     Record,
+    Stat,
     WatchEvent,
     parent_of,
 )
@@ -51,8 +53,11 @@ _HEADER = struct.Struct(">QQqq16s")
 _VERSION = struct.Struct(">Q")
 _CHANGE = struct.Struct(">BH")
 _ZERO_OWNER = bytes(SESSION_SIZE_BYTES)
-_KINDS = {1: ChangeKind.PUT, 2: ChangeKind.DELETE}
+_KINDS = {1: ChangeKind.CREATED, 2: ChangeKind.DELETED, 3: ChangeKind.MODIFIED}
 _CODES = {kind: code for code, kind in _KINDS.items()}
+
+LoggedCommit: TypeAlias = tuple[int, tuple[WatchEvent, ...]]
+"""A commit's version and its changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +70,19 @@ class Row:
     modified_ms: int
     owner: bytes
     value: bytes
+
+    def stat(self, key: str, session: bytes) -> Stat:
+        """What `session` is told of the record."""
+        return Stat(
+            key=key,
+            version=self.version,
+            revision=self.version,
+            created_ms=self.created_ms,
+            modified_ms=self.modified_ms,
+            ephemeral=bool(self.owner),
+            created_by_self=self.owner == session,
+            first_version=self.version == self.version_at_creation,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +116,10 @@ class TreeReader:
                     return
                 yield found
 
+    def format(self) -> bytes | None:
+        """The format that the tables are marked with."""
+        return self._get("meta", b"format")
+
     def version(self) -> int:
         """The version of the last commit; 0 before the first."""
         data = self._get("meta", b"version")
@@ -123,7 +145,7 @@ class TreeReader:
         row = self.find(key)
         if row is None:
             return None
-        return Record(key, row.value, row.version, bool(row.owner), row.owner == session)
+        return Record(row.value, row.stat(key, session))
 
     def has_children(self, key: str) -> bool:
         """Whether any key lies below `key`."""
@@ -180,9 +202,9 @@ class TreeReader:
         """Whether `session` has not ended."""
         return self._get("sessions", session) is not None
 
-    def commits_after(self, version: int, limit: int) -> list[Commit] | None:
+    def commits_after(self, version: int, limit: int) -> list[LoggedCommit] | None:
         """Up to `limit` commits after `version`, in order; None if the log does not reach back."""
-        commits: list[Commit] = []
+        commits: list[LoggedCommit] = []
         if version >= self.version():
             return commits
         with self._transaction.cursor(db=self._tables["log"]) as cursor:
@@ -192,7 +214,7 @@ class TreeReader:
                 (found,) = _VERSION.unpack(key)
                 if found != version + 1:
                     return None
-                commits.append(Commit(found, _decode_changes(found, bytes(data))))
+                commits.append((found, _decode_changes(found, bytes(data))))
                 version = found
                 if len(commits) == limit:
                     break
@@ -220,13 +242,17 @@ class TreeWriter(TreeReader):
     def _delete(self, table: str, key: bytes) -> None:
         self._transaction.delete(key, db=self._tables[table])
 
-    def transact(self, operations: Sequence[Operation], session: bytes) -> list[int]:
+    def transact(self, operations: Sequence[Operation], session: bytes) -> list[Stat | None]:
         """See `MetadataStore.transaction`; nothing is written when it raises a `BookieError`."""
         if not self.has_session(session):
             raise SessionLostError("the session with the metadata store ended")
-        effects = judge(operations, self, session)
-        version = self._commit([effect for effect in effects if not isinstance(effect, int)])
-        return [effect if isinstance(effect, int) else version for effect in effects]
+        effects = judge(operations, self, session, self.version() + 1)
+        stats: list[Stat | None] = [None] * len(effects)
+        written = self._commit([effect for effect in effects if effect is not None])
+        for place, effect in enumerate(effects):
+            if isinstance(effect, Write):
+                stats[place] = written[effect.key].stat(effect.key, session)
+        return stats
 
     def begin_session(self, session: bytes, row: SessionRow) -> None:
         """Add a session."""
@@ -248,18 +274,26 @@ class TreeWriter(TreeReader):
         """Mark the tables as a metadata store."""
         self._put("meta", b"format", text)
 
-    def _commit(self, effects: Sequence[Write | Removal]) -> int:
-        version = self.version() + 1
+    def upgrade(self, text: bytes) -> None:
+        """Make an older format the one of `text`: watchers of the old log must resync."""
+        self._transaction.drop(self._tables["log"], delete=False)
+        self.write_format(text)
+
+    def _commit(self, effects: Sequence[Write | Removal]) -> dict[str, Row]:
+        """Carry out the effects as one commit; returns what was written, by key."""
+        written: dict[str, Row] = {}
         if not effects:
-            return version
+            return written
+        version = self.version() + 1
         changes = []
         for effect in effects:
             if isinstance(effect, Write):
-                self._write(effect, version)
-                changes.append((ChangeKind.PUT, effect.key))
+                written[effect.key] = self._write(effect, version)
+                created = effect.owner_before is None
+                changes.append((ChangeKind.CREATED if created else ChangeKind.MODIFIED, effect.key))
             else:
                 self._remove(effect)
-                changes.append((ChangeKind.DELETE, effect.key))
+                changes.append((ChangeKind.DELETED, effect.key))
         packed = _VERSION.pack(version)
         self._put("log", packed, _encode_changes(changes))
         self._put("meta", b"version", packed)
@@ -267,18 +301,26 @@ class TreeWriter(TreeReader):
             # Versions have no gaps, so one in and one out keeps the length.
             self._delete("log", _VERSION.pack(version - LOG_COMMITS_MAX))
         self.has_committed = True
-        return version
+        return written
 
-    def _write(self, write: Write, version: int) -> None:
+    def _write(self, write: Write, version: int) -> Row:
         before = self.find(write.key) if write.owner_before is not None else None
         # Changing hands begins a new life.
         is_same_life = before is not None and before.owner == write.owner
-        header = _HEADER.pack(
+        row = Row(
             version,
             before.version_at_creation if before is not None and is_same_life else version,
             before.created_ms if before is not None and is_same_life else self._now_ms,
             self._now_ms,
-            write.owner or _ZERO_OWNER,
+            write.owner,
+            write.value,
+        )
+        header = _HEADER.pack(
+            row.version,
+            row.version_at_creation,
+            row.created_ms,
+            row.modified_ms,
+            row.owner or _ZERO_OWNER,
         )
         key = write.key.encode()
         self._put("records", key, header + write.value)
@@ -289,6 +331,7 @@ class TreeWriter(TreeReader):
                 self._add("ephemerals", write.owner + key)
         if before is None:
             self._link(write.key)
+        return row
 
     def _remove(self, removal: Removal) -> None:
         key = removal.key.encode()

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
+from bookie.env import SystemClock
 from bookie.errors import MetadataClosedError, MetadataUnavailableError, SessionLostError
 from bookie.metadata.judge import Removal, Write, judge
 from bookie.metadata.store import (
@@ -30,6 +31,7 @@ from bookie.metadata.store import (
     Record,
     Resync,
     SessionEvent,
+    Stat,
     WatchEvent,
     check_key,
     check_prefix,
@@ -48,6 +50,21 @@ class _Node:
     value: bytes
     version: int
     owner: bytes
+    version_at_creation: int
+    created_ms: int
+    modified_ms: int
+
+    def stat(self, key: str, session: bytes) -> Stat:
+        return Stat(
+            key=key,
+            version=self.version,
+            revision=self.version,
+            created_ms=self.created_ms,
+            modified_ms=self.modified_ms,
+            ephemeral=bool(self.owner),
+            created_by_self=self.owner == session,
+            first_version=self.version == self.version_at_creation,
+        )
 
 
 class _Tree:
@@ -83,31 +100,49 @@ class _Tree:
         if owned:
             self._commit(Removal(key, session) for key in owned)
 
-    def transact(self, operations: Sequence[Operation], session: bytes) -> list[int]:
+    def transact(self, operations: Sequence[Operation], session: bytes) -> list[Stat | None]:
         if session not in self._alive:
             raise SessionLostError("the session with the metadata store ended")
-        effects = judge(operations, self, session)
-        version = self._commit(effect for effect in effects if not isinstance(effect, int))
-        return [effect if isinstance(effect, int) else version for effect in effects]
+        effects = judge(operations, self, session, self.version + 1)
+        self._commit(effect for effect in effects if effect is not None)
+        return [
+            self.nodes[effect.key].stat(effect.key, session) if isinstance(effect, Write) else None
+            for effect in effects
+        ]
 
-    def _commit(self, effects: Iterable[Write | Removal]) -> int:
+    def _commit(self, effects: Iterable[Write | Removal]) -> None:
         version = self.version + 1
         events = []
         for effect in effects:
             if isinstance(effect, Write):
-                self.nodes[effect.key] = _Node(effect.value, version, effect.owner)
-                self._link(effect.key)
-                events.append(WatchEvent(ChangeKind.PUT, effect.key, version))
+                created = effect.owner_before is None
+                self._write(effect, version)
+                kind = ChangeKind.CREATED if created else ChangeKind.MODIFIED
             else:
                 del self.nodes[effect.key]
                 self._unlink(effect.key)
-                events.append(WatchEvent(ChangeKind.DELETE, effect.key, version))
+                kind = ChangeKind.DELETED
+            events.append(WatchEvent(kind, effect.key, version))
         if events:
             self.version = version
             commit = Commit(version, tuple(events))
             for store in self.stores:
                 store.deliver(commit)
-        return version
+
+    def _write(self, write: Write, version: int) -> None:
+        now_ms = SystemClock().now_ms()
+        before = self.nodes.get(write.key)
+        # Changing hands begins a new life.
+        is_same_life = before is not None and before.owner == write.owner
+        self.nodes[write.key] = _Node(
+            write.value,
+            version,
+            write.owner,
+            before.version_at_creation if before is not None and is_same_life else version,
+            before.created_ms if before is not None and is_same_life else now_ms,
+            now_ms,
+        )
+        self._link(write.key)
 
     def _link(self, key: str) -> None:
         while key != "/":
@@ -135,6 +170,8 @@ def _tree(name: str) -> _Tree:
 
 class MemoryStore(MetadataStore):
     """A session with the memory store `name`."""
+
+    backend = "the metadata store in memory"
 
     def __init__(self, name: str, *, session_timeout_seconds: float = 30.0) -> None:
         self.session_timeout_seconds = session_timeout_seconds
@@ -200,9 +237,10 @@ class MemoryStore(MetadataStore):
             if record is not None:
                 yield record
 
-    async def transaction(self, operations: Sequence[Operation]) -> list[int]:
+    async def transaction(self, operations: Sequence[Operation]) -> list[Stat | None]:
         """See `MetadataStore.transaction`."""
         check_transaction(operations)
+        self._refuse_acl(operations)
         await self._reach()
         with self._tree.lock:
             return self._tree.transact(operations, self._session)
@@ -272,7 +310,7 @@ class MemoryStore(MetadataStore):
             events = tuple(event for event in commit.events if is_under(prefix, event.key))
             if not events:
                 continue
-            change = Commit(commit.version, events)
+            change = Commit(commit.revision, events)
             if _is_running_here(loop):
                 watch.push(change)
             else:
@@ -287,7 +325,7 @@ class MemoryStore(MetadataStore):
         node = self._tree.nodes.get(key)
         if node is None:
             return None
-        return Record(key, node.value, node.version, bool(node.owner), node.owner == self._session)
+        return Record(node.value, node.stat(key, self._session))
 
     def _require_open(self) -> None:
         if self._loop is None:

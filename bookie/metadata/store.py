@@ -5,9 +5,9 @@ idea: a backend decides nothing. What a put, a delete or a transaction means is 
 and in `judge`, so that code written on one backend runs on all of them (memory, a local LMDB
 directory, and later ZooKeeper and etcd).
 
-- **Versions** are opaque integers that grow with every commit of the store; a record has the
-  version of the commit that wrote it last. ``NOT_EXISTS`` (-1) as an expected version means "must
-  not exist".
+- **Versions** are opaque integers for compare-and-set; they grow over the life of one record.
+  ``NOT_EXISTS`` (-1) as an expected version means "must not exist". **Revisions** number the
+  commits of the whole store, so that one write can be told from a later one of any key.
 - **Parents are virtual**: a key exists if it has a record or children. A record that has children
   cannot be deleted.
 - **Ephemeral** belongs to the life of a record: it lives until its session ends. A plain put
@@ -22,225 +22,73 @@ directory, and later ZooKeeper and etcd).
 
 from __future__ import annotations
 
-import enum
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Self, TypeAlias
+from typing import ClassVar, Self
 
-from bookie.errors import BadRequestError, InvalidKeyError
-from bookie.protocol.session import EXPIRY_EVENTS as EXPIRY_EVENTS  # noqa: PLC0414  (part of the interface)
-from bookie.protocol.session import SessionEvent as SessionEvent  # noqa: PLC0414  (as above)
+from bookie.errors import KeyHasChildrenError, NoSuchKeyError, UnsupportedError
+from bookie.metadata.changes import Change, ChangeKind, Commit, Resync, WatchEvent
+from bookie.metadata.keys import (
+    KEY_SIZE_BYTES_MAX,
+    ROOT,
+    ancestors,
+    check_key,
+    check_prefix,
+    is_under,
+    parent_of,
+)
+from bookie.metadata.records import (
+    NOT_EXISTS,
+    TRANSACTION_OPERATIONS_MAX,
+    TRANSACTION_SIZE_BYTES_MAX,
+    VALUE_SIZE_BYTES_MAX,
+    Acl,
+    Check,
+    Delete,
+    Operation,
+    Put,
+    Record,
+    Stat,
+    check_transaction,
+    sequential_key,
+)
+from bookie.protocol.session import EXPIRY_EVENTS, SessionEvent
 
-NOT_EXISTS = -1
-"""As an expected version: the record must not exist."""
+__all__ = [
+    "EXPIRY_EVENTS",
+    "KEY_SIZE_BYTES_MAX",
+    "NOT_EXISTS",
+    "ROOT",
+    "TRANSACTION_OPERATIONS_MAX",
+    "TRANSACTION_SIZE_BYTES_MAX",
+    "VALUE_SIZE_BYTES_MAX",
+    "Acl",
+    "Change",
+    "ChangeKind",
+    "Check",
+    "Commit",
+    "Delete",
+    "MetadataStore",
+    "Operation",
+    "Put",
+    "Record",
+    "Resync",
+    "SessionEvent",
+    "Stat",
+    "WatchEvent",
+    "ancestors",
+    "check_key",
+    "check_prefix",
+    "check_transaction",
+    "is_under",
+    "parent_of",
+    "sequential_key",
+]
 
-KEY_SIZE_BYTES_MAX = 480
-"""The longest key, in bytes of UTF-8."""
-
-VALUE_SIZE_BYTES_MAX = 512 * 1024
-"""The largest value."""
-
-TRANSACTION_OPERATIONS_MAX = 100
-"""The most operations in one transaction."""
-
-TRANSACTION_SIZE_BYTES_MAX = 768 * 1024
-"""The most bytes of keys and values in one transaction (ZooKeeper refuses requests of 1 MiB)."""
-
-ROOT = "/"
-"""The parent of all keys; it has no record of its own."""
-
-
-def check_key(key: str) -> str:
-    """Return `key` if it may name a record.
-
-    Raises:
-        InvalidKeyError: it does not start with "/", ends with "/", has an empty, "." or ".."
-            segment or a NUL character, is longer than `KEY_SIZE_BYTES_MAX`, or is not valid
-            Unicode.
-    """
-    if not key.startswith("/") or key == ROOT:
-        raise InvalidKeyError(f"the key {key!r} must start with a slash and name a record")
-    if any(segment in ("", ".", "..") for segment in key[1:].split("/")):
-        raise InvalidKeyError(f"the key {key!r} has an empty, '.' or '..' segment")
-    if "\0" in key:
-        raise InvalidKeyError(f"the key {key!r} contains a NUL character")
-    try:
-        size = len(key.encode())
-    except UnicodeEncodeError as error:
-        raise InvalidKeyError(f"the key {key!r} is not valid Unicode") from error
-    if size > KEY_SIZE_BYTES_MAX:
-        raise InvalidKeyError(f"a key of {size} bytes exceeds the limit of {KEY_SIZE_BYTES_MAX}")
-    return key
-
-
-def check_prefix(key: str) -> str:
-    """Return `key` if it is the root or may name a record; else raise `InvalidKeyError`."""
-    return key if key == ROOT else check_key(key)
-
-
-def is_under(prefix: str, key: str) -> bool:
-    """Whether `key` is `prefix` itself or lies below it. ``/a`` does not cover ``/ab``."""
-    return prefix in (ROOT, key) or key.startswith(prefix + "/")
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """One stored record. `created_by_self` is True for ephemeral records of the asking session."""
-
-    key: str
-    value: bytes
-    version: int
-    ephemeral: bool = False
-    created_by_self: bool = False
-
-    @property
-    def name(self) -> str:
-        """The last segment of the key."""
-        return self.key.rpartition("/")[2]
-
-
-@dataclass(frozen=True, slots=True)
-class Put:
-    """Write a record. `version`: None = create or replace, `NOT_EXISTS` = create, else replace it.
-
-    With `ephemeral` the record belongs to the writing store's lease afterwards: it is created, was
-    that store's already, or is another store's and `version` is its version (take-over).
-    """
-
-    key: str
-    value: bytes
-    version: int | None = None
-    ephemeral: bool = False
-
-    def __post_init__(self) -> None:
-        check_key(self.key)
-        if len(self.value) > VALUE_SIZE_BYTES_MAX:
-            raise InvalidKeyError(
-                f"a value of {len(self.value)} bytes for {self.key} exceeds the limit of "
-                f"{VALUE_SIZE_BYTES_MAX}"
-            )
-        if self.version is not None and self.version < NOT_EXISTS:
-            raise BadRequestError(f"{self.version} is not a version")
-
-
-@dataclass(frozen=True, slots=True)
-class Delete:
-    """Delete a record: the one of `version`, or any if None."""
-
-    key: str
-    version: int | None = None
-
-    def __post_init__(self) -> None:
-        check_key(self.key)
-        if self.version is not None and self.version < 0:
-            raise BadRequestError(f"{self.version} is not the version of a record")
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """Require that a record has `version`, or that it does not exist (`NOT_EXISTS`)."""
-
-    key: str
-    version: int
-
-    def __post_init__(self) -> None:
-        check_key(self.key)
-        if self.version < NOT_EXISTS:
-            raise BadRequestError(f"{self.version} is not a version")
-
-
-Operation: TypeAlias = Put | Delete | Check
-
-
-def check_transaction(operations: Sequence[Operation]) -> None:
-    """Refuse what not every backend can do in one step.
-
-    Raises:
-        BadRequestError: too many operations, a key named twice, or a key below another one that the
-            transaction deletes or makes ephemeral.
-        InvalidKeyError: more than `TRANSACTION_SIZE_BYTES_MAX` of keys and values.
-    """
-    if len(operations) > TRANSACTION_OPERATIONS_MAX:
-        raise BadRequestError(
-            f"a transaction of {len(operations)} operations exceeds the limit of "
-            f"{TRANSACTION_OPERATIONS_MAX}"
-        )
-    keys = {operation.key for operation in operations}
-    if len(keys) != len(operations):
-        raise BadRequestError("a transaction names a key more than once")
-    leaves = {
-        operation.key
-        for operation in operations
-        if isinstance(operation, Delete) or (isinstance(operation, Put) and operation.ephemeral)
-    }
-    for key in keys if leaves and len(keys) > 1 else ():
-        for ancestor in ancestors(key):
-            if ancestor in leaves:
-                raise BadRequestError(
-                    f"a transaction deletes {ancestor} or makes it ephemeral, and also names {key}"
-                )
-    size = sum(
-        len(operation.key.encode()) + (len(operation.value) if isinstance(operation, Put) else 0)
-        for operation in operations
-    )
-    if size > TRANSACTION_SIZE_BYTES_MAX:
-        raise InvalidKeyError(
-            f"a transaction of {size} bytes exceeds the limit of {TRANSACTION_SIZE_BYTES_MAX}"
-        )
-
-
-def parent_of(key: str) -> str:
-    """The key one level up; `ROOT` for a top-level key."""
-    return key.rpartition("/")[0] or ROOT
-
-
-def ancestors(key: str) -> list[str]:
-    """The keys above `key`, nearest first, without `ROOT`."""
-    found = []
-    key = key.rpartition("/")[0]
-    while key:
-        found.append(key)
-        key = key.rpartition("/")[0]
-    return found
-
-
-class ChangeKind(enum.Enum):
-    """What happened to a record."""
-
-    PUT = "put"
-    DELETE = "delete"
-
-
-@dataclass(frozen=True, slots=True)
-class WatchEvent:
-    """One changed record.
-
-    `version` is the record's new version; of a deletion, a version above all that the record had,
-    or `NOT_EXISTS` where the backend cannot know it. A session that ends shows as deletions.
-    """
-
-    kind: ChangeKind
-    key: str
-    version: int
-
-
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """The changes of one transaction under the watched prefix, in its order; never empty."""
-
-    version: int
-    events: tuple[WatchEvent, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Resync:
-    """Changes may be missing from here: list again. Later commits follow as usual."""
-
-
-Change: TypeAlias = Commit | Resync
+_RECURSION_ROUNDS = 10
+"""How often `delete_recursive` begins anew when somebody creates keys meanwhile."""
 
 
 class MetadataStore(ABC):
@@ -252,6 +100,9 @@ class MetadataStore(ABC):
     unknown. A write that returned is durable (as durable as the backend is) and visible to every
     later read of this store object. A cancelled write may still happen.
     """
+
+    backend: ClassVar[str]
+    """What errors call this kind of store."""
 
     session_timeout_seconds: float
     """After so long without a sign of life, others may end the store's lease."""
@@ -277,9 +128,16 @@ class MetadataStore(ABC):
         """
 
     async def put(
-        self, key: str, value: bytes, *, version: int | None = None, ephemeral: bool = False
-    ) -> int:
-        """Write one record and return its new version; see `Put`.
+        self,
+        key: str,
+        value: bytes,
+        *,
+        version: int | None = None,
+        ephemeral: bool = False,
+        sequential: bool = False,
+        acl: Sequence[Acl] | None = None,
+    ) -> Stat:
+        """Write one record and return its new state; see `Put`.
 
         Raises:
             BadVersionError: the record has another version, or is foreign and ephemeral and no
@@ -288,10 +146,13 @@ class MetadataStore(ABC):
                 the way of an ephemeral one.
             KeyHasChildrenError: an ephemeral record cannot have the children that `key` has.
             InvalidKeyError: an ancestor is ephemeral.
+            UnsupportedError: this kind of store has no access control, and `acl` was given.
             SessionLostError: the session ended before the write; nothing was written.
         """
-        (result,) = await self.transaction([Put(key, value, version, ephemeral)])
-        return result
+        access = None if acl is None else tuple(acl)
+        (stat,) = await self.transaction([Put(key, value, version, ephemeral, sequential, access)])
+        assert stat is not None
+        return stat
 
     async def delete(self, key: str, *, version: int | None = None) -> None:
         """Delete one record.
@@ -304,14 +165,85 @@ class MetadataStore(ABC):
         """
         await self.transaction([Delete(key, version)])
 
+    async def delete_recursive(self, key: str) -> None:
+        """Delete everything below `key`, then its own record; fine if there is nothing.
+
+        Children go before their parents, not in one step: others see it half done, and a failure
+        leaves it so; doing it again goes on. The root deletes everything.
+
+        Raises:
+            KeyHasChildrenError: somebody kept creating keys below `key`.
+        """
+        check_prefix(key)
+        for _ in range(_RECURSION_ROUNDS):
+            await self._delete_below(key)
+            if not await self.exists(key):
+                return
+            try:
+                if key != ROOT:
+                    await self.delete(key)
+                    return
+            except NoSuchKeyError:
+                return
+            except KeyHasChildrenError:
+                continue
+        raise KeyHasChildrenError(f"somebody keeps creating keys below {key}")
+
+    async def _delete_below(self, key: str) -> None:
+        prefix = key.rstrip("/")
+        names = await self.get_children(key)
+        for start in range(0, len(names), TRANSACTION_OPERATIONS_MAX):
+            some = [
+                Delete(f"{prefix}/{name}")
+                for name in names[start : start + TRANSACTION_OPERATIONS_MAX]
+            ]
+            try:
+                await self.transaction(some)
+            except (NoSuchKeyError, KeyHasChildrenError):
+                # Not all are plain leaves: find out which, one by one.
+                for one in some:
+                    await self._delete_tree(one.key)
+
+    async def _delete_tree(self, key: str) -> None:
+        await self._delete_below(key)
+        try:
+            await self.delete(key)
+        except (NoSuchKeyError, KeyHasChildrenError):
+            return  # without a record, or the next round finds it again
+
     @abstractmethod
-    async def transaction(self, operations: Sequence[Operation]) -> list[int]:
+    async def transaction(self, operations: Sequence[Operation]) -> list[Stat | None]:
         """Do all operations at once, or none.
 
-        Returns one version per operation: a put's new version, a check's version, and for a delete
-        the version of its event. Raises the error of the first operation whose condition fails, as
-        `put` and `delete` do; a failed check is a BadVersionError.
+        Returns one result per operation: the record's new state for a put, None for a delete or a
+        check. Raises the error of the first operation whose condition fails, as `put` and `delete`
+        do; a failed check is a BadVersionError.
         """
+
+    async def get_acl(self, key: str) -> list[Acl]:
+        """Who may do what with the record of `key`.
+
+        Raises:
+            UnsupportedError: this kind of store has no access control.
+            NoSuchKeyError: there is no record.
+        """
+        check_key(key)
+        raise self._no_access_control()
+
+    async def set_acl(self, key: str, acl: Sequence[Acl]) -> None:
+        """Replace who may do what with the record of `key`; raises what `get_acl` does."""
+        check_key(key)
+        raise self._no_access_control()
+
+    def _refuse_acl(self, operations: Sequence[Operation]) -> None:
+        """For backends without access control: refuse operations that ask for it."""
+        if any(isinstance(o, Put) and o.acl is not None for o in operations):
+            raise self._no_access_control()
+
+    def _no_access_control(self) -> UnsupportedError:
+        return UnsupportedError(
+            f"{self.backend} has no access control by record; only ZooKeeper does"
+        )
 
     @abstractmethod
     def watch(self, prefix: str) -> AbstractAsyncContextManager[AsyncIterator[Change]]:

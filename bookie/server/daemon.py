@@ -31,6 +31,7 @@ from bookie.env import Failpoints, ThreadWorkers, system_environment
 from bookie.errors import BookieError, StorageFailedError
 from bookie.formats.registration import Endpoint
 from bookie.metadata.connect import open_store
+from bookie.metadata.security import security_of
 from bookie.node.start import StartedBookie, start_bookie
 from bookie.rpc.server import serve as serve_rpc
 from bookie.server.announcement import Announcement, keep_announced
@@ -108,6 +109,7 @@ async def _run(
         open_store(
             settings.metadata.uri,
             session_timeout_seconds=settings.metadata.session_timeout_seconds,
+            security=security_of(settings.metadata),
         ) as store,
         _beside([obey_session_policy(store, settings.session)]),
         ThreadWorkers(settings.storage.read_threads) as workers,

@@ -64,8 +64,8 @@ async def _churn(store: MetadataStore, seed: str) -> None:
                     case 2:
                         await store.put(lease, b"", ephemeral=True)
                     case _:
-                        version = await store.put(f"/acknowledged/{seed}", b"")
-                        _say("acknowledged", version)
+                        stat = await store.put(f"/acknowledged/{seed}", b"")
+                        _say("acknowledged", stat.version)
             except SessionLostError:
                 raise
             except MetadataError:

@@ -135,7 +135,7 @@ async def test_a_killed_holder_loses_its_leases_at_once_and_in_one_change(
         assert isinstance(begun, Commit)
         assert isinstance(ended, Commit)
         assert [event.key for event in ended.events] == [event.key for event in begun.events]
-        assert {event.kind for event in ended.events} == {ChangeKind.DELETE}
+        assert {event.kind for event in ended.events} == {ChangeKind.DELETED}
         assert not await store.exists("/leases")
     _check_invariants(tmp_path)
     assert os.listdir(tmp_path / "sessions") == []
@@ -149,10 +149,10 @@ async def test_a_stopped_holder_loses_its_leases_and_learns_it(tmp_path: Path) -
     ):
         assert await _line(holder) == "ready"
         events = _events(changes)
-        assert await anext(events) == (ChangeKind.PUT, "/leases/0")
+        assert await anext(events) == (ChangeKind.CREATED, "/leases/0")
         holder.send_signal(signal.SIGSTOP)
         stopped_at = time.monotonic()
-        assert await anext(events) == (ChangeKind.DELETE, "/leases/0")
+        assert await anext(events) == (ChangeKind.DELETED, "/leases/0")
         assert time.monotonic() - stopped_at > 0.9
         holder.send_signal(signal.SIGCONT)
         assert [await _line(holder) for _ in EXPIRY_EVENTS] == [e.value for e in EXPIRY_EVENTS]
@@ -235,7 +235,7 @@ async def test_closing_does_not_wait_for_a_stuck_writer(tmp_path: Path) -> None:
 async def test_kills_under_load_leave_whole_commits(tmp_path: Path, seed: int) -> None:
     dice = random.Random(seed)
     acknowledged: dict[str, int] = {}
-    mirror: dict[str, int] = {}
+    mirror: dict[str, int | None] = {}
 
     async def run_and_kill(name: str) -> None:
         async with _worker("churn", tmp_path, name) as worker:
@@ -249,10 +249,10 @@ async def test_kills_under_load_leave_whole_commits(tmp_path: Path, seed: int) -
         async for change in changes:
             assert not isinstance(change, Resync)
             for event in change.events:
-                if event.kind is ChangeKind.PUT:
-                    mirror[event.key] = event.version
-                else:
+                if event.kind is ChangeKind.DELETED:
                     del mirror[event.key]
+                else:
+                    mirror[event.key] = event.revision
             if "/end" in mirror:
                 return
 

@@ -135,8 +135,11 @@ async def watch_processes(
 async def _initialize(metadata_uri: str) -> None:
     """Make the cluster's instance id when the metadata store is new."""
     from bookie.cluster.instance import initialize_cluster
+    from bookie.config import load_settings
     from bookie.metadata.connect import open_store
+    from bookie.metadata.security import security_of
 
-    async with open_store(metadata_uri) as store:
+    security = security_of(load_settings().metadata)
+    async with open_store(metadata_uri, security=security) as store:
         with contextlib.suppress(KeyExistsError):
             await initialize_cluster(store)

@@ -41,6 +41,7 @@ from bookie.metadata.store import (
     Put,
     Resync,
     SessionEvent,
+    Stat,
 )
 
 _KEYS = ("/a", "/a/b", "/a/b/c", "/a/d", "/a!", "/a0/b", "/e", "/e/f")
@@ -109,7 +110,7 @@ class _Model:
                     return InvalidKeyError
         return None
 
-    def apply(self, operation: Operation, session: int, version: int) -> None:
+    def apply(self, operation: Operation, session: int, stat: Stat | None) -> None:
         match operation:
             case Delete():
                 del self.held[operation.key]
@@ -118,7 +119,8 @@ class _Model:
                 owner = held.owner if held else None
                 if operation.ephemeral:
                     owner = session
-                self.held[operation.key] = _Held(operation.value, owner, version)
+                assert stat is not None
+                self.held[operation.key] = _Held(operation.value, owner, stat.version)
             case Check():
                 pass
 
@@ -159,16 +161,19 @@ class _Machine(RuleBasedStateMachine):
         async with asyncio.timeout(10):
             seen = 0
             end = await self.stores[0].put("/end", b"")
-            while seen < end:
+            while seen != end.revision:
                 change: Change = await anext(self.changes)
                 assert not isinstance(change, Resync)
-                assert change.version > seen
-                seen = change.version
+                assert change.revision is not None
+                assert change.revision > seen
+                seen = change.revision
                 for event in change.events:
-                    if event.kind is ChangeKind.PUT:
-                        self.mirror[event.key] = event.version
-                    else:
+                    assert (event.key in self.mirror) == (event.kind is not ChangeKind.CREATED)
+                    if event.kind is ChangeKind.DELETED:
                         del self.mirror[event.key]
+                    else:
+                        assert event.revision is not None
+                        self.mirror[event.key] = event.revision
         del self.mirror["/end"]
 
     def _transact(self, session: int, operations: list[Operation]) -> None:
@@ -178,15 +183,13 @@ class _Machine(RuleBasedStateMachine):
                 self.runner.run(self.stores[session].transaction(operations))
             assert caught.type is expected
             return
-        versions = self.runner.run(self.stores[session].transaction(operations))
-        for operation, version in zip(operations, versions, strict=True):
-            if isinstance(operation, Check):
-                assert version == operation.version
-            else:
-                assert version > self.last_version
-            self.model.apply(operation, session, version)
-        writes = [o for o in operations if not isinstance(o, Check)]
-        self.last_version = max([self.last_version, *(versions if writes else [])])
+        stats = self.runner.run(self.stores[session].transaction(operations))
+        for operation, stat in zip(operations, stats, strict=True):
+            assert (stat is None) == (not isinstance(operation, Put))
+            if stat is not None:
+                assert stat.version > self.last_version
+            self.model.apply(operation, session, stat)
+        self.last_version = max([self.last_version, *(stat.version for stat in stats if stat)])
 
     @rule(session=_sessions, key=_keys, guard=_guards, value=st.binary(max_size=4))
     def put(self, session: int, key: str, guard: str, value: bytes) -> None:

@@ -64,7 +64,7 @@ async def _next_put(changes: AsyncIterator[Change]) -> str:
             change = await anext(changes)
             assert isinstance(change, Commit)
             for event in change.events:
-                if event.kind is ChangeKind.PUT:
+                if event.kind is not ChangeKind.DELETED:
                     return event.key
 
 
@@ -106,8 +106,8 @@ async def test_between_writable_and_read_only_it_is_never_unregistered(
                 change = await anext(changes)
                 assert isinstance(change, Commit)
                 assert [event.kind for event in change.events] == [
-                    ChangeKind.PUT,
-                    ChangeKind.DELETE,
+                    ChangeKind.CREATED,
+                    ChangeKind.DELETED,
                 ]
         assert handle.is_registered
     assert not await observer.exists(keys.AVAILABLE)
@@ -182,13 +182,13 @@ async def test_a_predecessor_is_waited_for(name: str, store: MemoryStore) -> Non
 
 async def test_a_living_namesake_is_a_sentence(store: MemoryStore, observer: MemoryStore) -> None:
     key = keys.registration("bookie-1", read_only=False)
-    version = await observer.put(key, encode_registration(_registration()), ephemeral=True)
+    stat = await observer.put(key, encode_registration(_registration()), ephemeral=True)
     with pytest.raises(IdentityError, match="another process is registered as bookie bookie-1"):
         async with RegistrationManager(store).register(_registration()):
             pass
     record = await observer.get(key)
     assert record is not None
-    assert record.version == version
+    assert record.version == stat.version
 
 
 async def test_of_ten_namesakes_one_registers(name: str) -> None:
@@ -239,7 +239,8 @@ async def test_what_its_own_lost_session_left_is_taken_over(
     async with MemoryStore(name) as old:
         handle = RegistrationManager(store).register(_registration())
         # As after a lost session on a store that has not ended it yet.
-        handle._version = await old.put(key, b"left over", ephemeral=True)
+        stat = await old.put(key, b"left over", ephemeral=True)
+        handle._written = (stat.key, stat.version, stat.revision)
         async with handle:
             record = await store.get(key)
             assert record is not None

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from bookie.config import load_settings, render_toml
 from bookie.errors import ConfigurationError
-from bookie.metadata.connect import open_store
+from bookie.metadata.connect import Host, Servers, open_store, parse_servers, split_uri
+from bookie.metadata.security import MetadataSecurity, security_of
 
 
 @pytest.mark.parametrize(
@@ -21,16 +25,48 @@ from bookie.metadata.connect import open_store
         ("local:relative", "local:///absolute/directory"),
         ("local:///a?x=1", "query"),
         ("zk://user:secret@host/ledgers", "credentials"),
-        ("zk://host:2181/ledgers", "no metadata backend for zk:// yet"),
-        ("etcd://host:2379/ledgers", "no metadata backend for etcd:// yet"),
         ("etcd://[::1", "cannot be parsed"),
+        ("zk://host:2181", "must name a scope"),
+        ("etcd://host:2379/", "must name a scope"),
+        ("zk://host/a/", "no valid scope"),
+        ("zk://host/a/../b", "no valid scope"),
+        ("etcd://host//a", "no valid scope"),
+        ("zk:///scope", "HOST:PORT"),
+        ("zk://a:2181,/scope", "HOST:PORT"),
+        ("zk://a:2181,,b/scope", "HOST:PORT"),
+        ("zk://a:port/scope", "HOST:PORT"),
+        ("zk://a:0/scope", "HOST:PORT"),
+        ("zk://a:65536/scope", "HOST:PORT"),
+        ("zk://a:/scope", "HOST:PORT"),
+        ("zk://::1/scope", "HOST:PORT"),
+        ("zk://a:1:2/scope", "HOST:PORT"),
+        ("zk://a,b,a/scope", "names a server twice"),
     ],
 )
 def test_a_wrong_uri_is_refused_in_one_sentence(uri: str, message: str) -> None:
+    """Case 154."""
     with pytest.raises(ConfigurationError, match=message) as caught:
         open_store(uri)
     assert "\n" not in str(caught.value)
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("uri", "servers"),
+    [
+        ("zk://a:2181/s", Servers((Host("a", 2181),), "/s")),
+        ("zk://a,b:3000/s/t", Servers((Host("a", 2181), Host("b", 3000)), "/s/t")),
+        ("etcd://10.0.0.1/my%20s", Servers((Host("10.0.0.1", 2379),), "/my s")),
+        ("etcd://[::1]:99,[fe80::2],c/s", None),
+    ],
+)
+def test_servers_and_scope_come_out_of_the_uri(uri: str, servers: Servers | None) -> None:
+    found = parse_servers(uri, split_uri(uri))
+    if servers is None:
+        assert [str(host) for host in found.hosts] == ["[::1]:99", "[fe80::2]:2379", "c:2379"]
+        assert found.hosts[0].name == "::1"
+    else:
+        assert found == servers
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, 0.05, 3601.0, float("nan"), float("inf")])
@@ -40,6 +76,57 @@ def test_a_session_timeout_out_of_range_is_refused(seconds: float) -> None:
 
 
 async def test_two_names_are_two_stores() -> None:
+    """Case 29."""
     async with open_store("memory://one-name") as one, open_store("memory://other-name") as other:
         await one.put("/a", b"")
         assert not await other.exists("/a")
+
+
+# ---- TLS and credentials
+
+
+def test_security_comes_from_settings_and_variables() -> None:
+    variables = {
+        "BOOKIE_METADATA__TLS_CA_FILE": "/etc/ca.pem",
+        "BOOKIE_METADATA__TLS_CERTIFICATE_FILE": "/etc/own.pem",
+        "BOOKIE_METADATA__TLS_KEY_FILE": "/etc/own.key",
+        "BOOKIE_METADATA__USER": "bookie",
+        "BOOKIE_METADATA__PASSWORD": "secret",
+        "BOOKIE_METADATA__SASL_MECHANISM": "digest-md5",
+    }
+    settings = load_settings(environment=variables)
+    found = security_of(settings.metadata)
+    assert found == MetadataSecurity(
+        Path("/etc/ca.pem"),
+        Path("/etc/own.pem"),
+        Path("/etc/own.key"),
+        "bookie",
+        "secret",
+        "digest-md5",
+    )
+    assert found.uses_tls
+    for text in (repr(found), repr(settings), render_toml(settings), str(settings.model_dump())):
+        assert "secret" not in text.replace("secret_value", "")
+
+
+def test_without_settings_there_is_neither_tls_nor_user() -> None:
+    assert security_of(load_settings(environment={}).metadata) == MetadataSecurity()
+    assert not MetadataSecurity().uses_tls
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"tls_certificate_file": "/a"}, "go together"),
+        ({"tls_key_file": "/a"}, "go together"),
+        ({"tls_certificate_file": "/a", "tls_key_file": "/b"}, "tls_ca_file"),
+        ({"user": "a"}, "go together"),
+        ({"password": "a"}, "go together"),
+        ({"sasl_mechanism": "digest"}, "needs metadata.user"),
+        ({"sasl_mechanism": "kerberos"}, "sasl_mechanism"),
+    ],
+)
+def test_half_of_a_pair_is_refused(given: dict[str, str], message: str) -> None:
+    overrides = {f"metadata.{key}": value for key, value in given.items()}
+    with pytest.raises(ConfigurationError, match=message):
+        security_of(load_settings(overrides=overrides, environment={}).metadata)

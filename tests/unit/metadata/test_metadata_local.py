@@ -96,16 +96,33 @@ async def test_an_lmdb_environment_of_something_else_is_refused(tmp_path: Path) 
 async def test_a_newer_format_is_refused(tmp_path: Path) -> None:
     async with open_store(f"local://{tmp_path}"):
         pass
-    _write_meta(tmp_path, b"bookie-metadata 2")
+    _write_meta(tmp_path, b"bookie-metadata 3")
     error = await _refusal(tmp_path)
     assert isinstance(error, FormatError)
     assert "newer" in str(error)
 
 
+async def test_the_format_before_is_upgraded_and_loses_only_its_log(tmp_path: Path) -> None:
+    async with open_store(f"local://{tmp_path}") as store:
+        await store.put("/a", b"1")
+        stat = await store.put("/a", b"2")
+    _write_meta(tmp_path, b"bookie-metadata 1")
+    async with open_store(f"local://{tmp_path}") as store, store.watch("/") as changes:
+        assert isinstance(store, LocalStore)
+        record = await store.get("/a")
+        assert record is not None
+        assert (record.value, record.stat) == (b"2", stat)
+        with store._require_open().read() as tree:
+            assert tree.format() == local_environment.FORMAT
+            assert tree.commits_after(0, 10) is None
+        await store.put("/b", b"")
+        assert isinstance(await _next(changes), Commit)
+
+
 async def test_after_a_refusal_the_directory_can_be_opened(tmp_path: Path) -> None:
     async with open_store(f"local://{tmp_path}"):
         pass
-    _write_meta(tmp_path, b"bookie-metadata 2")
+    _write_meta(tmp_path, b"bookie-metadata 3")
     await _refusal(tmp_path)
     _write_meta(tmp_path, local_environment.FORMAT)
     async with open_store(f"local://{tmp_path}") as store:
@@ -251,10 +268,10 @@ async def test_a_watcher_beyond_the_log_resyncs(
 
         await environment.submit(burst)
         assert isinstance(await _next(changes), Resync)
-        version = await store.put("/later", b"")
+        stat = await store.put("/later", b"")
         change = await _next(changes)
         assert isinstance(change, Commit)
-        assert change.version == version
+        assert change.revision == stat.revision
 
 
 async def test_without_the_bell_polling_delivers(
@@ -328,13 +345,13 @@ async def test_a_scan_of_large_values_goes_in_small_steps(tmp_path: Path) -> Non
 
 async def test_the_disk_holds_what_the_tables_say(tmp_path: Path) -> None:
     async with open_store(f"local://{tmp_path}") as store:
-        version = await store.put("/a/b", b"value")
+        stat = await store.put("/a/b", b"value")
     with lmdb.open(str(tmp_path), max_dbs=8) as environment:
         records, log = environment.open_db(b"records"), environment.open_db(b"log")
         with environment.begin() as transaction:
             data = bytes(transaction.get(b"/a/b", db=records) or b"")
-            change = bytes(transaction.get(struct.pack(">Q", version), db=log) or b"")
-    assert struct.unpack_from(">QQ", data) == (version, version)
+            change = bytes(transaction.get(struct.pack(">Q", stat.version), db=log) or b"")
+    assert struct.unpack_from(">QQ", data) == (stat.version, stat.version)
     assert data[32:48] == bytes(16)
     assert data[48:] == b"value"
     assert change == b"\x01\x00\x04/a/b"

@@ -1,0 +1,26 @@
+"""How commands open the metadata store that ``--metadata`` names."""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bookie.metadata.store import MetadataStore
+
+
+def open_metadata(uri: str) -> AbstractAsyncContextManager[MetadataStore]:
+    """The store; TLS and credentials come from the section ``[metadata]`` of the settings.
+
+    Raises:
+        ConfigurationError: the URI is wrong, or the settings are.
+    """
+    from bookie.metadata.connect import open_store, split_uri
+
+    if split_uri(uri).scheme in ("memory", "local"):
+        return open_store(uri)
+    # Loading settings takes longer than what most commands do on a local store.
+    from bookie.config import load_settings
+    from bookie.metadata.security import security_of
+
+    return open_store(uri, security=security_of(load_settings().metadata))

@@ -1,0 +1,74 @@
+"""How a metadata server knows us and we know it: what never stands in a URI."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from bookie.config import MetadataSettings
+from bookie.errors import ConfigurationError
+
+SaslMechanism: TypeAlias = Literal["none", "digest", "digest-md5"]
+"""How user and password are shown to ZooKeeper: not at all, as its scheme ``digest``, or by SASL
+with DIGEST-MD5. etcd has one way of its own, whatever is said here."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataSecurity:
+    """TLS files and credentials for ``zk://`` and ``etcd://``; the default is neither.
+
+    Raises:
+        ConfigurationError: half of a pair was given.
+    """
+
+    tls_ca_file: Path | None = None
+    """Certificates that sign servers'; given, the connection is TLS."""
+
+    tls_certificate_file: Path | None = None
+    """Our own certificate, with its chain."""
+
+    tls_key_file: Path | None = None
+    user: str = ""
+    password: str = field(default="", repr=False)
+    sasl_mechanism: SaslMechanism = "none"
+
+    def __post_init__(self) -> None:
+        if (self.tls_certificate_file is None) != (self.tls_key_file is None):
+            raise ConfigurationError(
+                "metadata.tls_certificate_file and metadata.tls_key_file go together"
+            )
+        if self.tls_certificate_file is not None and self.tls_ca_file is None:
+            raise ConfigurationError(
+                "metadata.tls_certificate_file needs metadata.tls_ca_file: without it the "
+                "connection is not TLS"
+            )
+        if bool(self.user) != bool(self.password):
+            raise ConfigurationError("metadata.user and metadata.password go together")
+        if self.sasl_mechanism != "none" and not self.user:
+            raise ConfigurationError("metadata.sasl_mechanism needs metadata.user")
+
+    @property
+    def uses_tls(self) -> bool:
+        """Whether connections are encrypted."""
+        return self.tls_ca_file is not None
+
+
+def security_of(settings: MetadataSettings) -> MetadataSecurity:
+    """What the section ``[metadata]`` says.
+
+    Raises:
+        ConfigurationError: half of a pair was given.
+    """
+    return MetadataSecurity(
+        tls_ca_file=_path(settings.tls_ca_file),
+        tls_certificate_file=_path(settings.tls_certificate_file),
+        tls_key_file=_path(settings.tls_key_file),
+        user=settings.user,
+        password=settings.password.get_secret_value(),
+        sasl_mechanism=settings.sasl_mechanism,
+    )
+
+
+def _path(text: str) -> Path | None:
+    return Path(text) if text else None

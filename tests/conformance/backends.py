@@ -1,0 +1,142 @@
+"""Every metadata backend as the conformance suite needs it: opened, expired and cut off at will."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import ClassVar, Self
+
+import pytest
+
+from bookie.metadata.connect import open_store
+from bookie.metadata.local import LocalStore
+from bookie.metadata.memory import MemoryStore
+from bookie.metadata.store import MetadataStore
+
+_names = itertools.count()
+
+
+class Difference(enum.Enum):
+    """What a backend cannot do exactly as the interface says; each is named with a reason."""
+
+    VERSIONS_RESTART = "versions begin anew when a key is deleted and created again"
+    COMMITS_SPLIT = "a transaction may be seen as several commits of one revision"
+    NO_TIMES = "records have no times of creation and modification"
+    ACCESS_CONTROL = "records have access control"
+
+
+class Backend(ABC):
+    """One store, new and empty, opened by as many sessions as a test wants."""
+
+    name: ClassVar[str]
+    differences: ClassVar[Mapping[Difference, str]] = MappingProxyType({})
+    """Each with its reason."""
+
+    can_disconnect: ClassVar[bool] = True
+    """Whether a session can be cut off from the store and joined again."""
+
+    def __init__(self, request: pytest.FixtureRequest, directory: Path) -> None:
+        """A store of its own; servers come from `request`, files go into `directory`."""
+        self._stack = AsyncExitStack()
+
+    @abstractmethod
+    def session(
+        self, *, session_timeout_seconds: float = 30.0
+    ) -> AbstractAsyncContextManager[MetadataStore]:
+        """A new session, for tests that close it themselves."""
+
+    @abstractmethod
+    async def expire(self, store: MetadataStore) -> None:
+        """End the session of `store` as its peers or the server would after a long silence."""
+
+    async def disconnect(self, store: MetadataStore) -> None:
+        """Cut `store` off from the servers, until `reconnect`."""
+        raise NotImplementedError
+
+    async def reconnect(self, store: MetadataStore) -> None:
+        """Join `store` again."""
+        raise NotImplementedError
+
+    async def open(self, *, session_timeout_seconds: float = 30.0) -> MetadataStore:
+        """A new session; it ends with the test."""
+        return await self._stack.enter_async_context(
+            self.session(session_timeout_seconds=session_timeout_seconds)
+        )
+
+    def differs(self, difference: Difference) -> bool:
+        """Whether the backend has this difference."""
+        return difference in self.differences
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._stack.aclose()
+
+
+class MemoryBackend(Backend):
+    """``memory://``: the reference model."""
+
+    name = "memory"
+
+    def __init__(self, request: pytest.FixtureRequest, directory: Path) -> None:
+        super().__init__(request, directory)
+        self._uri = f"memory://conformance-{next(_names)}"
+
+    def session(
+        self, *, session_timeout_seconds: float = 30.0
+    ) -> AbstractAsyncContextManager[MetadataStore]:
+        return open_store(self._uri, session_timeout_seconds=session_timeout_seconds)
+
+    async def expire(self, store: MetadataStore) -> None:
+        assert isinstance(store, MemoryStore)
+        store.expire_session()
+
+    async def disconnect(self, store: MetadataStore) -> None:
+        assert isinstance(store, MemoryStore)
+        store.disconnect()
+
+    async def reconnect(self, store: MetadataStore) -> None:
+        assert isinstance(store, MemoryStore)
+        store.reconnect()
+
+
+class LocalBackend(Backend):
+    """``local://``: a directory of this machine."""
+
+    name = "local"
+    can_disconnect = False  # the disk is there or the process fails; nothing lies between
+
+    def __init__(self, request: pytest.FixtureRequest, directory: Path) -> None:
+        super().__init__(request, directory)
+        self._uri = f"local://{directory}/metadata"
+
+    def session(
+        self, *, session_timeout_seconds: float = 30.0
+    ) -> AbstractAsyncContextManager[MetadataStore]:
+        return open_store(self._uri, session_timeout_seconds=session_timeout_seconds)
+
+    async def expire(self, store: MetadataStore) -> None:
+        assert isinstance(store, LocalStore)
+        environment, session = store._require_open(), store._session
+        await environment.submit(lambda tree: tree.end_session(session))
+        store._wake.set()  # it would look by itself within a tick
+        await asyncio.sleep(0)
+
+
+BACKENDS: dict[str, type[Backend]] = {
+    backend.name: backend for backend in (LocalBackend, MemoryBackend)
+}
+"""All backends that tests run on. A backend with servers joins with a class of its own, whose
+constructor asks `request` for the fixture that starts them."""
