@@ -5,6 +5,7 @@ the only place that reads environment variables.
 """
 
 from bookie.config.load import load_settings, require_bookie_id
+from bookie.config.metadata_section import MetadataSettings
 from bookie.config.render import render_toml
 from bookie.config.sections import (
     BookieSettings,
@@ -13,7 +14,6 @@ from bookie.config.sections import (
     HttpSettings,
     ListenSettings,
     LogSettings,
-    MetadataSettings,
     NodeSettings,
     RpcSettings,
     Settings,

@@ -19,7 +19,8 @@ from pathlib import Path
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from bookie.config.sections import Section, Settings
+from bookie.config.section import Section
+from bookie.config.sections import Settings
 from bookie.errors import ConfigurationError
 
 PREFIX = "BOOKIE_"

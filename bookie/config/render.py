@@ -13,7 +13,8 @@ from pydantic.fields import FieldInfo
 
 from bookie.config.load import section_type
 from bookie.config.quantities import format_size, parse_size
-from bookie.config.sections import Section, Settings
+from bookie.config.section import Section
+from bookie.config.sections import Settings
 
 HEAD = """\
 # Settings of a bookie. Every key is listed; what is left out has its default.

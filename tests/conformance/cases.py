@@ -1,7 +1,7 @@
 """The numbered behaviours of a metadata store, and which test shows which of them.
 
-A test names its cases in its docstring ("Cases 5, 6, 10-12."). Source: the list of cases gathered from
-Pulsar's, BookKeeper's and ZooKeeper's own tests.
+A test names its cases in its docstring ("Cases 5, 6, 10-12."). Source: the list of cases gathered
+from Pulsar's, BookKeeper's and ZooKeeper's own tests.
 """
 
 from __future__ import annotations
