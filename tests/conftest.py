@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.servers.running import PIDS
 
-pytest_plugins = ["tests.servers.etcd"]
+pytest_plugins = ["tests.servers.etcd", "tests.servers.zookeeper"]
 """Where fixtures of real servers come from; a server starts when the first test asks for it."""
 
 # The default run is the same every time and fast; `soak` looks for what it has not seen yet.

@@ -1,0 +1,111 @@
+"""Take ZooKeeper's jars out of PyPI's pyspark, once a machine, for the tests on real servers.
+
+    python -m tests.servers.fetch_zookeeper [--sdist FILE]
+
+The sdist of pyspark (456 MB) is downloaded by pip, compared with its checksum, and deleted again;
+the jars that a server needs stay in a cache directory, `BOOKIE_TEST_CACHE` or
+``~/.cache/bookie-tests``. Nothing is downloaded when they are there and right.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+PYSPARK = "pyspark==4.3.0"
+SDIST_SHA256 = "e8c517948eff7088a7aa07449aa8eafa4a15a8d50319de2525a6fd26622476c6"
+JARS_INSIDE = "pyspark-4.3.0/deps/jars/"
+
+JARS = {
+    "zookeeper-3.9.5.jar": "936d025db1a85f085edea25048c3f5b3de5fc29329c371a10925e3b78b0b38a0",
+    "zookeeper-jute-3.9.5.jar": "abcbc7f9d6c493daa118da6fa3061a201e2c521217526e8535adfb56b629e52a",
+    "slf4j-api-2.0.17.jar": "7b751d952061954d5abfed7181c1f645d336091b679891591d63329c622eb832",
+    "metrics-core-4.2.37.jar": "3c70d19049d10f474ab803706b9c0677bcf5fd9e1afeb4f6c496f62e38b27678",
+    "snappy-java-1.1.10.8.jar": "50485d06037fea3d6e40c968386feeca6338cc9872e25549593ff3eb352cefcc",
+}
+"""Jar → its SHA-256. The last two are loaded by the server whether it uses them or not."""
+
+COMMAND = "make zookeeper"
+
+
+def jars_directory() -> Path:
+    """Where the jars lie or will lie."""
+    root = os.environ.get("BOOKIE_TEST_CACHE") or Path.home() / ".cache" / "bookie-tests"
+    return Path(root) / "zookeeper-3.9.5"
+
+
+def missing_jars() -> list[str]:
+    """Jars that are not in the cache, or not what they should be."""
+    return [
+        name
+        for name, expected in JARS.items()
+        if not (path := jars_directory() / name).is_file()
+        or hashlib.sha256(path.read_bytes()).hexdigest() != expected
+    ]
+
+
+def download(directory: Path) -> Path:
+    """The sdist, fetched by pip, which compares the checksum."""
+    wanted = directory / "requirements.txt"
+    wanted.write_text(f"{PYSPARK} --hash=sha256:{SDIST_SHA256}\n", encoding="utf-8")
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "download"),
+            *("--no-deps", "--no-binary", "pyspark", "--no-build-isolation", "--require-hashes"),
+            *("--dest", str(directory), "--requirement", str(wanted)),
+        ],
+        check=True,
+    )
+    (sdist,) = directory.glob("pyspark-*.tar.gz")
+    return sdist
+
+
+def extract(sdist: Path) -> None:
+    """Write the jars into the cache; each appears whole or not at all."""
+    with sdist.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != SDIST_SHA256:
+        raise SystemExit(f"{sdist} has the SHA-256 {found}, not {SDIST_SHA256}")
+    directory = jars_directory()
+    directory.mkdir(parents=True, exist_ok=True)
+    left = set(JARS)
+    with tarfile.open(sdist, "r|gz") as archive:
+        for member in archive:
+            name = member.name.removeprefix(JARS_INSIDE)
+            if name not in left:
+                continue
+            content = archive.extractfile(member)
+            assert content is not None
+            partial = directory / f".{name}.{os.getpid()}"
+            partial.write_bytes(content.read())
+            partial.rename(directory / name)
+            left.remove(name)
+            if not left:
+                break
+    if missing := missing_jars():
+        raise SystemExit(f"{sdist} does not hold the expected {', '.join(missing)}")
+
+
+def main() -> None:
+    """Fetch what is missing."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sdist", type=Path, help="take the jars from this file, download nothing")
+    options = parser.parse_args()
+    if not missing_jars():
+        return
+    if options.sdist is not None:
+        extract(options.sdist)
+        return
+    print("downloading ZooKeeper's jars inside of pyspark (456 MB)", flush=True)
+    with tempfile.TemporaryDirectory(prefix="bookie-zookeeper-") as directory:
+        extract(download(Path(directory)))
+
+
+if __name__ == "__main__":
+    main()
