@@ -91,7 +91,7 @@ sim: $(VENV)/.test ## the engine on a simulated machine: crash images and random
 fault: $(VENV)/.test ## real processes, killed and stopped
 	$(PYTEST) tests/fault
 
-interop: $(VENV)/.test ## real servers of metadata (etcd), killed, stopped and cut off
+interop: $(VENV)/.test zookeeper ## real servers of metadata, killed, stopped and cut off
 	$(PYTEST) tests/interop
 
 soak: $(VENV)/.test ## the same tests with their long counts; takes an hour or more

@@ -1,7 +1,7 @@
-"""Foreign servers as child processes that outlive a test: started once a run, stopped by their pid.
+"""Foreign servers as child processes that outlive a test, started once and stopped by their pid.
 
-The check that a test leaves no child behind does not count them: whoever started one stops it at the
-end of the run.
+The check that a test leaves no child behind does not count them: whoever started one stops it at
+the end of the run.
 """
 
 from __future__ import annotations
