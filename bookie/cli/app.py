@@ -46,6 +46,8 @@ GROUPS: dict[str, tuple[str, str]] = {
     "serve": ("bookie.cli.serve", "Run one bookie, the storage daemon."),
     "local": ("bookie.cli.local", "Run a whole cluster of bookie processes on this machine."),
     "cluster": ("bookie.cli.cluster", "Initialise a cluster and see its bookies."),
+    "metadata": ("bookie.cli.metadata", "Look into the metadata store, copy it, measure it."),
+    "cookie": ("bookie.cli.cookie", "Cookies of a cluster's bookies: list, delete, restore."),
     "ledger": ("bookie.cli.ledger", "Create, append to, read, tail, recover and delete ledgers."),
     "node": ("bookie.cli.node", "Ask one running bookie, or have it do something."),
     "inspect": ("bookie.cli.inspect", "Look into a stopped bookie's directories."),

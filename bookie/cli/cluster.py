@@ -61,6 +61,43 @@ async def _status(metadata: str) -> dict[str, str | int]:
     }
 
 
+@app.command("health")
+def health(metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
+    """Check the cluster as a whole; the exit status is 1 if anything is wrong."""
+    from bookie.cli.output import print_records
+
+    checks = asyncio.run(_health(metadata))
+    print_records(checks, output)
+    if not all(check["healthy"] for check in checks):
+        raise typer.Exit(1)
+
+
+async def _health(metadata: str) -> list[dict[str, str | bool]]:
+    from bookie.cli.stores import open_metadata
+    from bookie.cluster.instance import read_status
+
+    async with open_metadata(metadata) as store:
+        found = await read_status(store)
+    missing = sorted({*found.known} - {*found.writable} - {*found.read_only})
+    return [
+        {
+            "check": "writable bookies",
+            "healthy": bool(found.writable),
+            "found": f"{len(found.writable)} of {len(found.known)}",
+        },
+        {
+            "check": "missing bookies",
+            "healthy": not missing,
+            "found": ", ".join(missing) or "none",
+        },
+        {
+            "check": "read-only bookies",
+            "healthy": not found.read_only,
+            "found": ", ".join(sorted(found.read_only)) or "none",
+        },
+    ]
+
+
 @app.command("bookies")
 def bookies(metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
     """List every bookie that ever joined, alive or not, with its address and free space."""

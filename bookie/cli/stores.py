@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from bookie.metadata.store import MetadataStore
 
 
-def open_metadata(uri: str) -> AbstractAsyncContextManager[MetadataStore]:
+def open_metadata(
+    uri: str, config: Path | None = None
+) -> AbstractAsyncContextManager[MetadataStore]:
     """The store; TLS and credentials come from the section ``[metadata]`` of the settings.
+
+    `config` is a file of settings; None takes the one that BOOKIE_CONFIG names, if it names one.
 
     Raises:
         ConfigurationError: the URI is wrong, or the settings are.
@@ -23,4 +28,4 @@ def open_metadata(uri: str) -> AbstractAsyncContextManager[MetadataStore]:
     from bookie.config import load_settings
     from bookie.metadata.security import security_of
 
-    return open_store(uri, security=security_of(load_settings().metadata))
+    return open_store(uri, security=security_of(load_settings(config).metadata))

@@ -1,0 +1,400 @@
+"""``bookie metadata``: look into a metadata store, change it, copy it, measure it.
+
+Keys are relative to the scope of the URI and begin with a slash.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bookie.cli.options import Metadata, Output, OutputFormat, Yes, confirm
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from bookie.cli.metadata_load import Mix
+    from bookie.metadata.records import Record, Stat
+    from bookie.metadata.store import MetadataStore
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    help="Look into a metadata store, change it, copy it, measure it.",
+)
+
+Key = Annotated[str, typer.Argument(metavar="KEY", help="A key, such as /INSTANCEID.")]
+Prefix = Annotated[str, typer.Argument(metavar="[KEY]", help="Where to begin; all by default.")]
+Version = Annotated[
+    int | None,
+    typer.Option("--version", metavar="N", min=0, help="Only if the record has this version."),
+]
+
+
+@app.command("get")
+def get(key: Key, metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
+    """Print the value of a record, byte for byte; with --output json what is known of it."""
+    from bookie.cli.output import print_record
+
+    record = asyncio.run(_get(metadata, key))
+    if output is OutputFormat.JSON:
+        print_record({**_stat(record.stat), **_value(record.value)}, output)
+        return
+    sys.stdout.buffer.write(record.value)
+    if sys.stdout.isatty() and not record.value.endswith(b"\n"):
+        sys.stdout.buffer.write(b"\n")
+
+
+async def _get(uri: str, key: str) -> Record:
+    from bookie.cli.stores import open_metadata
+    from bookie.errors import NoSuchKeyError
+
+    async with open_metadata(uri) as store:
+        record = await store.get(key)
+    if record is None:
+        raise NoSuchKeyError(f"there is no record {key}")
+    return record
+
+
+@app.command("ls")
+def ls(
+    metadata: Metadata,
+    key: Prefix = "/",
+    recursive: Annotated[
+        bool, typer.Option("--recursive", "-r", help="Everything below, not one level.")
+    ] = False,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """List the keys below a key, sorted: one level, or all. A slash ends those that have none."""
+    from bookie.cli.output import print_records
+
+    records = asyncio.run(_ls(metadata, key, recursive=recursive))
+    print_records(records, output, empty=f"there is nothing below {key}")
+
+
+async def _ls(uri: str, key: str, *, recursive: bool) -> list[dict[str, str | int | bool | None]]:
+    from bookie.cli.stores import open_metadata
+    from bookie.metadata.walk import walk
+
+    listed: list[dict[str, str | int | bool | None]] = []
+    async with open_metadata(uri) as store:
+        if recursive:
+            listed = [_row(record) async for record in walk(store, key)]
+        else:
+            records = {record.name: record async for record in store.scan_children(key)}
+            for name in await store.get_children(key):
+                record = records.get(name)
+                full = f"{key.rstrip('/')}/{name}"
+                listed.append(_row(record) if record is not None else _parent(full))
+    return listed
+
+
+def _row(record: Record) -> dict[str, str | int | bool | None]:
+    return {
+        "key": record.key,
+        "bytes": len(record.value),
+        "version": record.version,
+        "ephemeral": record.ephemeral,
+    }
+
+
+def _parent(key: str) -> dict[str, str | int | bool | None]:
+    """A key that has children only."""
+    return {"key": key + "/", "bytes": None, "version": None, "ephemeral": False}
+
+
+@app.command("put")
+def put(
+    key: Key,
+    metadata: Metadata,
+    value: Annotated[
+        str | None, typer.Argument(metavar="[VALUE]", help="The value, or --file.")
+    ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option("--file", "-f", metavar="FILE", help="Take the value from it; - is stdin."),
+    ] = None,
+    version: Version = None,
+    create: Annotated[
+        bool, typer.Option("--create", help="Only if there is no record yet.")
+    ] = False,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Write a record and print its new version."""
+    from bookie.cli.output import print_record
+
+    if (value is None) == (file is None):
+        raise typer.BadParameter("give either a VALUE or a --file")
+    if create and version is not None:
+        raise typer.BadParameter("--create and --version contradict each other")
+    octets = value.encode() if value is not None else _read(file)
+    stat = asyncio.run(_put(metadata, key, octets, -1 if create else version))
+    print_record({"key": stat.key, "version": stat.version}, output)
+
+
+def _read(file: Path | None) -> bytes:
+    return sys.stdin.buffer.read() if str(file) == "-" else Path(str(file)).read_bytes()
+
+
+async def _put(uri: str, key: str, value: bytes, version: int | None) -> Stat:
+    from bookie.cli.stores import open_metadata
+
+    async with open_metadata(uri) as store:
+        return await store.put(key, value, version=version)
+
+
+@app.command("delete")
+def delete(
+    key: Key,
+    metadata: Metadata,
+    version: Version = None,
+    recursive: Annotated[
+        bool, typer.Option("--recursive", "-r", help="Everything below as well.")
+    ] = False,
+    yes: Yes = False,
+) -> None:
+    """Delete a record; with --recursive everything below it, too."""
+    if recursive and version is not None:
+        raise typer.BadParameter("--recursive and --version contradict each other")
+    what = "everything below and at" if recursive else "the record"
+    confirm(f"Delete {what} {key}?", yes=yes)
+    asyncio.run(_delete(metadata, key, version, recursive=recursive))
+
+
+async def _delete(uri: str, key: str, version: int | None, *, recursive: bool) -> None:
+    from bookie.cli.stores import open_metadata
+    from bookie.errors import NoSuchKeyError
+
+    async with open_metadata(uri) as store:
+        if not recursive:
+            await store.delete(key, version=version)
+        elif await store.exists(key):
+            await store.delete_recursive(key)
+        else:
+            raise NoSuchKeyError(f"there is nothing at or below {key}")
+
+
+@app.command("watch")
+def watch(
+    metadata: Metadata,
+    key: Prefix = "/",
+    events: Annotated[
+        int | None, typer.Option("--events", metavar="N", min=1, help="End after so many.")
+    ] = None,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Print what changes at and below a key, a line each, until Ctrl-C.
+
+    A line ``resync`` means that changes may be missing before it.
+    """
+    asyncio.run(_watch(metadata, key, events, output))
+
+
+async def _watch(uri: str, key: str, limit: int | None, output: OutputFormat) -> None:
+    from contextlib import aclosing
+
+    from bookie.cli.stores import open_metadata
+
+    async with open_metadata(uri) as store, aclosing(_lines(store, key, output)) as lines:
+        shown = 0
+        async for line in lines:
+            print(line, flush=True)
+            shown += 1
+            if shown == limit:
+                return
+
+
+async def _lines(store: MetadataStore, key: str, output: OutputFormat) -> AsyncGenerator[str, None]:
+    import json
+
+    from bookie.metadata.changes import Resync
+
+    async with store.watch(key) as changes:
+        print(f"watching {key}", file=sys.stderr, flush=True)
+        async for change in changes:
+            if isinstance(change, Resync):
+                yield '{"kind": "resync"}' if output is OutputFormat.JSON else "resync"
+                continue
+            for event in change.events:
+                record = {"kind": event.kind.value, "key": event.key, "revision": event.revision}
+                if output is OutputFormat.JSON:
+                    yield json.dumps(record)
+                else:
+                    yield f"{event.kind.value:<9} {event.key}"
+
+
+@app.command("export")
+def export(
+    metadata: Metadata,
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[FILE]", help="Where to; stdout by default.")
+    ] = None,
+    key: Annotated[
+        str, typer.Option("--key", metavar="KEY", help="Only what is at and below this key.")
+    ] = "/",
+) -> None:
+    """Write all records to a file of JSON lines, closed by a line with their number and digest.
+
+    What belongs to sessions (registrations, locks) is left out. Stop the cluster for a copy of one
+    moment.
+    """
+    asyncio.run(_export(metadata, file, key))
+
+
+async def _export(uri: str, file: Path | None, key: str) -> None:
+    from bookie.cli.stores import open_metadata
+    from bookie.metadata.transfer import export_lines
+
+    skipped: list[str] = []
+    lines = 0
+    async with open_metadata(uri) as store:
+        # Nothing is left of a file that could not be finished.
+        part = file.with_name(file.name + ".part") if file is not None else None
+        try:
+            with (part or Path("/dev/stdout")).open("w", encoding="utf-8") as out:
+                async for line in export_lines(store, key, skipped=skipped.append):
+                    print(line, file=out)
+                    lines += 1
+            if part is not None and file is not None:
+                part.replace(file)
+        except BaseException:
+            if part is not None:
+                part.unlink(missing_ok=True)
+            raise
+    print(f"{lines - 2} records, {len(skipped)} of sessions left out", file=sys.stderr)
+
+
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Replace records that have another value.")
+]
+
+
+@app.command("import")
+def import_(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What export wrote; - is stdin.")],
+    metadata: Metadata,
+    overwrite: Overwrite = False,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Write the records of an exported file; those that are there with the same value stay.
+
+    A file that was cut off or changed writes nothing.
+    """
+    from bookie.cli.output import print_record
+    from bookie.metadata.transfer import parse_export
+
+    text = _read(file).decode("utf-8", "replace")
+    records = parse_export(text.splitlines())
+    print_record(asyncio.run(_import(metadata, records, overwrite=overwrite)), output)
+
+
+async def _import(uri: str, records: list[tuple[str, bytes]], *, overwrite: bool) -> dict[str, int]:
+    from bookie.cli.progress import progress_bar
+    from bookie.cli.stores import open_metadata
+    from bookie.metadata.transfer import import_records
+
+    async with open_metadata(uri) as store:
+        with progress_bar("importing", total=len(records), unit="records") as advance:
+            copied = await import_records(store, records, overwrite=overwrite, count=advance)
+    return {"written": copied.written, "equal": copied.equal}
+
+
+@app.command("migrate")
+def migrate(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="The URI to copy from.")],
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="The URI to copy to.")],
+    target_config: Annotated[
+        Path | None,
+        typer.Option(
+            "--target-config",
+            metavar="FILE",
+            help="Settings whose section [metadata] has the target's credentials.",
+        ),
+    ] = None,
+    live: Annotated[
+        bool, typer.Option("--live", help="Also while sessions (bookies) use the source.")
+    ] = False,
+    overwrite: Overwrite = False,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Copy a whole scope to another store, whatever the kinds of the two, and compare them.
+
+    The source stays as it is. Cut off, it may be done again: it goes on where it was.
+    """
+    from bookie.cli.output import print_record
+
+    found = asyncio.run(_migrate(source, target, target_config, live=live, overwrite=overwrite))
+    print_record(found, output)
+
+
+async def _migrate(
+    source: str, target: str, config: Path | None, *, live: bool, overwrite: bool
+) -> dict[str, int | str]:
+    from bookie.cli.progress import progress_bar
+    from bookie.cli.stores import open_metadata
+    from bookie.metadata.transfer import migrate
+
+    async with open_metadata(source) as left, open_metadata(target, config) as right:
+        with progress_bar("migrating", total=None, unit="records") as advance:
+            copied = await migrate(left, right, live=live, overwrite=overwrite, count=advance)
+    return {
+        "written": copied.written,
+        "equal": copied.equal,
+        "of_sessions_left_out": copied.skipped,
+        "verified": "every record is the same in both",
+    }
+
+
+@app.command("bench")
+def bench(
+    metadata: Metadata,
+    seconds: Annotated[float, typer.Option("--seconds", min=0.1, help="How long.")] = 5.0,
+    callers: Annotated[int, typer.Option("--callers", min=1, help="Operations at a time.")] = 16,
+    reads: Annotated[
+        float, typer.Option("--reads", min=0, max=100, help="Percentage of reads.")
+    ] = 50.0,
+    size: Annotated[
+        int, typer.Option("--size", min=0, max=512 * 1024, help="Bytes of a value.")
+    ] = 256,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Read and write keys of its own for a while, delete them, and print rate and latencies."""
+    from bookie.cli.metadata_load import Mix
+    from bookie.cli.output import print_record
+
+    mix = Mix(callers, reads, size, seconds)
+    print_record(asyncio.run(_bench(metadata, mix)), output)
+
+
+async def _bench(uri: str, mix: Mix) -> dict[str, int | float]:
+    from bookie.cli.metadata_load import load
+    from bookie.cli.stores import open_metadata
+
+    async with open_metadata(uri) as store:
+        return await load(store, mix)
+
+
+def _stat(stat: Stat) -> dict[str, str | int | bool | None]:
+    return {
+        "key": stat.key,
+        "version": stat.version,
+        "revision": stat.revision,
+        "created_ms": stat.created_ms,
+        "modified_ms": stat.modified_ms,
+        "ephemeral": stat.ephemeral,
+    }
+
+
+def _value(octets: bytes) -> dict[str, str]:
+    """The value as text if it is some, else in base64."""
+    import base64
+
+    try:
+        return {"value": octets.decode()}
+    except UnicodeDecodeError:
+        return {"value_base64": base64.b64encode(octets).decode()}

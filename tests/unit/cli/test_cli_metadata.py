@@ -1,0 +1,290 @@
+"""``bookie metadata``, ``bookie cookie`` and ``bookie cluster health``, on a store of this test."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import itertools
+import json
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from bookie.cli import app
+from bookie.cluster.instance import initialize_cluster
+from bookie.formats.cookie import Cookie, CookieState, encode_cookie
+from bookie.metadata.connect import open_store
+from bookie.metadata.store import MetadataStore
+
+_names = itertools.count()
+
+
+@pytest.fixture
+def uri(monkeypatch: pytest.MonkeyPatch) -> str:
+    """An empty store, which the environment names."""
+    uri = f"memory://cli-{next(_names)}"
+    monkeypatch.setenv("BOOKIE_METADATA", uri)
+    return uri
+
+
+def on(uri: str, act: Callable[[MetadataStore], Awaitable[object]]) -> None:
+    """Do something to the store."""
+
+    async def run() -> None:
+        async with open_store(uri) as store:
+            await act(store)
+
+    asyncio.run(run())
+
+
+def bookie(*words: str) -> int:
+    return app.run(list(words))
+
+
+def test_put_get_and_versions(uri: str, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    """A value comes back byte for byte; conditions that do not hold change nothing."""
+    assert bookie("metadata", "put", "/a/b", "größer", "--output", "json") == 0
+    version = json.loads(capfdbinary.readouterr().out)["version"]
+    assert bookie("metadata", "get", "/a/b") == 0
+    assert capfdbinary.readouterr().out == "größer".encode()
+    assert bookie("metadata", "put", "/a/b", "x", "--create") == 1
+    assert capfdbinary.readouterr().err == b"bookie: /a/b exists\n"
+    assert bookie("metadata", "put", "/a/b", "x", "--version", str(version + 1)) == 1
+    assert b"was expected" in capfdbinary.readouterr().err
+    assert bookie("metadata", "put", "/a/b", "y", "--version", str(version)) == 0
+    capfdbinary.readouterr()
+    assert bookie("metadata", "get", "/a/b") == 0
+    assert capfdbinary.readouterr().out == b"y"
+
+
+def test_a_value_from_a_file_and_from_standard_input(
+    uri: str,
+    tmp_path: Path,
+    capfdbinary: pytest.CaptureFixture[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Bytes that are no text are shown in base64 as JSON."""
+    (tmp_path / "value").write_bytes(b"\xff\x00\n")
+    assert bookie("metadata", "put", "/x", "--file", str(tmp_path / "value")) == 0
+    capfdbinary.readouterr()
+    assert bookie("metadata", "get", "/x") == 0
+    assert capfdbinary.readouterr().out == b"\xff\x00\n"
+    assert bookie("metadata", "get", "/x", "-o", "json") == 0
+    assert json.loads(capfdbinary.readouterr().out)["value_base64"] == "/wAK"
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"piped")))
+    assert bookie("metadata", "put", "/x", "-f", "-") == 0
+    capfdbinary.readouterr()
+    assert bookie("metadata", "get", "/x") == 0
+    assert capfdbinary.readouterr().out == b"piped"
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "sentence"),
+    [
+        (["get", "/nothing"], 1, "there is no record /nothing"),
+        (["get", "nothing"], 1, "must start with a slash"),
+        (["get", "/a/../b"], 1, "has an empty, '.' or '..' segment"),
+        (["put", "/x"], 2, "give either a VALUE or a --file"),
+        (["put", "/x", "v", "--file", "f"], 2, "give either a VALUE or a --file"),
+        (["put", "/x", "v", "--create", "--version", "1"], 2, "contradict each other"),
+        (["put", "/x", "--file", "/no/such/file"], 1, "/no/such/file: No such file"),
+        (["delete", "/nothing", "--yes"], 1, "/nothing does not exist"),
+        (["delete", "/nothing", "--recursive", "--yes"], 1, "nothing at or below /nothing"),
+        (["delete", "/x", "-r", "--version", "1"], 2, "contradict each other"),
+        (["import", "/no/such/file"], 1, "/no/such/file: No such file"),
+        (["migrate", "memory://a", "redis://b"], 2, "must begin with local:///"),
+        (["ls", "--metadata", "zk://h:1"], 2, "zk://h:1"),
+    ],
+)
+def test_bad_requests_are_one_sentence(
+    words: list[str], status: int, sentence: str, uri: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the key, the file or the option that is wrong."""
+    assert bookie("metadata", *words) == status
+    captured = capsys.readouterr()
+    assert sentence in captured.err
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+
+
+def test_ls_shows_one_level_or_all(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Keys that have children only end with a slash."""
+    for key in ("/a", "/a/b", "/c/d/e"):
+        on(uri, lambda store, key=key: store.put(key, b"xy"))  # type: ignore[misc]
+    assert bookie("metadata", "ls", "-o", "json") == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert [(row["key"], row["bytes"]) for row in listed] == [("/a", 2), ("/c/", None)]
+    assert bookie("metadata", "ls", "-r") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["KEY", "/a", "/a/b", "/c/d/e"]
+    assert bookie("metadata", "ls", "/nothing") == 0
+    assert capsys.readouterr().out == "there is nothing below /nothing\n"
+
+
+def test_delete_one_and_all(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """What has children is refused unless all of it is meant."""
+    for key in ("/a", "/a/b", "/a/b/c"):
+        on(uri, lambda store, key=key: store.put(key, b""))  # type: ignore[misc]
+    assert bookie("metadata", "delete", "/a", "--yes") == 1
+    assert "/a has children" in capsys.readouterr().err
+    assert bookie("metadata", "delete", "/a", "--recursive", "--yes") == 0
+    assert bookie("metadata", "ls", "-r", "-o", "json") == 0
+    assert json.loads(capsys.readouterr().out) == []
+
+
+def test_watch_prints_what_others_do(tmp_path: Path) -> None:
+    """A line each, at once, also into a pipe."""
+    uri = f"local://{tmp_path}"
+    watching = subprocess.Popen(
+        [sys.executable, "-m", "bookie", "metadata", "watch", "/a", "--events", "3", "-m", uri],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert watching.stderr is not None
+        assert watching.stdout is not None
+        assert watching.stderr.readline() == "watching /a\n"
+        on(uri, lambda store: store.put("/b", b""))
+        on(uri, lambda store: store.put("/a/x", b""))
+        assert watching.stdout.readline() == "created   /a/x\n"
+        on(uri, lambda store: store.put("/a/x", b""))
+        on(uri, lambda store: store.delete("/a/x"))
+        assert watching.stdout.read() == "modified  /a/x\ndeleted   /a/x\n"
+        assert watching.wait() == 0
+    finally:
+        watching.kill()
+        watching.communicate()
+
+
+def test_export_import_and_migrate(
+    uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A cluster goes from one store to another by a file, and then directly."""
+    on(uri, initialize_cluster)
+    on(uri, lambda store: store.put("/ledgers/1", b"\x00"))
+    file = tmp_path / "cluster.jsonl"
+    assert bookie("metadata", "export", str(file)) == 0
+    assert capsys.readouterr().err == "3 records, 0 of sessions left out\n"
+    other = f"memory://cli-{next(_names)}"
+    assert bookie("metadata", "import", str(file), "-m", other, "-o", "json") == 0
+    assert json.loads(capsys.readouterr().out) == {"written": 3, "equal": 0}
+    assert bookie("metadata", "migrate", uri, other, "-o", "json") == 0
+    assert json.loads(capsys.readouterr().out)["equal"] == 3
+    lines = file.read_text().splitlines()
+    file.write_text("\n".join(lines[:-1]) + "\n")
+    assert bookie("metadata", "import", str(file), "-m", f"memory://cli-{next(_names)}") == 1
+    assert "was cut off" in capsys.readouterr().err
+
+
+def test_an_export_that_fails_leaves_no_file(
+    uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not even a part of one; an older file of the name stays."""
+    file = tmp_path / "cluster.jsonl"
+    file.write_text("older")
+    assert bookie("metadata", "export", str(file), "--key", "not/a/key") == 1
+    assert file.read_text() == "older"
+    assert [path.name for path in tmp_path.iterdir()] == ["cluster.jsonl"]
+    capsys.readouterr()
+
+
+def test_bench_leaves_nothing(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Reads and writes as asked for."""
+    words = ["--seconds", "0.2", "--callers", "3", "--reads", "75", "-o", "json"]
+    assert bookie("metadata", "bench", *words) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["operations"] > 0
+    assert {"read_p50_ms", "write_p99_ms"} <= found.keys()
+    assert bookie("metadata", "ls", "-r", "-o", "json") == 0
+    assert json.loads(capsys.readouterr().out) == []
+
+
+def cookie_of(uri: str, journal: Path, ledgers: Path) -> Cookie:
+    """A cookie of this cluster, standing in both directories."""
+    found: list[str] = []
+
+    async def initialize(store: MetadataStore) -> None:
+        found.append(await initialize_cluster(store))
+
+    on(uri, initialize)
+    cookie = Cookie("b1", (str(journal),), (str(ledgers),), found[0], "unique", CookieState.READY)
+    for directory in (journal, ledgers):
+        directory.mkdir()
+        (directory / "COOKIE").write_bytes(encode_cookie(cookie))
+    return cookie
+
+
+def test_cookies_are_restored_listed_and_deleted(
+    uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From all directories that the cookie names, or not at all."""
+    journal, ledgers = tmp_path / "j", tmp_path / "l"
+    cookie_of(uri, journal, ledgers)
+    assert bookie("cookie", "restore", str(journal)) == 1
+    assert f"also names {ledgers}: give all" in capsys.readouterr().err
+    assert bookie("cookie", "restore", str(journal), str(ledgers)) == 0
+    capsys.readouterr()
+    assert bookie("cookie", "restore", str(journal), str(ledgers)) == 1
+    assert "has a cookie already" in capsys.readouterr().err
+    assert bookie("cookie", "list", "-o", "json") == 0
+    (listed,) = json.loads(capsys.readouterr().out)
+    assert (listed["bookie"], listed["state"]) == ("b1", "READY")
+    assert bookie("cookie", "show", "b1", "-o", "json") == 0
+    assert json.loads(capsys.readouterr().out)["journal_dirs"] == [str(journal)]
+    assert bookie("cookie", "delete", "b1", "--yes") == 0
+    assert bookie("cookie", "delete", "b1", "--yes") == 1
+    assert bookie("cookie", "show", "b1") == 1
+    assert capsys.readouterr().err.count("bookie b1 has no cookie in this cluster") == 2
+    assert bookie("cookie", "list") == 0
+    assert "no bookie has joined" in capsys.readouterr().out
+
+
+def test_a_cookie_of_another_cluster_is_not_restored(
+    uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It would let a bookie in that has entries of others."""
+    journal, ledgers = tmp_path / "j", tmp_path / "l"
+    cookie_of(f"memory://cli-{next(_names)}", journal, ledgers)
+    on(uri, initialize_cluster)
+    assert bookie("cookie", "restore", str(journal), str(ledgers)) == 1
+    assert "belongs to the cluster" in capsys.readouterr().err
+
+
+async def _register(store: MetadataStore, *keys: str) -> None:
+    for key in keys:
+        await store.put(key, b"")
+
+
+def test_health_sets_the_exit_status(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """0 when every bookie that ever joined takes entries; else 1, and what is wrong."""
+    assert bookie("cluster", "health") == 1
+    assert "holds no cluster" in capsys.readouterr().err
+    on(uri, initialize_cluster)
+    on(uri, lambda store: _register(store, "/cookies/b1", "/available/readwrite/b1"))
+    assert bookie("cluster", "health", "-o", "json") == 0
+    assert all(check["healthy"] for check in json.loads(capsys.readouterr().out))
+    on(uri, lambda store: _register(store, "/cookies/b2", "/cookies/b3", "/available/readonly/b3"))
+    assert bookie("cluster", "health", "-o", "json") == 1
+    checks = {check["check"]: check for check in json.loads(capsys.readouterr().out)}
+    assert checks["writable bookies"]["found"] == "1 of 3"
+    assert checks["missing bookies"] == {
+        "check": "missing bookies",
+        "healthy": False,
+        "found": "b2",
+    }
+    assert checks["read-only bookies"]["found"] == "b3"
+
+
+def test_a_running_bookie_keeps_its_cookie(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """It would go on, and not start again."""
+    on(uri, initialize_cluster)
+    cookie = Cookie("b1", ("/j",), ("/l",), "i", "u", CookieState.READY)
+    on(uri, lambda store: store.put("/cookies/b1", encode_cookie(cookie)))
+    on(uri, lambda store: _register(store, "/available/readwrite/b1"))
+    assert bookie("cookie", "delete", "b1", "--yes") == 1
+    assert "bookie b1 is running; stop it first" in capsys.readouterr().err
