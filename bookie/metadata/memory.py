@@ -5,24 +5,33 @@ records), commits are numbered, watches see them in order. A name's records live
 process, so that a store can be closed and opened again. It is for tests and demonstrations: a
 bookie that keeps its data on disk must not keep its metadata here.
 
-Faults are simulated by methods of `MemoryStore`: `expire_session`, `disconnect`, `reconnect`.
+What servers and networks do to a store is simulated by methods and fields of `MemoryStore`:
+
+=============================== ==================================================================
+``expire_session``              the server ends the session at once
+``disconnect``, ``reconnect``   nothing comes through; the session is doubtful, lost after 5/6 of
+                                its timeout by the clock, and ended by the server after all of it
+``faults.latency_seconds``      each request takes so long
+``faults.lost_requests``        so many of the next writes never arrive
+``faults.lost_replies``         so many of the next writes happen, and nobody hears of it
+``hold_watches``                events stay away (a lagging follower) until ``release_watches``
+=============================== ==================================================================
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from bookie.env import SystemClock
+from bookie.env import Clock, SystemClock
 from bookie.errors import MetadataClosedError, MetadataUnavailableError, SessionLostError
 from bookie.metadata.judge import Removal, Write, judge
 from bookie.metadata.store import (
-    EXPIRY_EVENTS,
     Change,
     ChangeKind,
     Commit,
@@ -40,6 +49,17 @@ from bookie.metadata.store import (
     parent_of,
 )
 from bookie.metadata.subscription import Subscription
+from bookie.protocol.session import (
+    Announce,
+    Answered,
+    Disconnected,
+    Expired,
+    MonitorEvent,
+    Renewed,
+    SessionMachine,
+    SessionState,
+    Tick,
+)
 
 _trees: dict[str, _Tree] = {}
 _trees_lock = threading.Lock()
@@ -72,12 +92,15 @@ class _Tree:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
+        self.clock: Clock = SystemClock()
         self.version = 0
         self.nodes: dict[str, _Node] = {}
         self.children: dict[str, set[str]] = {}
         self.stores: list[MemoryStore] = []
         self._sessions_begun = 0
         self._alive: set[bytes] = set()
+        self._deadlines: dict[bytes, tuple[float, Callable[[], float]]] = {}
+        """Of sessions that are cut off: when the server ends them, and by which clock."""
 
     def find(self, key: str) -> _Node | None:
         return self.nodes.get(key)
@@ -94,8 +117,24 @@ class _Tree:
     def is_alive(self, session: bytes) -> bool:
         return session in self._alive
 
+    def cut_off(self, session: bytes, deadline: float, clock: Callable[[], float]) -> None:
+        """Nothing is heard of `session` from now on; it ends at `deadline`."""
+        self._deadlines[session] = (deadline, clock)
+
+    def heard(self, session: bytes) -> None:
+        """`session` is back, if it has not ended."""
+        self.let_time_pass()
+        self._deadlines.pop(session, None)
+
+    def let_time_pass(self) -> None:
+        """End the sessions whose time is over."""
+        for session, (deadline, clock) in list(self._deadlines.items()):
+            if clock() >= deadline:
+                self.end_session(session)
+
     def end_session(self, session: bytes) -> None:
         self._alive.discard(session)
+        self._deadlines.pop(session, None)
         owned = sorted(key for key, node in self.nodes.items() if node.owner == session)
         if owned:
             self._commit(Removal(key, session) for key in owned)
@@ -130,7 +169,7 @@ class _Tree:
                 store.deliver(commit)
 
     def _write(self, write: Write, version: int) -> None:
-        now_ms = SystemClock().now_ms()
+        now_ms = self.clock.now_ms()
         before = self.nodes.get(write.key)
         # Changing hands begins a new life.
         is_same_life = before is not None and before.owner == write.owner
@@ -168,18 +207,44 @@ def _tree(name: str) -> _Tree:
         return _trees.setdefault(name, _Tree())
 
 
+@dataclass(slots=True)
+class Faults:
+    """What goes wrong between one `MemoryStore` and its server; see the module."""
+
+    latency_seconds: float = 0.0
+    lost_requests: int = 0
+    lost_replies: int = 0
+
+
 class MemoryStore(MetadataStore):
-    """A session with the memory store `name`."""
+    """A session with the memory store `name`.
+
+    Args:
+        name: whose records; the same name is the same store.
+        session_timeout_seconds: how long a store that is cut off keeps its session.
+        clock: by which that is counted, and records get their times; whoever moves it by hand calls
+            `let_time_pass` afterwards.
+    """
 
     backend = "the metadata store in memory"
 
-    def __init__(self, name: str, *, session_timeout_seconds: float = 30.0) -> None:
+    def __init__(
+        self, name: str, *, session_timeout_seconds: float = 30.0, clock: Clock | None = None
+    ) -> None:
         self.session_timeout_seconds = session_timeout_seconds
+        self.faults = Faults()
+        self._clock = clock or SystemClock()
         self._tree = _tree(name)
+        if clock is not None:
+            self._tree.clock = clock
         self._session = b""
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._connected = True
-        self._watches: dict[Subscription[Change], str] = {}
+        self._outage: SessionMachine | None = None
+        """Counts for as long as the connection is cut."""
+        self._alarm: asyncio.TimerHandle | None = None
+        self._held: list[Commit] | None = None
+        self._watches: dict[Subscription[Change], tuple[str, int]] = {}
+        """Each with its prefix and the last commit before it."""
         self._session_watches: set[Subscription[SessionEvent]] = set()
 
     async def __aenter__(self) -> Self:
@@ -199,6 +264,7 @@ class MemoryStore(MetadataStore):
             self._tree.stores.remove(self)
             self._tree.end_session(self._session)
         self._loop = None
+        self._set_alarm(None)
         closed = MetadataClosedError("the metadata store is closed")
         for watch in self._watches:
             watch.end(closed)
@@ -242,8 +308,15 @@ class MemoryStore(MetadataStore):
         check_transaction(operations)
         self._refuse_acl(operations)
         await self._reach()
+        if self.faults.lost_requests > 0:
+            self.faults.lost_requests -= 1
+            raise MetadataUnavailableError("the metadata store does not answer")
         with self._tree.lock:
-            return self._tree.transact(operations, self._session)
+            stats = self._tree.transact(operations, self._session)
+        if self.faults.lost_replies > 0:
+            self.faults.lost_replies -= 1
+            raise MetadataUnavailableError("the metadata store does not answer any more")
+        return stats
 
     async def sync(self) -> None:
         """See `MetadataStore.sync`: reads are always up to date here."""
@@ -256,7 +329,7 @@ class MemoryStore(MetadataStore):
         await self._reach()
         subscription: Subscription[Change] = Subscription(overflow=Resync())
         with self._tree.lock:
-            self._watches[subscription] = prefix
+            self._watches[subscription] = (prefix, self._tree.version)
         try:
             yield subscription
         finally:
@@ -274,47 +347,118 @@ class MemoryStore(MetadataStore):
         finally:
             self._session_watches.discard(subscription)
 
+    # ---- what servers and networks do
+
     def expire_session(self) -> None:
         """End the session as a server would: ephemeral records vanish, a new session begins.
 
-        While disconnected the new session begins at `reconnect`.
+        While disconnected nobody hears of it, and the new session begins at `reconnect`.
         """
         with self._tree.lock:
             self._tree.end_session(self._session)
-            if self._connected:
-                self._session = self._tree.begin_session()
-        self._announce(EXPIRY_EVENTS if self._connected else (SessionEvent.SESSION_LOST,))
+        if self._outage is None:
+            self._outage = self._new_machine()
+            self._come_back()
 
     def disconnect(self) -> None:
         """Cut the connection: operations fail and watches stay silent until `reconnect`."""
-        self._connected = False
-        self._announce((SessionEvent.CONNECTION_LOST,))
+        if self._outage is not None:
+            return
+        now = self._clock.monotonic()
+        with self._tree.lock:
+            self._tree.cut_off(
+                self._session, now + self.session_timeout_seconds, self._clock.monotonic
+            )
+        self._outage = self._new_machine()
+        self._step(Disconnected())
 
     def reconnect(self) -> None:
         """Restore the connection: watches resync, and an expired session is replaced."""
-        self._connected = True
+        if self._outage is None:
+            return
+        self._step(Tick())
         with self._tree.lock:
-            expired = not self._tree.is_alive(self._session)
-            if expired:
-                self._session = self._tree.begin_session()
+            self._tree.heard(self._session)
             for watch in self._watches:
                 watch.push(Resync())
-        self._announce(EXPIRY_EVENTS[2:] if expired else (SessionEvent.RECONNECTED,))
+        self._come_back()
+
+    def let_time_pass(self) -> None:
+        """Act on what the clock shows now."""
+        with self._tree.lock:
+            self._tree.let_time_pass()
+        if self._outage is not None:
+            self._step(Tick())
+
+    def hold_watches(self) -> None:
+        """Keep events from the watches, in order, until `release_watches`."""
+        self._held = [] if self._held is None else self._held
+
+    def release_watches(self) -> None:
+        """Deliver what was held."""
+        held, self._held = self._held or [], None
+        for change in held:
+            self._push(change)
+
+    def _new_machine(self) -> SessionMachine:
+        return SessionMachine(self.session_timeout_seconds, self._clock.monotonic(), lambda: 0.0)
+
+    def _come_back(self) -> None:
+        """The server answers again: what becomes of the session, and of the outage."""
+        assert self._outage is not None
+        with self._tree.lock:
+            alive = self._tree.is_alive(self._session)
+            if not alive and self._outage.state is not SessionState.LOST:
+                self._step(Expired())
+            if not alive:
+                self._session = self._tree.begin_session()
+        now = self._clock.monotonic()
+        lost = self._outage.state is SessionState.LOST
+        self._step(Renewed(now) if lost else Answered(now))
+        self._outage = None
+        self._set_alarm(None)
+
+    def _step(self, event: MonitorEvent) -> None:
+        """Let the machine of an outage take `event`, and see to it that it gets its ticks."""
+        machine = self._outage
+        assert machine is not None
+        now = self._clock.monotonic()
+        for effect in machine.step(event, now):
+            if isinstance(effect, Announce):
+                self._announce((effect.event,))
+        deadline = machine.deadline
+        self._set_alarm(None if deadline is None else max(0.0, deadline - now))
+
+    def _set_alarm(self, seconds: float | None) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        if seconds is not None and self._loop is not None:
+            self._alarm = self._loop.call_later(seconds, self.let_time_pass)
 
     def deliver(self, commit: Commit) -> None:
         """Hand a commit to the watches it concerns; called by the tree, in any thread."""
         loop = self._loop
-        if loop is None or not self._connected:
+        if loop is None or self._outage is not None:
             return
-        for watch, prefix in self._watches.items():
-            events = tuple(event for event in commit.events if is_under(prefix, event.key))
-            if not events:
+        if _is_running_here(loop):
+            self._deliver(commit)
+        else:
+            loop.call_soon_threadsafe(self._deliver, commit)
+
+    def _deliver(self, commit: Commit) -> None:
+        if self._held is not None:
+            self._held.append(commit)
+        else:
+            self._push(commit)
+
+    def _push(self, commit: Commit) -> None:
+        for watch, (prefix, since) in self._watches.items():
+            if commit.revision is not None and commit.revision <= since:
                 continue
-            change = Commit(commit.revision, events)
-            if _is_running_here(loop):
-                watch.push(change)
-            else:
-                loop.call_soon_threadsafe(watch.push, change)
+            events = tuple(event for event in commit.events if is_under(prefix, event.key))
+            if events:
+                watch.push(Commit(commit.revision, events))
 
     def _announce(self, events: Sequence[SessionEvent]) -> None:
         for subscription in self._session_watches:
@@ -334,10 +478,12 @@ class MemoryStore(MetadataStore):
     async def _reach(self) -> None:
         """Give others their turn, as a network would, then fail if the store is unreachable."""
         self._require_open()
-        await asyncio.sleep(0)
+        await asyncio.sleep(self.faults.latency_seconds)
         self._require_open()
-        if not self._connected:
+        if self._outage is not None:
             raise MetadataUnavailableError("the metadata store does not answer")
+        with self._tree.lock:
+            self._tree.let_time_pass()
 
 
 def _is_running_here(loop: asyncio.AbstractEventLoop) -> bool:

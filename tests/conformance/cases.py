@@ -13,6 +13,30 @@ from pathlib import Path
 
 CASES = range(1, 163)
 
+NOT_OURS: dict[range, str] = {
+    range(28, 29): "no scheme of a user's own: the four backends are all there are",
+    range(38, 41): "no sequence keys of several dimensions and no secondary indexes: `sequential`"
+    " numbers records, and what is looked up has a key of its own",
+    range(85, 96): "no table view: nothing here keeps a whole prefix of typed records, the bookie"
+    " directory and the typed cache are the two views there are",
+    range(96, 99): "no event synchronizer: last writer wins on wall clocks loses writes",
+    range(134, 135): "the auditor belongs to repair, which is not built yet",
+    range(
+        152, 154
+    ): "end to end: the client's tests write, read, recover and fence on real bookies",
+}
+"""Cases that no test can show, because we do without what they are about; each with the reason."""
+
+ELSEWHERE: dict[range, str] = {
+    range(25, 26): "ZooKeeper's client configuration: tests of that backend",
+    range(36, 37): "ZooKeeper's frame limit: tests of that backend",
+    range(42, 85): "locks, elections, counters, sessions and the cache: tests of the recipes",
+    range(99, 152): "BookKeeper's managers: their tests",
+    range(155, 159): "kills, stops, lost replies and compaction: faults on real servers",
+    range(161, 162): "an iterator that fails midway: tests of the ledger manager",
+}
+"""Cases that belong to other tests; they name them as soon as they are there."""
+
 _MENTION = re.compile(r"\bCases? ([0-9][0-9, -]*)")
 
 

@@ -15,13 +15,17 @@ from tests.conformance.cases import cases_of, spans
 _PROPERTY = "backend"
 
 
-@pytest.fixture(params=sorted(BACKENDS))
-def new_backend(request: pytest.FixtureRequest, tmp_path: Path) -> Backend:
-    """Each backend in turn, not entered yet."""
+def _new(request: pytest.FixtureRequest, tmp_path: Path) -> Backend:
     backend = BACKENDS[request.param](request, tmp_path)
     request.node.user_properties.append((_PROPERTY, backend.name))
     request.node.user_properties.append(("cases", sorted(cases_of(request.function.__doc__))))
     return backend
+
+
+@pytest.fixture(params=sorted(BACKENDS))
+def new_backend(request: pytest.FixtureRequest, tmp_path: Path) -> Backend:
+    """Each backend in turn, not entered yet."""
+    return _new(request, tmp_path)
 
 
 @pytest.fixture
@@ -29,6 +33,19 @@ async def backend(new_backend: Backend) -> AsyncIterator[Backend]:
     """Each backend in turn; its sessions end with the test."""
     async with new_backend:
         yield new_backend
+
+
+@pytest.fixture(params=sorted(name for name, kind in BACKENDS.items() if kind.can_disconnect))
+def new_cut_off_backend(request: pytest.FixtureRequest, tmp_path: Path) -> Backend:
+    """Each backend whose sessions can be cut off, not entered yet."""
+    return _new(request, tmp_path)
+
+
+@pytest.fixture
+async def cut_off_backend(new_cut_off_backend: Backend) -> AsyncIterator[Backend]:
+    """Each backend whose sessions can be cut off; its sessions end with the test."""
+    async with new_cut_off_backend:
+        yield new_cut_off_backend
 
 
 @pytest.fixture

@@ -401,7 +401,6 @@ async def test_sequential_records_may_be_ephemeral(backend: Backend) -> None:
 
 
 async def test_a_sequential_record_has_no_version_before(store: MetadataStore) -> None:
-    """Case 38."""
     with pytest.raises(BadRequestError):
         await store.put("/q/n-", b"", version=3, sequential=True)
     with pytest.raises(InvalidKeyError):

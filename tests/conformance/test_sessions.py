@@ -154,10 +154,9 @@ async def test_many_ephemeral_records_end_together(backend: Backend) -> None:
 # ---- outages
 
 
-async def test_a_short_outage_is_over_when_it_is_over(backend: Backend) -> None:
+async def test_a_short_outage_is_over_when_it_is_over(cut_off_backend: Backend) -> None:
     """Cases 26, 63."""
-    if not backend.can_disconnect:
-        return
+    backend = cut_off_backend
     store = await backend.open(session_timeout_seconds=10)
     await store.put("/e", b"", ephemeral=True)
     async with store.session_events() as events, store.watch("/") as changes:
@@ -175,6 +174,24 @@ async def test_a_short_outage_is_over_when_it_is_over(backend: Backend) -> None:
         while isinstance(seen, Resync):
             seen = await next_item(changes)
         assert [(event.kind, event.key) for event in seen.events] == [(CREATED, "/after")]
+
+
+async def test_a_long_outage_costs_the_session(cut_off_backend: Backend) -> None:
+    """Case 64."""
+    backend = cut_off_backend
+    store, observer = await backend.open(session_timeout_seconds=1), await backend.open()
+    await store.put("/e", b"", ephemeral=True)
+    await observer.sync()
+    async with store.session_events() as events, observer.watch("/e") as changes:
+        await backend.disconnect(store)
+        assert await next_item(events) is SessionEvent.CONNECTION_LOST
+        assert await next_changes(changes) == [(DELETED, "/e")]
+        assert await next_item(events) is SessionEvent.SESSION_LOST
+        await backend.reconnect(store)
+        assert await next_item(events) is SessionEvent.RECONNECTED
+        assert await next_item(events) is SessionEvent.SESSION_REESTABLISHED
+    assert not await store.exists("/e")
+    await store.put("/e", b"", ephemeral=True)
 
 
 # ---- the life of a store object

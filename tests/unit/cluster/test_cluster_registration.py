@@ -20,7 +20,7 @@ from bookie.errors import (
 )
 from bookie.formats.registration import Endpoint, Registration, encode_registration
 from bookie.metadata.memory import MemoryStore
-from bookie.metadata.store import Change, ChangeKind, Commit, Put
+from bookie.metadata.store import Change, ChangeKind, Commit, Put, SessionEvent
 
 _names = itertools.count()
 
@@ -139,14 +139,19 @@ async def test_after_an_outage_it_is_registered_again(
     async with (
         RegistrationManager(store).register(_registration()) as handle,
         observer.watch(keys.AVAILABLE) as changes,
+        store.session_events() as events,
     ):
         store.disconnect()
         store.expire_session()
         fuller = replace(_registration(), free_bytes=10)
         with pytest.raises(MetadataUnavailableError):
             await handle.update(fuller)
-        assert not handle.is_registered
         assert not await observer.exists(key)
+        async with asyncio.timeout(10):
+            while await anext(events) is not SessionEvent.SESSION_LOST:
+                continue
+        await asyncio.sleep(0)  # the registration hears it in its own turn
+        assert not handle.is_registered
         store.reconnect()
         assert await _next_put(changes) == key
         record = await observer.get(key)

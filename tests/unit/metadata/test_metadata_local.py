@@ -163,6 +163,7 @@ async def test_a_forked_process_is_told_to_spawn(tmp_path: Path) -> None:
 
 
 async def test_stores_of_one_process_share_an_environment(tmp_path: Path) -> None:
+    """Case 30."""
     link = tmp_path / "link"
     link.symlink_to(tmp_path / "metadata")
     (tmp_path / "metadata").mkdir()
@@ -344,6 +345,7 @@ async def test_a_scan_of_large_values_goes_in_small_steps(tmp_path: Path) -> Non
 
 
 async def test_the_disk_holds_what_the_tables_say(tmp_path: Path) -> None:
+    """Case 30."""
     async with open_store(f"local://{tmp_path}") as store:
         stat = await store.put("/a/b", b"value")
     with lmdb.open(str(tmp_path), max_dbs=8) as environment:
