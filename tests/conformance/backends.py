@@ -6,8 +6,8 @@ import asyncio
 import enum
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import ClassVar, Self
@@ -15,9 +15,12 @@ from typing import ClassVar, Self
 import pytest
 
 from bookie.metadata.connect import open_store
+from bookie.metadata.etcd import EtcdStore
 from bookie.metadata.local import LocalStore
 from bookie.metadata.memory import MemoryStore
 from bookie.metadata.store import MetadataStore
+from tests.servers.etcd import EtcdServer
+from tests.servers.proxy import Proxy
 
 _names = itertools.count()
 
@@ -135,8 +138,48 @@ class LocalBackend(Backend):
         await asyncio.sleep(0)
 
 
+class EtcdBackend(Backend):
+    """``etcd://``: a scope of its own on one real server, each session through its own proxy."""
+
+    name = "etcd"
+    differences = MappingProxyType(
+        {
+            Difference.NO_TIMES: "etcd keeps none",
+        }
+    )
+
+    def __init__(self, request: pytest.FixtureRequest, directory: Path) -> None:
+        super().__init__(request, directory)
+        server: EtcdServer = request.getfixturevalue("etcd_server")
+        self._server = server
+        self._scope = f"/conformance-{next(_names)}"
+        self._links: dict[MetadataStore, Proxy] = {}
+
+    @asynccontextmanager
+    async def session(
+        self, *, session_timeout_seconds: float = 30.0
+    ) -> AsyncIterator[MetadataStore]:
+        with Proxy(self._server.member.port) as link:
+            uri = f"etcd://127.0.0.1:{link.port}{self._scope}"
+            timeout = session_timeout_seconds
+            async with open_store(uri, session_timeout_seconds=timeout) as store:
+                self._links[store] = link
+                yield store
+
+    async def expire(self, store: MetadataStore) -> None:
+        assert isinstance(store, EtcdStore)
+        await store._lease.revoke(10)
+        store._lose(store._lease)  # it would look by itself within a fraction of the timeout
+
+    async def disconnect(self, store: MetadataStore) -> None:
+        self._links[store].refuse()
+
+    async def reconnect(self, store: MetadataStore) -> None:
+        self._links[store].heal()
+
+
 BACKENDS: dict[str, type[Backend]] = {
-    backend.name: backend for backend in (LocalBackend, MemoryBackend)
+    backend.name: backend for backend in (EtcdBackend, LocalBackend, MemoryBackend)
 }
 """All backends that tests run on. A backend with servers joins with a class of its own, whose
 constructor asks `request` for the fixture that starts them."""

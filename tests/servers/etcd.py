@@ -29,6 +29,7 @@ import pytest
 
 from bookie.server.local.layout import free_ports
 from tests.servers.etcd_links import CLUSTER_TOKEN, PeerLinks
+from tests.servers.running import PIDS
 
 READY_SECONDS_MAX = 60.0
 """A server that is not ready by then never will be, even on a busy machine."""
@@ -165,11 +166,12 @@ class EtcdMember:
             assert process.stderr is not None
             process.stderr.close()
 
-    def restart(self) -> None:
+    async def restart(self) -> None:
         """Kill it if it runs, and start it on the same data."""
         self.kill()
+        # In this thread: the process ends with the thread that started it.
         self.start()
-        self.wait_ready()
+        await asyncio.to_thread(self.wait_ready)
 
     def pause(self) -> None:
         """Stop it in its tracks (SIGSTOP): connections stand, nobody answers."""
@@ -289,7 +291,9 @@ def etcd_server() -> Iterator[EtcdServer]:
     server = EtcdServer()
     try:
         server.start()
+        PIDS.add(pid := server.member.pid)
         yield server
+        PIDS.discard(pid)
     finally:
         server.stop()
 

@@ -1,0 +1,387 @@
+"""Operations of the store as one Txn of etcd; its response as results, or the error that is due.
+
+A Txn compares the conditions of all operations, writes if all hold, and otherwise reads, in the
+same instant, what the conditions were about; `judge` finds the first operation that fails in what
+was read, as on every backend. Each Txn also replaces a receipt (`etcd_receipts`).
+
+======================== ============================================ ===========================
+operation                compares                                     writes
+======================== ============================================ ===========================
+put                      no ancestor is ephemeral                     absent: put; else put with
+                                                                      the lease it has
+put of version v         mod_revision = v                             put with the lease it has
+put that creates         absent, no ancestor is ephemeral             put
+ephemeral put, creates   the same, and nothing below                  put with our lease
+ephemeral put            as it was seen last: absent, or ours         put with our lease
+ephemeral put of v       mod_revision = v, has a lease                put with our lease
+delete                   present or mod_revision = v, nothing below   delete
+check                    mod_revision = v, or absent                  nothing
+======================== ============================================ ===========================
+
+Two guesses may be wrong without anybody being at fault: whether our ephemeral record is there, and
+the last number of a sequence. The reads correct them, and the Txn is made again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from bookie._pb import etcd_pb2 as pb
+from bookie.errors import MetadataUnavailableError, SessionLostError
+from bookie.metadata import etcd_messages as messages
+from bookie.metadata.etcd_keys import Scope, one_below
+from bookie.metadata.etcd_receipts import Receipt
+from bookie.metadata.judge import NO_OWNER, judge
+from bookie.metadata.keys import ancestors
+from bookie.metadata.records import (
+    NOT_EXISTS,
+    Check,
+    Delete,
+    Operation,
+    Put,
+    Stat,
+    check_transaction,
+    sequential_key,
+)
+
+ROUNDS_MAX = 1000
+"""How often a Txn is made again because a guess was wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What a read says of a record; the judge asks for no more."""
+
+    version: int
+    owner: bytes
+
+
+class _Reads:
+    """The state at the revision of a Txn, as far as its operations depend on it."""
+
+    def __init__(self) -> None:
+        self._requests: list[pb.RangeRequest] = []
+        self._records: dict[str, int] = {}
+        self._below: dict[str, int] = {}
+        self._responses: list[Any] = []
+
+    def want_record(self, scope: Scope, key: str) -> None:
+        if key not in self._records:
+            self._records[key] = len(self._requests)
+            self._requests.append(pb.RangeRequest(key=scope.key(key), keys_only=True))
+
+    def want_below(self, scope: Scope, key: str) -> None:
+        self._below[key] = len(self._requests)
+        self._requests.append(one_below(scope, key))
+
+    def want_value(self, key: bytes) -> int:
+        self._requests.append(pb.RangeRequest(key=key))
+        return len(self._requests) - 1
+
+    def operations(self) -> list[pb.RequestOp]:
+        return [pb.RequestOp(request_range=request) for request in self._requests]
+
+    def take(self, responses: Iterable[Any]) -> None:
+        self._responses = [response.response_range for response in responses]
+
+    def value(self, index: int) -> Any:
+        kvs = self._responses[index].kvs
+        return kvs[0] if kvs else None
+
+    # What `judge` calls a tree.
+
+    def find(self, key: str) -> _Found | None:
+        kv = self.value(self._records[key])
+        return _Found(kv.mod_revision, owner(kv.lease)) if kv is not None else None
+
+    def has_children(self, key: str) -> bool:
+        return bool(self._responses[self._below[key]].kvs)
+
+
+def owner(lease: int) -> bytes:
+    """Who owns a record, as the judge says it."""
+    return lease.to_bytes(8, "big", signed=True) if lease else NO_OWNER
+
+
+class Sequences:
+    """The last numbers of sequential records that this store has seen, with their revisions."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[int, int]] = {}
+
+    def last(self, key: str) -> tuple[int, int]:
+        """Number and mod_revision of the counter; (0, 0) if nothing is known."""
+        return self._seen.get(key, (0, 0))
+
+    def saw(self, key: str, number: int, revision: int) -> None:
+        """Remember; a forgotten counter costs one round more."""
+        if len(self._seen) >= 1000:
+            self._seen.clear()
+        self._seen[key] = (number, revision)
+
+
+class Transaction:
+    """One transaction of the store, made into a Txn as often as it takes.
+
+    `operations` were checked by `check_transaction`.
+    """
+
+    def __init__(self, scope: Scope, operations: Sequence[Operation], sequences: Sequences) -> None:
+        self._scope = scope
+        self._given = operations
+        self._sequences = sequences
+        self._rounds = 0
+        self._ours: set[str] = set()
+        """Keys of ephemeral puts without version that were seen to be ours."""
+        self._skipped: dict[str, int] = {}
+        """Sequence → a number that is taken although its counter does not say so."""
+        self._numbers: dict[str, int] = {}
+        self._operations: list[Operation] = []
+        self._reads = _Reads()
+        self._receipt_read = 0
+        self._sequence_reads: dict[str, int] = {}
+        self._is_large = False
+        self._lease = 0
+
+    # ---- the request
+
+    def request(self, receipt: Receipt) -> pb.TxnRequest:
+        """The Txn by what is known; the write that replaces `receipt`."""
+        self._lease = receipt.lease
+        self._number()
+        self._reads = _Reads()
+        receipt.uses += 1
+        compares: dict[bytes, pb.Compare] = {}
+        writes = [messages.put(receipt.key, b"%d" % receipt.uses, receipt.lease)]
+        for operation in self._operations:
+            self._reads.want_record(self._scope, operation.key)
+            match operation:
+                case Put():
+                    writes.append(self._put(operation, compares))
+                case Delete():
+                    writes.append(self._delete(operation, compares))
+                case Check():
+                    self._compare_version(operation.key, operation.version, compares)
+        self._receipt_read = self._reads.want_value(receipt.key)
+        self._sequence_reads = {}
+        for key, number in self._numbers.items():
+            counter, (_, revision) = self._scope.sequence(key), self._sequences.last(key)
+            compares[b"#" + counter] = messages.mod(counter, revision)
+            writes.append(messages.put(counter, b"%d" % number, 0))
+            self._sequence_reads[key] = self._reads.want_value(counter)
+        return self._assemble(receipt, list(compares.values()), writes)
+
+    def _number(self) -> None:
+        """Replace sequential puts by the puts of the next numbers."""
+        self._numbers = {}
+        self._operations = list(self._given)
+        for index, operation in enumerate(self._given):
+            if isinstance(operation, Put) and operation.sequential:
+                last, _ = self._sequences.last(operation.key)
+                number = max(last, self._skipped.get(operation.key, 0)) + 1
+                self._numbers[operation.key] = number
+                self._operations[index] = replace(
+                    operation,
+                    key=sequential_key(operation.key, number),
+                    version=NOT_EXISTS,
+                    sequential=False,
+                )
+        if self._numbers:
+            check_transaction(self._operations)
+
+    def _put(self, put: Put, compares: dict[bytes, pb.Compare]) -> pb.RequestOp:
+        key = self._scope.key(put.key)
+        lease = self._lease if put.ephemeral else 0
+        if put.version is not None and put.version != NOT_EXISTS:
+            compares[key] = messages.version(key, put.version)
+            if put.ephemeral:
+                compares[b"!" + key] = messages.leased(key)
+                return messages.put(key, put.value, lease)
+            return messages.nested([], [messages.keep(key, put.value), messages.stat(key)])
+        for above in ancestors(put.key):
+            self._reads.want_record(self._scope, above)
+            higher = self._scope.key(above)
+            compares[b"^" + higher] = messages.lease(higher, 0)
+        if put.ephemeral:
+            self._reads.want_below(self._scope, put.key)
+            if put.key in self._ours:
+                compares[key] = messages.lease(key, lease)
+                return messages.put(key, put.value, lease)
+        if put.version is None and not put.ephemeral:
+            return messages.nested(
+                [messages.absent(key)],
+                [messages.put(key, put.value, 0)],
+                [messages.keep(key, put.value), messages.stat(key)],
+            )
+        compares[key] = messages.absent(key)
+        if put.ephemeral:
+            compares[b"/" + key] = messages.none_below(self._scope, put.key)
+        return messages.put(key, put.value, lease)
+
+    def _delete(self, delete: Delete, compares: dict[bytes, pb.Compare]) -> pb.RequestOp:
+        key = self._scope.key(delete.key)
+        if delete.version is None:
+            compares[key] = messages.present(key)
+        else:
+            compares[key] = messages.version(key, delete.version)
+        self._reads.want_below(self._scope, delete.key)
+        compares[b"/" + key] = messages.none_below(self._scope, delete.key)
+        return pb.RequestOp(request_delete_range=pb.DeleteRangeRequest(key=key))
+
+    def _compare_version(self, key: str, version: int, compares: dict[bytes, pb.Compare]) -> None:
+        name = self._scope.key(key)
+        compares[name] = (
+            messages.absent(name) if version == NOT_EXISTS else messages.version(name, version)
+        )
+
+    def _assemble(
+        self, receipt: Receipt, compares: list[pb.Compare], writes: list[pb.RequestOp]
+    ) -> pb.TxnRequest:
+        reads = self._reads.operations()
+        self._is_large = max(len(compares), len(writes), len(reads)) > messages.OPERATIONS_MAX
+        own = messages.mod(receipt.key, receipt.revision)
+        if self._is_large:
+            # What failed takes a read of its own to learn; see `reads`.
+            then = messages.conjunction(compares, writes)
+            otherwise = [messages.stat(receipt.key)]
+            return pb.TxnRequest(compare=[own], success=then, failure=otherwise)
+        return pb.TxnRequest(compare=[own, *compares], success=writes, failure=reads)
+
+    # ---- the response
+
+    def take(self, receipt: Receipt, response: pb.TxnResponse) -> list[Stat | None] | None:
+        """The results, or None: make the Txn again, more is known now.
+
+        Raises:
+            SessionLostError: the session ended; nothing was written.
+            MetadataUnavailableError: others keep changing what this depends on.
+            BookieError: what `judge` says of the first operation that fails; nothing was written.
+        """
+        responses: Iterable[Any] = response.responses
+        if response.succeeded:
+            receipt.revision = revision = response.header.revision
+            for key, number in self._numbers.items():
+                self._sequences.saw(key, number, revision)
+            if self._is_large:
+                responses = messages.ungrouped(responses)
+            return self._results(revision, iter(responses))
+        if self._is_large:
+            raise _session_lost()
+        self._learn(receipt, responses)
+        return None
+
+    def reads(self) -> pb.TxnRequest:
+        """Reads what the Txn is about, for `learn`: etcd refused it as `CompactedError`.
+
+        It was too large to read in the instant in which it failed. If an operation fails by a later
+        state, then it fails; else the Txn is made again.
+        """
+        return pb.TxnRequest(success=messages.grouped(self._reads.operations()))
+
+    def learn(self, receipt: Receipt, response: pb.TxnResponse) -> None:
+        """Take the response to `reads`; raises as `take` does."""
+        self._learn(receipt, messages.ungrouped(response.responses))
+
+    def _results(self, revision: int, written: Iterator[Any]) -> list[Stat | None]:
+        next(written)  # the receipt's
+        results: list[Stat | None] = []
+        for operation in self._operations:
+            if isinstance(operation, Check):
+                results.append(None)
+                continue
+            response = next(written)
+            if isinstance(operation, Delete):
+                results.append(None)
+                continue
+            results.append(self._stat(operation, revision, response))
+        return results
+
+    def _stat(self, put: Put, revision: int, response: Any) -> Stat:
+        if response.WhichOneof("response") == "response_txn":
+            inner = response.response_txn.responses
+            if len(inner) > 1:
+                return stat_of(put.key, inner[1].response_range.kvs[0], self._lease)
+        is_new = put.version in (None, NOT_EXISTS) and put.key not in self._ours
+        return Stat(put.key, revision, revision, None, None, put.ephemeral, put.ephemeral, is_new)
+
+    def _learn(self, receipt: Receipt, responses: Iterable[Any]) -> None:
+        """From the reads of a Txn whose conditions did not hold."""
+        self._reads.take(responses)
+        found = self._reads.value(self._receipt_read)
+        if (found.mod_revision if found is not None else 0) != receipt.revision:
+            raise _session_lost()
+        self._rounds += 1
+        if self._rounds > ROUNDS_MAX:
+            raise MetadataUnavailableError(
+                f"others kept changing what a transaction on {self._given[0].key} depends on"
+            )
+        learned = False
+        for key, index in self._sequence_reads.items():
+            counter = self._reads.value(index)
+            last = (int(counter.value), counter.mod_revision) if counter is not None else (0, 0)
+            learned |= last != self._sequences.last(key)
+            self._sequences.saw(key, *last)
+        if learned:
+            return
+        for given, operation in zip(self._given, self._operations, strict=True):
+            is_sequential = isinstance(given, Put) and given.sequential
+            if is_sequential and self._reads.find(operation.key) is not None:
+                # Somebody wrote the very key; the counter passes over it.
+                self._skipped[given.key] = self._numbers[given.key]
+                return
+        judge(self._operations, self._reads, owner(self._lease), 0)
+        self._ours = {
+            operation.key
+            for operation in self._operations
+            if isinstance(operation, Put)
+            and operation.ephemeral
+            and operation.version is None
+            and self._reads.find(operation.key) is not None
+        }
+
+    # ---- after a lost reply
+
+    def confirmation(self, revision: int) -> pb.TxnRequest:
+        """Reads what was written at `revision`, for `confirmed`."""
+        reads = [
+            pb.RequestOp(
+                request_range=pb.RangeRequest(
+                    key=self._scope.key(operation.key), keys_only=True, revision=revision
+                )
+            )
+            for operation in self._operations
+            if isinstance(operation, Put)
+        ]
+        return pb.TxnRequest(success=messages.grouped(reads))
+
+    def confirmed(self, receipt: Receipt, response: pb.TxnResponse) -> list[Stat | None]:
+        """The results of the write that happened at the receipt's revision."""
+        for key, number in self._numbers.items():
+            self._sequences.saw(key, number, receipt.revision)
+        written = messages.ungrouped(response.responses)
+        return [
+            stat_of(operation.key, next(written).response_range.kvs[0], self._lease)
+            if isinstance(operation, Put)
+            else None
+            for operation in self._operations
+        ]
+
+
+def _session_lost() -> SessionLostError:
+    return SessionLostError("the session with etcd ended before the write")
+
+
+def stat_of(key: str, kv: Any, lease: int) -> Stat:
+    """What etcd knows of a record; `lease` is that of the asking session."""
+    return Stat(
+        key=key,
+        version=kv.mod_revision,
+        revision=kv.mod_revision,
+        created_ms=None,
+        modified_ms=None,
+        ephemeral=kv.lease != 0,
+        created_by_self=kv.lease == lease and kv.lease != 0,
+        first_version=kv.version == 1,
+    )
