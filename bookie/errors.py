@@ -44,6 +44,8 @@
        ├─ SessionLostError                                                   (retryable)
        ├─ SessionGivenUpError         the process must end (exit code 3)
        ├─ MetadataUnavailableError                                           (retryable)
+       ├─ LockBusyError               somebody else holds the lock            (retryable)
+       ├─ LockLostError               the lock is not held any more
        └─ MetadataClosedError
 """
 
@@ -265,6 +267,16 @@ class MetadataUnavailableError(MetadataError):
     """The metadata store did not answer."""
 
     retryable = True
+
+
+class LockBusyError(MetadataError):
+    """Somebody else holds the lock, or waits for it."""
+
+    retryable = True
+
+
+class LockLostError(MetadataError):
+    """The lock is not held any more: it was released, or somebody else took it."""
 
 
 class MetadataClosedError(MetadataError):

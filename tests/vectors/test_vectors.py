@@ -13,6 +13,7 @@ import pytest
 
 from bookie.formats import blocks, index_rows, ledger_metadata, log_metadata, pages, records
 from bookie.formats.batch import EntryBatch
+from bookie.formats.claim import Claim, ClaimMode, decode_claim, encode_claim
 from bookie.formats.cookie import Cookie, CookieState, decode_cookie, encode_cookie
 from bookie.formats.digest import DigestType, derive_key, digester_for
 from bookie.formats.entry import pack_batch, pack_lac, parse_header, unpack_lac, unpack_packet
@@ -223,6 +224,13 @@ def check_cookie(fields: Fields, data: bytes) -> None:
     assert decode_cookie(data) == cookie
 
 
+def check_claim(fields: Fields, data: bytes) -> None:
+    """The claim is written and read."""
+    claim = Claim(**{**fields, "mode": ClaimMode(fields["mode"])})
+    assert encode_claim(claim) == data
+    assert decode_claim(data) == claim
+
+
 def check_registration(fields: Fields, data: bytes) -> None:
     """The registration is written and read."""
     endpoints = tuple(Endpoint(**endpoint) for endpoint in fields["endpoints"])
@@ -273,6 +281,7 @@ CHECKS: dict[str, Callable[[Fields, bytes], None]] = {
     "index_pages": check_index_page,
     "index_rows": check_index_row,
     "cookies": check_cookie,
+    "claims": check_claim,
     "registrations": check_registration,
     "log_records": check_log_record,
     "log_metadata": check_log_metadata,

@@ -1,0 +1,73 @@
+"""What stands in the record of a claim: of a lock, of a seat in an election, of a turn in a queue.
+
+========================= ========================================================================
+bytes                     meaning
+========================= ========================================================================
+``claim 1 ``              the format and its version
+guid, a space             32 hexadecimal digits: which attempt of which process wrote it
+mode, a newline           ``exclusive`` or ``shared``
+owner, a newline          who the process says it is, JSON text; often empty: ``""``
+the rest                  the content, for the users of the lock
+========================= ========================================================================
+
+The first two lines are ASCII. The guid tells a process its own claim when the reply to its write
+was lost, and one life of a process from the next.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import re
+from dataclasses import dataclass
+
+from bookie.errors import FormatError, NewerFormatError
+
+_HEAD = re.compile(rb"claim ([0-9]{1,9}) ([0-9a-f]{32}) (exclusive|shared)\n")
+_VERSION = 1
+
+
+class ClaimMode(enum.Enum):
+    """Whether others of the kind may hold at the same time."""
+
+    EXCLUSIVE = "exclusive"
+    SHARED = "shared"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One claim; `guid` has 32 hexadecimal digits."""
+
+    guid: str
+    mode: ClaimMode = ClaimMode.EXCLUSIVE
+    owner: str = ""
+    content: bytes = b""
+
+
+def encode_claim(claim: Claim) -> bytes:
+    """The record's bytes."""
+    head = f"claim {_VERSION} {claim.guid} {claim.mode.value}\n{json.dumps(claim.owner)}\n"
+    return head.encode("ascii") + claim.content
+
+
+def decode_claim(data: bytes) -> Claim:
+    """The claim of `data`.
+
+    Raises:
+        FormatError: it is none, or of a newer version.
+    """
+    if data.startswith(b"claim ") and not data.startswith(b"claim 1 "):
+        version = data[6:16].partition(b" ")[0]
+        if version.isdigit():
+            raise NewerFormatError(f"the claim has format {version.decode()}; this reads 1")
+    head = _HEAD.match(data)
+    line, newline, content = data[head.end() :].partition(b"\n") if head else (b"", b"", b"")
+    if head is None or not newline:
+        raise FormatError("not the record of a claim")
+    try:
+        owner = json.loads(line.decode("ascii"))
+    except ValueError as error:
+        raise FormatError("the owner of a claim is not JSON text") from error
+    if not isinstance(owner, str):
+        raise FormatError("the owner of a claim is not JSON text")
+    return Claim(head[2].decode(), ClaimMode(head[3].decode()), owner, content)

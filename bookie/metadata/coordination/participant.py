@@ -1,0 +1,191 @@
+"""One process's part in the coordination on a store: what it may believe, and what goes on behind.
+
+The recipes ask it whether the session is beyond doubt, hear of the session's events in order, and
+give it what must be finished although nobody waits for it any more: a write whose caller was
+cancelled may still happen, so somebody has to look.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from bookie.env import SystemClock, jitter
+from bookie.errors import BookieError, MetadataClosedError
+from bookie.metadata.store import MetadataStore, SessionEvent
+from bookie.telemetry import event_log
+
+T = TypeVar("T")
+
+PAUSE_SECONDS_MIN = 0.1
+PAUSE_SECONDS_MAX = 5.0
+"""Between attempts that the store does not answer; they double."""
+
+_log = event_log(__name__)
+
+
+class Participant:
+    """An async context manager; leaving it gives up everything that recipes hold through it.
+
+    Args:
+        store: its session is the participant's; it must stay open for longer.
+        nonce: 16 bytes that no other participant has; random ones if empty.
+        jitter: numbers in [0, 1).
+    """
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        *,
+        nonce: bytes = b"",
+        jitter: Callable[[], float] = jitter,
+    ) -> None:
+        self.store = store
+        self._name = (nonce or SystemClock().nonce())[:8].hex()
+        self._jitter = jitter
+        self._claims = 0
+        self._is_connected = True
+        self._has_session = True
+        self._listeners: dict[Callable[[SessionEvent], None], None] = {}
+        self._closers: dict[Callable[[], Awaitable[object]], None] = {}
+        self._live: set[str] = set()
+        self._is_closed = False
+        self._tasks = asyncio.TaskGroup()
+        self._background: set[asyncio.Task[None]] = set()
+        self._events = AsyncExitStack()
+
+    # ---- what it may believe
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether nothing is known that speaks against the session."""
+        return self._is_connected and self._has_session
+
+    def on_session(self, listener: Callable[[SessionEvent], None]) -> None:
+        """Call `listener` with each event of the session, in order, until `forget`."""
+        self._listeners[listener] = None
+
+    def forget(self, listener: Callable[[SessionEvent], None]) -> None:
+        """Do not call `listener` any more."""
+        self._listeners.pop(listener, None)
+
+    def on_close(self, closer: Callable[[], Awaitable[object]]) -> None:
+        """Await `closer` when the context is left; the last one first."""
+        self._closers[closer] = None
+
+    # ---- whose a claim is
+
+    def new_guid(self) -> str:
+        """A name for one claim; it counts as wanted until `abandon`."""
+        self._claims += 1
+        guid = f"{self._name}{self._claims:016x}"
+        self._live.add(guid)
+        return guid
+
+    def abandon(self, guid: str) -> None:
+        """Nobody wants the claim any more: a record of it is a left-over."""
+        self._live.discard(guid)
+
+    def is_leftover(self, guid: str) -> bool:
+        """Whether a claim is this participant's, and nobody wants it any more."""
+        return guid.startswith(self._name) and guid not in self._live
+
+    # ---- work
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Do `work` beside everything else, at most until the context is left.
+
+        Raises:
+            MetadataClosedError: it was left.
+        """
+        if self._is_closed:
+            work.close()
+            raise MetadataClosedError("the participant in the coordination was closed")
+        task = self._tasks.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+        return task
+
+    async def finish(
+        self,
+        work: Coroutine[Any, Any, T],
+        undo: Callable[[T], Coroutine[Any, Any, None]] | None = None,
+    ) -> T:
+        """Do `work` to its end, also when the caller is cancelled; then `undo` what it gave."""
+        outcome: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+        async def run() -> None:
+            try:
+                result = await work
+            except BookieError as error:
+                if not outcome.cancelled():
+                    outcome.set_exception(error)
+                return
+            except asyncio.CancelledError:
+                outcome.cancel()
+                raise
+            if not outcome.cancelled():
+                outcome.set_result(result)
+            elif undo is not None:
+                await undo(result)
+
+        self.spawn(run())
+        return await outcome
+
+    async def pause(self, attempt: int) -> None:
+        """Wait before attempt number `attempt + 1`."""
+        seconds = min(PAUSE_SECONDS_MIN * 2.0 ** min(attempt, 20), PAUSE_SECONDS_MAX)
+        await asyncio.sleep(seconds * (1 + self._jitter()) / 2)
+
+    # ---- life
+
+    async def __aenter__(self) -> Self:
+        events = await self._events.enter_async_context(self.store.session_events())
+        await self._tasks.__aenter__()
+        self.spawn(self._follow(events))
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            # What cannot be given up in time ends with the session.
+            async with asyncio.timeout(self.store.session_timeout_seconds):
+                for closer in reversed(self._closers):
+                    await closer()
+        except TimeoutError:
+            _log.warning("coordination_not_given_up")
+        finally:
+            self._is_closed = True
+            for task in self._background:
+                task.cancel()
+            try:
+                # The body's own error passes by the group, which would wrap it.
+                await self._tasks.__aexit__(None, None, None)
+            finally:
+                await self._events.aclose()
+
+    async def _follow(self, events: AsyncIterator[SessionEvent]) -> None:
+        try:
+            async for event in events:
+                match event:
+                    case SessionEvent.CONNECTION_LOST:
+                        self._is_connected = False
+                    case SessionEvent.RECONNECTED:
+                        self._is_connected = True
+                    case SessionEvent.SESSION_LOST:
+                        self._has_session = False
+                    case SessionEvent.SESSION_REESTABLISHED:
+                        self._is_connected = self._has_session = True
+                for listener in list(self._listeners):
+                    listener(event)
+        except MetadataClosedError:
+            self._has_session = False
+            for listener in list(self._listeners):
+                listener(SessionEvent.SESSION_LOST)
