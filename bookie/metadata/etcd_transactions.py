@@ -177,10 +177,14 @@ class Transaction:
         """Replace sequential puts by the puts of the next numbers."""
         self._numbers = {}
         self._operations = list(self._given)
+        named = {operation.key for operation in self._given}
         for index, operation in enumerate(self._given):
             if isinstance(operation, Put) and operation.sequential:
                 last, _ = self._sequences.last(operation.key)
                 number = max(last, self._skipped.get(operation.key, 0)) + 1
+                while sequential_key(operation.key, number) in named:
+                    # A record made before: the counter, not read yet, has passed its number.
+                    number += 1
                 self._numbers[operation.key] = number
                 self._operations[index] = replace(
                     operation,
