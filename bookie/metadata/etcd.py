@@ -59,7 +59,7 @@ from bookie.metadata.security import MetadataSecurity
 from bookie.metadata.session_monitor import SessionMonitor
 from bookie.metadata.store import MetadataStore
 from bookie.metadata.subscription import Subscription
-from bookie.protocol.session import Expired, SessionEvent, SessionState
+from bookie.protocol.session import Connected, Expired, SessionEvent, SessionState
 
 OPERATION_SECONDS_MIN = 2.0
 OPERATION_SECONDS_MAX = 10.0
@@ -119,6 +119,7 @@ class EtcdStore(MetadataStore):
             self._security,
             attempt_seconds=seconds / ATTEMPTS,
             operation_seconds=seconds,
+            on_connected=self._connected,
         )
         self._watch = EtcdWatch(self._client, self._scope, self._tasks, self._deliver, self._resync)
         try:
@@ -174,6 +175,10 @@ class EtcdStore(MetadataStore):
             self.session_timeout_seconds,
             answer_seconds=self.session_timeout_seconds / RENEWAL_FRACTION,
         )
+
+    def _connected(self) -> None:
+        if self._open:
+            self._monitor.tell(Connected())
 
     def _announce(self, event: SessionEvent) -> None:
         for subscription in self._session_watches:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -138,6 +138,8 @@ class EtcdClient:
         security: TLS files, user and password.
         attempt_seconds: how long one endpoint may take to answer.
         operation_seconds: how long a read is tried.
+        on_connected: is called at the first answer of a watch, read or Txn after a call that was
+            not answered. (Calls about leases are answered to who asks after the session.)
     """
 
     def __init__(
@@ -147,6 +149,7 @@ class EtcdClient:
         *,
         attempt_seconds: float,
         operation_seconds: float,
+        on_connected: Callable[[], None] = lambda: None,
     ) -> None:
         self.attempt_seconds = attempt_seconds
         self.operation_seconds = operation_seconds
@@ -162,6 +165,8 @@ class EtcdClient:
         self._metadata: tuple[tuple[str, str], ...] = (("hasleader", "true"),)
         self._token_age = 0
         self._authenticating = asyncio.Lock()
+        self._on_connected = on_connected
+        self._is_silent = False
         self._closed = False
 
     async def close(self) -> None:
@@ -182,6 +187,12 @@ class EtcdClient:
         """Let later calls go to another endpoint than this one, which does not answer."""
         if self._addresses[self._current] == endpoint.address:
             self._current = (self._current + 1) % len(self._addresses)
+
+    def hear(self) -> None:
+        """Take note that an endpoint answered."""
+        if self._is_silent:
+            self._is_silent = False
+            self._on_connected()
 
     async def call(self, method: Method, request: Any, *, seconds: float | None = None) -> Any:
         """Send `request` once and return the response.
@@ -257,12 +268,15 @@ class EtcdClient:
         endpoint = self.endpoint()
         call = endpoint.unary(method)(request, timeout=seconds, metadata=self._metadata)
         try:
-            return await call
+            response = await call
         except aio.AioRpcError as error:
             raise self.explain(error, endpoint) from None
         except asyncio.CancelledError:
             self._raise_if_closed()
             raise
+        if method in (RANGE, TXN):
+            self.hear()
+        return response
 
     async def _exchange(self, method: Method, request: Any, seconds: float) -> Any:
         self._require_open()
@@ -334,6 +348,7 @@ class EtcdClient:
                     text = "its database is full: compact, defragment, disarm the alarm"
                 return MetadataUnavailableError(f"{where} refuses writes: {text}")
             case _:
+                self._is_silent = True
                 self.leave(endpoint)
                 return LostReplyError(f"{where} does not answer: {_reason(code, text)}")
 

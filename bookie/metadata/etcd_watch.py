@@ -125,6 +125,7 @@ class EtcdWatch:
             await call.write(pb.WatchRequest(create_request=create))
             while (response := await call.read()) is not aio.EOF:
                 self._heard_at = asyncio.get_running_loop().time()
+                self._client.hear()
                 self._take(response, endpoint)
         except aio.AioRpcError as error:
             raise self._client.explain(error, endpoint) from None
