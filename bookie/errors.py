@@ -37,9 +37,11 @@
     └─ MetadataError                the metadata store
        ├─ BadVersionError             compare-and-set lost
        ├─ KeyExistsError
+       │  └─ LayoutExistsError          the cluster was initialized before
        ├─ NoSuchKeyError
        ├─ KeyHasChildrenError
        ├─ InvalidKeyError
+       ├─ ClusterInUseError           bookies are registered, or somebody else's keys are there
        ├─ UnsupportedError            this kind of metadata store cannot do it
        ├─ SessionLostError                                                   (retryable)
        ├─ SessionGivenUpError         the process must end (exit code 3)
@@ -237,6 +239,10 @@ class KeyExistsError(BadVersionError):
     """The key exists although it must not."""
 
 
+class LayoutExistsError(KeyExistsError):
+    """The metadata store holds a cluster already."""
+
+
 class NoSuchKeyError(MetadataError):
     """The key does not exist."""
 
@@ -247,6 +253,10 @@ class KeyHasChildrenError(MetadataError):
 
 class InvalidKeyError(MetadataError):
     """The key or value breaks the limits that all stores share."""
+
+
+class ClusterInUseError(MetadataError):
+    """The cluster cannot be removed: bookies are registered, or other keys lie beside its own."""
 
 
 class UnsupportedError(MetadataError):

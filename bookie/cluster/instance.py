@@ -1,4 +1,4 @@
-"""A cluster's identity: the instance id that is made once, and the layout of its keys.
+"""A cluster's identity: the instance id that is made once.
 
 Every bookie and client sends the instance id along, so that nobody ever writes into, or reads from,
 a cluster that was formatted anew or belongs to somebody else.
@@ -10,13 +10,9 @@ import uuid
 from dataclasses import dataclass
 
 from bookie.cluster import keys
-from bookie.errors import FormatError, KeyExistsError, NoSuchKeyError
-from bookie.formats import json_record
+from bookie.cluster.layout import UNINITIALIZED, LayoutManager, encode_layout, layout_of
+from bookie.errors import FormatError, KeyExistsError, LayoutExistsError, NoSuchKeyError
 from bookie.metadata.store import NOT_EXISTS, MetadataStore, Put
-
-_LAYOUT_FORMAT = "bookie-layout"
-_LAYOUT_VERSION = 1
-_FLAT = "flat"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,23 +27,26 @@ class ClusterStatus:
     """Every bookie that has a cookie, alive or not."""
 
 
-async def initialize_cluster(store: MetadataStore) -> str:
+async def initialize_cluster(store: MetadataStore, layout: str | None = None) -> str:
     """Make a new cluster; returns its instance id.
 
+    `layout` is how its ledgers lie: ``flat``, ``hierarchical``, or what fits the store when None.
+
     Raises:
-        KeyExistsError: there is one already; nothing was changed.
+        LayoutExistsError: there is a cluster already; nothing was changed.
+        BadRequestError: there is no such layout.
     """
     instance_id = str(uuid.uuid4())
-    layout = json_record.encode(_LAYOUT_FORMAT, _LAYOUT_VERSION, {"ledgers": _FLAT})
+    value = encode_layout(layout_of(layout, store))
     try:
         await store.transaction(
             [
-                Put(keys.LAYOUT, layout, NOT_EXISTS),
+                Put(keys.LAYOUT, value, NOT_EXISTS),
                 Put(keys.INSTANCE_ID, instance_id.encode(), NOT_EXISTS),
             ]
         )
     except KeyExistsError as error:
-        raise KeyExistsError("the cluster is initialized already") from error
+        raise LayoutExistsError("the cluster is initialized already") from error
     return instance_id
 
 
@@ -58,30 +57,19 @@ async def read_instance_id(store: MetadataStore) -> str:
         NoSuchKeyError: the cluster was never initialized.
         FormatError: the layout or the id is damaged, or written by a newer version.
     """
-    await read_layout(store)
+    await LayoutManager(store).read()
     record = await store.get(keys.INSTANCE_ID)
     if record is None:
-        raise NoSuchKeyError(_UNINITIALIZED)
+        raise NoSuchKeyError(UNINITIALIZED)
     try:
         return str(uuid.UUID(record.value.decode("ascii")))
     except ValueError as error:
-        raise FormatError("the cluster's instance id is not a UUID") from error
+        raise FormatError(f"the metadata key {keys.INSTANCE_ID} is not a UUID") from error
 
 
 async def read_layout(store: MetadataStore) -> str:
-    """How ledgers are laid out in the store: ``flat``.
-
-    Raises:
-        NoSuchKeyError: the cluster was never initialized.
-        FormatError: damaged, or a layout that this program does not know.
-    """
-    record = await store.get(keys.LAYOUT)
-    if record is None:
-        raise NoSuchKeyError(_UNINITIALIZED)
-    layout = json_record.decode(_LAYOUT_FORMAT, _LAYOUT_VERSION, record.value).text("ledgers")
-    if layout != _FLAT:
-        raise FormatError(f"the cluster lays its ledgers out as {layout!r}, which is unknown here")
-    return layout
+    """How ledgers are laid out in the store; raises what `LayoutManager.read` does."""
+    return (await LayoutManager(store).read()).name
 
 
 async def read_status(store: MetadataStore) -> ClusterStatus:
@@ -93,6 +81,3 @@ async def read_status(store: MetadataStore) -> ClusterStatus:
         read_only=tuple(await store.get_children(keys.READ_ONLY)),
         known=tuple(await store.get_children(keys.COOKIES)),
     )
-
-
-_UNINITIALIZED = "the metadata store holds no cluster; make one with `bookie cluster init`"

@@ -9,7 +9,10 @@ key                             value
 ``cookies/<bookie>``            the cookie of a bookie
 ``available/readwrite/<bookie>`` leased: the registration of a bookie that takes new entries
 ``available/readonly/<bookie>`` leased: the registration of one that does not
-``ledgers/<id as 19 digits>``   ledger metadata
+``ledgers/…``                   ledger metadata (`layout`)
+``underreplication/…``          ledgers that lack copies, and who is about to make them
+``config/namespaces/<name>``    a namespace: the policy of its logs
+``config/logs/<name>/<log>``    the policy of one log, where it has one of its own
 =============================== ==================================================================
 
 Source: BookKeeper's BP-28.
@@ -17,8 +20,8 @@ Source: BookKeeper's BP-28.
 
 from __future__ import annotations
 
-from bookie.errors import BadRequestError, FormatError
-from bookie.ids import MAX_ID, is_valid_bookie_id
+from bookie.errors import BadRequestError
+from bookie.ids import is_valid_bookie_id
 
 LAYOUT = "/LAYOUT"
 INSTANCE_ID = "/INSTANCEID"
@@ -28,8 +31,31 @@ AVAILABLE = "/available"
 WRITABLE = "/available/readwrite"
 READ_ONLY = "/available/readonly"
 LEDGERS = "/ledgers"
+LOGS = "/logs"
+UNDERREPLICATION = "/underreplication"
+MARKED_LEDGERS = "/underreplication/ledgers"
+REPAIR_LOCKS = "/underreplication/locks"
+REPAIR_DISABLED = "/underreplication/disabled"
+LOST_BOOKIE_DELAY = "/underreplication/lost_bookie_recovery_delay"
+CHECKS = "/underreplication/checks"
+CONFIGURATION = "/config"
+NAMESPACES = "/config/namespaces"
+LOG_POLICIES = "/config/logs"
 
-_LEDGER_DIGITS = 19
+OWN = frozenset(
+    {
+        "LAYOUT",
+        "INSTANCEID",
+        "IDGEN",
+        "cookies",
+        "available",
+        "ledgers",
+        "logs",
+        "underreplication",
+        "config",
+    }
+)
+"""Every first segment of a cluster's keys; what else lies in the scope belongs to somebody else."""
 
 
 def cookie(bookie_id: str) -> str:
@@ -45,33 +71,6 @@ def registration(bookie_id: str, *, read_only: bool) -> str:
 def is_writable(key: str) -> bool:
     """Whether `key` registers a bookie as writable."""
     return key.startswith(WRITABLE + "/")
-
-
-def ledger_name(ledger_id: int) -> str:
-    """The last segment of a ledger's key; names sort as ids do."""
-    # A float would pass, and leave a key behind that no listing gets over.
-    if not isinstance(ledger_id, int) or not 0 <= ledger_id <= MAX_ID:
-        raise BadRequestError(f"{ledger_id!r} is not a ledger id")
-    return f"{ledger_id:0{_LEDGER_DIGITS}}"
-
-
-def ledger(ledger_id: int) -> str:
-    """The key of a ledger's metadata."""
-    return f"{LEDGERS}/{ledger_name(ledger_id)}"
-
-
-def ledger_id_of(name: str) -> int:
-    """The ledger id of a name below `LEDGERS`.
-
-    Raises:
-        FormatError: it is none. A listing that skipped it would not be complete.
-    """
-    if len(name) != _LEDGER_DIGITS or not (name.isascii() and name.isdigit()):
-        raise FormatError(f"the metadata key {LEDGERS}/{name} is not a ledger")
-    ledger_id = int(name)
-    if ledger_id > MAX_ID:
-        raise FormatError(f"the metadata key {LEDGERS}/{name} is not a ledger")
-    return ledger_id
 
 
 def id_bucket(bucket: int) -> str:

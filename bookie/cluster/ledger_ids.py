@@ -4,8 +4,9 @@ A generator reserves blocks of ids by compare-and-set on a counter. The first bl
 each next one twice as large, so that a command that makes one ledger wastes none and a busy client
 asks once per `BLOCK_IDS_MAX` ids. What a generator does not use is lost.
 
-A counter belongs to a bucket, which is the id's upper bits. Bucket 0 is the only one in use: ids
-stay small, and blocks keep generators out of each other's way.
+A counter belongs to a bucket, which is the id's upper bits. Generators begin with bucket 0, so that
+ids stay small, and blocks keep them out of each other's way; when the ids of a bucket are used up
+they go on with the next one, up to 63 bits in all.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ BLOCK_IDS_MAX = 1000
 BUCKET_BITS = 48
 """Ids in a bucket: 2 to the power of this."""
 
+BUCKETS = 1 << (63 - BUCKET_BITS)
+"""The buckets that there are."""
+
 
 class LedgerIdGenerator:
     """Hands out fresh ledger ids."""
@@ -29,7 +33,6 @@ class LedgerIdGenerator:
     def __init__(self, store: MetadataStore, *, bucket: int = 0) -> None:
         self._store = store
         self._bucket = bucket
-        self._key = keys.id_bucket(bucket)
         self._reserving = asyncio.Lock()
         self._next = 0
         self._end = 0
@@ -39,7 +42,7 @@ class LedgerIdGenerator:
         """An id that no call of any generator has returned or will return.
 
         Raises:
-            FormatError: the counter is damaged or used up.
+            FormatError: the counter is damaged, or the ids of all buckets are used up.
         """
         async with self._reserving:
             if self._next == self._end:
@@ -49,23 +52,26 @@ class LedgerIdGenerator:
         return (self._bucket << BUCKET_BITS) + ledger_id
 
     async def _reserve(self) -> None:
-        while True:
-            record = await self._store.get(self._key)
-            first = 0 if record is None else self._parse(record.value)
-            end = first + self._block_ids
+        while self._bucket < BUCKETS:
+            key = keys.id_bucket(self._bucket)
+            record = await self._store.get(key)
+            first = 0 if record is None else _parse(key, record.value)
+            end = min(first + self._block_ids, 1 << BUCKET_BITS)
+            if first == end:
+                self._bucket += 1
+                continue
             version = NOT_EXISTS if record is None else record.version
             try:
-                await self._store.put(self._key, b"%d" % end, version=version)
+                await self._store.put(key, b"%d" % end, version=version)
             except BadVersionError:
                 continue  # another generator was faster; the store decides who is next
             self._next, self._end = first, end
             self._block_ids = min(2 * self._block_ids, BLOCK_IDS_MAX)
             return
+        raise FormatError(f"the ledger ids below {keys.ID_BUCKETS} are used up")
 
-    def _parse(self, value: bytes) -> int:
-        if not (value.isdigit() and len(value) <= BUCKET_BITS):
-            raise FormatError(f"the counter of ledger ids {self._key} is damaged")
-        first = int(value)
-        if first + self._block_ids > 1 << BUCKET_BITS:
-            raise FormatError(f"the counter of ledger ids {self._key} is used up")
-        return first
+
+def _parse(key: str, value: bytes) -> int:
+    if not (value.isdigit() and len(value) <= BUCKET_BITS and int(value) <= 1 << BUCKET_BITS):
+        raise FormatError(f"the counter of ledger ids {key} is damaged")
+    return int(value)

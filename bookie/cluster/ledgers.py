@@ -12,11 +12,12 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 
-from bookie.cluster import keys
 from bookie.cluster.instance import read_instance_id
+from bookie.cluster.layout import FLAT, LayoutManager, LedgerLayout
 from bookie.errors import (
     BadRequestError,
     BadVersionError,
+    FormatError,
     KeyExistsError,
     LedgerExistsError,
     MetadataUnavailableError,
@@ -31,8 +32,10 @@ from bookie.metadata.store import NOT_EXISTS, Change, MetadataStore, Record
 class LedgerManager:
     """The metadata of all ledgers of a cluster."""
 
-    def __init__(self, store: MetadataStore) -> None:
+    def __init__(self, store: MetadataStore, layout: LedgerLayout | None = None) -> None:
+        """The layout is read from the store when it is first needed, unless it is given."""
         self._store = store
+        self._layout = layout
 
     async def instance_id(self) -> str:
         """The instance id of the cluster whose ledgers these are, as the store says now.
@@ -54,13 +57,13 @@ class LedgerManager:
         """
         if metadata.c_token == 0:
             metadata = replace(metadata, c_token=secrets.randbits(63) | 1)
-        key = keys.ledger(metadata.ledger_id)
+        key = await self._key(metadata.ledger_id)
         try:
             stat = await self._store.put(key, encode(metadata), version=NOT_EXISTS)
         except KeyExistsError as error:
             record = await self._store.get(key)
             if record is not None:
-                found = Versioned(decode(metadata.ledger_id, record.value), record.version)
+                found = _versioned(metadata.ledger_id, record)
                 if found.value.c_token == metadata.c_token:
                     return found
             raise LedgerExistsError(f"ledger {metadata.ledger_id} exists") from error
@@ -87,7 +90,7 @@ class LedgerManager:
         """
         if version < 0:
             raise BadRequestError(f"{version} is not a version of ledger {metadata.ledger_id}")
-        key = keys.ledger(metadata.ledger_id)
+        key = await self._key(metadata.ledger_id)
         try:
             stat = await self._store.put(key, encode(metadata), version=version)
         except BadVersionError as error:
@@ -104,7 +107,7 @@ class LedgerManager:
             BadVersionError: it has another version.
         """
         try:
-            await self._store.delete(keys.ledger(ledger_id), version=version)
+            await self._store.delete(await self._key(ledger_id), version=version)
         except NoSuchKeyError as error:
             raise NoSuchLedgerError(f"ledger {ledger_id} does not exist") from error
 
@@ -130,16 +133,27 @@ class LedgerManager:
             FormatError: a ledger's metadata, or something among the ledgers, cannot be read.
         """
         async for ledger_id, record in self._records(after):
-            yield Versioned(decode(ledger_id, record.value), record.version)
+            yield _versioned(ledger_id, record)
 
     async def _records(self, after: int) -> AsyncIterator[tuple[int, Record]]:
-        after_name = "" if after == NO_ENTRY else keys.ledger_name(after)
-        async for record in self._store.scan_children(keys.LEDGERS, after=after_name):
-            ledger_id = keys.ledger_id_of(record.name)
+        layout = await self._read_layout()
+        async for ledger_id, record in layout.scan(self._store, after=after):
             if ledger_id <= after:
                 raise MetadataUnavailableError("the metadata store listed ledgers out of order")
             after = ledger_id
             yield ledger_id, record
+
+    async def _key(self, ledger_id: int) -> str:
+        return (await self._read_layout()).key(ledger_id)
+
+    async def _read_layout(self) -> LedgerLayout:
+        if self._layout is not None:
+            return self._layout
+        try:
+            self._layout = await LayoutManager(self._store).read()
+        except NoSuchKeyError:
+            return FLAT  # nothing is there yet; who cares asks for the instance id first
+        return self._layout
 
     @asynccontextmanager
     async def watch(
@@ -150,7 +164,7 @@ class LedgerManager:
         Quick changes may be seen as one.
         """
         async with (
-            self._store.watch(keys.ledger(ledger_id)) as changes,
+            self._store.watch(await self._key(ledger_id)) as changes,
             aclosing(self._follow(ledger_id, changes)) as states,
         ):
             yield states
@@ -167,7 +181,12 @@ class LedgerManager:
                 yield found
 
     async def _find(self, ledger_id: int) -> Versioned[LedgerMetadata] | None:
-        record = await self._store.get(keys.ledger(ledger_id))
-        if record is None:
-            return None
+        record = await self._store.get(await self._key(ledger_id))
+        return None if record is None else _versioned(ledger_id, record)
+
+
+def _versioned(ledger_id: int, record: Record) -> Versioned[LedgerMetadata]:
+    try:
         return Versioned(decode(ledger_id, record.value), record.version)
+    except FormatError as error:
+        raise type(error)(f"the metadata key {record.key}: {error}") from error

@@ -104,6 +104,9 @@ class MetadataStore(ABC):
     backend: ClassVar[str]
     """What errors call this kind of store."""
 
+    lists_wide_directories: ClassVar[bool] = True
+    """Whether a hundred thousand children of one key can be listed."""
+
     session_timeout_seconds: float
     """After so long without a sign of life, others may end the store's lease."""
 

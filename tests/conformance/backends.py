@@ -58,6 +58,13 @@ class Backend(ABC):
     async def expire(self, store: MetadataStore) -> None:
         """End the session of `store` as its peers or the server would after a long silence."""
 
+    has_siblings: ClassVar[bool] = False
+    """Whether `sibling` works."""
+
+    def sibling(self) -> AbstractAsyncContextManager[MetadataStore]:
+        """A session with another store of the same servers, whose scope begins like ours."""
+        raise NotImplementedError
+
     async def disconnect(self, store: MetadataStore) -> None:
         """Cut `store` off from the servers, until `reconnect`."""
         raise NotImplementedError
@@ -92,10 +99,14 @@ class MemoryBackend(Backend):
     """``memory://``: the reference model."""
 
     name = "memory"
+    has_siblings = True
 
     def __init__(self, request: pytest.FixtureRequest, directory: Path) -> None:
         super().__init__(request, directory)
         self._uri = f"memory://conformance-{next(_names)}"
+
+    def sibling(self) -> AbstractAsyncContextManager[MetadataStore]:
+        return open_store(self._uri + "-2")
 
     def session(
         self, *, session_timeout_seconds: float = 30.0
@@ -119,11 +130,15 @@ class LocalBackend(Backend):
     """``local://``: a directory of this machine."""
 
     name = "local"
+    has_siblings = True
     can_disconnect = False  # the disk is there or the process fails; nothing lies between
 
     def __init__(self, request: pytest.FixtureRequest, directory: Path) -> None:
         super().__init__(request, directory)
         self._uri = f"local://{directory}/metadata"
+
+    def sibling(self) -> AbstractAsyncContextManager[MetadataStore]:
+        return open_store(self._uri + "-2")
 
     def session(
         self, *, session_timeout_seconds: float = 30.0
@@ -142,6 +157,7 @@ class EtcdBackend(Backend):
     """``etcd://``: a scope of its own on one real server, each session through its own proxy."""
 
     name = "etcd"
+    has_siblings = True
     differences = MappingProxyType(
         {
             Difference.NO_TIMES: "etcd keeps none",
@@ -154,6 +170,9 @@ class EtcdBackend(Backend):
         self._server = server
         self._scope = f"/conformance-{next(_names)}"
         self._links: dict[MetadataStore, Proxy] = {}
+
+    def sibling(self) -> AbstractAsyncContextManager[MetadataStore]:
+        return open_store(f"etcd://127.0.0.1:{self._server.member.port}{self._scope}-2")
 
     @asynccontextmanager
     async def session(

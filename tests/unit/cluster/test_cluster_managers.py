@@ -15,6 +15,7 @@ import pytest
 from bookie.cluster import keys, ledger_ids
 from bookie.cluster.cookies import CookieManager
 from bookie.cluster.instance import initialize_cluster, read_instance_id, read_status
+from bookie.cluster.layout import FLAT
 from bookie.cluster.ledger_ids import LedgerIdGenerator
 from bookie.cluster.ledgers import LedgerManager
 from bookie.errors import (
@@ -74,20 +75,6 @@ def _metadata(ledger_id: int, **changes: int) -> LedgerMetadata:
 
 
 # ---- keys
-
-
-def test_ledger_names_sort_as_ids() -> None:
-    ids = [0, 1, 9, 10, 999, 2**31, 2**40, MAX_ID - 1, MAX_ID]
-    names = [keys.ledger_name(ledger_id) for ledger_id in ids]
-    assert names == sorted(names)
-    assert {len(name) for name in names} == {19}
-    assert [keys.ledger_id_of(name) for name in names] == ids
-
-
-@pytest.mark.parametrize("name", ["", "1", "x" * 19, "-" + "1" * 18, "9" * 19, "٣" * 19, "0" * 20])
-def test_a_name_that_is_no_ledger_is_refused(name: str) -> None:
-    with pytest.raises(FormatError):
-        keys.ledger_id_of(name)
 
 
 @pytest.mark.parametrize("bookie_id", ["", "a/b", "readonly", "..", "ü"])
@@ -238,7 +225,7 @@ async def test_a_bucket_is_the_upper_part_of_the_id(memory: MetadataStore) -> No
     assert await LedgerIdGenerator(memory).next() == 0
 
 
-@pytest.mark.parametrize("value", [b"", b"-1", b"x", b"9" * 49, b"%d" % 2**48])
+@pytest.mark.parametrize("value", [b"", b"-1", b"x", b"9" * 49, b"%d" % (2**48 + 1)])
 async def test_a_damaged_counter_gives_no_ids(memory: MetadataStore, value: bytes) -> None:
     await memory.put(keys.id_bucket(0), value)
     with pytest.raises(FormatError):
@@ -286,7 +273,7 @@ async def test_a_second_create_fails_unless_it_is_the_same_one(store: MetadataSt
 
 
 async def test_damaged_ledger_metadata_is_not_a_missing_ledger(memory: MetadataStore) -> None:
-    await memory.put(keys.ledger(7), b"junk")
+    await memory.put(FLAT.key(7), b"junk")
     with pytest.raises(FormatError):
         await LedgerManager(memory).read(7)
 
@@ -296,7 +283,7 @@ async def test_a_listing_has_every_ledger_in_order(store: MetadataStore) -> None
     assert [i async for i in ledgers.list_ids()] == []
     expected = [*range(300), 2**31, 2**40 + 5, MAX_ID]
     for start in range(0, len(expected), 100):
-        await store.transaction([Put(keys.ledger(i), b"") for i in expected[start : start + 100]])
+        await store.transaction([Put(FLAT.key(i), b"") for i in expected[start : start + 100]])
     assert [i async for i in ledgers.list_ids()] == expected
     assert [i async for i in ledgers.list_ids(after=-1)] == expected
     assert [i async for i in ledgers.list_ids(after=0)] == expected[1:]
@@ -312,7 +299,7 @@ async def test_a_listing_with_metadata_reads_the_same_as_one_by_one(store: Metad
 
 
 async def test_a_damaged_ledger_fails_a_listing_with_metadata(memory: MetadataStore) -> None:
-    await memory.put(keys.ledger(7), b"junk")
+    await memory.put(FLAT.key(7), b"junk")
     with pytest.raises(FormatError, match="ledger 7"):
         [_ async for _ in LedgerManager(memory).list_all()]
 
@@ -320,7 +307,7 @@ async def test_a_damaged_ledger_fails_a_listing_with_metadata(memory: MetadataSt
 async def test_a_listing_survives_deletions_and_sees_all_that_stays(store: MetadataStore) -> None:
     ledgers = LedgerManager(store)
     for start in range(0, 600, 100):
-        await store.transaction([Put(keys.ledger(i), b"") for i in range(start, start + 100)])
+        await store.transaction([Put(FLAT.key(i), b"") for i in range(start, start + 100)])
     seen = []
     async for ledger_id in ledgers.list_ids():
         seen.append(ledger_id)
@@ -330,7 +317,7 @@ async def test_a_listing_survives_deletions_and_sees_all_that_stays(store: Metad
 
 
 async def test_a_stranger_among_the_ledgers_fails_the_listing(memory: MetadataStore) -> None:
-    await memory.put(keys.ledger(1), b"")
+    await memory.put(FLAT.key(1), b"")
     await memory.put(keys.LEDGERS + "/zz", b"")
     with pytest.raises(FormatError):
         [_ async for _ in LedgerManager(memory).list_ids()]

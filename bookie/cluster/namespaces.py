@@ -1,0 +1,170 @@
+"""Namespaces and the policies of logs: the configuration that applications share.
+
+A log is called ``<namespace>/<name>``. Its policy is its own, over that of its namespace, over
+the cluster's defaults (`bookie.formats.log_policy.DEFAULTS`): whatever one level leaves open the
+next one decides. Everything changes under compare-and-set only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+
+from bookie.cluster import keys
+from bookie.errors import (
+    BadRequestError,
+    ClusterInUseError,
+    FormatError,
+    KeyExistsError,
+    NoSuchKeyError,
+)
+from bookie.formats.ledger_metadata import Versioned
+from bookie.formats.log_policy import DEFAULTS, LogPolicy, decode_policy, encode_policy
+from bookie.metadata.store import NOT_EXISTS, Check, MetadataStore, Put, Record
+
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
+
+
+class NamespaceManager:
+    """The namespaces of a cluster."""
+
+    def __init__(self, store: MetadataStore) -> None:
+        self._store = store
+
+    async def create(self, name: str, policy: LogPolicy | None = None) -> Versioned[LogPolicy]:
+        """Make a namespace.
+
+        Raises:
+            KeyExistsError: there is one of this name.
+            BadRequestError: the name is none, or the policy contradicts the defaults.
+        """
+        policy = policy or LogPolicy()
+        policy.over(DEFAULTS)
+        try:
+            stat = await self._store.put(_key(name), encode_policy(policy), version=NOT_EXISTS)
+        except KeyExistsError as error:
+            raise KeyExistsError(f"the namespace {name} exists") from error
+        return Versioned(policy, stat.version)
+
+    async def read(self, name: str) -> Versioned[LogPolicy]:
+        """What a namespace decides itself.
+
+        Raises:
+            NoSuchKeyError: there is no such namespace.
+            FormatError: its record is damaged, or of a newer version.
+        """
+        record = await self._store.get(_key(name))
+        if record is None:
+            raise NoSuchKeyError(f"there is no namespace {name}")
+        return _policy_of(record)
+
+    async def write(self, name: str, policy: LogPolicy, version: int) -> Versioned[LogPolicy]:
+        """Replace the policy that has `version`.
+
+        Raises:
+            BadVersionError: somebody changed it, or deleted the namespace.
+            BadRequestError: the policy contradicts the defaults.
+        """
+        policy.over(DEFAULTS)
+        assert version != NOT_EXISTS
+        stat = await self._store.put(_key(name), encode_policy(policy), version=version)
+        return Versioned(policy, stat.version)
+
+    async def delete(self, name: str) -> None:
+        """Delete a namespace that holds nothing.
+
+        Raises:
+            NoSuchKeyError: there is no such namespace.
+            ClusterInUseError: logs are in it, or policies of logs.
+            BadVersionError: somebody changed it just now.
+        """
+        found = await self.read(name)
+        for key in (f"{keys.LOGS}/{name}", f"{keys.LOG_POLICIES}/{name}"):
+            if await self._store.exists(key):
+                raise ClusterInUseError(f"the namespace {name} is not empty: there is {key}")
+        await self._store.delete(_key(name), version=found.version)
+
+    async def names(self) -> list[str]:
+        """The names of all namespaces, sorted."""
+        return await self._store.get_children(keys.NAMESPACES)
+
+    async def all(self) -> AsyncIterator[tuple[str, Versioned[LogPolicy]]]:
+        """All namespaces with what they decide, by name."""
+        async for record in self._store.scan_children(keys.NAMESPACES):
+            yield record.name, _policy_of(record)
+
+    # ---- logs
+
+    async def policy(self, namespace: str, log: str | None = None) -> LogPolicy:
+        """The whole policy of a namespace, or of one of its logs.
+
+        Raises:
+            NoSuchKeyError: there is no such namespace.
+            FormatError: a record is damaged, or what the levels decide contradicts itself.
+        """
+        decided = (await self.read(namespace)).value.over(DEFAULTS)
+        if log is None:
+            return decided
+        own = await self.log_policy(namespace, log)
+        try:
+            return decided if own is None else own.value.over(decided)
+        except BadRequestError as error:
+            raise FormatError(f"the policy of the log {namespace}/{log}: {error}") from error
+
+    async def log_policy(self, namespace: str, log: str) -> Versioned[LogPolicy] | None:
+        """What a log decides itself; None if nothing."""
+        record = await self._store.get(_log_key(namespace, log))
+        return None if record is None else _policy_of(record)
+
+    async def set_log_policy(
+        self, namespace: str, log: str, policy: LogPolicy, version: int = NOT_EXISTS
+    ) -> Versioned[LogPolicy]:
+        """Decide something for one log: the first time, or instead of what has `version`.
+
+        Raises:
+            NoSuchKeyError: there is no such namespace.
+            BadVersionError: somebody else decided, or changed the namespace just now.
+            BadRequestError: the policy contradicts that of the namespace.
+        """
+        found = await self.read(namespace)
+        policy.over(found.value.over(DEFAULTS))
+        # The namespace cannot go, or change under the policy's feet, in the same step.
+        stat, _ = await self._store.transaction(
+            [
+                Put(_log_key(namespace, log), encode_policy(policy), version),
+                Check(_key(namespace), found.version),
+            ]
+        )
+        assert stat is not None
+        return Versioned(policy, stat.version)
+
+    async def clear_log_policy(self, namespace: str, log: str) -> None:
+        """Let the namespace decide everything for a log; fine if it does."""
+        try:
+            await self._store.delete(_log_key(namespace, log))
+        except NoSuchKeyError:
+            return
+
+
+def _policy_of(record: Record) -> Versioned[LogPolicy]:
+    try:
+        return Versioned(decode_policy(record.value), record.version)
+    except FormatError as error:
+        raise FormatError(f"the metadata key {record.key}: {error}") from error
+
+
+def _key(name: str) -> str:
+    return f"{keys.NAMESPACES}/{_checked(name)}"
+
+
+def _log_key(namespace: str, log: str) -> str:
+    return f"{keys.LOG_POLICIES}/{_checked(namespace)}/{_checked(log)}"
+
+
+def _checked(name: str) -> str:
+    if _NAME.fullmatch(name) is None:
+        raise BadRequestError(
+            f"{name!r} is not a name: up to 100 letters, digits, dots, hyphens and underscores, "
+            "the first no dot"
+        )
+    return name

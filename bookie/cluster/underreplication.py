@@ -1,0 +1,343 @@
+"""Ledgers that lack copies: marked by auditors, taken by replicators one at a time.
+
+A mark says which bookies' copies are missing; it is removed only at the version that the replicator
+read after it had the ledger's lock, so that a ledger that is marked again meanwhile stays marked.
+A lock is leased: it ends with its owner. It is an optimisation, as two who repair one ledger do it
+no harm: what they change is guarded by the ledger's own version.
+
+=============================================== ===============================================
+key                                             value
+=============================================== ===============================================
+``underreplication/ledgers/000/…/0001``         the replicas that are missing, since when
+``underreplication/locks/<19 digits>``          leased: who repairs the ledger
+``underreplication/disabled``                   there: nobody takes a ledger
+``underreplication/lost_bookie_recovery_delay`` seconds, as decimal text
+``underreplication/checks/<name>``              when a check of everything ended last, in ms
+=============================================== ===============================================
+
+Source: BookKeeper's LedgerUnderreplicationManager.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from bookie.cluster import keys
+from bookie.cluster.digit_tree import DigitTree
+from bookie.env import Clock, SystemClock, jitter
+from bookie.errors import (
+    BadRequestError,
+    BadVersionError,
+    FormatError,
+    KeyExistsError,
+    MetadataClosedError,
+    MetadataError,
+    NoSuchKeyError,
+)
+from bookie.formats.underreplicated import (
+    UnderreplicatedLedger,
+    decode_lock,
+    decode_mark,
+    encode_lock,
+    encode_mark,
+)
+from bookie.ids import MAX_ID, is_valid_bookie_id
+from bookie.metadata.store import NOT_EXISTS, Change, Delete, MetadataStore, Operation
+
+CHECKS = ("all_ledgers", "placement_policy", "replicas")
+"""The checks of everything whose last end is kept."""
+
+_MARKS = DigitTree(keys.MARKED_LEDGERS, (3, 4, 4, 4, 4), maximum=MAX_ID)
+_LOCKS = DigitTree(keys.REPAIR_LOCKS, (19,), maximum=MAX_ID)
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A lock of ours, and the mark as it was when we had it."""
+
+    token: str
+    lock_version: int
+    mark_version: int
+
+
+class UnderreplicationManager:
+    """Marks and locks of one worker; an async context manager that gives its locks back.
+
+    Args:
+        store: where they are kept; its session owns the locks.
+        worker: who repairs, for others to see; a bookie's id or a host's name.
+        clock: for the times in marks.
+    """
+
+    def __init__(self, store: MetadataStore, worker: str = "", clock: Clock | None = None) -> None:
+        self._store = store
+        self._worker = worker
+        self._clock = clock or SystemClock()
+        self._held: dict[int, _Held] = {}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    # ---- marks
+
+    async def mark(self, ledger_id: int, replicas: Iterable[str]) -> None:
+        """Say that copies of a ledger are missing, besides those that are known to be.
+
+        Raises:
+            BadRequestError: no replica is named, or one that is no bookie.
+        """
+        missing = set(replicas)
+        if not missing or not all(map(is_valid_bookie_id, missing)):
+            raise BadRequestError(f"{sorted(missing)} are not bookies that a copy is missing on")
+        key = _MARKS.key(ledger_id)
+        while True:
+            record = await self._store.get(key)
+            if record is None:
+                marked = UnderreplicatedLedger(
+                    ledger_id, tuple(sorted(missing)), self._clock.now_ms()
+                )
+                version = NOT_EXISTS
+            else:
+                before = _mark_of(ledger_id, key, record.value)
+                both = tuple(sorted(missing | set(before.replicas)))
+                # Written even if nothing is new: who repairs it now may have looked before.
+                marked = UnderreplicatedLedger(ledger_id, both, before.marked_ms)
+                version = record.version
+            try:
+                await self._store.put(key, encode_mark(marked), version=version)
+            except BadVersionError:
+                continue  # somebody marked it, or it was repaired
+            return
+
+    async def find(self, ledger_id: int) -> UnderreplicatedLedger | None:
+        """The mark of a ledger, or None."""
+        key = _MARKS.key(ledger_id)
+        record = await self._store.get(key)
+        return None if record is None else _mark_of(ledger_id, key, record.value)
+
+    async def marked(
+        self, wanted: Callable[[tuple[str, ...]], bool] = lambda _: True
+    ) -> AsyncIterator[UnderreplicatedLedger]:
+        """All marked ledgers whose missing replicas are `wanted`, by id; complete or it raises."""
+        async for ledger_id, record in _MARKS.scan(self._store):
+            mark = _mark_of(ledger_id, record.key, record.value)
+            if wanted(mark.replicas):
+                yield mark
+
+    # ---- repair
+
+    async def take(self) -> int:
+        """Lock a marked ledger and return its id; waits for one, and until repair is enabled."""
+        async with self._store.watch(keys.UNDERREPLICATION) as changes:
+            while True:
+                ledger_id = await self.poll() if await self.is_enabled() else None
+                if ledger_id is not None:
+                    return ledger_id
+                await anext(changes)
+
+    async def poll(self) -> int | None:
+        """Lock a marked ledger that nobody repairs; None if there is none just now."""
+        locked = {_LOCKS.number_of(f"{keys.REPAIR_LOCKS}/{name}") for name in await self._locks()}
+        # Everybody begins somewhere else, so that workers do not race for the same ledgers.
+        free = [mark.ledger_id async for mark in self.marked() if mark.ledger_id not in locked]
+        start = int(jitter() * len(free))
+        for ledger_id in free[start:] + free[:start]:
+            if await self.acquire(ledger_id):
+                return ledger_id
+        return None
+
+    async def acquire(self, ledger_id: int) -> bool:
+        """Lock one marked ledger; False if another has it or it is not marked (any more)."""
+        key, token = _LOCKS.key(ledger_id), secrets.token_hex(8)
+        value = encode_lock(self._worker, token)
+        try:
+            stat = await self._store.put(key, value, version=NOT_EXISTS, ephemeral=True)
+        except KeyExistsError:
+            return False
+        mark = await self._store.get(_MARKS.key(ledger_id))
+        self._held[ledger_id] = _Held(token, stat.version, -1 if mark is None else mark.version)
+        if mark is None:
+            await self.release(ledger_id)
+            return False
+        return True
+
+    async def mark_replicated(self, ledger_id: int) -> bool:
+        """Say that a ledger that we locked has all its copies, and give it back.
+
+        False if it stays marked: it was marked again meanwhile, or the lock is not ours any more.
+
+        Raises:
+            BadRequestError: it was never locked here.
+        """
+        held = self._held.get(ledger_id)
+        if held is None:
+            raise BadRequestError(f"ledger {ledger_id} is not locked by this worker")
+        lock = await self._own_lock(ledger_id, held)
+        if lock is None:
+            del self._held[ledger_id]
+            return False
+        operations: list[Operation] = [
+            Delete(_MARKS.key(ledger_id), held.mark_version),
+            Delete(_LOCKS.key(ledger_id), lock),
+        ]
+        try:
+            await self._store.transaction(operations)
+        except (BadVersionError, NoSuchKeyError):
+            await self.release(ledger_id)
+            return False
+        del self._held[ledger_id]
+        return True
+
+    async def release(self, ledger_id: int) -> None:
+        """Give a ledger back that stays marked; fine if it is not locked, or not by us any more."""
+        held = self._held.get(ledger_id)
+        if held is None:
+            return
+        lock = await self._own_lock(ledger_id, held)
+        if lock is not None:
+            with suppress(BadVersionError, NoSuchKeyError):
+                await self._store.delete(_LOCKS.key(ledger_id), version=lock)
+        self._held.pop(ledger_id, None)
+
+    async def worker_of(self, ledger_id: int) -> str | None:
+        """Who repairs a ledger, or None."""
+        key = _LOCKS.key(ledger_id)
+        record = await self._store.get(key)
+        return None if record is None else _lock_of(key, record.value)[0]
+
+    async def close(self) -> None:
+        """Give all locks back. What could not be given back now is tried by the next call.
+
+        Raises:
+            MetadataError: of the first lock that could not be given back; all were tried.
+        """
+        failure: MetadataError | None = None
+        for ledger_id in list(self._held):
+            try:
+                await self.release(ledger_id)
+            except MetadataClosedError:
+                del self._held[ledger_id]  # it ended with the session
+            except MetadataError as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+
+    async def _own_lock(self, ledger_id: int, held: _Held) -> int | None:
+        """The version of the lock that we hold; None if it ended, or is another's."""
+        key = _LOCKS.key(ledger_id)
+        record = await self._store.get(key)
+        if record is None or _lock_of(key, record.value)[1] != held.token:
+            return None
+        return record.version
+
+    async def _locks(self) -> list[str]:
+        return await self._store.get_children(keys.REPAIR_LOCKS)
+
+    # ---- switches and times
+
+    async def disable(self) -> None:
+        """Let nobody take a ledger from now on; who has one goes on."""
+        await self._store.put(keys.REPAIR_DISABLED, b"")
+
+    async def enable(self) -> None:
+        """Let ledgers be taken."""
+        try:
+            await self._store.delete(keys.REPAIR_DISABLED)
+        except NoSuchKeyError:
+            return
+
+    async def is_enabled(self) -> bool:
+        """Whether ledgers may be taken."""
+        return await self._store.get(keys.REPAIR_DISABLED) is None
+
+    async def wait_until_enabled(self) -> None:
+        """Return when ledgers may be taken; at once if they may."""
+        async with self._store.watch(keys.REPAIR_DISABLED) as changes:
+            while not await self.is_enabled():
+                await anext(changes)
+
+    async def lost_bookie_recovery_delay(self) -> int | None:
+        """For how many seconds a lost bookie is waited for; None where nobody decided."""
+        return await self._number(keys.LOST_BOOKIE_DELAY)
+
+    async def set_lost_bookie_recovery_delay(self, seconds: int) -> None:
+        """Decide how long a lost bookie is waited for."""
+        if seconds < 0:
+            raise BadRequestError(f"{seconds} seconds is no delay")
+        await self._store.put(keys.LOST_BOOKIE_DELAY, b"%d" % seconds)
+
+    async def initialize_lost_bookie_recovery_delay(self, seconds: int) -> bool:
+        """Decide it where nobody did; whether this call did."""
+        try:
+            await self._store.put(keys.LOST_BOOKIE_DELAY, b"%d" % seconds, version=NOT_EXISTS)
+        except KeyExistsError:
+            return False
+        return True
+
+    async def delays(self) -> AsyncIterator[int | None]:
+        """The delay now, and again after each change."""
+        async with self._store.watch(keys.LOST_BOOKIE_DELAY) as changes:
+            last = await self.lost_bookie_recovery_delay()
+            yield last
+            async for _ in _every(changes):
+                found = await self.lost_bookie_recovery_delay()
+                if found != last:
+                    last = found
+                    yield found
+
+    async def checked_ms(self, check: str) -> int | None:
+        """When a check of everything ended last; None if it never did."""
+        return await self._number(_check_key(check))
+
+    async def set_checked_ms(self, check: str, now_ms: int) -> None:
+        """Write down when a check ended."""
+        await self._store.put(_check_key(check), b"%d" % now_ms)
+
+    async def _number(self, key: str) -> int | None:
+        record = await self._store.get(key)
+        if record is None:
+            return None
+        if not (record.value.isdigit() and len(record.value) <= 19):
+            raise FormatError(f"the metadata key {key} does not hold a number")
+        return int(record.value)
+
+
+async def _every(changes: AsyncIterator[Change]) -> AsyncIterator[Change]:
+    try:
+        async for change in changes:
+            yield change
+    except MetadataClosedError:
+        return
+
+
+def _mark_of(ledger_id: int, key: str, value: bytes) -> UnderreplicatedLedger:
+    try:
+        return decode_mark(ledger_id, value)
+    except FormatError as error:
+        raise FormatError(f"the metadata key {key}: {error}") from error
+
+
+def _lock_of(key: str, value: bytes) -> tuple[str, str]:
+    try:
+        return decode_lock(value)
+    except FormatError as error:
+        raise FormatError(f"the metadata key {key}: {error}") from error
+
+
+def _check_key(check: str) -> str:
+    if check not in CHECKS:
+        raise BadRequestError(f"there is no check {check!r}; there are {', '.join(CHECKS)}")
+    return f"{keys.CHECKS}/{check}"

@@ -1,0 +1,118 @@
+"""How the ledgers of a log are written and for how long they are kept, as a namespace decides it.
+
+Canonical JSON (:mod:`bookie.formats.json_record`), format ``bookie-log-policy``, version 1. A field
+that is absent or null is inherited: a log's from its namespace, a namespace's from the cluster's
+defaults.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+
+from bookie.errors import BadRequestError, FormatError
+from bookie.formats import json_record
+
+_FORMAT = "bookie-log-policy"
+_VERSION = 1
+_BOOKIES_MAX = 1024
+DIGESTS = ("crc32c", "crc32", "hmac", "dummy")
+
+
+@dataclass(frozen=True, slots=True)
+class LogPolicy:
+    """What may be decided; None is inherited. Sizes are bytes, times seconds.
+
+    Raises:
+        BadRequestError: a value is out of range, or the quorums contradict each other.
+    """
+
+    ensemble_size: int | None = None
+    write_quorum_size: int | None = None
+    ack_quorum_size: int | None = None
+    digest: str | None = None
+    """One of `DIGESTS`."""
+
+    roll_bytes: int | None = None
+    """A log goes on in a new ledger after so many bytes; 0 is never."""
+
+    roll_seconds: int | None = None
+    """A log goes on in a new ledger after so long; 0 is never."""
+
+    retention_bytes: int | None = None
+    """So much of a log is kept at least; 0 is everything."""
+
+    retention_seconds: int | None = None
+    """Records are kept for so long at least; 0 is for ever."""
+
+    quota_bytes: int | None = None
+    """A log that holds so much takes no more; 0 is no limit."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is not None and field.name != "digest":
+                self._check_number(field.name, value)
+        if self.digest is not None and self.digest not in DIGESTS:
+            raise BadRequestError(f"digest is {self.digest!r}, and must be one of {DIGESTS}")
+        sizes = (self.ensemble_size, self.write_quorum_size, self.ack_quorum_size)
+        given = [size for size in sizes if size is not None]
+        if given != sorted(given, reverse=True):
+            raise BadRequestError(
+                "a policy needs ensemble_size >= write_quorum_size >= ack_quorum_size, not "
+                + " >= ".join("?" if size is None else str(size) for size in sizes)
+            )
+
+    def _check_number(self, name: str, value: object) -> None:
+        least, most = (1, _BOOKIES_MAX) if name.endswith("_size") else (0, 2**63 - 1)
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            raise BadRequestError(f"{name} is {value!r}, and must be in {least} … {most}")
+
+    def over(self, inherited: LogPolicy) -> LogPolicy:
+        """This policy, and what it leaves open from `inherited`.
+
+        Raises:
+            BadRequestError: the quorums of the two contradict each other.
+        """
+        own, other = asdict(self), asdict(inherited)
+        return LogPolicy(
+            **{name: other[name] if value is None else value for name, value in own.items()}
+        )
+
+
+DEFAULTS = LogPolicy(
+    ensemble_size=3,
+    write_quorum_size=3,
+    ack_quorum_size=2,
+    digest="crc32c",
+    roll_bytes=2**30,
+    roll_seconds=0,
+    retention_bytes=0,
+    retention_seconds=0,
+    quota_bytes=0,
+)
+"""What holds where nobody decided."""
+
+
+def encode_policy(policy: LogPolicy) -> bytes:
+    """The bytes of a policy: what is inherited is left out."""
+    given = {name: value for name, value in asdict(policy).items() if value is not None}
+    return json_record.encode(_FORMAT, _VERSION, given)
+
+
+def decode_policy(data: bytes) -> LogPolicy:
+    """The policy in `data`.
+
+    Raises:
+        FormatError: not a policy, damaged, or of a newer version.
+    """
+    found = json_record.decode(_FORMAT, _VERSION, data)
+    digest = None if found.values.get("digest") is None else found.text("digest")
+    numbers = {
+        field.name: found.optional_integer(field.name, minimum=0)
+        for field in fields(LogPolicy)
+        if field.name != "digest"
+    }
+    try:
+        return LogPolicy(digest=digest, **numbers)
+    except BadRequestError as error:
+        raise FormatError(f"{_FORMAT}: {error}") from error
