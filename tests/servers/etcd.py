@@ -12,23 +12,25 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import itertools
+import json
 import os
 import shutil
 import signal
 import subprocess
 import tempfile
 import threading
+import urllib.request
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import pytest
 
-from bookie.server.local.layout import free_ports
 from tests.servers.etcd_links import CLUSTER_TOKEN, PeerLinks
+from tests.servers.processes import free_server_ports
 from tests.servers.running import PIDS
 
 READY_SECONDS_MAX = 60.0
@@ -157,6 +159,28 @@ class EtcdMember:
             self.kill()
             raise RuntimeError(f"etcd {self.name} did not start:\n{log}")
 
+    def ask(self, path: str, **body: object) -> dict[str, Any]:
+        """Call the server's HTTP gateway at ``/v3/PATH``: what a store has no need for."""
+        request = urllib.request.Request(
+            f"http://{self.endpoint}/v3/{path}", data=json.dumps(body).encode(), method="POST"
+        )
+        with urllib.request.urlopen(request, timeout=READY_SECONDS_MAX) as answer:
+            found: dict[str, Any] = json.load(answer)
+            return found
+
+    def revision(self) -> int:
+        """The revision of the last commit."""
+        return int(self.ask("kv/range", key="AA==")["header"]["revision"])
+
+    def compact(self) -> None:
+        """Forget all revisions before the present one."""
+        self.ask("kv/compaction", revision=self.revision(), physical=True)
+
+    def is_leader(self) -> bool:
+        """Whether this member leads the cluster."""
+        status = self.ask("maintenance/status")
+        return bool(status["leader"] == status["header"]["member_id"])
+
     def kill(self) -> None:
         """End it as a crash would."""
         process, self._process = self._process, None
@@ -187,7 +211,7 @@ class EtcdServer:
 
     def __init__(self, *, options: Sequence[str] = (), tls: bool = False) -> None:
         self._directory = _data_directory()
-        client_port, peer_port = free_ports(2)
+        client_port, peer_port = free_server_ports(2)
         self.member = EtcdMember(
             "single",
             self._directory / "single",
@@ -224,7 +248,7 @@ class EtcdCluster:
         self._options = options
         self._directory = _data_directory()
         self.names = ["m0", "m1", "m2"]
-        self._ports = free_ports(2 * len(self.names))
+        self._ports = free_server_ports(2 * len(self.names))
         self.links = PeerLinks(dict(zip(self.names, self._ports, strict=False)))
         self.members: dict[str, EtcdMember] = {}
 
@@ -236,6 +260,15 @@ class EtcdCluster:
     def uri(self, scope: str = "") -> str:
         """A metadata URI; without `scope`, of one that nobody else uses."""
         return _uri(self.endpoints, scope)
+
+    def leader(self) -> EtcdMember:
+        """The member that leads now; all members run."""
+        (found,) = (member for member in self.members.values() if member.is_leader())
+        return found
+
+    def follower(self) -> EtcdMember:
+        """A member that does not lead now; all members run."""
+        return next(member for member in self.members.values() if not member.is_leader())
 
     async def __aenter__(self) -> Self:
         await self.links.__aenter__()
