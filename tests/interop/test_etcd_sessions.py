@@ -1,0 +1,231 @@
+"""Sessions on real etcd: leases that are lost, and processes that do not know it yet."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+import bookie
+from bookie.errors import MetadataUnavailableError, SessionLostError
+from bookie.metadata.etcd import EtcdStore
+from bookie.metadata.store import (
+    EXPIRY_EVENTS,
+    NOT_EXISTS,
+    Delete,
+    MetadataStore,
+    Operation,
+    Put,
+    SessionEvent,
+)
+from tests.conformance.streams import CREATED, DELETED, next_changes, next_item
+from tests.servers.etcd import EtcdServer
+from tests.servers.proxy import Direction, Proxy
+
+LOST, BACK = EXPIRY_EVENTS[:2], EXPIRY_EVENTS[2:]
+
+
+@pytest.fixture
+def scope(etcd_server: EtcdServer) -> str:
+    return "/" + etcd_server.uri().rpartition("/")[2]
+
+
+@pytest.fixture
+def link(etcd_server: EtcdServer) -> Iterator[Proxy]:
+    with Proxy(etcd_server.member.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+async def store(link: Proxy, scope: str) -> AsyncIterator[EtcdStore]:
+    async with EtcdStore([f"127.0.0.1:{link.port}"], scope, session_timeout_seconds=2) as found:
+        yield found
+
+
+@pytest.fixture
+async def observer(etcd_server: EtcdServer, scope: str) -> AsyncIterator[MetadataStore]:
+    async with EtcdStore(etcd_server.endpoints, scope) as found:
+        yield found
+
+
+async def _take(events: AsyncIterator[SessionEvent], expected: tuple[SessionEvent, ...]) -> None:
+    assert tuple([await next_item(events) for _ in expected]) == expected
+
+
+async def test_a_black_holed_session_is_lost_before_its_records_are(
+    store: EtcdStore, observer: MetadataStore, link: Proxy
+) -> None:
+    """Case 64, with a server that nobody hears and whose connections stand."""
+    await store.put("/e", b"", ephemeral=True)
+    async with store.session_events() as events, observer.watch("/e") as changes:
+        link.hold()
+        await _take(events, LOST)
+        record = await observer.get("/e")
+        assert record is not None, "the owner knows before anybody else can take its place"
+        assert await next_changes(changes) == [(DELETED, "/e")]
+        with pytest.raises(SessionLostError):
+            await store.put("/e", b"", ephemeral=True)
+        link.heal()
+        await _take(events, BACK)
+        await store.put("/e", b"again", ephemeral=True)
+        assert await next_changes(changes) == [(CREATED, "/e")]
+
+
+@pytest.mark.parametrize("direction", list(Direction))
+async def test_a_link_that_is_dead_one_way_is_dead(
+    store: EtcdStore, link: Proxy, direction: Direction
+) -> None:
+    async with store.session_events() as events:
+        link.hold(direction)
+        await _take(events, LOST)
+        link.heal()
+        await _take(events, BACK)
+        assert (await store.put("/e", b"", ephemeral=True)).created_by_self
+
+
+async def test_a_session_that_the_server_ended_is_replaced(
+    store: EtcdStore, observer: MetadataStore
+) -> None:
+    """Cases 65, 155: nobody tells the owner; it finds out by asking."""
+    await store.put("/e", b"", ephemeral=True)
+    await store.put("/p", b"")
+    async with store.session_events() as events, observer.watch("/") as changes:
+        await store._lease.revoke(10)
+        assert await next_changes(changes) == [(DELETED, "/e")]
+        await _take(events, EXPIRY_EVENTS)
+        assert (await store.put("/e", b"", ephemeral=True)).created_by_self
+    assert await observer.exists("/p")
+
+
+_WRITES: list[list[Operation]] = [
+    [Put("/p", b"")],
+    [Put("/lock", b"", ephemeral=True)],
+    [Put("/lock", b"", NOT_EXISTS, ephemeral=True)],
+    [Delete("/other")],
+    [Put(f"/p/{i}", b"") for i in range(60)],
+]
+
+
+@pytest.mark.parametrize("operations", _WRITES)
+async def test_a_write_of_a_lost_session_is_refused_by_the_server(
+    store: EtcdStore, observer: MetadataStore, operations: list[Operation]
+) -> None:
+    """Case 156: the events of the loss come before the refusal is raised."""
+    await store.put("/lock", b"", ephemeral=True)
+    await observer.put("/other", b"")
+    async with store.session_events() as events:
+        await store._lease.revoke(10)
+        with pytest.raises(SessionLostError):
+            await store.transaction(operations)
+        assert await anext(events) is SessionEvent.CONNECTION_LOST
+        assert await anext(events) is SessionEvent.SESSION_LOST
+    assert await observer.get_children("/") == ["other"]
+
+
+async def test_an_idle_session_outlives_many_timeouts(
+    store: EtcdStore, observer: MetadataStore
+) -> None:
+    await store.put("/e", b"", ephemeral=True)
+    async with store.session_events() as events:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(3.5):
+                await anext(events)
+    assert await observer.exists("/e")
+
+
+async def test_an_outage_says_so_in_one_sentence(store: EtcdStore, link: Proxy) -> None:
+    link.refuse()
+    with pytest.raises(MetadataUnavailableError, match=r"^etcd at 127.0.0.1:\d+ does not answer: "):
+        await store.get("/a")
+
+
+# ---- processes
+
+_HOLDER = """
+import asyncio, sys
+from bookie.errors import MetadataError
+from bookie.metadata.etcd import EtcdStore
+
+async def main(host, scope):
+    async with EtcdStore([host], scope, session_timeout_seconds=2) as store:
+        async with store.session_events() as events:
+            await store.put("/lock", b"", ephemeral=True)
+            await store.put("/guarded", b"")
+            print("held", flush=True)
+            async def tell():
+                async for event in events:
+                    print(event.value, flush=True)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(tell())
+                while True:
+                    await asyncio.sleep(0.01)
+                    try:
+                        await store.put("/guarded", b"")
+                    except MetadataError as error:
+                        print("refused", flush=True)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+@asynccontextmanager
+async def _holder(server: EtcdServer, scope: str) -> AsyncIterator[Process]:
+    root = os.path.dirname(os.path.dirname(bookie.__file__))
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        _HOLDER,
+        server.member.endpoint,
+        scope,
+        stdout=PIPE,
+        env={**os.environ, "PYTHONPATH": root},
+    )
+    try:
+        assert await _line(process) == "held"
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def _line(process: Process) -> str:
+    assert process.stdout is not None
+    async with asyncio.timeout(20):
+        return (await process.stdout.readline()).decode().strip()
+
+
+async def test_a_killed_holder_loses_its_records(
+    etcd_server: EtcdServer, scope: str, observer: MetadataStore
+) -> None:
+    """Case 155."""
+    async with observer.watch("/lock") as changes, _holder(etcd_server, scope) as holder:
+        assert await next_changes(changes) == [(CREATED, "/lock")]
+        holder.send_signal(signal.SIGKILL)
+        await holder.wait()
+        assert await observer.exists("/lock"), "etcd does not know yet"
+        assert await next_changes(changes) == [(DELETED, "/lock")]
+
+
+async def test_a_holder_that_was_stopped_learns_it_before_it_writes(
+    etcd_server: EtcdServer, scope: str, observer: MetadataStore
+) -> None:
+    """Case 156."""
+    async with observer.watch("/lock") as changes, _holder(etcd_server, scope) as holder:
+        assert await next_changes(changes) == [(CREATED, "/lock")]
+        holder.send_signal(signal.SIGSTOP)
+        assert await next_changes(changes) == [(DELETED, "/lock")]
+        async with observer.watch("/guarded") as writes:
+            holder.send_signal(signal.SIGCONT)
+            lines = [await _line(holder)]
+            while lines[-1] != SessionEvent.SESSION_REESTABLISHED.value:
+                lines.append(await _line(holder))
+            await next_item(writes)
+        told = [line for line in lines if line != "refused"]
+        assert told == [event.value for event in EXPIRY_EVENTS]

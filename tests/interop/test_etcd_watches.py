@@ -1,0 +1,212 @@
+"""Watches on real etcd over broken links, compactions and restarts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from bookie.metadata.etcd import EtcdStore
+from bookie.metadata.store import Change, Commit, MetadataStore, Put, Resync
+from tests.conformance.streams import CREATED, DELETED, next_changes, next_events, next_item
+from tests.servers.etcd import EtcdServer
+from tests.servers.proxy import Direction, Proxy
+
+
+@pytest.fixture
+def scope(etcd_server: EtcdServer) -> str:
+    return "/" + etcd_server.uri().rpartition("/")[2]
+
+
+@pytest.fixture
+def link(etcd_server: EtcdServer) -> Iterator[Proxy]:
+    with Proxy(etcd_server.member.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+async def store(link: Proxy, scope: str) -> AsyncIterator[EtcdStore]:
+    async with EtcdStore([f"127.0.0.1:{link.port}"], scope, session_timeout_seconds=6) as found:
+        yield found
+
+
+@pytest.fixture
+async def writer(etcd_server: EtcdServer, scope: str) -> AsyncIterator[MetadataStore]:
+    async with EtcdStore(etcd_server.endpoints, scope) as found:
+        yield found
+
+
+async def test_a_reconnection_without_changes_reads_nothing(
+    store: EtcdStore, writer: MetadataStore, link: Proxy
+) -> None:
+    """Case 63; the next change is seen as if nothing had happened."""
+    await writer.put("/before", b"")
+    async with store.watch("/") as changes:
+        reads = store.client.calls["Range"]
+        streams = store.client.calls["Watch"]
+        for i in range(5):
+            link.reset()
+            await writer.put(f"/{i}", b"")
+            assert await next_changes(changes) == [(CREATED, f"/{i}")]
+        assert store.client.calls["Watch"] > streams
+        assert store.client.calls["Range"] == reads
+
+
+async def test_changes_during_an_outage_are_seen_after_it(
+    store: EtcdStore, writer: MetadataStore, link: Proxy
+) -> None:
+    async with store.watch("/a") as changes:
+        await writer.put("/a/0", b"")
+        assert await next_changes(changes) == [(CREATED, "/a/0")]
+        link.refuse()
+        for i in range(1, 50):
+            await writer.put(f"/a/{i}", b"")
+            await writer.put(f"/b/{i}", b"")
+        await writer.transaction([Put("/a/x", b""), Put("/b/x", b""), Put("/a/y", b"")])
+        link.heal()
+        assert await next_changes(changes, 49) == [(CREATED, f"/a/{i}") for i in range(1, 50)]
+        assert await next_changes(changes, 2) == [(CREATED, "/a/x"), (CREATED, "/a/y")]
+
+
+async def test_a_silent_stream_is_replaced(
+    store: EtcdStore, writer: MetadataStore, link: Proxy
+) -> None:
+    """Nothing tells that the packets are dropped; a stream that does not answer is given up."""
+    async with store.watch("/") as changes:
+        await writer.put("/0", b"")
+        assert await next_changes(changes) == [(CREATED, "/0")]
+        streams = store.client.calls["Watch"]
+        link.hold(Direction.TO_CLIENT)
+        await writer.put("/1", b"")
+        async with asyncio.timeout(20):
+            is_replaced = False
+            while not is_replaced:
+                await asyncio.sleep(0.05)
+                is_replaced = store.client.calls["Watch"] > streams
+        link.heal()
+        assert await next_changes(changes) == [(CREATED, "/1")]
+
+
+async def test_a_compaction_during_an_outage_is_a_resync(
+    store: EtcdStore, writer: MetadataStore, link: Proxy, etcd_server: EtcdServer
+) -> None:
+    """Case 158."""
+    await writer.put("/gone", b"")
+    async with store.watch("/") as changes, store.watch("/p") as others:
+        await writer.put("/0", b"")
+        assert await next_changes(changes) == [(CREATED, "/0")]
+        link.refuse()
+        await writer.delete("/gone")
+        for i in range(20):
+            await writer.put(f"/p/{i:02}", b"")
+        await asyncio.to_thread(etcd_server.member.compact)
+        link.heal()
+        assert await next_item(changes) == Resync()
+        assert await next_item(others) == Resync()
+        assert await store.get("/gone") is None
+        assert await store.get_children("/p") == [f"{i:02}" for i in range(20)]
+        stat = await writer.put("/after", b"")
+        (event,) = await next_events(changes)
+        assert (event.key, event.revision) == ("/after", stat.revision)
+
+
+async def test_a_compaction_under_a_watch_that_runs_is_not_seen(
+    store: EtcdStore, writer: MetadataStore, etcd_server: EtcdServer
+) -> None:
+    async with store.watch("/") as changes:
+        for i in range(10):
+            await writer.put(f"/{i}", b"")
+            assert await next_changes(changes) == [(CREATED, f"/{i}")]
+            await asyncio.to_thread(etcd_server.member.compact)
+
+
+async def test_a_commit_larger_than_a_message_is_whole(
+    store: EtcdStore, writer: MetadataStore
+) -> None:
+    """etcd sends fragments of it; they are put together."""
+    async with store.watch("/") as changes:
+        for _ in range(3):
+            value = bytes(7 * 1024)
+            await writer.transaction([Put(f"/big/{i:02}", value) for i in range(100)])
+            commit = await next_item(changes)
+            assert isinstance(commit, Commit)
+            assert [event.key for event in commit.events] == [f"/big/{i:02}" for i in range(100)]
+
+
+async def test_a_backlog_larger_than_a_message_is_whole(
+    store: EtcdStore, writer: MetadataStore, link: Proxy
+) -> None:
+    """While nobody listened, more was written than fits into one response."""
+    value = bytes(256 * 1024)
+    async with store.watch("/") as changes:
+        link.refuse()
+        for i in range(40):
+            await writer.put(f"/{i:02}", value)
+        link.heal()
+        assert await next_changes(changes, 40) == [(CREATED, f"/{i:02}") for i in range(40)]
+
+
+async def test_a_restart_of_the_server_costs_no_change(scope: str) -> None:
+    server = EtcdServer()
+    try:
+        server.start()
+        hosts = server.endpoints
+        async with EtcdStore(hosts, scope) as store, store.watch("/") as changes:
+            await store.put("/e", b"", ephemeral=True)
+            await store.put("/0", b"")
+            assert await next_changes(changes, 2) == [(CREATED, "/e"), (CREATED, "/0")]
+            for i in range(1, 4):
+                await server.member.restart()
+                await store.put(f"/{i}", b"")
+                assert await next_changes(changes) == [(CREATED, f"/{i}")]
+            record = await store.get("/e")
+            assert record is not None
+            assert record.created_by_self
+    finally:
+        server.stop()
+
+
+async def test_a_resumed_watch_equals_the_history(
+    store: EtcdStore, writer: MetadataStore, link: Proxy
+) -> None:
+    """Random cuts while four sessions' worth of writes go on: every commit once, in order."""
+    seen: list[int] = []
+    written: list[int] = []
+
+    async def follow(changes: AsyncIterator[Change]) -> None:
+        while len(seen) < 400:
+            change = await next_item(changes)
+            assert isinstance(change, Commit)
+            assert change.revision is not None
+            seen.append(change.revision)
+
+    async def write() -> None:
+        for i in range(400):
+            stat = await writer.put(f"/{i % 7}", b"%d" % i)
+            assert stat.revision is not None
+            written.append(stat.revision)
+            if i % 40 == 20:
+                link.reset()
+
+    async with store.watch("/") as changes, asyncio.TaskGroup() as tasks:
+        tasks.create_task(follow(changes))
+        tasks.create_task(write())
+    assert seen == written
+
+
+async def test_a_neighbour_with_the_same_beginning_is_not_seen(etcd_server: EtcdServer) -> None:
+    """Neither `/bk-2` nor `/bk/…` of another store is touched by what a store of `/bk` does."""
+    uri = "/" + etcd_server.uri().rpartition("/")[2]
+    hosts = etcd_server.endpoints
+    async with EtcdStore(hosts, uri) as ours, EtcdStore(hosts, f"{uri}-2") as near:
+        async with ours.watch("/") as changes:
+            await near.put("/a", b"theirs")
+            await near.put("/e", b"theirs", ephemeral=True)
+            assert await ours.get_children("/") == []
+            assert not await ours.exists("/")
+            assert [record async for record in ours.scan_children("/")] == []
+            await ours.put("/a", b"ours")
+            await ours.delete_recursive("/")
+            assert await next_changes(changes, 2) == [(CREATED, "/a"), (DELETED, "/a")]
+        assert await near.get_children("/") == ["a", "e"]
