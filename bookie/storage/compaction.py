@@ -220,7 +220,7 @@ class Compactor:
             await self._engine.checkpoint()
             rows, mark = await self._look()
             assert mark is not None
-        collected = _Collected()
+        collected, full = _Collected(), None
         self._read_whole.clear()
         chosen = self._choose(rows, mark, force=force)
         for number in chosen:
@@ -228,12 +228,18 @@ class Compactor:
                 continue
             await self._empty(number, collected, report)
             if self._engine.is_full():
-                # Where room is short, it is gained file by file.
-                await self._flush(collected, report)
+                # Where room is short, it is gained file by file; another one may be smaller.
+                try:
+                    await self._flush(collected, report)
+                except DiskFullError as error:
+                    full, collected = error, _Collected()
+                    self._read_whole.discard(number)
         await self._flush(collected, report)
         await self._judge(report)
         # What died while a round was at work has not been looked at.
         self._seen = None if chosen else (rows, mark)
+        if full is not None:
+            raise full
 
     def _are_pages_left(self) -> bool:
         return self._checkpointer.has_deletions or self._index.is_deleting()

@@ -57,6 +57,9 @@ BLOCK_BYTES = 1024 * 1024
 BLOCKS_PER_SYNC = 2
 """The device gets its work in portions, or one long sync would hold up the journal's."""
 
+STATE_BYTES_MAX = 192
+"""More than `state_records` of one ledger have, its LAC packet aside."""
+
 _NO_NONCE = bytes(16)
 
 
@@ -74,7 +77,7 @@ class Harvest:
     def size_bytes_max(self) -> int:
         """More than the log will have."""
         payload = sum(len(item.batch.payload) + 12 * item.batch.count for item in self.live)
-        states = sum(512 + len(row.lac_packet) for _, row in self.rows)
+        states = sum(STATE_BYTES_MAX + len(row.lac_packet) for _, row in self.rows)
         return FILE_HEADER_SIZE_BYTES + (payload + states + 256 * len(self.live)) * 33 // 32 + 65536
 
 

@@ -382,6 +382,31 @@ async def test_a_full_device_gives_up_cleanly(machine: Machine, engine: Engine, 
     await assert_all_there(engine, [1, 2], range(40))
 
 
+async def test_a_file_that_does_not_fit_does_not_keep_others_waiting(
+    machine: Machine, engine: Engine
+) -> None:
+    """Where room is short each file is tried; the one without room is not taken for damaged."""
+    await half_dead(machine, engine)
+    await engine.roll()
+    await fill(engine, range(11, 13), range(40))
+    await delete(machine, engine, 12)
+    await engine.roll()
+    await engine.checkpoint()
+    engine._turn_read_only("a device is full")
+    # Once, and once more after the reserve is gone.
+    machine.disk.fail("create", ".log.tmp", errno.ENOSPC, times=2)
+    report = await engine.compactor.round(force=True)
+    assert report.full
+    assert report.moved_bytes
+    assert not engine.compactor.kept
+    await assert_all_there(engine, [1, 2, 11], range(40))
+    machine.disk.heal()
+    report = await engine.compactor.round(force=True)
+    assert report.moved_bytes
+    assert not report.full
+    await assert_all_there(engine, [1, 2, 11], range(40))
+
+
 async def test_a_full_index_gives_up_cleanly(machine: Machine, engine: Engine) -> None:
     """The published log goes again."""
     await half_dead(machine, engine)

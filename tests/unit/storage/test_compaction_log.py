@@ -6,6 +6,7 @@ import pytest
 
 from bookie.formats.index_rows import LedgerIndexRow
 from bookie.formats.record_arrays import parse_arrays
+from bookie.storage.compaction_log import STATE_BYTES_MAX
 from bookie.storage.entry_log import state_records
 from bookie.storage.ledger_state import LedgerState
 from bookie.storage.portion import Portion
@@ -27,3 +28,11 @@ def test_a_rebuild_learns_of_fence_limbo_and_key(
     state = portion.states.get(7, LedgerState(7, None))
     assert (state.fenced, state.key_digest) == (fenced, key)
     assert state.limbo or not limbo
+
+
+def test_the_bound_of_what_is_said_of_a_ledger_holds() -> None:
+    """Or a log would ask for less room than it needs."""
+    row = LedgerIndexRow(
+        fenced=True, limbo=True, key_digest=b"k" * 32, lac_packet=b"p" * 64, deleted_at_ms=1
+    )
+    assert sum(map(len, state_records(7, row))) <= STATE_BYTES_MAX + 64
