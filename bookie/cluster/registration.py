@@ -162,6 +162,11 @@ class BookieRegistration:
         while True:
             await self._doubt.wait()
             self._doubt.clear()
+            try:
+                if await self._is_intact():
+                    continue  # repaired already: one loss is told in several ways
+            except MetadataClosedError:
+                return
             self._is_registered = False
             _log.warning("registration_lost", bookie=self._wanted.bookie_id)
             retry_seconds = RETRY_SECONDS_MIN
@@ -202,14 +207,27 @@ class BookieRegistration:
         return own is None or event.revision is None or (event.key, event.revision) != own[::2]
 
     async def _look(self) -> None:
+        if not await self._is_intact():
+            self._doubt.set()
+
+    async def _is_intact(self) -> bool:
+        """Whether the store holds what is wanted, for our present session, and nothing else."""
         # Under the lock, an update of our own is not mistaken for a stranger's.
         async with self._writing:
+            wanted = self._wanted
+            other = keys.registration(wanted.bookie_id, read_only=not wanted.read_only)
             try:
-                record = await self._store.get(self._key(self._wanted))
-            except MetadataUnavailableError:
-                record = None
-            if record is None or not record.created_by_self:
-                self._doubt.set()
+                record = await self._store.get(self._key(wanted))
+                intact = (
+                    record is not None
+                    and record.created_by_self
+                    and record.value == encode_registration(wanted)
+                    and await self._store.get(other) is None
+                )
+            except (MetadataUnavailableError, SessionLostError):
+                return False
+            self._is_registered = self._is_registered or intact
+            return intact
 
     async def _withdraw(self) -> None:
         """Delete the record now instead of with the end of the session."""

@@ -31,9 +31,7 @@ ELSEWHERE: dict[range, str] = {
     range(25, 26): "ZooKeeper's client configuration: tests of that backend",
     range(36, 37): "ZooKeeper's frame limit: tests of that backend",
     range(42, 85): "locks, elections, counters, sessions and the cache: tests of the recipes",
-    range(99, 152): "BookKeeper's managers: their tests",
     range(155, 159): "kills, stops, lost replies and compaction: faults on real servers",
-    range(161, 162): "an iterator that fails midway: tests of the ledger manager",
 }
 """Cases that belong to other tests; they name them as soon as they are there."""
 

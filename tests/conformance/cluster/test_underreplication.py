@@ -1,0 +1,320 @@
+"""Ledgers that lack copies: what is marked stays marked until its copies are there."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from bookie.cluster import keys
+from bookie.cluster.digit_tree import DigitTree
+from bookie.cluster.underreplication import CHECKS, UnderreplicationManager
+from bookie.errors import BadRequestError, FormatError, MetadataUnavailableError
+from bookie.metadata.store import MetadataStore
+from tests.conformance.backends import Backend
+from tests.conformance.streams import next_item
+
+MARKED = [3, 7, 2**33, 2**62]
+_MARKS = DigitTree(keys.MARKED_LEDGERS, (3, 4, 4, 4, 4))
+
+
+async def _replicas(manager: UnderreplicationManager, ledger_id: int) -> tuple[str, ...] | None:
+    mark = await manager.find(ledger_id)
+    return None if mark is None else mark.replicas
+
+
+async def _taken(manager: UnderreplicationManager) -> int:
+    async with asyncio.timeout(10):
+        return await manager.take()
+
+
+async def _is_waiting(task: asyncio.Task[int]) -> bool:
+    done, _ = await asyncio.wait([task], timeout=0.1)
+    return not done
+
+
+@pytest.fixture
+async def manager(store: MetadataStore) -> UnderreplicationManager:
+    """The manager of one worker."""
+    return UnderreplicationManager(store, "worker-1")
+
+
+async def test_four_marked_ledgers_are_taken_and_a_fifth_is_waited_for(
+    manager: UnderreplicationManager,
+) -> None:
+    """Case 135."""
+    for ledger_id in MARKED:
+        await manager.mark(ledger_id, ["b1"])
+    assert sorted([await _taken(manager) for _ in MARKED]) == MARKED
+    assert await manager.poll() is None
+    async with asyncio.TaskGroup() as tasks:
+        fifth = tasks.create_task(_taken(manager))
+        assert await _is_waiting(fifth)
+        await manager.mark(2**40, ["b1"])
+    assert fifth.result() == 2**40
+
+
+async def test_a_listing_has_what_was_marked(manager: UnderreplicationManager) -> None:
+    """Cases 136, 146."""
+    assert [mark async for mark in manager.marked()] == []
+    await manager.mark(5, ["b2", "b1"])
+    await manager.mark(9, ["b3"])
+    assert [(m.ledger_id, m.replicas) async for m in manager.marked()] == [
+        (5, ("b1", "b2")),
+        (9, ("b3",)),
+    ]
+    wanted = [m.ledger_id async for m in manager.marked(lambda replicas: "b3" in replicas)]
+    assert wanted == [9]
+
+
+async def test_a_locked_ledger_goes_to_nobody_else(backend: Backend) -> None:
+    """Cases 137, 140."""
+    stores = [await backend.open(), await backend.open()]
+    first, second = (UnderreplicationManager(store) for store in stores)
+    await first.mark(7, ["b1"])
+    assert await _taken(first) == 7
+    await stores[1].sync()
+    assert await second.poll() is None
+    assert not await second.acquire(7)
+    async with asyncio.TaskGroup() as tasks:
+        waiting = tasks.create_task(_taken(second))
+        assert await _is_waiting(waiting)
+        await first.close()
+    assert waiting.result() == 7
+    await second.release(7)
+    await stores[0].sync()
+    assert await first.acquire(7)
+
+
+async def test_a_lock_ends_with_its_session(backend: Backend) -> None:
+    """Case 137."""
+    store = await backend.open()
+    manager = UnderreplicationManager(store)
+    async with backend.session() as dying:
+        other = UnderreplicationManager(dying, "worker-2")
+        await other.mark(7, ["b1"])
+        assert await other.acquire(7)
+        await store.sync()
+        assert await manager.worker_of(7) == "worker-2"
+    await store.sync()
+    assert await manager.worker_of(7) is None
+    assert await manager.poll() == 7
+
+
+async def test_a_replicated_ledger_is_gone_and_leaves_nothing(
+    store: MetadataStore, manager: UnderreplicationManager
+) -> None:
+    """Cases 138, 139."""
+    await manager.mark(7, ["b1"])
+    await manager.mark(8, ["b1"])
+    assert await manager.acquire(7)
+    assert await manager.mark_replicated(7)
+    assert await manager.find(7) is None
+    assert await manager.worker_of(7) is None
+    assert [m.ledger_id async for m in manager.marked()] == [8]
+    assert await manager.acquire(8)
+    assert await manager.mark_replicated(8)
+    assert not await store.exists(keys.MARKED_LEDGERS)
+    assert not await manager.acquire(8), "what is not marked cannot be taken"
+    with pytest.raises(BadRequestError, match="not locked"):
+        await manager.mark_replicated(8)
+
+
+@pytest.mark.parametrize("again", ["b1", "b2"])
+async def test_what_is_marked_again_meanwhile_stays_marked(backend: Backend, again: str) -> None:
+    """Case 141."""
+    stores = [await backend.open(), await backend.open()]
+    worker, auditor = (UnderreplicationManager(store) for store in stores)
+    await worker.mark(7, ["b1"])
+    assert await worker.acquire(7)
+    await stores[1].sync()
+    await auditor.mark(7, [again])
+    await stores[0].sync()
+    assert not await worker.mark_replicated(7)
+    assert await _replicas(worker, 7) == tuple(sorted({"b1", again}))
+    assert await worker.poll() == 7, "and can be taken again"
+
+
+async def test_the_worker_of_a_lock_is_known(manager: UnderreplicationManager) -> None:
+    """Case 142."""
+    await manager.mark(7, ["b1"])
+    assert await manager.worker_of(7) is None
+    assert await manager.acquire(7)
+    assert await manager.worker_of(7) == "worker-1"
+    await manager.release(7)
+    assert await manager.worker_of(7) is None
+    await manager.release(7)
+
+
+async def test_a_replica_is_reported_twice_and_repaired_once(
+    manager: UnderreplicationManager,
+) -> None:
+    """Case 143."""
+    await manager.mark(7, ["b1"])
+    first = await manager.find(7)
+    await manager.mark(7, ["b1"])
+    assert await manager.find(7) == first
+    assert await manager.acquire(7)
+    assert await manager.mark_replicated(7)
+    assert await manager.find(7) is None
+
+
+async def test_two_workers_take_and_release_a_hundred_times(backend: Backend) -> None:
+    """Case 144."""
+    stores = [await backend.open(), await backend.open()]
+    for ledger_id in range(4):
+        await UnderreplicationManager(stores[0]).mark(ledger_id, ["b1"])
+    await stores[1].sync()
+    held: set[int] = set()
+
+    async def work(store: MetadataStore) -> None:
+        async with UnderreplicationManager(store) as manager:
+            for _ in range(100):
+                ledger_id = await _taken(manager)
+                assert ledger_id not in held
+                held.add(ledger_id)
+                await asyncio.sleep(0)
+                held.discard(ledger_id)
+                await manager.release(ledger_id)
+
+    async with asyncio.TaskGroup() as tasks:
+        for store in stores:
+            tasks.create_task(work(store))
+
+
+async def test_similar_names_are_different_replicas(manager: UnderreplicationManager) -> None:
+    """Cases 145, 146."""
+    for replica in ("h:318", "h:3181", "h:31812"):
+        await manager.mark(7, [replica])
+    assert await _replicas(manager, 7) == ("h:318", "h:3181", "h:31812")
+    for wrong in ([], ["a/b"], [""]):
+        with pytest.raises(BadRequestError):
+            await manager.mark(8, wrong)
+    with pytest.raises(BadRequestError):
+        await manager.mark(-1, ["b1"])
+
+
+async def test_marks_of_many_at_once_are_all_kept(backend: Backend) -> None:
+    """Case 146."""
+    stores = [await backend.open() for _ in range(3)]
+    async with asyncio.TaskGroup() as tasks:
+        for i, store in enumerate(stores):
+            for j in range(4):
+                tasks.create_task(UnderreplicationManager(store).mark(7, [f"b{i}{j}"]))
+    await stores[0].sync()
+    found = await _replicas(UnderreplicationManager(stores[0]), 7)
+    assert found is not None
+    assert len(found) == 12
+
+
+async def test_while_repair_is_disabled_nothing_is_taken(backend: Backend) -> None:
+    """Cases 147, 148."""
+    stores = [await backend.open(), await backend.open()]
+    operator, worker = (UnderreplicationManager(store) for store in stores)
+    assert await operator.is_enabled()
+    await operator.enable()
+    await operator.disable()
+    await operator.mark(7, ["b1"])
+    await operator.mark(8, ["b1"])
+    await stores[1].sync()
+    async with asyncio.TaskGroup() as tasks:
+        waiting = [tasks.create_task(_taken(worker)) for _ in range(2)]
+        enabled = tasks.create_task(worker.wait_until_enabled())
+        for task in waiting:
+            assert await _is_waiting(task)
+        assert not enabled.done()
+        await operator.enable()
+    assert sorted(task.result() for task in waiting) == [7, 8]
+    async with asyncio.timeout(5):
+        await worker.wait_until_enabled()
+
+
+async def test_the_ends_of_checks_are_kept_for_all(backend: Backend) -> None:
+    """Case 149."""
+    stores = [await backend.open(), await backend.open()]
+    first, second = (UnderreplicationManager(store) for store in stores)
+    for i, check in enumerate(CHECKS):
+        assert await first.checked_ms(check) is None
+        await first.set_checked_ms(check, 100 + i)
+        await first.set_checked_ms(check, 200 + i)
+    await stores[1].sync()
+    assert [await second.checked_ms(check) for check in CHECKS] == [200, 201, 202]
+    with pytest.raises(BadRequestError, match="all_ledgers"):
+        await first.checked_ms("everything")
+
+
+async def test_the_delay_for_lost_bookies_is_told_and_followed(backend: Backend) -> None:
+    """Case 150."""
+    stores = [await backend.open(), await backend.open()]
+    first, second = (UnderreplicationManager(store) for store in stores)
+    delays = second.delays()
+    assert await next_item(delays) is None
+    assert await first.initialize_lost_bookie_recovery_delay(5)
+    assert await next_item(delays) == 5
+    assert not await first.initialize_lost_bookie_recovery_delay(9)
+    await first.set_lost_bookie_recovery_delay(7)
+    assert await next_item(delays) == 7
+    assert await second.lost_bookie_recovery_delay() == 7
+    with pytest.raises(BadRequestError):
+        await first.set_lost_bookie_recovery_delay(-1)
+    await delays.aclose()  # type: ignore[attr-defined]  # it is a generator
+
+
+async def test_closing_gives_back_what_is_ours_and_nothing_else(backend: Backend) -> None:
+    """Case 151."""
+    stores = [await backend.open(), await backend.open()]
+    first, second = (UnderreplicationManager(store) for store in stores)
+    for ledger_id in (1, 2, 3):
+        await first.mark(ledger_id, ["b1"])
+        assert await first.acquire(ledger_id)
+    # One lock is gone, one belongs to somebody else by now.
+    for ledger_id in (1, 2):
+        await stores[0].delete(f"{keys.REPAIR_LOCKS}/{ledger_id:019}")
+    await stores[1].sync()
+    assert await second.acquire(2)
+    await stores[0].sync()
+    assert not await first.mark_replicated(1)
+    await first.close()
+    await first.close()
+    await stores[1].sync()
+    assert await second.worker_of(2) is not None
+    assert await second.worker_of(3) is None
+    assert await second.mark_replicated(2)
+
+
+async def test_what_could_not_be_given_back_is_tried_again(store: MetadataStore) -> None:
+    """Case 151."""
+    manager = UnderreplicationManager(store)
+    for ledger_id in (1, 2, 3):
+        await manager.mark(ledger_id, ["b1"])
+        assert await manager.acquire(ledger_id)
+    transaction, failures = store.transaction, 1
+
+    async def broken(operations):  # type: ignore[no-untyped-def]
+        nonlocal failures
+        if failures:
+            failures -= 1
+            raise MetadataUnavailableError("the metadata store does not answer")
+        return await transaction(operations)
+
+    store.transaction = broken  # type: ignore[method-assign]
+    with pytest.raises(MetadataUnavailableError):
+        await manager.close()
+    assert [await manager.worker_of(i) is None for i in (1, 2, 3)] == [False, True, True]
+    await manager.close()
+    assert await manager.worker_of(1) is None
+
+
+async def test_a_damaged_mark_is_named_by_its_key(
+    store: MetadataStore, manager: UnderreplicationManager
+) -> None:
+    """Case 161."""
+    await manager.mark(1, ["b1"])
+    key = _MARKS.key(7)
+    await store.put(key, b"junk")
+    for call in (manager.find(7), manager.mark(7, ["b1"]), manager.poll()):
+        with pytest.raises(FormatError, match=key):
+            await call
+    await store.put(keys.LOST_BOOKIE_DELAY, b"soon")
+    with pytest.raises(FormatError, match=keys.LOST_BOOKIE_DELAY):
+        await manager.lost_bookie_recovery_delay()
