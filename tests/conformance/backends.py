@@ -19,8 +19,10 @@ from bookie.metadata.etcd import EtcdStore
 from bookie.metadata.local import LocalStore
 from bookie.metadata.memory import MemoryStore
 from bookie.metadata.store import MetadataStore
+from bookie.metadata.zookeeper import ZooKeeperStore
 from tests.servers.etcd import EtcdServer
 from tests.servers.proxy import Proxy
+from tests.servers.zookeeper import ZooKeeperServer, expire_session, new_scope
 
 _names = itertools.count()
 
@@ -32,6 +34,7 @@ class Difference(enum.Enum):
     COMMITS_SPLIT = "a transaction may be seen as several commits of one revision"
     NO_TIMES = "records have no times of creation and modification"
     ACCESS_CONTROL = "records have access control"
+    BASIC_NAMES = "keys have characters of Unicode's basic plane only"
 
 
 class Backend(ABC):
@@ -197,8 +200,55 @@ class EtcdBackend(Backend):
         self._links[store].heal()
 
 
+class ZooKeeperBackend(Backend):
+    """``zk://``: a scope of its own on one real server, each session through its own proxy."""
+
+    name = "zk"
+    has_siblings = True
+    differences = MappingProxyType(
+        {
+            Difference.COMMITS_SPLIT: "events do not say where a transaction ends",
+            Difference.ACCESS_CONTROL: "every node has a list of who may do what",
+            Difference.BASIC_NAMES: "the server refuses what Java writes as two characters",
+        }
+    )
+
+    def __init__(self, request: pytest.FixtureRequest, directory: Path) -> None:
+        super().__init__(request, directory)
+        server: ZooKeeperServer = request.getfixturevalue("zookeeper_server")
+        self._server = server
+        self._scope = new_scope()
+        self._links: dict[MetadataStore, Proxy] = {}
+
+    def sibling(self) -> AbstractAsyncContextManager[MetadataStore]:
+        return open_store(f"zk://{self._server.address}{self._scope}-2")
+
+    @asynccontextmanager
+    async def session(
+        self, *, session_timeout_seconds: float = 30.0
+    ) -> AsyncIterator[MetadataStore]:
+        with Proxy(self._server.port) as link:
+            uri = f"zk://127.0.0.1:{link.port}{self._scope}"
+            timeout = session_timeout_seconds
+            async with open_store(uri, session_timeout_seconds=timeout) as store:
+                self._links[store] = link
+                yield store
+
+    async def expire(self, store: MetadataStore) -> None:
+        assert isinstance(store, ZooKeeperStore)
+        session, password = store.credentials
+        await asyncio.to_thread(expire_session, self._server.address, session, password)
+
+    async def disconnect(self, store: MetadataStore) -> None:
+        self._links[store].refuse()
+
+    async def reconnect(self, store: MetadataStore) -> None:
+        self._links[store].heal()
+
+
 BACKENDS: dict[str, type[Backend]] = {
-    backend.name: backend for backend in (EtcdBackend, LocalBackend, MemoryBackend)
+    backend.name: backend
+    for backend in (EtcdBackend, LocalBackend, MemoryBackend, ZooKeeperBackend)
 }
 """All backends that tests run on. A backend with servers joins with a class of its own, whose
 constructor asks `request` for the fixture that starts them."""

@@ -8,7 +8,7 @@ import pytest
 
 from bookie.errors import KeyHasChildrenError, NoSuchKeyError
 from bookie.metadata.store import MetadataStore, Put
-from tests.conformance.backends import Backend
+from tests.conformance.backends import Backend, Difference
 from tests.conformance.streams import scan
 
 
@@ -84,9 +84,12 @@ async def test_forty_large_values_are_read_and_written_at_once(store: MetadataSt
     assert [r.value[0] async for r in store.scan_children("/big")] == list(range(40))
 
 
-async def test_names_sort_as_their_bytes(store: MetadataStore) -> None:
+async def test_names_sort_as_their_bytes(backend: Backend) -> None:
     """Case 8."""
-    names = ["~", "a", "B", "é", "日", "\U0001f600", "a!", "a0", "ﬀ"]
+    store = await backend.open()
+    names = ["~", "a", "B", "é", "日", "a!", "a0", "ﬀ"]
+    if not backend.differs(Difference.BASIC_NAMES):
+        names.append("\U0001f600")
     for name in names:
         await store.put(f"/s/{name}", b"")
     assert await store.get_children("/s") == sorted(names, key=str.encode)

@@ -1,0 +1,497 @@
+"""The store on ZooKeeper: ``zk://HOST:2181,HOST:2181/scope``, for clusters of many machines.
+
+Servers must be of version 3.6 or later, and 3.9 or later for watches to be exact. Every write is
+one transaction of ZooKeeper's with a receipt (`zookeeper_outcome`), so that its outcome is known
+also when the answer is lost; requests go out as they come, without waiting for each other, and the
+server answers them in order. One persistent recursive watch on the scope serves all watches of the
+store and is set again after each reconnection, followed by `Resync`.
+
+What ZooKeeper cannot do exactly as the interface says:
+
+- A transaction may be seen as several commits of one revision: events do not say where one ends.
+- A version is compared with the node's own version, which begins anew with each node; whether it
+  speaks of the present node is decided here, by what this connection has seen (`KnownRecords`).
+- The times are those of the node: a record that was put on a virtual parent is as old as that, and
+  its `first_version` is False.
+- A virtual parent whose last ephemeral child went with its session is hidden from listings, and
+  removed, when somebody looks; one that was empty before the store connected may be listed.
+- Sequential numbers begin anew below a record that was deleted itself, with all its children.
+- Keys with control characters, or characters beyond Unicode's basic plane, are refused.
+
+Source: PIP-45 for the interface; the recipes and pitfalls of Curator and kazoo for the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from bookie.env import boot_time_seconds
+from bookie.errors import (
+    BadRequestError,
+    BookieError,
+    InvalidKeyError,
+    KeyHasChildrenError,
+    MetadataClosedError,
+    MetadataUnavailableError,
+    NoSuchKeyError,
+    UnauthorizedError,
+)
+from bookie.metadata.changes import Change, Commit, Resync, WatchEvent
+from bookie.metadata.connect import Host
+from bookie.metadata.judge import judge
+from bookie.metadata.keys import ROOT, check_key, check_prefix, is_under, parent_of
+from bookie.metadata.records import (
+    TRANSACTION_OPERATIONS_MAX,
+    Acl,
+    Delete,
+    Operation,
+    Put,
+    Record,
+    Stat,
+    check_transaction,
+)
+from bookie.metadata.security import MetadataSecurity
+from bookie.metadata.store import MetadataStore
+from bookie.metadata.subscription import Subscription
+from bookie.metadata.zookeeper_changes import DELETED, ChangeReader
+from bookie.metadata.zookeeper_nodes import NodeReader
+from bookie.metadata.zookeeper_outcome import Committed, Receipts
+from bookie.metadata.zookeeper_session import ZooKeeperLink
+from bookie.metadata.zookeeper_thread import NodeError, NodeEvent
+from bookie.metadata.zookeeper_tree import (
+    KnownRecords,
+    Plan,
+    Planner,
+    Scope,
+    View,
+    from_node_acl,
+    is_virtual,
+    require_representable,
+    require_representable_key,
+    stat_of,
+    to_node_acl,
+)
+from bookie.metadata.zookeeper_wire import (
+    BAD_VERSION,
+    INVALID_ACL,
+    NO_AUTH,
+    NO_CHILDREN_FOR_EPHEMERALS,
+    NO_NODE,
+    NODE_EXISTS,
+    NOT_EMPTY,
+    Exists,
+    GetACL,
+    GetData,
+    MultiRefusedError,
+    SetACL,
+    ZnodeStat,
+)
+from bookie.protocol.session import SessionEvent
+
+SCAN_AHEAD = 32
+"""Records of a scan that are asked for before the first of them is taken: 16 MiB at most."""
+
+_ROUNDS_MAX = 1000
+"""How often a write is tried again because others wrote between its reads and itself."""
+
+_CONFLICTS = {BAD_VERSION, NO_NODE, NODE_EXISTS, NOT_EMPTY, NO_CHILDREN_FOR_EPHEMERALS}
+"""What was seen, or believed, is not so (any more): look again."""
+
+
+RECEIPTS_SUFFIX = ".receipts"
+"""The receipts of a scope's stores lie below a node of its name and this."""
+
+_RECURSION_ROUNDS = 10
+
+_NO_NUMBER = 10**19
+"""Stands for the number that the server is going to give; beyond all that it can."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """What an open store has."""
+
+    link: ZooKeeperLink
+    nodes: NodeReader
+    receipts: Receipts
+    reader: ChangeReader
+
+
+class ZooKeeperStore(MetadataStore):
+    """A session with the ZooKeeper servers `hosts`; all keys lie below the path `scope`."""
+
+    backend = "ZooKeeper"
+
+    def __init__(
+        self,
+        hosts: Sequence[Host],
+        scope: str,
+        *,
+        session_timeout_seconds: float,
+        security: MetadataSecurity,
+    ) -> None:
+        self.session_timeout_seconds = session_timeout_seconds
+        require_representable_key(scope)
+        self._hosts = ",".join(str(host) for host in hosts)
+        self._security = security
+        self._scope = Scope(scope)
+        self._known = KnownRecords()
+        self._watches: dict[Subscription[Change], str] = {}
+        self._session_watches: set[Subscription[SessionEvent]] = set()
+        self._group: list[WatchEvent] = []
+        self._open: _Open | None = None
+
+    async def __aenter__(self) -> Self:
+        link = ZooKeeperLink(
+            self._hosts,
+            self._scope.root,
+            session_timeout_seconds=self.session_timeout_seconds,
+            security=self._security,
+            on_event=self._take_event,
+            on_quiet=self._flush_events,
+            on_missed=self._missed_events,
+            announce=self._announce,
+        )
+        nodes = NodeReader(link, self._scope)
+        receipts = Receipts(link, self._scope.root + RECEIPTS_SUFFIX)
+        self._open = _Open(link, nodes, receipts, ChangeReader(self._scope))
+        try:
+            await link.__aenter__()
+        except BaseException:
+            self._open = None
+            raise
+        self.session_timeout_seconds = link.timeout_seconds
+        link.spawn(nodes.keep_tidy())
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        opened = self._require_open()
+        await opened.nodes.tidy_up()
+        self._open = None
+        try:
+            await opened.link.__aexit__(None, None, None)
+        finally:
+            closed = MetadataClosedError("the metadata store is closed")
+            for watch in self._watches:
+                watch.end(closed)
+            for session_watch in self._session_watches:
+                session_watch.end(closed)
+
+    @property
+    def credentials(self) -> tuple[int, bytes]:
+        """The id and password of the session, with which anybody could go on with it."""
+        return self._require_open().link.credentials
+
+    # ---- reads
+
+    async def get(self, key: str) -> Record | None:
+        """See `MetadataStore.get`."""
+        check_key(key)
+        require_representable_key(key)
+        opened = self._require_open()
+        link = opened.link
+        try:
+            data, stat = await link.read(GetData(self._scope.path(key), None), link.deadline())
+        except NodeError as error:
+            if error.code == NO_NODE:
+                return None
+            raise _refusal(error, key) from error
+        return self._record(key, data, stat, link.session)
+
+    async def exists(self, key: str) -> bool:
+        """See `MetadataStore.exists`."""
+        check_prefix(key)
+        require_representable_key(key)
+        opened = self._require_open()
+        try:
+            return await opened.nodes.is_there(key, opened.link.deadline())
+        except NodeError as error:
+            raise _refusal(error, key) from error
+
+    async def get_children(self, key: str) -> list[str]:
+        """See `MetadataStore.get_children`."""
+        check_prefix(key)
+        require_representable_key(key)
+        opened = self._require_open()
+        try:
+            return await opened.nodes.children(key, opened.link.deadline())
+        except NodeError as error:
+            raise _refusal(error, key) from error
+
+    async def scan_children(self, key: str, *, after: str = "") -> AsyncIterator[Record]:
+        """See `MetadataStore.scan_children`."""
+        names = [name for name in await self.get_children(key) if name > after]
+        prefix = key.rstrip("/")
+        for start in range(0, len(names), SCAN_AHEAD):
+            keys = [f"{prefix}/{name}" for name in names[start : start + SCAN_AHEAD]]
+            for record in await self._get_many(keys):
+                if record is not None:
+                    yield record
+
+    async def _get_many(self, keys: Sequence[str]) -> list[Record | None]:
+        async with asyncio.TaskGroup() as tasks:
+            asked = [tasks.create_task(self.get(key)) for key in keys]
+        return [task.result() for task in asked]
+
+    def _record(self, key: str, data: bytes | None, stat: ZnodeStat, session: int) -> Record | None:
+        if is_virtual(data):
+            self._known.forget(key)
+            return None
+        assert data is not None
+        self._known.learn(key, stat)
+        return Record(data, stat_of(key, stat, session))
+
+    # ---- writes
+
+    async def transaction(self, operations: Sequence[Operation]) -> list[Stat | None]:
+        """See `MetadataStore.transaction`."""
+        check_transaction(operations)
+        for operation in operations:
+            require_representable(operation)
+        opened = self._require_open()
+        if not operations:
+            return []
+        deadline, losses = opened.link.deadline(), opened.link.losses
+        view = self._known.view(operations, opened.nodes.kept)
+        for _ in range(_ROUNDS_MAX):
+            if view is None:
+                view = await self._judged(opened, operations, deadline)
+            session, begun_at = opened.link.session, boot_time_seconds()
+            plan = Planner(self._scope, operations, view, session).plan()
+            try:
+                committed = await opened.receipts.commit(plan.operations, deadline, losses)
+            except MultiRefusedError as refused:
+                if refused.code not in _CONFLICTS:
+                    path = plan.operations[refused.index].path
+                    raise _refusal(NodeError(refused.code), self._scope.key(path)) from refused
+                view = None
+                continue
+            opened.link.tell_written(begun_at)
+            return await self._finish(opened, operations, plan, committed)
+        raise MetadataUnavailableError(f"others keep writing to {operations[0].key}")
+
+    async def _judged(
+        self, opened: _Open, operations: Sequence[Operation], deadline: float
+    ) -> View:
+        """What there is now, in which the operations can be done; else the error of the first."""
+        while True:
+            try:
+                view = await opened.nodes.view(operations, deadline)
+            except NodeError as error:
+                raise _refusal(error, operations[0].key) from error
+            session = opened.link.session.to_bytes(8, "big", signed=True)
+            try:
+                judge(operations, view, session, _NO_NUMBER)
+            except KeyHasChildrenError:
+                keys = [operation.key for operation in operations]
+                if not await opened.nodes.sweep(keys, deadline):
+                    raise
+                continue
+            return view
+
+    async def _finish(
+        self, opened: _Open, operations: Sequence[Operation], plan: Plan, committed: Committed
+    ) -> list[Stat | None]:
+        stats: list[Stat | None] = []
+        for operation, index in zip(operations, plan.results, strict=True):
+            if not isinstance(operation, Put):
+                stats.append(None)
+                if isinstance(operation, Delete):
+                    self._known.forget(operation.key)
+                    opened.nodes.tidy(parent_of(operation.key))
+                continue
+            assert index is not None, "every put has a result"
+            stats.append(await self._written(opened, operation, index, plan, committed))
+            if operation.sequential:
+                opened.nodes.note_kept(parent_of(operation.key))
+        return stats
+
+    async def _written(
+        self, opened: _Open, put: Put, index: int, plan: Plan, committed: Committed
+    ) -> Stat:
+        key, stat = put.key, None
+        if committed.results is not None:
+            result = committed.results[index]
+            if isinstance(result, ZnodeStat):
+                stat = result
+            else:
+                path, stat = result
+                key = self._scope.key(path)
+        else:
+            found = await opened.nodes.stat_written(put, committed.zxid, opened.link.deadline())
+            if found is None:
+                # It was written again, or is gone: any version that it does not have now is right.
+                return Stat(
+                    key,
+                    committed.zxid << 32,
+                    committed.zxid,
+                    None,
+                    None,
+                    put.ephemeral,
+                    put.ephemeral,
+                    first_version=False,
+                )
+            key, stat = found
+        self._known.learn(key, stat)
+        return stat_of(key, stat, committed.session)
+
+    async def delete_recursive(self, key: str) -> None:
+        """See `MetadataStore.delete_recursive`; parents of sequential records go, too."""
+        check_prefix(key)
+        require_representable_key(key)
+        for _ in range(_RECURSION_ROUNDS):
+            if await self._delete_all(key):
+                return
+        raise KeyHasChildrenError(f"somebody keeps creating keys below {key}")
+
+    async def sync(self) -> None:
+        """See `MetadataStore.sync`: a write through the quorum, which all reads after it follow.
+
+        ZooKeeper's own sync asks a leader, which may have been deposed without knowing it.
+        """
+        link = self._require_open().link
+        await self._require_open().receipts.commit([], link.deadline(), link.losses)
+
+    # ---- access control
+
+    async def get_acl(self, key: str) -> list[Acl]:
+        """See `MetadataStore.get_acl`."""
+        link = await self._require_record(key)
+        try:
+            acl, _ = await link.read(GetACL(self._scope.path(key)), link.deadline())
+        except NodeError as error:
+            raise _refusal(error, key) from error
+        return from_node_acl(acl)
+
+    async def set_acl(self, key: str, acl: Sequence[Acl]) -> None:
+        """See `MetadataStore.set_acl`."""
+        node_acl = to_node_acl(acl)
+        link = await self._require_record(key)
+        try:
+            # Done twice is done once, so that it may be asked again like a read.
+            await link.read(SetACL(self._scope.path(key), node_acl, -1), link.deadline())
+        except NodeError as error:
+            raise _refusal(error, key) from error
+
+    async def _require_record(self, key: str) -> ZooKeeperLink:
+        check_key(key)
+        require_representable_key(key)
+        opened = self._require_open()
+        view = await opened.nodes.view([Delete(key)], opened.link.deadline())
+        if view.find(key) is None:
+            raise NoSuchKeyError(f"{key} does not exist")
+        return opened.link
+
+    # ---- watches
+
+    @asynccontextmanager
+    async def watch(self, prefix: str) -> AsyncIterator[AsyncIterator[Change]]:
+        """See `MetadataStore.watch`."""
+        check_prefix(prefix)
+        link = self._require_open().link
+        # What was committed before, elsewhere, is not seen any more: a round trip behind it.
+        await link.read(Exists(self._scope.root, None), link.deadline())
+        subscription: Subscription[Change] = Subscription(overflow=Resync())
+        self._watches[subscription] = prefix
+        try:
+            yield subscription
+        finally:
+            del self._watches[subscription]
+
+    @asynccontextmanager
+    async def session_events(self) -> AsyncIterator[AsyncIterator[SessionEvent]]:
+        """See `MetadataStore.session_events`."""
+        self._require_open()
+        subscription = Subscription(overflow=SessionEvent.SESSION_REESTABLISHED)
+        self._session_watches.add(subscription)
+        try:
+            yield subscription
+        finally:
+            self._session_watches.discard(subscription)
+
+    def _take_event(self, node_event: NodeEvent) -> None:
+        opened = self._open
+        if opened is None:
+            return
+        if node_event.kind == DELETED:
+            key = self._scope.key(node_event.path)
+            self._known.forget(key)
+            opened.nodes.note_deletion(key)
+        event = opened.reader.read(node_event)
+        if event is None:
+            return
+        if self._group and (event.revision is None or self._group[0].revision != event.revision):
+            self._flush_events()
+        self._group.append(event)
+
+    def _flush_events(self) -> None:
+        """Hand out the events of one commit, as far as they are here."""
+        if not self._group:
+            return
+        group, self._group = self._group, []
+        for watch, prefix in self._watches.items():
+            events = tuple(event for event in group if is_under(prefix, event.key))
+            if events:
+                watch.push(Commit(group[0].revision, events))
+
+    def _missed_events(self) -> None:
+        self._known.clear()
+        opened = self._require_open()
+        opened.nodes.begin()
+        opened.reader.begin()
+        for watch in self._watches:
+            watch.push(Resync())
+
+    def _announce(self, event: SessionEvent) -> None:
+        for subscription in self._session_watches:
+            subscription.push(event)
+
+    # ----
+
+    def _require_open(self) -> _Open:
+        if self._open is None:
+            raise MetadataClosedError("the metadata store is closed")
+        return self._open
+
+    async def _delete_all(self, key: str) -> bool:
+        """Delete what is below `key` and `key` itself; whether nothing is left."""
+        nodes = self._require_open().nodes
+        keys = [f"{key.rstrip('/')}/{name}" for name in await self.get_children(key)]
+        for start in range(0, len(keys), TRANSACTION_OPERATIONS_MAX):
+            some = keys[start : start + TRANSACTION_OPERATIONS_MAX]
+            try:
+                await self.transaction([Delete(one) for one in some])
+            except (NoSuchKeyError, KeyHasChildrenError, InvalidKeyError):
+                # Not all are plain leaves: find out which, one by one.
+                for one in some:
+                    await self._delete_all(one)
+        await nodes.prune_below(key)
+        if key == ROOT:
+            return not await self.get_children(ROOT)
+        try:
+            await self.delete(key)
+        except NoSuchKeyError:
+            await nodes.prune(key, even_kept=True)
+            return not await self.exists(key)
+        except KeyHasChildrenError:
+            return False
+        return True
+
+
+def _refusal(error: NodeError, key: str) -> BookieError:
+    """What an answer of the server means that has nothing to do with the records."""
+    if error.code == NO_AUTH:
+        return UnauthorizedError(f"ZooKeeper does not let us do this to {key}")
+    if error.code == INVALID_ACL:
+        return BadRequestError(f"ZooKeeper does not accept the access control list for {key}")
+    return MetadataUnavailableError(f"ZooKeeper refused to work on {key}: error {error.code}")

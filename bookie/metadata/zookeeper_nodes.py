@@ -1,0 +1,312 @@
+"""What the store reads of ZooKeeper's tree: nodes before a write, and which of them are to be seen.
+
+A virtual parent should exist only while something lies below it. The event about a deleted record
+makes its parent a *suspect*, and whoever lists or asks looks at the suspects there and hides those
+that are empty. They are removed by whoever deleted the last record below them, and by those who
+find them empty because it went with its session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+from bookie.errors import BookieError, MetadataUnavailableError
+from bookie.metadata.keys import ROOT, ancestors, is_under, parent_of
+from bookie.metadata.records import NOT_EXISTS, SEQUENCE_DIGITS_MIN, Check, Operation, Put
+from bookie.metadata.zookeeper_outcome import Link
+from bookie.metadata.zookeeper_thread import LostError, NoAnswerError, NodeError, NotSentError
+from bookie.metadata.zookeeper_tree import KEPT, Node, Scope, View, is_virtual, removal
+from bookie.metadata.zookeeper_wire import (
+    NO_NODE,
+    Exists,
+    GetChildren,
+    GetData,
+    Multi,
+    MultiRefusedError,
+    Request,
+    ZnodeStat,
+)
+
+_PRUNE_ROUNDS = 10
+_REMEMBERED_MAX = 10_000
+
+
+class ReadingLink(Link, Protocol):
+    """A link that also repeats reads and can make the scope."""
+
+    @property
+    def is_up(self) -> bool:
+        """Whether there is a connection now."""
+        ...
+
+    async def read(self, request: Request, deadline: float) -> Any:
+        """As `ZooKeeperLink.read`."""
+        ...
+
+    async def make_root(self) -> None:
+        """As `ZooKeeperLink.make_root`."""
+        ...
+
+    def deadline(self) -> float:
+        """As `ZooKeeperLink.deadline`."""
+        ...
+
+
+class NodeReader:
+    """Reads nodes below a scope, many at a time."""
+
+    def __init__(self, link: ReadingLink, scope: Scope) -> None:
+        self._link = link
+        self._scope = scope
+        self.kept: dict[str, None] = {}
+        """Parents known to stay, so that sequential records may be created below them."""
+        self._suspects: dict[str, None] = {}
+        self._untidy: dict[str, None] = {}
+        self._is_untidy = asyncio.Event()
+
+    def begin(self) -> None:
+        """A new connection: what was told by events of an older one does not hold."""
+        self.kept.clear()
+        self._suspects.clear()
+
+    def note_deletion(self, key: str) -> None:
+        """A node was deleted, record or not."""
+        self.kept.pop(key, None)
+        self._suspects.pop(key, None)
+        self._suspect(parent_of(key))
+
+    def note_kept(self, key: str) -> None:
+        """A sequential record was created below `key`."""
+        self.kept[key] = None
+        if len(self.kept) > _REMEMBERED_MAX:
+            del self.kept[next(iter(self.kept))]
+
+    # ---- before a write
+
+    async def view(self, operations: Sequence[Operation], deadline: float) -> View:
+        """The nodes that decide about a transaction, each as it was at some moment since the call.
+
+        The scope's own node is read first; whatever changed since fails a guarded write.
+        """
+        while True:
+            keys = _keys_of(operations)
+            paths = [self._scope.root, *map(self._scope.path, keys)]
+            root, *stats = await self._ask([Exists(path, None) for path in paths], deadline)
+            if root is not None:
+                break
+            await self._link.make_root()
+        view = View(guard=root.version)
+        doubtful = [key for key, stat in zip(keys, stats, strict=True) if _may_be_virtual(stat)]
+        asked = await self._ask([GetData(self._scope.path(k), None) for k in doubtful], deadline)
+        found = dict(zip(doubtful, asked, strict=True))
+        for key, stat in zip(keys, stats, strict=True):
+            if stat is None or (key in found and found[key] is None):
+                view.nodes[key] = None
+                continue
+            data, latest = found.get(key, (b"?", stat))
+            view.nodes[key] = Node(
+                latest.czxid,
+                latest.version,
+                latest.ephemeralOwner,
+                not is_virtual(data),
+                latest.numChildren,
+            )
+        return view
+
+    # ---- what is to be seen
+
+    async def children(self, key: str, deadline: float) -> list[str]:
+        """The names one level below `key`, sorted, without virtual parents that are empty."""
+        try:
+            names = await self._link.read(GetChildren(self._scope.path(key), None), deadline)
+        except NodeError as error:
+            if error.code == NO_NODE:
+                return []
+            raise
+        doubtful = self._suspicious_names(key).intersection(names)
+        prefix = key.rstrip("/")
+        hidden = {n for n in doubtful if not await self.is_there(f"{prefix}/{n}", deadline)}
+        return sorted(name for name in names if name not in hidden)
+
+    async def is_there(self, key: str, deadline: float) -> bool:
+        """Whether `key` has a record or children."""
+        stat: ZnodeStat | None = await self._link.read(
+            Exists(self._scope.path(key), None), deadline
+        )
+        if stat is None:
+            return False
+        if not _may_be_virtual(stat):
+            return True
+        if stat.numChildren > 0 and (
+            not self._suspicious_names(key) or await self.children(key, deadline)
+        ):
+            return True
+        try:
+            data, _ = await self._link.read(GetData(self._scope.path(key), None), deadline)
+        except NodeError as error:
+            if error.code == NO_NODE:
+                return False
+            raise
+        if not is_virtual(data):
+            return True
+        self._suspect(key)
+        self._suspect(parent_of(key))
+        self.tidy(key)
+        return False
+
+    # ---- removing what is empty
+
+    def tidy(self, key: str) -> None:
+        """Remove `key` soon, if it is an empty virtual parent."""
+        self._untidy[key] = None
+        self._is_untidy.set()
+
+    async def keep_tidy(self) -> None:
+        """Do what `tidy` asks for, until cancelled."""
+        while True:
+            await self._is_untidy.wait()
+            self._is_untidy.clear()
+            await self.tidy_up()
+
+    async def tidy_up(self) -> None:
+        """Do what `tidy` has asked for so far; nothing while there is no connection."""
+        while self._untidy and self._link.is_up:
+            await self.prune(self._untidy.popitem()[0])
+
+    async def sweep(self, keys: Iterable[str], deadline: float) -> bool:
+        """Remove empty virtual parents below `keys`; whether there may have been any."""
+        found = False
+        for key in keys:
+            below = [s for s in self._suspects if is_under(key, s) and s != key]
+            for suspect in sorted(below, reverse=True):
+                if not await self.is_there(suspect, deadline):
+                    await self.prune(suspect)
+                    found = True
+                self._suspects.pop(suspect, None)
+        return found
+
+    async def prune(self, key: str, *, even_kept: bool = False) -> None:
+        """Remove `key` if it is a virtual parent without children, and then those above it.
+
+        Never fails: what stays is looked at again by whoever comes next.
+        """
+        try:
+            while key != ROOT and await self._remove(key, even_kept=even_kept):
+                key = parent_of(key)
+        except (BookieError, NodeError, LostError, NotSentError, NoAnswerError):
+            return
+
+    async def prune_below(self, key: str) -> None:
+        """Remove the virtual parents below `key` that have no records, those that stay as well."""
+        try:
+            names = await self._link.read(
+                GetChildren(self._scope.path(key), None), self._link.deadline()
+            )
+        except NodeError:
+            return  # it is gone, and all below it
+        for name in names:
+            child = f"{key.rstrip('/')}/{name}"
+            await self.prune_below(child)
+            await self.prune(child, even_kept=True)
+
+    async def _remove(self, key: str, *, even_kept: bool) -> bool:
+        path = self._scope.path(key)
+        for _ in range(_PRUNE_ROUNDS):
+            root, found = await self._ask(
+                [Exists(self._scope.root, None), GetData(path, None)], self._link.deadline()
+            )
+            if root is None or found is None:
+                return found is None
+            data, stat = found
+            if stat.numChildren or not (data is None or (data == KEPT and even_kept)):
+                return False
+            operations = removal(self._scope, key, stat.version, root.version)
+            try:
+                await self._link.send(Multi(operations)).answer
+            except MultiRefusedError:
+                continue
+            return True
+        return False
+
+    # ---- after a write whose answer was lost
+
+    async def stat_written(
+        self, put: Put, zxid: int, deadline: float
+    ) -> tuple[str, ZnodeStat] | None:
+        """Key and stat of a put of the write `zxid`; None if it is gone or was written again."""
+        if not put.sequential:
+            stat = await self._link.read(Exists(self._scope.path(put.key), None), deadline)
+            return (put.key, stat) if stat is not None and stat.mzxid == zxid else None
+        parent, name = parent_of(put.key), put.key.rpartition("/")[2]
+        names = await self._link.read(GetChildren(self._scope.path(parent), None), deadline)
+        keys = [f"{parent.rstrip('/')}/{n}" for n in names if _is_numbered(n, name)]
+        stats = await self._ask([Exists(self._scope.path(key), None) for key in keys], deadline)
+        for key, stat in zip(keys, stats, strict=True):
+            if stat is not None and stat.czxid == zxid:
+                return key, stat
+        return None
+
+    # ----
+
+    def _suspicious_names(self, key: str) -> set[str]:
+        """Names one level below `key` at or below which there are suspects."""
+        below = len(key.rstrip("/")) + 1
+        return {
+            suspect[below:].partition("/")[0]
+            for suspect in self._suspects
+            if suspect != key and is_under(key, suspect)
+        }
+
+    def _suspect(self, key: str) -> None:
+        if key == ROOT:
+            return
+        self._suspects[key] = None
+        if len(self._suspects) > _REMEMBERED_MAX:
+            del self._suspects[next(iter(self._suspects))]
+
+    async def _ask(self, requests: Sequence[Request], deadline: float) -> list[Any]:
+        """The answers to reads that go out together; None for a node that is not there."""
+        if not requests:
+            return []
+        while True:
+            await self._link.usable(deadline)
+            answers = [self._link.send(request).answer for request in requests]
+            await asyncio.wait(answers)
+            errors = [answer.exception() for answer in answers]
+            if any(isinstance(error, NoAnswerError) for error in errors):
+                raise MetadataUnavailableError("the metadata store does not answer")
+            if any(isinstance(error, LostError | NotSentError) for error in errors):
+                await asyncio.sleep(0)
+                continue
+            found = []
+            for answer, error in zip(answers, errors, strict=True):
+                if error is not None and not (
+                    isinstance(error, NodeError) and error.code == NO_NODE
+                ):
+                    raise error
+                found.append(None if error is not None else answer.result())
+            return found
+
+
+def _keys_of(operations: Sequence[Operation]) -> list[str]:
+    """The keys whose nodes decide, those above new records included."""
+    keys: dict[str, None] = {}
+    for operation in operations:
+        if not (isinstance(operation, Put) and operation.sequential):
+            keys[operation.key] = None
+        if isinstance(operation, Put) or (
+            isinstance(operation, Check) and operation.version == NOT_EXISTS
+        ):
+            keys.update(dict.fromkeys(ancestors(operation.key)))
+    return list(keys)
+
+
+def _may_be_virtual(stat: ZnodeStat | None) -> bool:
+    return stat is not None and stat.dataLength in (0, len(KEPT))
+
+
+def _is_numbered(name: str, stem: str) -> bool:
+    digits = name[len(stem) :]
+    return name.startswith(stem) and len(digits) >= SEQUENCE_DIGITS_MIN and digits.isdigit()

@@ -1,0 +1,256 @@
+"""Writes whose outcome is known even when the answer is lost.
+
+A connection that breaks between a write and its answer leaves the writer in the dark, and to look
+at the record does not help: somebody else may have written the same value, or the next one. So each
+write carries a *receipt*: one more operation in its transaction that writes a mark, used once, into
+a small ephemeral node of this session. After a reconnection that node tells the truth: with the
+mark the write was done, and the node's zxid is that of the write; without it, it never will be,
+because a server refuses what a session sent before it moved.
+
+A receipt is one of a few nodes, and belongs to one write until its outcome is known; that bounds
+the writes under way, too. Receipts lie beside the scope, out of sight of its watches, in a
+container that vanishes with the last session.
+
+Before a receipt is read, a write of our own goes through the quorum: it is behind everything that
+was sent before, on whichever server we are now, and a leader that was deposed cannot answer it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from bookie.errors import MetadataUnavailableError, SessionLostError
+from bookie.metadata.zookeeper_thread import (
+    LostError,
+    NoAnswerError,
+    NodeError,
+    NotSentError,
+    Pending,
+    SessionEndedError,
+)
+from bookie.metadata.zookeeper_wire import (
+    CONTAINER,
+    EPHEMERAL,
+    NO_NODE,
+    NODE_EXISTS,
+    OPEN_ACL_UNSAFE,
+    CreateNode,
+    GetData,
+    Multi,
+    MultiRefusedError,
+    NodeOperation,
+    Request,
+    SetData,
+    ZnodeStat,
+)
+
+RECEIPTS_MAX = 128
+"""Writes under way at once; more wait for their turn."""
+
+_BARRIER = "barrier"
+
+
+class Link(Protocol):
+    """A connection that comes and goes."""
+
+    @property
+    def losses(self) -> int:
+        """How many sessions were lost so far."""
+        ...
+
+    async def usable(self, deadline: float) -> int:
+        """The session, when there is a connection that can be used.
+
+        Raises:
+            MetadataUnavailableError: there is none until `deadline`, by the loop's clock.
+        """
+        ...
+
+    def send(self, request: Request, session: int | None = None) -> Pending:
+        """As `Bridge.send`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A write that was done."""
+
+    results: Sequence[Any] | None
+    """As `Multi` answers; None if the answer was lost."""
+
+    zxid: int
+    """Its place among all commits; 0 if only `results` tell."""
+
+    session: int
+
+
+class Receipts:
+    """The receipts of one store."""
+
+    def __init__(self, link: Link, base: str) -> None:
+        self.base = base
+        """The node below which they lie."""
+        self._link = link
+        self._free: list[int] = []
+        self._count = 0
+        self._waiting: deque[asyncio.Future[int]] = deque()
+        self._written: set[tuple[int, str]] = set()
+        self._marks = 0
+
+    async def commit(
+        self, operations: Sequence[NodeOperation], deadline: float, losses: int
+    ) -> Committed:
+        """Do all operations at once; returns when that is certain.
+
+        `losses` is what `Link.losses` said when the caller began: with a session lost since then,
+        what the caller knows does not hold any more.
+
+        Raises:
+            MultiRefusedError: nothing was done, because of the operation at its index.
+            SessionLostError: the session ended; nothing was done, or what was done went with it.
+            MetadataUnavailableError: no answer until `deadline`; the outcome is unknown if it says
+                so, else nothing was done.
+        """
+        number = await self._take(deadline)
+        try:
+            return await self._commit(operations, str(number), deadline, losses)
+        finally:
+            self._give_back(number)
+
+    async def _commit(
+        self, operations: Sequence[NodeOperation], name: str, deadline: float, losses: int
+    ) -> Committed:
+        self._marks += 1
+        mark = b"%d" % self._marks
+        while True:
+            session = await self._link.usable(deadline)
+            if self._link.losses != losses:
+                raise SessionLostError(
+                    "the session with the metadata store ended before the write; nothing was done"
+                )
+            multi = Multi([*operations, self._receipt(session, name, mark)])
+            try:
+                results = await self._link.send(multi, session).answer
+            except NotSentError:
+                continue
+            except SessionEndedError as error:
+                raise _unknown(operations) from error
+            except LostError:
+                zxid = await self._find_out(session, name, mark, operations, deadline)
+                if zxid is None:
+                    continue
+                return Committed(None, zxid, session)
+            except NoAnswerError as error:
+                raise MetadataUnavailableError(
+                    "the metadata store did not answer; whether the write was done is unknown"
+                ) from error
+            except MultiRefusedError as refused:
+                if refused.index < len(operations):
+                    raise
+                await self._mend(session, name, refused.code)
+                continue
+            self._written.add((session, name))
+            return Committed(results[:-1], 0, session)
+
+    async def _find_out(
+        self,
+        session: int,
+        name: str,
+        mark: bytes,
+        operations: Sequence[NodeOperation],
+        deadline: float,
+    ) -> int | None:
+        """The zxid of a write whose answer was lost, or None if it was and will not be done."""
+        while True:
+            if await self._link.usable(deadline) != session:
+                raise _unknown(operations)
+            self._marks += 1
+            behind = self._receipt(session, _BARRIER, b"%d" % self._marks)
+            barrier = self._link.send(Multi([behind]), session)
+            receipt = self._link.send(GetData(self._path(session, name), False), session)
+            await asyncio.wait([barrier.answer, receipt.answer])
+            error, missing = barrier.answer.exception(), receipt.answer.exception()
+            if isinstance(error, MultiRefusedError):
+                await self._mend(session, _BARRIER, error.code)
+            elif error is None:
+                self._written.add((session, _BARRIER))
+                if isinstance(missing, NodeError) and missing.code == NO_NODE:
+                    return None
+                if missing is None:
+                    data, stat = receipt.answer.result()
+                    self._written.add((session, name))
+                    return _zxid(stat) if data == mark else None
+            elif isinstance(error, NoAnswerError):
+                raise MetadataUnavailableError(
+                    "the metadata store did not answer; whether the write was done is unknown"
+                ) from error
+
+    def _receipt(self, session: int, name: str, mark: bytes) -> NodeOperation:
+        path = self._path(session, name)
+        if (session, name) in self._written:
+            return SetData(path, mark, -1)
+        return CreateNode(path, mark, OPEN_ACL_UNSAFE, EPHEMERAL)
+
+    def _path(self, session: int, name: str) -> str:
+        return f"{self.base}/{session & 0xFFFFFFFFFFFFFFFF:016x}-{name}"
+
+    async def _mend(self, session: int, name: str, code: int) -> None:
+        """A receipt is there, or is not, against what we thought."""
+        if code == NODE_EXISTS:
+            self._written.add((session, name))
+        elif code == NO_NODE:
+            self._written.discard((session, name))
+            try:
+                await self._link.send(
+                    CreateNode(self.base, None, OPEN_ACL_UNSAFE, CONTAINER)
+                ).answer
+            except (NodeError, NotSentError, LostError):
+                return  # the write that needs it says what is wrong
+        else:
+            raise MetadataUnavailableError(f"ZooKeeper refuses the receipt of a write: {code}")
+
+    # ---- who has which
+
+    async def _take(self, deadline: float) -> int:
+        if self._free:
+            return self._free.pop()
+        if self._count < RECEIPTS_MAX:
+            self._count += 1
+            return self._count
+        turn: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await turn
+        except TimeoutError as error:
+            raise MetadataUnavailableError("the metadata store does not answer") from error
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self._give_back(turn.result())
+            raise
+
+    def _give_back(self, number: int) -> None:
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(number)
+                return
+        self._free.append(number)
+
+
+def _zxid(stat: ZnodeStat) -> int:
+    return int(stat.mzxid)
+
+
+def _unknown(operations: Sequence[NodeOperation]) -> Exception:
+    """What to say of a write that may have been the last one of its session."""
+    if operations and all(isinstance(o, CreateNode) and o.flags & EPHEMERAL for o in operations):
+        # If it was done, its session took it along.
+        return SessionLostError("the session with the metadata store ended; nothing was written")
+    return MetadataUnavailableError(
+        "the session with the metadata store ended; whether the write was done is unknown"
+    )

@@ -1,0 +1,366 @@
+"""The thread that talks to ZooKeeper: kazoo's connection with another way of reading and sending.
+
+kazoo brings what is tedious to get right (the hand-shake, the rotation through hosts, TLS, pings).
+What it does beside that is replaced:
+
+- **One order.** Answers, watch events and changes of the connection leave this thread in the order
+  of the socket, in batches; kazoo would sort them into two queues.
+- **Whole buffers.** What the socket holds is read at once and cut into messages, and what waits to
+  be sent goes out in one piece; kazoo takes several system calls for every message.
+- **Known outcomes.** A request knows whether any of its bytes may have left this process, and is
+  only ever sent in the session that it was made for.
+- **What the server has told is never forgotten.** A client that begins a new session does not
+  accept a server that is behind what it saw in the old one.
+
+This rests on inner parts of kazoo 2.11; a test fails when they are not what they were.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import struct
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import AuthFailedError, ConnectionDropped
+from kazoo.handlers.threading import SequentialThreadingHandler
+from kazoo.handlers.utils import create_tcp_connection
+from kazoo.protocol.connection import (
+    AUTH_XID,
+    CLOSE_RESPONSE,
+    PING_XID,
+    WATCH_XID,
+    ConnectionHandler,
+)
+from kazoo.protocol.serialization import SASL, Close, Exists, Watch
+from kazoo.protocol.states import KeeperState
+
+from bookie.metadata.zookeeper_sasl import DigestMd5, SaslRefusedError
+from bookie.metadata.zookeeper_wire import (
+    CONNECTION_LOSS,
+    NO_NODE,
+    OK,
+    SESSION_EXPIRED,
+    MultiRefusedError,
+    Request,
+)
+
+RECEIVE_BYTES = 256 * 1024
+SEND_BYTES = 256 * 1024
+"""What goes through the socket at once, at most (one larger message excepted)."""
+
+_FRAME = struct.Struct("!iiqi")
+_LENGTH = struct.Struct("!i")
+_XID_MAX = 2**31 - 1
+
+
+class NodeError(Exception):
+    """The server's answer to one request, as its code."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+class NotSentError(Exception):
+    """The request never left this process: there is no connection, or it has another session."""
+
+
+class LostError(Exception):
+    """The connection broke before the answer came; a write may have been done."""
+
+
+class SessionEndedError(LostError):
+    """Likewise, and the session that the request was made for is over."""
+
+
+class NoAnswerError(Exception):
+    """Nothing was heard for too long; a write may have been done, or still be done."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeEvent:
+    """A change of a node; `zxid` is that of the write, or not positive from servers before 3.9."""
+
+    kind: int
+    path: str
+    zxid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """The hand-shake is done: a session, new or resumed, and the timeout that the server grants."""
+
+    session: int
+    password: bytes
+    timeout_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnected:
+    """The connection broke."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """The server ended the session; the next connection begins a new one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The server does not accept our credentials; nothing more is tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptFailed:
+    """One attempt to connect failed."""
+
+    reason: BaseException
+
+
+Notice: TypeAlias = NodeEvent | Connected | Disconnected | Expired | Refused | AttemptFailed
+"""What the connection tells by itself, in one order with the answers."""
+
+
+class Pending:
+    """A request on its way, and the future of its answer."""
+
+    __slots__ = ("answer", "begun_at", "is_sent", "request", "session")
+
+    def __init__(
+        self, request: Request, answer: asyncio.Future[Any], begun_at: float, session: int | None
+    ) -> None:
+        self.request = request
+        self.answer = answer
+        self.begun_at = begun_at
+        """By the loop's clock."""
+        self.session = session
+        """The session in which alone it may be sent; None is any."""
+        self.is_sent = False
+
+
+Answered: TypeAlias = tuple[Pending, object, BaseException | None]
+"""A request that is done: its value or its error."""
+
+Batch: TypeAlias = Sequence[Answered | Notice]
+"""What happened, in the order of the socket."""
+
+
+class Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no types
+    """Threads only for the connection, and no attempt to connect that lasts a whole session."""
+
+    def __init__(self, connect_seconds_max: float) -> None:
+        super().__init__()
+        self._connect_seconds_max = connect_seconds_max
+
+    def start(self) -> None:
+        """Nothing to start: no callback goes through kazoo's queues."""
+        self._running = True
+
+    def stop(self) -> None:
+        """Nothing to stop."""
+        self._running = False
+
+    def create_connection(self, *args: Any, timeout: float, **kwargs: Any) -> socket.socket:
+        """Connect, within the bound."""
+        bounded = min(timeout, self._connect_seconds_max)
+        made: socket.socket = create_tcp_connection(socket, *args, timeout=bounded, **kwargs)
+        return made
+
+
+class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no types
+    """The connection thread. Source of the loop around it: kazoo's `zk_loop`."""
+
+    client: Client
+
+    def begin(self) -> None:
+        """Set up what kazoo's constructor does not know."""
+        self.outgoing: deque[Pending] = deque()
+        self._received = bytearray()
+        self._xid: int = 0
+
+    # ---- connecting
+
+    def _connect(self, host: str, hostip: str, port: int) -> tuple[float, float]:
+        self._received.clear()
+        try:
+            read_timeout, connect_timeout = super()._connect(host, hostip, port)
+        except Exception as error:
+            self.client.post([AttemptFailed(error.__context__ or error)])
+            raise
+        # kazoo waits for two thirds of what the server granted.
+        granted = read_timeout * 1.5 / 1000
+        client = self.client
+        client.post([Connected(client._session_id, client._session_passwd, granted)])
+        return read_timeout, connect_timeout
+
+    def _authenticate_with_sasl(self, host: str, timeout: float) -> None:
+        options = self.sasl_options
+        exchange = DigestMd5(options["username"], options["password"], options["nonce"]())
+        try:
+            _, challenge = self._ask(SASL(b""), 1, timeout)
+            error, answer = self._ask(SASL(exchange.respond(challenge)), 2, timeout)
+            if error:
+                raise AuthFailedError("the server refused the password")
+            exchange.check(answer)
+        except (ConnectionDropped, SaslRefusedError) as error:
+            # A server that requires SASL closes the connection of who fails it.
+            raise AuthFailedError(str(error)) from error
+
+    def _ask(self, request: SASL, xid: int, timeout: float) -> tuple[int, bytes]:
+        self._submit(request, timeout, xid)
+        header, body, offset = self._read_header(timeout)
+        token = b"" if header.err else SASL.deserialize(body, offset)[0] or b""
+        return header.err, token
+
+    # ---- receiving
+
+    def _read_socket(self, read_timeout: float) -> object:
+        """Take everything that is there; called when the socket is readable."""
+        self._receive()
+        batch: list[Answered | Notice] = []
+        response: object = None
+        received, position = self._received, 0
+        try:
+            while len(received) - position >= _FRAME.size:
+                length, xid, zxid, error = _FRAME.unpack_from(received, position)
+                end = position + _LENGTH.size + length
+                if len(received) < end:
+                    break
+                frame = bytes(received[position + _LENGTH.size : end])
+                position = end
+                if self._take(frame, xid, zxid, error, batch) is CLOSE_RESPONSE:
+                    response = CLOSE_RESPONSE
+        finally:
+            del received[:position]
+            if batch:
+                self.client.post(batch)
+        return response
+
+    def _receive(self) -> None:
+        with self._socket_error_handling():
+            try:
+                piece = self._socket.recv(RECEIVE_BYTES)
+                # TLS may have more than it gave, of which a select would not know.
+                while piece and getattr(self._socket, "pending", int)() > 0:
+                    self._received += piece
+                    piece = self._socket.recv(RECEIVE_BYTES)
+            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                return
+        if not piece:
+            raise ConnectionDropped("the server closed the connection")
+        self._received += piece
+
+    def _take(
+        self, frame: bytes, xid: int, zxid: int, error: int, batch: list[Answered | Notice]
+    ) -> object:
+        client = self.client
+        offset = _FRAME.size - _LENGTH.size
+        if xid == PING_XID:
+            self.ping_outstanding.clear()
+            return None
+        if xid == WATCH_XID:
+            event, _ = Watch.deserialize(frame, offset)
+            batch.append(NodeEvent(event.type, event.path, zxid))
+            return None
+        if xid == AUTH_XID:
+            if error:
+                raise AuthFailedError
+            return None
+        pending, expected = client._pending.popleft()[1:]
+        if zxid > 0:
+            client.last_zxid = zxid
+        if xid != expected:
+            raise ConnectionDropped(f"an answer to request {xid}, not {expected}")
+        if pending is None:
+            return CLOSE_RESPONSE  # only kazoo's own request to close has no future
+        batch.append(_answer(pending, frame, offset, error))
+        return None
+
+    # ---- sending
+
+    def _send_request(self, read_timeout: float, connect_timeout: float) -> None:
+        """Send what waits, in few pieces; called when the loop, or kazoo's `stop`, woke us."""
+        self._read_sock.recv(4096)
+        client = self.client
+        while self.outgoing or client._queue:
+            message = bytearray()
+            while self.outgoing and len(message) < SEND_BYTES:
+                pending = self.outgoing.popleft()
+                if pending.session not in (None, client._session_id):
+                    client.post([(pending, None, NotSentError())])
+                    continue
+                # From here on some of it may reach the server.
+                pending.is_sent = True
+                message += self._frame(pending.request, pending)
+            if not self.outgoing and client._queue:
+                request, _ = client._queue.popleft()
+                message += self._frame(request, None)
+            if message:
+                self._write(message, connect_timeout)
+
+    def _frame(self, request: Request | Close, pending: Pending | None) -> bytes:
+        self._xid = self._xid % _XID_MAX + 1
+        body = request.serialize()
+        self.client._pending.append((request, pending, self._xid))
+        return struct.pack("!iii", len(body) + 8, self._xid, request.type) + body
+
+
+class Client(KazooClient):  # type: ignore[misc]  # kazoo has no types
+    """kazoo's client with our connection; `post` takes what happens, in the connection thread."""
+
+    def __init__(self, post: Callable[[Batch], None], **options: Any) -> None:
+        sasl = options.pop("sasl")
+        super().__init__(**options)
+        self.post = post
+        self._connection = _Connection(
+            self, self._conn_retry.copy(), logger=self.logger, sasl_options=sasl
+        )
+        self._connection.begin()
+
+    def _reset(self) -> None:
+        seen = getattr(self, "last_zxid", 0)
+        super()._reset()
+        self.last_zxid = seen
+
+    def _session_callback(self, state: str) -> None:
+        """Called in the connection thread, before kazoo forgets what was pending."""
+        if state != self._state:
+            self._tell(state)
+        super()._session_callback(state)
+
+    def _tell(self, state: str) -> None:
+        if state in (KeeperState.CONNECTED, KeeperState.CONNECTED_RO):
+            return  # `_connect` says so when it has authenticated
+        expired = state == KeeperState.EXPIRED_SESSION
+        refused = state == KeeperState.AUTH_FAILED
+        batch: list[Answered | Notice] = []
+        while self._pending:
+            _, pending, _ = self._pending.popleft()
+            if pending is not None:
+                batch.append((pending, None, SessionEndedError() if expired else LostError()))
+        outgoing = self._connection.outgoing
+        while outgoing:
+            batch.append((outgoing.popleft(), None, NotSentError()))
+        batch.append(Expired() if expired else Refused() if refused else Disconnected())
+        self.post(batch)
+
+
+def _answer(pending: Pending, frame: bytes, offset: int, error: int) -> Answered:
+    if error == OK:
+        try:
+            return pending, pending.request.deserialize(frame, offset), None
+        except MultiRefusedError as refused:
+            return pending, None, refused
+    if error == NO_NODE and pending.request.type == Exists.type:
+        return pending, None, None
+    if error == SESSION_EXPIRED:
+        return pending, None, SessionEndedError()
+    if error == CONNECTION_LOSS:
+        return pending, None, LostError()
+    return pending, None, NodeError(error)

@@ -1,0 +1,329 @@
+"""The parts of the ZooKeeper store that need no server, and the parts of kazoo that it rests on."""
+
+from __future__ import annotations
+
+import inspect
+from importlib import metadata
+
+import pytest
+from kazoo.client import KazooClient
+from kazoo.handlers.threading import SequentialThreadingHandler
+from kazoo.protocol import connection, serialization
+from kazoo.protocol.states import ZnodeStat
+from packaging.version import Version
+
+from bookie.errors import BadRequestError, InvalidKeyError
+from bookie.metadata import zookeeper_sasl
+from bookie.metadata.changes import ChangeKind
+from bookie.metadata.records import NOT_EXISTS, Acl, Check, Delete, Put
+from bookie.metadata.zookeeper_changes import CHANGED, CREATED, DELETED, ChangeReader
+from bookie.metadata.zookeeper_sasl import DigestMd5, SaslRefusedError
+from bookie.metadata.zookeeper_thread import NodeEvent
+from bookie.metadata.zookeeper_tree import (
+    KEPT,
+    KnownRecords,
+    Node,
+    Planner,
+    Scope,
+    View,
+    birth_of,
+    data_version_of,
+    from_node_acl,
+    require_representable,
+    to_node_acl,
+    version_of,
+)
+from bookie.metadata.zookeeper_wire import (
+    CheckVersion,
+    CreateNode,
+    DeleteNode,
+    Multi,
+    MultiRefusedError,
+    NodeOperation,
+    SetData,
+)
+
+SCOPE = Scope("/s")
+SESSION = 7
+OPEN = SetData("/s", None, -1)
+"""A bracket."""
+
+
+def stat(czxid: int = 5, version: int = 0, owner: int = 0) -> ZnodeStat:
+    return ZnodeStat(czxid, czxid + version, 1, 2, version, 0, 0, owner, 1, 0, 0)
+
+
+# ---- kazoo
+
+
+def test_kazoo_is_the_version_whose_inner_parts_we_replace() -> None:
+    assert Version("2.11") <= Version(metadata.version("kazoo")) < Version("2.12")
+
+
+def test_the_inner_parts_of_kazoo_are_where_they_were() -> None:
+    """What `zookeeper_thread` overrides and reads, by name and arguments."""
+    overridden = {
+        connection.ConnectionHandler: {
+            "_connect": ["self", "host", "hostip", "port"],
+            "_authenticate_with_sasl": ["self", "host", "timeout"],
+            "_read_socket": ["self", "read_timeout"],
+            "_send_request": ["self", "read_timeout", "connect_timeout"],
+            "_submit": ["self", "request", "timeout", "xid"],
+            "_read_header": ["self", "timeout"],
+            "_write": ["self", "msg", "timeout"],
+            "_socket_error_handling": ["self"],
+        },
+        KazooClient: {
+            "_reset": ["self"],
+            "_session_callback": ["self", "state"],
+            "start_async": ["self"],
+            "stop": ["self"],
+            "close": ["self"],
+        },
+        SequentialThreadingHandler: {
+            "start": ["self"],
+            "stop": ["self"],
+            "create_connection": ["self", "args", "kwargs"],
+        },
+    }
+    for kind, methods in overridden.items():
+        for name, arguments in methods.items():
+            assert list(inspect.signature(getattr(kind, name)).parameters) == arguments, name
+    client = KazooClient()
+    for name in (
+        *("_connection", "_conn_retry", "_pending", "_queue", "_state", "_stopped"),
+        *("_session_id", "_session_passwd", "last_zxid", "auth_data", "logger"),
+    ):
+        assert hasattr(client, name), name
+    for name in ("_read_sock", "_write_sock", "_socket", "_xid", "ping_outstanding"):
+        assert hasattr(client._connection, name), name
+    loop = inspect.getsource(connection.ConnectionHandler._connect_attempt)
+    assert "if response == CLOSE_RESPONSE" in loop
+    assert "self._send_request(read_timeout, connect_timeout)" in loop
+    assert "client._pending.append" not in loop
+    connect = inspect.getsource(connection.ConnectionHandler._connect)
+    assert "read_timeout = negotiated_session_timeout * 2.0 / 3.0" in connect
+    assert "client.last_zxid," in connect
+
+
+def test_kazoo_writes_null_for_none_and_not_for_nothing() -> None:
+    """Virtual parents rest on the difference."""
+    assert serialization.write_buffer(None) == b"\xff\xff\xff\xff"
+    assert serialization.write_buffer(b"") == b"\0\0\0\0"
+
+
+# ---- SASL
+
+
+def test_digest_md5_answers_as_its_standard_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The example of RFC 2831, which is about another service."""
+    monkeypatch.setattr(zookeeper_sasl, "_DIGEST_URI", "imap/elwood.innosoft.com")
+    exchange = DigestMd5("chris", "secret", "OA6MHXh6VqTrRk")
+    answer = exchange.respond(
+        b'realm="elwood.innosoft.com",nonce="OA6MG9tEQGm2hh",qop="auth",'
+        b"algorithm=md5-sess,charset=utf-8"
+    )
+    assert b"response=d388dad90d4bbd760a152321f2143af7" in answer
+    exchange.check(b"rspauth=ea40f60335c427b5527b84dbabcdfffd")
+    with pytest.raises(SaslRefusedError):
+        exchange.check(b"rspauth=ea40f60335c427b5527b84dbabcdfffe")
+
+
+@pytest.mark.parametrize("challenge", [b"", b"realm=x", b"\xff"])
+def test_digest_md5_refuses_what_is_no_challenge(challenge: bytes) -> None:
+    with pytest.raises(SaslRefusedError):
+        DigestMd5("user", "password", "nonce").respond(challenge)
+
+
+# ---- transactions on the wire
+
+
+def test_a_refused_transaction_names_its_first_culprit() -> None:
+    error = serialization.MultiHeader(-1, False, 0).serialize()
+    body = b"".join(
+        error + serialization.int_struct.pack(code) for code in (0, -103, -2)
+    ) + serialization.multiheader_struct.pack(-1, True, -1)
+    with pytest.raises(MultiRefusedError) as caught:
+        Multi([]).deserialize(body, 0)
+    assert (caught.value.index, caught.value.code) == (1, -103)
+
+
+# ---- the tree
+
+
+def test_a_version_tells_the_node_and_its_own_version() -> None:
+    version = version_of(stat(czxid=2**40, version=9))
+    assert (birth_of(version), data_version_of(version)) == (2**40, 9)
+    assert version_of(stat(6)) > version_of(stat(5, 1000))
+    assert data_version_of(2**31 + 5) == 2**31 - 1
+
+
+@pytest.mark.parametrize("key", ["/a\n", "/\x7f", "/\ue000", "/\U0001f600", "/\x85"])
+def test_keys_that_zookeeper_refuses_are_refused(key: str) -> None:
+    with pytest.raises(InvalidKeyError, match="ZooKeeper refuses"):
+        require_representable(Delete(key))
+
+
+def test_the_mark_of_a_parent_that_stays_is_no_value() -> None:
+    with pytest.raises(InvalidKeyError):
+        require_representable(Put("/a", KEPT))
+
+
+def plan(operations: list[Put | Delete | Check], view: View) -> list[NodeOperation]:
+    return Planner(SCOPE, operations, view, SESSION).plan().operations
+
+
+def record(version: int = 0, owner: int = 0) -> Node:
+    return Node(5, version, owner, is_record=True, children=0)
+
+
+def virtual(version: int = 0) -> Node:
+    return Node(5, version, 0, is_record=False, children=0)
+
+
+def test_missing_parents_are_made_inside_brackets() -> None:
+    view = View({"/a/b/c": None, "/a/b": None, "/a": record()}, guard=3)
+    assert plan([Put("/a/b/c", b"x")], view) == [
+        OPEN,
+        CreateNode("/s/a/b", None),
+        OPEN,
+        CreateNode("/s/a/b/c", b"x"),
+    ]
+
+
+def test_a_record_of_the_transaction_is_made_before_those_below_it() -> None:
+    view = View({"/a/b": None, "/a": None}, guard=3)
+    planned = Planner(SCOPE, [Put("/a/b", b"2"), Put("/a", b"1")], view, SESSION).plan()
+    assert planned.operations == [CreateNode("/s/a", b"1"), CreateNode("/s/a/b", b"2")]
+    assert planned.results == [1, 0]
+
+
+def test_a_virtual_parent_is_converted_only_if_it_is_still_one() -> None:
+    view = View({"/a": virtual(2)}, guard=3)
+    assert plan([Put("/a", b"x", NOT_EXISTS)], view) == [
+        SetData("/s", None, 3),
+        SetData("/s/a", None, 2),
+        OPEN,
+        SetData("/s/a", b"x", -1),
+    ]
+
+
+def test_a_second_guard_counts_what_the_transaction_wrote_before() -> None:
+    view = View({"/a": virtual(), "/n": None, "/p/q": None, "/p": None}, guard=3)
+    operations = plan([Put("/p/q", b""), Check("/a", NOT_EXISTS)], view)
+    assert operations[-3:] == [SetData("/s", None, 5), CheckVersion("/s/a", 0), OPEN]
+
+
+def test_a_take_over_is_a_deletion_and_a_creation_at_once() -> None:
+    view = View({"/e": record(4, owner=SESSION + 1)})
+    operations = plan([Put("/e", b"x", record(4).version, ephemeral=True)], view)
+    assert operations == [
+        OPEN,
+        DeleteNode("/s/e", 4),
+        CreateNode("/s/e", b"x", flags=1),
+        OPEN,
+    ]
+
+
+def test_absence_is_checked_by_a_creation_that_is_taken_back() -> None:
+    view = View({"/a": None}, guard=3)
+    assert plan([Check("/a", NOT_EXISTS)], view) == [
+        OPEN,
+        CreateNode("/s/a", None),
+        DeleteNode("/s/a", -1),
+        OPEN,
+    ]
+
+
+def test_the_parent_of_sequential_records_stays() -> None:
+    view = View({"/l/x": None, "/l": None}, guard=3)
+    operations = plan([Put("/l/x/n-", b"", ephemeral=True, sequential=True)], view)
+    assert operations == [
+        *(OPEN, CreateNode("/s/l", None), OPEN),
+        *(OPEN, CreateNode("/s/l/x", KEPT), OPEN),
+        CreateNode("/s/l/x/n-", b"", flags=3),
+    ]
+
+
+def test_a_known_record_needs_no_read_and_an_earlier_life_does() -> None:
+    known = KnownRecords()
+    known.learn("/a", stat(5, 3))
+    now, before = version_of(stat(5, 2)), version_of(stat(4, 3))
+    for operation in (Put("/a", b"", now), Delete("/a", now), Check("/a", now)):
+        view = known.view([operation], {})
+        assert view is not None
+        assert view.nodes["/a"] == record(2)
+    for operation in (Put("/a", b"", before), Delete("/a", before), Check("/a", before)):
+        assert known.view([operation], {}) is None
+    known.forget("/a")
+    assert known.view([Delete("/a")], {}) is None
+    assert known.view([Put("/a", b"")], {}) == View()
+    assert known.view([Put("/l/n-", b"", sequential=True)], {}) is None
+    assert known.view([Put("/l/n-", b"", sequential=True)], {"/l": None}) == View()
+
+
+def test_what_is_known_is_bounded() -> None:
+    known = KnownRecords()
+    known.SIZE_MAX = 3
+    for number in range(5):
+        known.learn(f"/{number}", stat())
+    assert [number for number in range(5) if known.view([Delete(f"/{number}")], {})] == [2, 3, 4]
+
+
+def test_access_control_goes_to_zookeeper_and_back() -> None:
+    acl = [
+        Acl("world", "anyone", frozenset({"read"})),
+        Acl("sasl", "ann", frozenset({"read", "write", "create", "delete", "admin"})),
+    ]
+    assert from_node_acl(to_node_acl(acl)) == acl
+    with pytest.raises(BadRequestError):
+        to_node_acl([])
+
+
+# ---- events
+
+
+def read(*events: tuple[int, str, int]) -> list[tuple[ChangeKind, str, int | None]]:
+    reader = ChangeReader(SCOPE)
+    found = [reader.read(NodeEvent(*event)) for event in events]
+    return [(event.kind, event.key, event.revision) for event in found if event is not None]
+
+
+def test_events_about_virtual_parents_are_left_out() -> None:
+    assert read(
+        (CHANGED, "/s", 1),
+        (CREATED, "/s/a", 1),
+        (CHANGED, "/s", 1),
+        (CREATED, "/s/a/b", 1),
+        (DELETED, "/s/a/b", 2),
+        (CHANGED, "/s", 3),
+        (DELETED, "/s/a", 3),
+        (CHANGED, "/s", 3),
+    ) == [(ChangeKind.CREATED, "/a/b", 1), (ChangeKind.DELETED, "/a/b", 2)]
+
+
+def test_a_take_over_is_one_modification_and_a_conversion_a_creation() -> None:
+    assert read(
+        (CHANGED, "/s", 4),
+        (DELETED, "/s/e", 4),
+        (CREATED, "/s/e", 4),
+        (CHANGED, "/s", 4),
+        (CHANGED, "/s", 5),
+        (CHANGED, "/s/a", 5),
+        (CHANGED, "/s", 5),
+        (CHANGED, "/s/a", 5),
+        (CHANGED, "/s/a", 6),
+    ) == [
+        (ChangeKind.MODIFIED, "/e", 4),
+        (ChangeKind.CREATED, "/a", 5),
+        (ChangeKind.MODIFIED, "/a", 6),
+    ]
+
+
+def test_brackets_end_with_their_transaction() -> None:
+    """Another tool may write the scope's node."""
+    assert read((CHANGED, "/s", 1), (CREATED, "/s/a", 2)) == [(ChangeKind.CREATED, "/a", 2)]
+
+
+def test_old_servers_do_not_say_which_write_an_event_is_of() -> None:
+    assert read((CHANGED, "/s", -1), (CREATED, "/s/a", -1)) == [(ChangeKind.CREATED, "/a", None)]
