@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from bookie.metadata.store import MetadataStore
 from tests.conformance.backends import BACKENDS, Backend
 from tests.conformance.cases import cases_of, spans
+from tests.conformance.clients import Client, NewClient, client_maker
 
 _PROPERTY = "backend"
 
@@ -52,6 +54,19 @@ async def cut_off_backend(new_cut_off_backend: Backend) -> AsyncIterator[Backend
 async def store(backend: Backend) -> MetadataStore:
     """One session."""
     return await backend.open()
+
+
+@pytest.fixture
+async def new_client(backend: Backend) -> AsyncIterator[NewClient]:
+    """Makes clients of the recipes, which end with the test."""
+    async with AsyncExitStack() as stack:
+        yield client_maker(backend, stack)
+
+
+@pytest.fixture
+async def client(new_client: NewClient) -> Client:
+    """One client of the recipes."""
+    return await new_client()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from functools import partial
 
 import pytest
@@ -19,52 +17,16 @@ from bookie.errors import (
     OperationTimeoutError,
 )
 from bookie.formats.claim import Claim, encode_claim
-from bookie.metadata.coordination.locks import Lock, LockManager, LockState
+from bookie.metadata.coordination.lock import Lock, LockState
+from bookie.metadata.coordination.locks import LockManager
 from bookie.metadata.coordination.participant import Participant
-from bookie.metadata.store import MetadataStore, Put
+from bookie.metadata.store import Put
 from tests.conformance.backends import Backend
+from tests.conformance.clients import Client, NewClient
 from tests.conformance.faulty_store import FaultyStore
 from tests.conformance.waiting import settle, until, until_found
 
 PATH = "/locks/a"
-
-
-@dataclass
-class Client:
-    """One process: its session, seen through a store with faults, and its locks."""
-
-    session: MetadataStore
-    store: FaultyStore
-    participant: Participant
-    locks: LockManager
-
-    async def claims(self) -> list[str]:
-        """The keys of all claims on the lock."""
-        await self.session.sync()
-        return [f"{PATH}/{name}" for name in await self.session.get_children(PATH)]
-
-
-NewClient = Callable[..., Awaitable[Client]]
-
-
-@pytest.fixture
-async def new_client(backend: Backend) -> AsyncIterator[NewClient]:
-    """Makes clients, which end with the test."""
-    async with AsyncExitStack() as stack:
-
-        async def make(owner: str = "", session_timeout_seconds: float = 10.0) -> Client:
-            session = await backend.open(session_timeout_seconds=session_timeout_seconds)
-            store = FaultyStore(session)
-            participant = await stack.enter_async_context(Participant(store))
-            return Client(session, store, participant, LockManager(participant, owner=owner))
-
-        yield make
-
-
-@pytest.fixture
-async def client(new_client: NewClient) -> Client:
-    """One client."""
-    return await new_client()
 
 
 # ---- alone
@@ -90,7 +52,7 @@ async def test_a_lock_from_acquiring_to_releasing(client: Client) -> None:
     assert await locks.list("/locks") == []
     async with await locks.try_acquire(PATH, b"again") as again:
         assert again.token > lock.token
-    assert await client.claims() == []
+    assert await client.claims(PATH) == []
 
 
 async def test_closing_releases_everything(new_client: NewClient) -> None:
@@ -139,7 +101,7 @@ async def test_the_content_may_change_after_somebody_deleted_the_claim(client: C
         held = await client.locks.read(PATH)
         assert held is not None
         assert held.content == b"2"
-    assert await client.claims() == []
+    assert await client.claims(PATH) == []
 
 
 async def test_a_leftover_of_its_own_is_replaced(client: Client) -> None:
@@ -151,7 +113,7 @@ async def test_a_leftover_of_its_own_is_replaced(client: Client) -> None:
     )
     async with await client.locks.try_acquire(PATH, b"mine") as lock:
         assert lock.is_held
-        assert await client.claims() == [lock.check().key]
+        assert await client.claims(PATH) == [lock.check().key]
     await client.session.put(f"{PATH}/claim-", b"?", ephemeral=True, sequential=True)
     with pytest.raises(LockBusyError):
         await client.locks.try_acquire(PATH)
@@ -165,7 +127,7 @@ async def test_a_deleted_claim_is_made_again(client: Client) -> None:
         await until(lambda: lock.token > token)
         await until(lambda: lock.is_held)
         assert not lock.lost.is_set()
-        assert await client.claims() == [lock.check().key]
+        assert await client.claims(PATH) == [lock.check().key]
 
 
 async def test_two_holders_of_one_process_exclude_each_other(client: Client) -> None:
@@ -206,7 +168,7 @@ async def test_a_lock_that_is_held_is_busy(new_client: NewClient) -> None:
         held = await second.locks.read(PATH)
         assert held is not None
         assert held.content == b"first"
-        assert await first.claims() == [lock.check().key]
+        assert await first.claims(PATH) == [lock.check().key]
 
 
 async def test_a_lock_is_taken_from_the_same_owner_if_that_is_wanted(
@@ -231,7 +193,7 @@ async def test_a_lock_is_taken_from_the_same_owner_if_that_is_wanted(
 
 
 async def _is_line(client: Client, locks: list[Lock]) -> bool:
-    return await client.claims() == [lock.check().key for lock in locks]
+    return await client.claims(PATH) == [lock.check().key for lock in locks]
 
 
 async def test_waiting_is_first_come_first_served(new_client: NewClient) -> None:
@@ -247,17 +209,17 @@ async def test_waiting_is_first_come_first_served(new_client: NewClient) -> None
 
     async with asyncio.TaskGroup() as group:
         for number in (2, 3, 1):
-            standing = len(await clients[0].claims())
+            standing = len(await clients[0].claims(PATH))
             group.create_task(work(number))
             await until_found(partial(_has_claims, clients[0], standing + 1))
         await held.release()
     assert order == [2, 3, 1]
     assert tokens == sorted(set(tokens))
-    assert await clients[0].claims() == []
+    assert await clients[0].claims(PATH) == []
 
 
 async def _has_claims(client: Client, count: int) -> bool:
-    return len(await client.claims()) == count
+    return len(await client.claims(PATH)) == count
 
 
 async def test_a_release_wakes_exactly_one_of_fifty(new_client: NewClient) -> None:
@@ -309,7 +271,7 @@ async def test_who_waits_too_long_leaves_the_line(new_client: NewClient) -> None
         await until_found(lambda: _has_claims(holder, 2))
         await held.release()
         await (await behind).release()
-    assert await holder.claims() == []
+    assert await holder.claims(PATH) == []
 
 
 # ---- lost replies
@@ -319,14 +281,14 @@ async def test_a_lost_reply_leaves_no_orphan(client: Client) -> None:
     """Case 157: the claim that was made is found by its guid."""
     client.store.lost_replies = 1
     async with await client.locks.try_acquire(PATH) as lock:
-        assert await client.claims() == [lock.check().key]
-    assert await client.claims() == []
+        assert await client.claims(PATH) == [lock.check().key]
+    assert await client.claims(PATH) == []
 
 
 async def test_a_lost_request_is_sent_again(client: Client) -> None:
     client.store.lost_requests = 2
     async with await client.locks.try_acquire(PATH) as lock:
-        assert await client.claims() == [lock.check().key]
+        assert await client.claims(PATH) == [lock.check().key]
 
 
 async def test_what_nobody_knows_is_cleaned_up_later(client: Client) -> None:
@@ -341,7 +303,7 @@ async def test_what_nobody_knows_is_cleaned_up_later(client: Client) -> None:
     await client.session.sync()
     with pytest.raises(MetadataUnavailableError):
         await client.locks.try_acquire(PATH)
-    assert len(await client.claims()) == 1
+    assert len(await client.claims(PATH)) == 1
     client.store.is_down = False
     await until_found(lambda: _has_claims(client, 0))
 
@@ -363,7 +325,7 @@ async def test_a_release_that_is_not_answered_goes_on(client: Client) -> None:
     client.store.is_down = True
     await lock.release()
     assert lock.state is LockState.RELEASED
-    assert len(await client.claims()) == 1
+    assert len(await client.claims(PATH)) == 1
     client.store.is_down = False
     await until_found(lambda: _has_claims(client, 0))
     assert not lock.lost.is_set()
@@ -386,7 +348,7 @@ async def test_a_lock_survives_its_session_if_nobody_else_wants_it(
         held = await client.locks.read(PATH)
         assert held is not None
         assert held.content == b"me"
-    assert await client.claims() == []
+    assert await client.claims(PATH) == []
 
 
 async def test_a_lock_is_lost_with_its_session_if_somebody_waits(
@@ -413,7 +375,7 @@ async def test_waiting_outlives_a_lost_session(backend: Backend, new_client: New
     async with asyncio.TaskGroup() as group:
         waiting = group.create_task(waiter.locks.acquire(PATH))
         await until_found(lambda: _has_claims(holder, 2))
-        before = await holder.claims()
+        before = await holder.claims(PATH)
         await backend.expire(waiter.session)
         await until_found(lambda: _is_renewed(holder, before[1]))
         assert not waiting.done()
@@ -422,7 +384,7 @@ async def test_waiting_outlives_a_lost_session(backend: Backend, new_client: New
 
 
 async def _is_renewed(client: Client, key: str) -> bool:
-    claims = await client.claims()
+    claims = await client.claims(PATH)
     return len(claims) == 2 and key not in claims
 
 
@@ -456,7 +418,7 @@ async def test_a_release_ends_what_a_revalidation_began(client: Client) -> None:
     await until_found(lambda: _has_claims(client, 0))
     assert not lock.lost.is_set()
     await settle()
-    assert await client.claims() == []
+    assert await client.claims(PATH) == []
 
 
 async def test_only_its_own_claim_is_ever_deleted(new_client: NewClient) -> None:
@@ -472,4 +434,4 @@ async def test_only_its_own_claim_is_ever_deleted(new_client: NewClient) -> None
         with pytest.raises(NoSuchKeyError):
             await second.session.delete(key)
         await settle()
-        assert await second.claims() == [later.check().key]
+        assert await second.claims(PATH) == [later.check().key]

@@ -26,6 +26,11 @@ from bookie.formats.registration import (
     decode_registration,
     encode_registration,
 )
+from bookie.formats.service_instance import (
+    ServiceInstance,
+    decode_service_instance,
+    encode_service_instance,
+)
 
 HERE = Path(__file__).parent
 Fields = dict[str, Any]
@@ -231,6 +236,13 @@ def check_claim(fields: Fields, data: bytes) -> None:
     assert decode_claim(data) == claim
 
 
+def check_service_instance(fields: Fields, data: bytes) -> None:
+    """The instance is written and read."""
+    instance = ServiceInstance(**fields)
+    assert encode_service_instance(instance) == data
+    assert decode_service_instance(data) == instance
+
+
 def check_registration(fields: Fields, data: bytes) -> None:
     """The registration is written and read."""
     endpoints = tuple(Endpoint(**endpoint) for endpoint in fields["endpoints"])
@@ -283,6 +295,7 @@ CHECKS: dict[str, Callable[[Fields, bytes], None]] = {
     "cookies": check_cookie,
     "claims": check_claim,
     "registrations": check_registration,
+    "service_instances": check_service_instance,
     "log_records": check_log_record,
     "log_metadata": check_log_metadata,
 }

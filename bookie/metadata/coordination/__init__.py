@@ -6,8 +6,15 @@ Each process has one `Participant`, which follows its session; the recipes work 
 |---|---|
 | `participant` | a process's part: its session, and work that outlives a cancelled caller |
 | `line` | claims in a queue, of which each waits for one other: what the next ones are made of |
-| `locks` | locks with fencing tokens |
+| `lock`, `locks` | locks with fencing tokens |
 | `read_write_locks` | the same, shared and exclusive |
+| `election` | one leader among candidates |
+| `queues` | items that one consumer at a time works on |
+| `membership` | who belongs to a group, and lives |
+| `discovery` | services, and where their instances are |
+| `counters` | numbers that no two processes get |
+| `barriers` | begin together, end together |
+| `cache` | typed values below a prefix, in memory |
 
 **All of this is advisory.** A store can say who holds a lock; it cannot stop a process that was
 paused, or whose packets were late, from acting as if it still did. So every effect that a lock is

@@ -17,7 +17,8 @@ Source: the lock recipe of ZooKeeper, with the protection by a GUID of Apache Cu
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from bookie.errors import (
@@ -131,6 +132,14 @@ class Line:
                 return standing.record.name
         return None
 
+    async def clear_leftovers(self) -> None:
+        """Delete claims that this participant made and nobody wants any more."""
+        for standing in await self.standing():
+            claim = standing.claim
+            if claim is not None and self._participant.is_leftover(claim.guid):
+                with suppress(NoSuchKeyError):
+                    await self._store.delete(standing.record.key)
+
     # ---- coming and going
 
     async def enter(self, claim: Claim, *, instead_of: Record | None = None) -> Place:
@@ -217,8 +226,16 @@ class Line:
 
     # ---- waiting
 
-    async def wait_turn(self, place: Place, mode: ClaimMode, wake: asyncio.Event) -> None:
+    async def wait_turn(
+        self,
+        place: Place,
+        mode: ClaimMode,
+        wake: asyncio.Event,
+        in_line: Callable[[], object] = lambda: None,
+    ) -> None:
         """Return when it is the claim's turn; `wake` makes it look again.
+
+        `in_line` is called whenever the claim was seen to stand behind another one.
 
         Raises:
             PlaceLostError: the claim is not in line any more.
@@ -229,6 +246,7 @@ class Line:
             blocker = await self.blocker(place, mode)
             if blocker is None:
                 return
+            in_line()
             await self._wait_until_gone(f"{self.path}/{blocker}", wake)
 
     async def _wait_until_gone(self, key: str, wake: asyncio.Event) -> None:

@@ -2,14 +2,15 @@
 
 Readers and writers stand in one line, so neither starves: a reader waits for the last writer before
 it, a writer for whoever is just before it. When a writer is done, the readers behind it come in
-together, up to the next writer. Everything else is as with `locks`; so is the advice to guard what
-is protected: writers by their token, which is greater than that of all readers and writers before.
+together, up to the next writer. Everything else is as with every `lock`; so is the advice to guard
+what is protected: writers by their token, which is greater than that of all who were before them.
 """
 
 from __future__ import annotations
 
 from bookie.formats.claim import ClaimMode
-from bookie.metadata.coordination.locks import Lock, LockManager
+from bookie.metadata.coordination.lock import Lock
+from bookie.metadata.coordination.locks import LockManager
 from bookie.metadata.coordination.participant import Participant
 
 

@@ -1,0 +1,374 @@
+"""A lock that was acquired: what its holder may believe, and a token for what is protected.
+
+**A lock is advice.** A holder that was paused, or whose last packets are still on their way, does
+not know yet that its session ended and another one holds the lock. So what the lock protects is
+guarded by itself: give `Lock.token` along with every effect and let the receiver refuse lower ones
+than it has seen, or put `Lock.check` into the transaction if the effect is in the same store.
+
+============ =====================================================================================
+state        meaning
+============ =====================================================================================
+HELD         the claim is first in line, and nothing is known against the session
+UNCERTAIN    the session is in doubt, or the claim is: begin nothing that relies on the lock
+RELEASED     by its holder
+LOST         somebody else holds it or may have; final, and `lost` is set
+============ =====================================================================================
+
+After an outage the lock becomes HELD again if its session survived; after a lost session, or when
+somebody deleted the claim, it is claimed anew, with a greater token, if nobody else is in line.
+
+Source: the distributed locks of Apache Pulsar's coordination service, but for the line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, suppress
+from types import TracebackType
+from typing import Self
+
+from bookie.errors import (
+    BadVersionError,
+    LockLostError,
+    MetadataClosedError,
+    MetadataUnavailableError,
+    NoSuchKeyError,
+    SessionLostError,
+)
+from bookie.formats.claim import Claim, encode_claim
+from bookie.metadata.coordination.line import (
+    Line,
+    Place,
+    PlaceLostError,
+    is_gone,
+    with_stat,
+)
+from bookie.metadata.coordination.participant import Participant
+from bookie.metadata.store import Change, Check, Record, SessionEvent
+from bookie.telemetry import event_log
+
+_log = event_log(__name__)
+
+
+class LockState(enum.Enum):
+    """See the table of the module."""
+
+    HELD = "held"
+    UNCERTAIN = "uncertain"
+    RELEASED = "released"
+    LOST = "lost"
+
+
+class Lock:
+    """A lock that was acquired; an async context manager that releases it."""
+
+    def __init__(
+        self,
+        participant: Participant,
+        line: Line,
+        claim: Claim,
+        on_change: Callable[[LockState], object] = lambda _: None,
+    ) -> None:
+        self._on_change = on_change
+        self._participant = participant
+        self._store = participant.store
+        self._line = line
+        self._claim = claim
+        self._place: Place | None = None
+        self._token = 0
+        self.is_waiting = False
+        """It stands in line."""
+        self._state = LockState.UNCERTAIN
+        self._doubt = asyncio.Event()
+        """Set when the claim has to be looked at; while waiting, when the line has."""
+        self._serial = asyncio.Lock()
+        """One operation on the claim at a time: none revives what another one ended."""
+        self._watch = AsyncExitStack()
+        self._follower: asyncio.Task[None] | None = None
+        self.lost = asyncio.Event()
+        """Set when the lock is LOST; never by its own release."""
+
+    @property
+    def path(self) -> str:
+        """The key that stands for the lock."""
+        return self._line.path
+
+    @property
+    def content(self) -> bytes:
+        """What the holder wrote last."""
+        return self._claim.content
+
+    @property
+    def state(self) -> LockState:
+        """See the module."""
+        return self._state
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the holder may begin something; what it does is guarded all the same."""
+        return self._state is LockState.HELD
+
+    @property
+    def token(self) -> int:
+        """The fencing token: greater than that of whoever held the lock before.
+
+        It changes when the lock was claimed anew, so take it with every effect.
+        """
+        return self._token
+
+    def check(self) -> Check:
+        """A condition for a transaction of the same store: the claim stands as it did.
+
+        Raises:
+            LockLostError: the lock was released or lost.
+        """
+        return Check(self._current().key, self._current().version)
+
+    async def update(self, content: bytes) -> None:
+        """Replace the content; the token stays, unless the claim had been deleted.
+
+        Raises:
+            LockLostError: the lock is not held any more.
+            MetadataUnavailableError: the outcome is unknown.
+        """
+        async with self._serial:
+            self._current()
+            self._claim = Claim(self._claim.guid, self._claim.mode, self._claim.owner, content)
+            while True:
+                place = self._current()
+                try:
+                    stat = await self._store.put(
+                        place.key, encode_claim(self._claim), version=place.version
+                    )
+                except (BadVersionError, NoSuchKeyError):
+                    # Written or deleted by somebody, or by a write of ours that was not answered.
+                    await self._revalidate()
+                    if self._is_written(await self._store.get(self._current().key)):
+                        return
+                else:
+                    self._place = with_stat(place, stat)
+                    return
+
+    async def release(self) -> None:
+        """Let the next one have it. Done twice, or after a loss, it does nothing.
+
+        If the store does not answer, the claim is deleted in the background as soon as it does.
+        """
+        if self._state in (LockState.RELEASED, LockState.LOST):
+            return
+        self._turn(LockState.RELEASED)
+        await self._stop()
+        async with self._serial:
+            place, self._place = self._place, None
+            if place is not None:
+                await self._line.leave(place)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.release()
+
+    # ---- acquiring
+
+    async def try_to_hold(self, instead_of: Record | None = None) -> bool:
+        """Claim the lock, and give the claim up at once if others were faster."""
+        await self._enter(instead_of)
+        try:
+            if await self._line.blocker(self._place, self._claim.mode) is not None:
+                await self.give_up()
+                return False
+        except PlaceLostError:
+            await self.give_up()
+            return False
+        self._hold()
+        return True
+
+    async def wait_to_hold(self, in_line: Callable[[], object] = lambda: None) -> None:
+        """Stand in line until it is our turn, through outages and lost sessions.
+
+        `in_line` is called whenever the claim stands behind another one.
+        """
+        self._participant.on_session(self._wake)
+        self.is_waiting = True
+        attempt = 0
+        while True:
+            try:
+                if self._place is None:
+                    await self._enter()
+                assert self._place is not None
+                await self._line.wait_turn(self._place, self._claim.mode, self._doubt, in_line)
+                break
+            except PlaceLostError:
+                await self.give_up()
+            except (MetadataUnavailableError, SessionLostError):
+                await self._participant.pause(attempt)
+                attempt += 1
+        self._participant.forget(self._wake)
+        self._hold()
+
+    async def give_up(self) -> None:
+        """Leave the line; for a lock that is not held."""
+        self._participant.forget(self._wake)
+        await self._stop()
+        place, self._place = self._place, None
+        if place is not None:
+            await self._line.leave(place)
+
+    def give_up_soon(self) -> None:
+        """The same behind the back of a caller that was cancelled."""
+        with suppress(MetadataClosedError):
+            self._participant.spawn(self.give_up())
+
+    def _wake(self, event: SessionEvent) -> None:
+        if event is SessionEvent.SESSION_REESTABLISHED:
+            self._doubt.set()
+
+    async def _enter(self, instead_of: Record | None = None) -> None:
+        """Make a new claim, and watch it."""
+        claim = self._claim
+        guid = self._participant.new_guid()
+        self._claim = Claim(guid, claim.mode, claim.owner, claim.content)
+        try:
+            self._place = await self._line.enter(self._claim, instead_of=instead_of)
+        except BaseException:
+            self._participant.abandon(guid)
+            raise
+        self._token = self._place.token
+        await self._watch.aclose()
+        self._watch = AsyncExitStack()
+        changes = await self._watch.enter_async_context(self._store.watch(self._place.key))
+        if self._follower is not None:
+            self._follower.cancel()
+        self._follower = self._participant.spawn(self._follow(changes))
+
+    # ---- holding
+
+    def _hold(self) -> None:
+        self.is_waiting = False
+        self._participant.on_session(self._on_session)
+        self._settle()
+        self._participant.spawn(self._keep())
+
+    def _settle(self) -> None:
+        """The claim was seen to stand: it is as certain as the session."""
+        certain = self._participant.is_certain
+        self._turn(LockState.HELD if certain else LockState.UNCERTAIN)
+
+    def _turn(self, state: LockState) -> None:
+        if self._state is not state:
+            self._state = state
+            self._on_change(state)
+
+    def _current(self) -> Place:
+        if self._place is None or self._state in (LockState.RELEASED, LockState.LOST):
+            raise LockLostError(f"the lock {self.path} is not held any more")
+        return self._place
+
+    def _on_session(self, event: SessionEvent) -> None:
+        if self._state not in (LockState.HELD, LockState.UNCERTAIN):
+            return
+        match event:
+            case SessionEvent.CONNECTION_LOST | SessionEvent.SESSION_LOST:
+                self._turn(LockState.UNCERTAIN)
+            case SessionEvent.RECONNECTED:
+                if self._serial.locked():
+                    self._doubt.set()
+                elif not self._doubt.is_set():
+                    self._settle()
+            case SessionEvent.SESSION_REESTABLISHED:
+                self._turn(LockState.UNCERTAIN)
+                self._doubt.set()
+
+    async def _follow(self, changes: AsyncIterator[Change]) -> None:
+        try:
+            async for change in changes:
+                if is_gone(change):
+                    if self._state is LockState.HELD:
+                        self._turn(LockState.UNCERTAIN)
+                    self._doubt.set()
+        except MetadataClosedError:
+            self._doubt.set()
+
+    async def _keep(self) -> None:
+        """Look at the claim whenever there is a doubt: one task per lock, one look at a time."""
+        attempt = 0
+        while True:
+            await self._doubt.wait()
+            self._doubt.clear()
+            async with self._serial:
+                if self._state not in (LockState.HELD, LockState.UNCERTAIN):
+                    return
+                try:
+                    await self._revalidate()
+                    attempt = 0
+                    continue
+                except (MetadataUnavailableError, SessionLostError):
+                    self._turn(LockState.UNCERTAIN)
+                    self._doubt.set()
+                except (LockLostError, MetadataClosedError):
+                    return
+            await self._participant.pause(attempt)
+            attempt += 1
+
+    async def _revalidate(self) -> None:
+        """Find out whether the claim stands, and claim anew what nobody else wants.
+
+        Raises:
+            LockLostError: somebody else is in line; the lock is LOST.
+        """
+        place = self._current()
+        await self._store.sync()
+        record = await self._store.get(place.key)
+        if record is None:
+            await self._claim_anew()
+        elif record.created_by_self:
+            self._place = with_stat(place, record.stat)
+        else:
+            # It is our earlier session's and about to go: the new session takes it, at its place.
+            try:
+                stat = await self._store.put(
+                    place.key, encode_claim(self._claim), version=record.version, ephemeral=True
+                )
+            except (BadVersionError, NoSuchKeyError):
+                await self._claim_anew()
+            else:
+                self._place = with_stat(place, stat)
+        if self._state in (LockState.HELD, LockState.UNCERTAIN):
+            self._settle()
+
+    async def _claim_anew(self) -> None:
+        try:
+            if await self._line.blocker(None, self._claim.mode) is None:
+                await self._enter()
+                if await self._line.blocker(self._place, self._claim.mode) is None:
+                    return
+        except PlaceLostError:
+            pass  # deleted again at once: somebody means it
+        self._lose()
+        raise LockLostError(f"the lock {self.path} is not held any more")
+
+    def _lose(self) -> None:
+        if self._state is LockState.RELEASED:
+            return  # its release waits for us and leaves the line
+        self._turn(LockState.LOST)
+        _log.warning("lock_lost", path=self.path)
+        self.lost.set()
+        self._participant.spawn(self.give_up())
+
+    def _is_written(self, record: Record | None) -> bool:
+        return record is not None and record.value == encode_claim(self._claim)
+
+    async def _stop(self) -> None:
+        self._participant.forget(self._on_session)
+        if self._follower is not None:
+            self._follower.cancel()
+        self._doubt.set()  # lets `_keep` see that it is over
+        await self._watch.aclose()

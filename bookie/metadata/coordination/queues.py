@@ -1,0 +1,227 @@
+"""A queue of items, each of which one consumer at a time works on, until it is done.
+
+=========================== ======================================================================
+key                         meaning
+=========================== ======================================================================
+``items/item-<number>``     an item; the oldest has the smallest number
+``taken/item-<number>``     leased: somebody works on it
+``receipts/<guid>``         leased, short-lived: that item was put, should the reply be lost
+``turn/…``                  the line of consumers who wait for an item
+=========================== ======================================================================
+
+An item is put exactly once, and taken **at least once**: if a consumer's session ends before it is
+done, another one gets the item, although the first may be at work still. So work on an item twice
+must be harmless, or guarded by a version. Only the first consumer in line watches the items: a new
+one wakes nobody else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+
+from bookie.errors import (
+    BadVersionError,
+    KeyExistsError,
+    LockLostError,
+    MetadataUnavailableError,
+    NoSuchKeyError,
+    OperationTimeoutError,
+    SessionLostError,
+)
+from bookie.metadata.coordination.locks import LockManager
+from bookie.metadata.coordination.participant import Participant
+from bookie.metadata.store import (
+    NOT_EXISTS,
+    Change,
+    Check,
+    Delete,
+    Put,
+    Record,
+    Resync,
+    check_key,
+)
+
+ATTEMPTS_MAX = 5
+
+
+class Taken:
+    """An item that was taken; an async context manager.
+
+    Leaving it without an error says that the item is done; with one, that somebody else shall have
+    it.
+    """
+
+    def __init__(self, participant: Participant, item: Record, claim: str, version: int) -> None:
+        self._participant = participant
+        self._store = participant.store
+        self._item = item
+        self._claim = claim
+        self._version = version
+        self._is_over = False
+
+    @property
+    def value(self) -> bytes:
+        """What was put."""
+        return self._item.value
+
+    @property
+    def name(self) -> str:
+        """The item's name in its queue; it sorts by age."""
+        return self._item.name
+
+    async def done(self) -> None:
+        """Delete the item.
+
+        Raises:
+            LockLostError: the session ended meanwhile, and somebody else may work on the item.
+            MetadataUnavailableError: whether it was deleted is unknown; `done` may be called again.
+        """
+        for attempt in range(ATTEMPTS_MAX):
+            try:
+                await self._store.transaction(
+                    [Delete(self._claim, self._version), Delete(self._item.key)]
+                )
+            except MetadataUnavailableError:
+                if attempt == ATTEMPTS_MAX - 1:
+                    raise
+                await self._participant.pause(attempt)
+            except (NoSuchKeyError, BadVersionError, SessionLostError) as error:
+                if attempt and not await self._store.exists(self._item.key):
+                    break  # an earlier attempt did it
+                self._is_over = True
+                raise LockLostError(
+                    f"the item {self._item.key} was given back when the session ended"
+                ) from error
+            else:
+                break
+        self._is_over = True
+
+    async def give_back(self) -> None:
+        """Let somebody else have the item; if the store does not answer, when the session ends."""
+        if not self._is_over:
+            self._is_over = True
+            with suppress(
+                NoSuchKeyError, BadVersionError, SessionLostError, MetadataUnavailableError
+            ):
+                await self._store.delete(self._claim, version=self._version)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if exc_type is not None:
+            await self.give_back()
+        elif not self._is_over:
+            await self.done()
+
+
+class Queue:
+    """The queue `path`."""
+
+    def __init__(self, participant: Participant, path: str) -> None:
+        self._participant = participant
+        self._store = participant.store
+        self._path = check_key(path)
+        self._locks = LockManager(participant)
+
+    async def put(self, value: bytes) -> None:
+        """Put an item, exactly once.
+
+        Raises:
+            MetadataUnavailableError: whether it was put is unknown.
+            SessionLostError: it was not, or whether it was is unknown.
+        """
+        guid = self._participant.new_guid()
+        receipt = f"{self._path}/receipts/{guid}"
+        await self._participant.finish(self._put(value, receipt))
+        self._participant.abandon(guid)
+
+    async def _put(self, value: bytes, receipt: str) -> None:
+        operations = [
+            Put(receipt, b"", NOT_EXISTS, ephemeral=True),
+            Put(f"{self._path}/items/item-", value, sequential=True),
+        ]
+        for attempt in range(ATTEMPTS_MAX):
+            try:
+                await self._store.transaction(operations)
+                break
+            except KeyExistsError:
+                break  # an earlier attempt did it
+            except MetadataUnavailableError:
+                if attempt == ATTEMPTS_MAX - 1:
+                    raise
+                await self._participant.pause(attempt)
+        with suppress(NoSuchKeyError, MetadataUnavailableError, SessionLostError):
+            await self._store.delete(receipt)
+
+    async def size(self) -> int:
+        """How many items are not done."""
+        return len(await self._store.get_children(f"{self._path}/items"))
+
+    async def take(self, *, timeout_seconds: float | None = None) -> Taken:
+        """The oldest item that nobody works on, waiting for one for as long as it takes if None.
+
+        Raises:
+            OperationTimeoutError: there was none, or others were before us in line.
+            MetadataUnavailableError: the store did not answer.
+        """
+        loop = asyncio.get_running_loop()
+        until = None if timeout_seconds is None else loop.time() + timeout_seconds
+        turn = await self._locks.acquire(f"{self._path}/turn", timeout_seconds=timeout_seconds)
+        async with turn:
+            try:
+                async with asyncio.timeout_at(until), self._store.watch(self._path) as changes:
+                    while True:
+                        taken = await self._participant.finish(self._take(), _give_back)
+                        if taken is not None:
+                            return taken
+                        while not self._may_bring_items(await anext(changes)):
+                            pass
+            except TimeoutError as error:
+                raise OperationTimeoutError(
+                    f"the queue {self._path} had no item within {timeout_seconds} seconds"
+                ) from error
+
+    def _may_bring_items(self, change: Change) -> bool:
+        if isinstance(change, Resync):
+            return True
+        ours = (f"{self._path}/items/", f"{self._path}/taken/")
+        return any(event.key.startswith(ours) for event in change.events)
+
+    async def _take(self) -> Taken | None:
+        taken = set(await self._store.get_children(f"{self._path}/taken"))
+        for name in await self._store.get_children(f"{self._path}/items"):
+            if name in taken:
+                continue
+            item = await self._store.get(f"{self._path}/items/{name}")
+            if item is None:
+                continue
+            claim = f"{self._path}/taken/{name}"
+            try:
+                # The item is checked, or one that was done a moment ago would be claimed for ever.
+                stat = (
+                    await self._store.transaction(
+                        [
+                            Put(claim, b"", NOT_EXISTS, ephemeral=True),
+                            Check(item.key, item.version),
+                        ]
+                    )
+                )[0]
+            except BadVersionError:
+                continue
+            assert stat is not None
+            return Taken(self._participant, item, claim, stat.version)
+        return None
+
+
+async def _give_back(taken: Taken | None) -> None:
+    if taken is not None:
+        await taken.give_back()

@@ -1,0 +1,65 @@
+"""Double barriers: nobody begins before all have come, nobody ends before all have done."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from bookie.errors import OperationTimeoutError
+from bookie.metadata.coordination.barriers import DoubleBarrier
+from tests.conformance.backends import Backend
+from tests.conformance.clients import NewClient
+from tests.conformance.waiting import settle
+
+
+async def test_all_begin_together_and_end_together(new_client: NewClient) -> None:
+    """Several times over the same key."""
+    clients = [await new_client() for _ in range(4)]
+    for _ in range(3):
+        came: list[int] = []
+        done: list[int] = []
+
+        async def work(number: int, came: list[int] = came, done: list[int] = done) -> None:
+            barrier = DoubleBarrier(
+                clients[number].participant, "/barrier", f"p{number}", 4, timeout_seconds=20
+            )
+            came.append(number)
+            async with barrier:
+                assert len(came) == 4
+                await asyncio.sleep(0.001 * number)
+                done.append(number)
+            assert len(done) == 4
+
+        async with asyncio.TaskGroup() as group:
+            for number in range(4):
+                await settle()
+                assert done == []
+                group.create_task(work(number))
+        await clients[0].session.sync()
+        assert await clients[0].session.get_children("/barrier") == []
+
+
+async def test_too_few_give_up_in_time(new_client: NewClient) -> None:
+    client = await new_client()
+    with pytest.raises(OperationTimeoutError, match="fewer than 2 came"):
+        async with DoubleBarrier(client.participant, "/barrier", "a", 2, timeout_seconds=0.05):
+            pass
+    assert await client.session.get_children("/barrier") == []
+
+
+async def test_the_dead_hold_nobody_up(backend: Backend, new_client: NewClient) -> None:
+    alive, observer = await new_client(), await new_client()
+    async with asyncio.timeout(30):
+        async with backend.session(session_timeout_seconds=3.0) as session:
+            from bookie.metadata.coordination.participant import Participant
+
+            async with Participant(session) as participant, asyncio.TaskGroup() as group:
+                dead = DoubleBarrier(participant, "/barrier", "z", 2)
+                entering = group.create_task(dead.__aenter__())
+                barrier = DoubleBarrier(alive.participant, "/barrier", "a", 2)
+                await barrier.__aenter__()
+                await entering
+        await barrier.__aexit__(None, None, None)
+    await observer.session.sync()
+    assert await observer.session.get_children("/barrier/members") == []

@@ -1,0 +1,108 @@
+"""Groups and services: who is a member, who is found, and who took the name."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from bookie.errors import BadRequestError, LockBusyError
+from bookie.formats.service_instance import ServiceInstance
+from bookie.metadata.coordination.discovery import Discovery
+from bookie.metadata.coordination.membership import Group, GroupView
+from bookie.metadata.coordination.participant import Participant
+from tests.conformance.backends import Backend
+from tests.conformance.clients import Client, NewClient
+from tests.conformance.waiting import until
+
+
+async def shows(view: GroupView, members: dict[str, bytes]) -> None:
+    """Wait until the view shows exactly these."""
+    async with asyncio.timeout(20):
+        while view.members != members:
+            await view.wait_for_change()
+
+
+async def test_members_come_change_and_go(new_client: NewClient) -> None:
+    first, second = await new_client(), await new_client()
+    group = Group(first.participant, "/group")
+    async with Group(second.participant, "/group").view() as view:
+        assert view.members == {}
+        async with group.join("a", b"1") as member:
+            assert member.is_member
+            await shows(view, {"a": b"1"})
+            await member.update(b"2")
+            await shows(view, {"a": b"2"})
+            async with Group(second.participant, "/group").join("b"):
+                await shows(view, {"a": b"2", "b": b""})
+                await first.session.sync()
+                assert await group.members() == {"a": b"2", "b": b""}
+        await shows(view, {})
+    await first.session.sync()
+    assert await group.members() == {}
+
+
+async def test_a_member_comes_back_after_its_session_and_after_a_deletion(
+    backend: Backend, new_client: NewClient
+) -> None:
+    client, observer = await new_client(session_timeout_seconds=3.0), await new_client()
+    async with (
+        Group(observer.participant, "/group").view() as view,
+        Group(client.participant, "/group").join("a", b"1") as member,
+    ):
+        await shows(view, {"a": b"1"})
+        await observer.session.delete(member.key)
+        await until(lambda: client.store.counts["transaction"] == 2)
+        await shows(view, {"a": b"1"})
+        await backend.expire(client.session)
+        await until(lambda: client.store.counts["transaction"] >= 3)
+        await until(lambda: member.is_member)
+        await shows(view, {"a": b"1"})
+
+
+async def test_a_name_is_waited_for_and_then_taken(new_client: NewClient) -> None:
+    """An earlier life of the same process goes, or a stranger stays."""
+    first, second = await new_client(), await new_client(session_timeout_seconds=1.0)
+    async with Group(first.participant, "/group").join("a", b"1"):
+        await second.session.sync()
+        with pytest.raises(LockBusyError, match="another process has the record /group/a"):
+            await Group(second.participant, "/group").join("a", b"2").__aenter__()
+    async with asyncio.TaskGroup() as tasks:
+        member = Group(first.participant, "/group").join("a", b"1")
+        await member.__aenter__()
+        waiting = tasks.create_task(Group(second.participant, "/group").join("a").__aenter__())
+        await until(lambda: second.store.counts["get"] >= 2)
+        await member.__aexit__(None, None, None)
+        await (await waiting).__aexit__(None, None, None)
+
+
+async def test_members_end_with_their_participant(backend: Backend, client: Client) -> None:
+    async with backend.session() as session, Participant(session) as participant:
+        await Group(participant, "/group").join("a").__aenter__()
+        await client.session.sync()
+        assert await Group(client.participant, "/group").members() == {"a": b""}
+    await client.session.sync()
+    assert await Group(client.participant, "/group").members() == {}
+
+
+async def test_services_are_found_by_name(new_client: NewClient) -> None:
+    first, second = await new_client(), await new_client()
+    here, there = Discovery(first.participant), Discovery(second.participant)
+    instance = ServiceInstance("10.0.0.1", 3181, "grpc", {"zone": "a"})
+    assert await there.services() == []
+    async with (
+        there.view("auditor") as view,
+        here.announce("auditor", "one", instance),
+    ):
+        await second.session.sync()
+        assert await there.services() == ["auditor"]
+        assert await there.lookup("auditor") == {"one": instance}
+        assert await there.lookup("other") == {}
+        async with asyncio.timeout(20):
+            while view.instances != {"one": instance}:
+                await view.wait_for_change()
+        # What a newer version announces does not hide the others.
+        await second.session.put("/services/auditor/two", b"{}")
+        assert await there.lookup("auditor") == {"one": instance}
+    with pytest.raises(BadRequestError):
+        here.announce("auditor", "one", ServiceInstance("10.0.0.1", 0))

@@ -1,0 +1,160 @@
+"""Queues: put once, taken in order, worked on by one at a time, given back by the dead."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+import pytest
+
+from bookie.errors import LockLostError, MetadataUnavailableError, OperationTimeoutError
+from bookie.metadata.coordination.queues import Queue, Taken
+from tests.conformance.backends import Backend
+from tests.conformance.clients import Client, NewClient
+from tests.conformance.waiting import settle, until, until_found
+
+
+async def take(queue: Queue) -> bytes:
+    """Take an item and be done with it."""
+    async with await queue.take(timeout_seconds=20) as taken:
+        return taken.value
+
+
+async def test_items_come_out_in_the_order_in_which_they_went_in(new_client: NewClient) -> None:
+    putter, taker = await new_client(), await new_client()
+    queue = Queue(putter.participant, "/queue")
+    for value in (b"1", b"2", b"3"):
+        await queue.put(value)
+    assert await queue.size() == 3
+    await taker.session.sync()
+    other = Queue(taker.participant, "/queue")
+    assert [await take(other) for _ in range(3)] == [b"1", b"2", b"3"]
+    assert await other.size() == 0
+    assert await putter.session.get_children("/queue/receipts") == []
+    with pytest.raises(OperationTimeoutError):
+        await other.take(timeout_seconds=0.05)
+
+
+async def test_an_item_is_one_consumers_at_a_time(new_client: NewClient) -> None:
+    clients = [await new_client() for _ in range(4)]
+    queues = [Queue(client.participant, "/queue") for client in clients]
+    done: list[bytes] = []
+
+    async def work(queue: Queue) -> None:
+        while (value := await take(queue)) != b"end":
+            done.append(value)
+
+    async with asyncio.TaskGroup() as group:
+        for queue in queues[1:]:
+            group.create_task(work(queue))
+        for i in range(30):
+            await queues[0].put(b"%d" % i)
+        for _ in queues[1:]:
+            await queues[0].put(b"end")
+    assert sorted(done, key=int) == [b"%d" % i for i in range(30)]
+
+
+async def test_an_item_that_failed_is_somebody_elses(client: Client) -> None:
+    queue = Queue(client.participant, "/queue")
+    await queue.put(b"1")
+    await queue.put(b"2")
+
+    async def fail() -> None:
+        async with await queue.take() as taken:
+            assert taken.value == b"1"
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await fail()
+    async with await queue.take() as again, await queue.take() as second:
+        assert (again.value, second.value) == (b"1", b"2")
+    assert await queue.size() == 0
+
+
+async def test_the_items_of_the_dead_come_back(backend: Backend, new_client: NewClient) -> None:
+    dying, heir = await new_client(session_timeout_seconds=3.0), await new_client()
+    await Queue(heir.participant, "/queue").put(b"1")
+    await dying.session.sync()
+    taken = await Queue(dying.participant, "/queue").take()
+    async with asyncio.TaskGroup() as group:
+        inherited = group.create_task(Queue(heir.participant, "/queue").take(timeout_seconds=20))
+        await settle()
+        assert not inherited.done()
+        await backend.expire(dying.session)
+    again: Taken = inherited.result()
+    assert again.value == b"1"
+    await again.done()
+    with pytest.raises(LockLostError, match="given back"):
+        await taken.done()
+
+
+async def test_a_new_item_wakes_the_first_in_line_only(new_client: NewClient) -> None:
+    """No herd."""
+    putter = await new_client()
+    takers = [await new_client() for _ in range(5)]
+    async with asyncio.TaskGroup() as group:
+        tasks = []
+        for number, client in enumerate(takers):
+            tasks.append(group.create_task(take(Queue(client.participant, "/queue"))))
+            wanted = "get_children" if number == 0 else "exists"
+            count = 3 if number == 0 else 1  # its turn; what is taken, and what there is
+            await until(partial(_has_asked, client, wanted, count))
+        before = [client.store.reads for client in takers]
+        await Queue(putter.participant, "/queue").put(b"1")
+        await until(tasks[0].done)
+        await settle()
+        woken = [i for i, client in enumerate(takers) if client.store.reads > before[i]]
+        # The first took the item, and let the second one come forward.
+        assert woken == [0, 1]
+        for _ in range(4):
+            await Queue(putter.participant, "/queue").put(b"1")
+
+
+def _has_asked(client: Client, what: str, times: int) -> bool:
+    return client.store.counts[what] == times
+
+
+async def test_lost_replies_neither_lose_nor_double_an_item(client: Client) -> None:
+    """Case 157."""
+    queue = Queue(client.participant, "/queue")
+    client.store.lost_replies = 1
+    await queue.put(b"1")
+    client.store.lost_requests = 1
+    await queue.put(b"2")
+    assert await queue.size() == 2
+    taken = await queue.take()
+    client.store.lost_replies = 1
+    await taken.done()
+    assert await queue.size() == 1
+    taken = await queue.take()
+    client.store.lost_requests = 1
+    await taken.done()
+    assert await queue.size() == 0
+    client.store.lost_replies = 100
+    await queue.put(b"3")
+    client.store.lost_replies, client.store.lost_requests = 0, 100
+    with pytest.raises(MetadataUnavailableError):
+        await queue.put(b"4")
+    client.store.lost_requests = 0
+    assert await queue.size() == 1
+
+
+async def test_a_cancelled_taker_takes_nothing(client: Client) -> None:
+    queue = Queue(client.participant, "/queue")
+    async with asyncio.TaskGroup() as group:
+        taking = group.create_task(queue.take())
+        await until(lambda: client.store.counts["get_children"] == 3)
+        client.store.hold_writes.clear()
+        await client.session.put("/queue/items/item-", b"1", sequential=True)
+        writes = client.store.counts["transaction"]
+        await until(lambda: client.store.counts["transaction"] > writes - 1)
+        await settle()
+        taking.cancel()
+        await settle()
+        client.store.hold_writes.set()
+    await until_found(lambda: _is_free(client))
+    assert await take(queue) == b"1"
+
+
+async def _is_free(client: Client) -> bool:
+    return not await client.session.get_children("/queue/taken")
