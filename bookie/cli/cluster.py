@@ -1,36 +1,74 @@
-"""``bookie cluster``: initialise a cluster and see its bookies."""
+"""``bookie cluster``: initialise a cluster, see its bookies, remove it."""
 
 from __future__ import annotations
 
 import asyncio
+from typing import Annotated
 
 import typer
 
-from bookie.cli.options import Metadata, Output, OutputFormat
+from bookie.cli.options import Metadata, Output, OutputFormat, Yes, confirm
+
+Layout = Annotated[
+    str | None,
+    typer.Option(
+        "--layout",
+        metavar="LAYOUT",
+        help="How ledgers lie in the store, for ever: flat, or hierarchical for stores that cannot "
+        "list wide directories. Without it, what fits the store.",
+    ),
+]
 
 app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     no_args_is_help=True,
-    help="Initialise a cluster and see its bookies.",
+    help="Initialise a cluster, see its bookies, remove it.",
 )
 
 
 @app.command("init")
-def init(metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
+def init(metadata: Metadata, layout: Layout = None, output: Output = OutputFormat.TABLE) -> None:
     """Make a new cluster in an empty metadata store and print its instance id."""
     from bookie.cli.output import print_record
 
-    instance_id = asyncio.run(_initialize(metadata))
+    instance_id = asyncio.run(_initialize(metadata, layout))
     print_record({"instance_id": instance_id}, output)
 
 
-async def _initialize(metadata: str) -> str:
+async def _initialize(metadata: str, layout: str | None) -> str:
     from bookie.cli.stores import open_metadata
     from bookie.cluster.instance import initialize_cluster
 
     async with open_metadata(metadata) as store:
-        return await initialize_cluster(store)
+        return await initialize_cluster(store, layout)
+
+
+@app.command("nuke")
+def nuke(metadata: Metadata, yes: Yes = False) -> None:
+    """Delete a cluster's metadata: its ledgers, cookies, namespaces and its identity.
+
+    What its bookies hold can then no longer be found by anybody. Refused while a bookie is
+    registered, or while keys that are no cluster's lie in the same scope.
+    """
+    if not yes:
+        import sys
+
+        status = asyncio.run(_status(metadata))
+        question = f"Delete cluster {status['instance_id']} with {status['ledgers']} ledgers?"
+        if not sys.stdin.isatty():
+            raise typer.BadParameter("a cluster is not deleted unasked; give --yes")
+        confirm(question, yes=False)
+    if not asyncio.run(_nuke(metadata)):
+        print("there was no cluster")
+
+
+async def _nuke(metadata: str) -> bool:
+    from bookie.cli.stores import open_metadata
+    from bookie.cluster.removal import nuke_cluster
+
+    async with open_metadata(metadata) as store:
+        return await nuke_cluster(store)
 
 
 @app.command("status")

@@ -85,8 +85,9 @@ async def _refuse_registered(store: MetadataStore) -> None:
     await store.sync()
     registered = await registered_bookies(store)
     if registered:
+        more = f" and {len(registered) - 1} more" if registered[1:] else ""
         raise ClusterInUseError(
-            f"{len(registered)} bookies are registered, among them {registered[0]}; stop them first"
+            f"bookie {registered[0]}{more} registered with this cluster; stop what is running first"
         )
 
 

@@ -160,7 +160,7 @@ async def test_a_cluster_with_bookies_is_not_nuked(
             await bookie.put(key, b"", ephemeral=True)
         await store.sync()
         assert len(await registered_bookies(store)) == len(registered)
-        with pytest.raises(ClusterInUseError, match="registered, among them b0"):
+        with pytest.raises(ClusterInUseError, match="bookie b0"):
             await nuke_cluster(store)
         with pytest.raises(ClusterInUseError):
             await format_cluster(store)
