@@ -117,6 +117,7 @@ class EtcdStore(MetadataStore):
         self._client = EtcdClient(
             self._addresses,
             self._security,
+            scope=str(self._scope),
             attempt_seconds=seconds / ATTEMPTS,
             operation_seconds=seconds,
             on_connected=self._connected,

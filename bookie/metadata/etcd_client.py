@@ -39,6 +39,8 @@ CALLS_MAX: Final = 128
 _PAUSE_SECONDS: Final = (0.05, 1.0)
 """The first and the longest pause after every endpoint failed to answer."""
 
+_METADATA: Final = (("hasleader", "true"),)
+
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", -1),  # pages are bounded by us, records by the store
     ("grpc.max_send_message_length", -1),
@@ -136,6 +138,7 @@ class EtcdClient:
     Args:
         addresses: ``HOST:PORT`` of its members, at least one.
         security: TLS files, user and password.
+        scope: what all keys begin with, for messages.
         attempt_seconds: how long one endpoint may take to answer.
         operation_seconds: how long a read is tried.
         on_connected: is called at the first answer of a watch, read or Txn after a call that was
@@ -147,6 +150,7 @@ class EtcdClient:
         addresses: Sequence[str],
         security: MetadataSecurity,
         *,
+        scope: str,
         attempt_seconds: float,
         operation_seconds: float,
         on_connected: Callable[[], None] = lambda: None,
@@ -157,12 +161,13 @@ class EtcdClient:
         """How often each rpc was called, by name: ``Range``, ``Txn``, …"""
         self._addresses = list(addresses)
         self._security = security
+        self._scope = scope
         self._credentials = _credentials(security)
         self._endpoints: dict[str, Endpoint] = {}
         # Many clients spread over the members.
         self._current = int(jitter() * len(self._addresses))
         self._under_way = asyncio.Semaphore(CALLS_MAX)
-        self._metadata: tuple[tuple[str, str], ...] = (("hasleader", "true"),)
+        self._metadata: tuple[tuple[str, str], ...] = _METADATA
         self._token_age = 0
         self._authenticating = asyncio.Lock()
         self._on_connected = on_connected
@@ -266,7 +271,9 @@ class EtcdClient:
         self._require_open()
         self.calls[method.name] += 1
         endpoint = self.endpoint()
-        call = endpoint.unary(method)(request, timeout=seconds, metadata=self._metadata)
+        # A token that is no longer good would spoil the request for a new one.
+        metadata = _METADATA if method is _AUTHENTICATE else self._metadata
+        call = endpoint.unary(method)(request, timeout=seconds, metadata=metadata)
         try:
             response = await call
         except aio.AioRpcError as error:
@@ -322,7 +329,7 @@ class EtcdClient:
                 name=self._security.user, password=self._security.password
             )
             response = await self._send(_AUTHENTICATE, request, self.attempt_seconds)
-            self._metadata = (("hasleader", "true"), ("token", response.token))
+            self._metadata = (*_METADATA, ("token", response.token))
             self._token_age += 1
 
     # ---- errors
@@ -340,7 +347,9 @@ class EtcdClient:
                 return _StaleTokenError(f"{where} refuses the token of our user")
             case grpc.StatusCode.PERMISSION_DENIED:
                 user = self._security.user or "nobody"
-                return UnauthorizedError(f"{where} does not let {user} use these keys")
+                return UnauthorizedError(
+                    f"{where} does not let {user} use the keys of {self._scope}"
+                )
             case grpc.StatusCode.INVALID_ARGUMENT | grpc.StatusCode.FAILED_PRECONDITION:
                 return self._explain_refusal(text, where)
             case grpc.StatusCode.RESOURCE_EXHAUSTED if "etcdserver" in text:
@@ -407,4 +416,9 @@ def _reason(code: grpc.StatusCode, text: str) -> str:
     """What gRPC says, as short as a person wants it."""
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return "no reply in time"
+    _, unverified, why = text.partition("CERTIFICATE_VERIFY_FAILED: ")
+    if unverified:
+        return f"its certificate is refused: {why.removesuffix(': OK')}"
+    if "andshake" in text:
+        return "no TLS with it: it does not talk TLS, or does not accept our certificate"
     return text.rpartition("last error: ")[2].strip() or code.name

@@ -17,6 +17,9 @@ class Scope:
     def __init__(self, name: str) -> None:
         self._prefix = name.encode()
 
+    def __str__(self) -> str:
+        return self._prefix.decode()
+
     def key(self, key: str) -> bytes:
         """The key in etcd of a record."""
         return self._prefix + key.encode()

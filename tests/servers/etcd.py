@@ -10,7 +10,6 @@ place, and is stopped by its process id, also when pytest itself is killed.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import itertools
 import json
 import os
@@ -22,6 +21,7 @@ import threading
 import urllib.request
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
@@ -39,6 +39,9 @@ READY_SECONDS_MAX = 60.0
 ELECTION_SECONDS = 0.5
 _HEARTBEAT_SECONDS = 0.05
 _LINES_KEPT = 40
+
+# Not as code between fork and exec: with gRPC's threads running, that crashes now and then.
+_DIE_WITH_PYTEST = ["setpriv", "--pdeathsig=KILL"] if shutil.which("setpriv") else []
 
 _names = itertools.count()
 
@@ -66,10 +69,6 @@ def etcd_program() -> str:
         "these tests need an etcd server: pip install -r requirements/test.txt, "
         "or apt-get install etcd-server"
     )
-
-
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
 class EtcdMember:
@@ -103,6 +102,7 @@ class EtcdMember:
         client_url = f"{scheme}://127.0.0.1:{client_port}"
         peer_url = peer_url or f"http://127.0.0.1:{peer_port}"
         self._arguments = [
+            *_DIE_WITH_PYTEST,
             etcd_program(),
             f"--name={name}",
             f"--data-dir={directory}",
@@ -139,8 +139,8 @@ class EtcdMember:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
-            preexec_fn=_die_with_parent,  # noqa: PLW1509  (one call of prctl, which is safe)
         )
+        PIDS.add(self._process.pid)
         threading.Thread(target=self._read_log, args=(self._process,), daemon=True).start()
 
     def _read_log(self, process: subprocess.Popen[str]) -> None:
@@ -149,6 +149,7 @@ class EtcdMember:
             self._lines.append(line.rstrip())
             if "ready to serve client requests" in line:
                 self._ready.set()
+        process.wait()
         self._ready.set()  # it ended: whoever waits finds out
 
     def wait_ready(self) -> None:
@@ -187,6 +188,7 @@ class EtcdMember:
         if process is not None:
             process.kill()
             process.wait()
+            PIDS.discard(process.pid)
             assert process.stderr is not None
             process.stderr.close()
 
@@ -234,6 +236,15 @@ class EtcdServer:
         """Start it and wait until it serves."""
         self.member.start()
         self.member.wait_ready()
+
+    @contextmanager
+    def running(self) -> Iterator[Self]:
+        """Start it, and stop it at the end; for fixtures that share it among tests."""
+        try:
+            self.start()
+            yield self
+        finally:
+            self.stop()
 
     def stop(self) -> None:
         """Kill it and delete its data."""
@@ -321,14 +332,8 @@ def _uri(endpoints: Sequence[str], scope: str) -> str:
 @pytest.fixture(scope="session")
 def etcd_server() -> Iterator[EtcdServer]:
     """One etcd for the whole run; each test takes a scope of its own."""
-    server = EtcdServer()
-    try:
-        server.start()
-        PIDS.add(pid := server.member.pid)
+    with EtcdServer().running() as server:
         yield server
-        PIDS.discard(pid)
-    finally:
-        server.stop()
 
 
 @pytest.fixture
