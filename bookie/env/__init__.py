@@ -14,6 +14,7 @@ from bookie.env.disk import Buffer, Disk, DiskUsage, File, PosixDisk, Readable
 from bookie.env.failpoints import Failpoints
 from bookie.env.kv import KeyValueStore, ReadTransaction, WriteTransaction, open_lmdb
 from bookie.env.outcome import Outcome
+from bookie.env.pause import Pause
 from bookie.env.workers import BatchWorker, ThreadWorkers, Workers
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "File",
     "KeyValueStore",
     "Outcome",
+    "Pause",
     "PosixDisk",
     "ReadTransaction",
     "Readable",

@@ -74,6 +74,7 @@ class Bookie:
         self._version = version
         self._engine = engine
         self.settings = settings
+        """May be replaced at any time; only what is dynamic is read anew."""
         self._metrics = metrics
         self._usage = usage
         self._spawn = spawn

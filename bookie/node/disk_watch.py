@@ -7,12 +7,11 @@ the next step of a journal file and the reserve have to fit as well.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import NoReturn
 
 from bookie.config import NodeSettings
-from bookie.env import DiskUsage
+from bookie.env import DiskUsage, Pause
 from bookie.node.bookie import Bookie
 from bookie.storage.engine import Engine
 from bookie.telemetry import Metrics
@@ -38,9 +37,20 @@ class DiskWatch:
         self._bookie = bookie
         self._engine = engine
         self._settings = settings
+        self._interval = Pause()
         self._metrics = metrics
         self._usages = usages
         self._room_bytes_min = room_bytes_min
+
+    @property
+    def settings(self) -> NodeSettings:
+        """The watermarks; may be replaced at any time, which has the devices looked at."""
+        return self._settings
+
+    @settings.setter
+    def settings(self, settings: NodeSettings) -> None:
+        self._settings = settings
+        self._interval.end()
 
     def look(self) -> None:
         """Look once; a handful of system calls that do not wait for the device."""
@@ -63,4 +73,4 @@ class DiskWatch:
         """Look again and again, until cancelled."""
         while True:
             self.look()
-            await asyncio.sleep(CHECK_INTERVAL_SECONDS)
+            await self._interval.wait(lambda: CHECK_INTERVAL_SECONDS)

@@ -22,13 +22,12 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import NoReturn
 
 from bookie.cluster.ledgers import LedgerManager
 from bookie.config import GarbageSettings
-from bookie.env import Clock
+from bookie.env import Clock, Pause
 from bookie.errors import (
     BookieError,
     DiskFullError,
@@ -108,7 +107,7 @@ class GarbageCollector:
         self._instance_id = instance_id
         self._settings = settings
         self._metrics = metrics
-        self._wake = asyncio.Event()
+        self._interval = Pause()
         self._forced_rounds = 0
         self._missing: dict[int, float] = {}
         """What the last complete listing did not have, and when that was first so."""
@@ -125,6 +124,16 @@ class GarbageCollector:
         """Why nothing is deleted until an operator forces it; empty when nothing is wrong."""
         stopped = self.last is not None and self.last.outcome is Outcome.STOPPED
         return self.last.reason if stopped and self.last is not None else ""
+
+    @property
+    def settings(self) -> GarbageSettings:
+        """What rounds go by; may be replaced at any time."""
+        return self._settings
+
+    @settings.setter
+    def settings(self, settings: GarbageSettings) -> None:
+        self._settings = settings
+        self._interval.measure_again()
 
     def suspend(self, *, suspended: bool) -> None:
         """Make no rounds, and no compactions, until this is taken back."""
@@ -159,7 +168,7 @@ class GarbageCollector:
         if force:
             # What is found missing only now is deleted by the second round.
             self._forced_rounds = 2
-        self._wake.set()
+        self._interval.end()
 
     async def run(self) -> NoReturn:
         """Make rounds until cancelled.
@@ -168,10 +177,7 @@ class GarbageCollector:
             StorageFailedError: the engine failed.
         """
         while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._pause()):
-                    await self._wake.wait()
-            self._wake.clear()
+            await self._interval.wait(self._pause)
             if not self.suspended:
                 force = self._forced_rounds > 0
                 self._forced_rounds -= force

@@ -19,7 +19,7 @@ from typing import NoReturn
 
 from bookie.cluster.ledgers import LedgerManager
 from bookie.config import NodeSettings
-from bookie.env import Environment
+from bookie.env import Environment, Pause
 from bookie.errors import (
     CorruptionError,
     DiskFullError,
@@ -106,14 +106,27 @@ class IntegrityCheck:
         self._settings = settings
         self._metrics = metrics
         self._bookie_id = bookie_id
-        self._asked = asyncio.Event()
+        self._asked = False
+        self._interval, self._rest = Pause(), Pause()
         self._lock = asyncio.Lock()
         self.report: CheckReport | None = None
         """What the last check found; None before the first."""
 
     def start(self) -> None:
         """Have a check made now, or a second one if one is being made."""
-        self._asked.set()
+        self._asked = True
+        self._interval.end()
+
+    @property
+    def settings(self) -> NodeSettings:
+        """How often and how fast is checked; may be replaced at any time."""
+        return self._settings
+
+    @settings.setter
+    def settings(self, settings: NodeSettings) -> None:
+        self._settings = settings
+        self._interval.measure_again()
+        self._rest.measure_again()
 
     @property
     def needed(self) -> bool:
@@ -131,22 +144,25 @@ class IntegrityCheck:
         A check goes over all ledgers, so that what waits for somebody else is looked at ever less
         often, down to once in `PAUSE_SECONDS_MAX`.
         """
-        pause = self._settings.integrity_check_interval_seconds
+        longer = 1.0
+
+        def pause() -> float:
+            interval = self._settings.integrity_check_interval_seconds
+            return min(longer * interval, max(interval, PAUSE_SECONDS_MAX))
+
         while True:
-            if self.needed or self._asked.is_set():
+            if self.needed or self._asked:
                 try:
                     async with self._lock:
-                        self._asked.clear()
+                        self._asked = False
+                        self._interval.clear()
                         await self._check()
                 except (MetadataError, CorruptionError, DiskFullError) as error:
                     _log.warning("integrity_check_stopped", reason=str(error))
-            try:
-                async with asyncio.timeout(pause):
-                    await self._asked.wait()
-                pause = self._settings.integrity_check_interval_seconds
-            except TimeoutError:
-                if self.needed:
-                    pause = max(pause, min(2 * pause, PAUSE_SECONDS_MAX))
+            if await self._interval.wait(pause):
+                longer = 1.0
+            elif self.needed:
+                longer *= 2
 
     async def check(self) -> CheckReport:
         """Look at every ledger once; the report is kept.
@@ -162,7 +178,7 @@ class IntegrityCheck:
     @property
     def running(self) -> bool:
         """Whether a check is being made, or will be at once."""
-        return self._lock.locked() or self._asked.is_set()
+        return self._lock.locked() or self._asked
 
     async def _check(self) -> CheckReport:
         found = _Found()
@@ -266,11 +282,13 @@ class IntegrityCheck:
             following = answer.next_entry_id
             if answer.batch is not None:
                 yield answer
-                size = answer.batch.payload_bytes
-                await asyncio.sleep(size / self._settings.integrity_check_bytes_per_second)
+                await self._keep_to_the_rate(answer.batch.payload_bytes)
             elif answer.stopped_by is not Status.OK:
                 yield answer
                 following += 1
+
+    async def _keep_to_the_rate(self, size: int) -> None:
+        await self._rest.wait(lambda: size / self._settings.integrity_check_bytes_per_second)
 
     async def _release_others(self, found: _Found) -> None:
         """Ledgers in limbo that are gone, or that do not name this bookie any more."""

@@ -47,6 +47,23 @@ class StartedBookie:
     engine: Engine
     garbage: GarbageCollector
     check: IntegrityCheck
+    watch: DiskWatch
+
+    def apply(
+        self, storage: StorageSettings, limits: NodeSettings, garbage: GarbageSettings
+    ) -> None:
+        """Go by other settings from now on, as far as they are dynamic.
+
+        Each part has its section as an attribute `settings`, and reads it anew in each round.
+        """
+        for part in (self.engine.scrubber, self.engine.compactor):
+            if part.settings != storage:
+                part.settings = storage
+        for part_of_node in (self.bookie, self.check, self.watch):
+            if part_of_node.settings != limits:
+                part_of_node.settings = limits
+        if self.garbage.settings != garbage:
+            self.garbage.settings = garbage
 
 
 _GARBAGE_DEFAULTS = GarbageSettings()
@@ -125,7 +142,7 @@ async def start_bookie(
                         tasks.create_task(engine.scrubber.run(), name="scrubber"),
                     ]
                     try:
-                        yield StartedBookie(served, engine, collector, check)
+                        yield StartedBookie(served, engine, collector, check, watch)
                     finally:
                         for task in beside:
                             task.cancel()

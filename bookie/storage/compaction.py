@@ -20,12 +20,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Generator, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import NoReturn, ParamSpec, TypeVar
 
 from bookie.config import StorageSettings
-from bookie.env import Environment
+from bookie.env import Environment, Pause
 from bookie.errors import CorruptionError, DiskFullError, FormatError, StorageFailedError
 from bookie.formats.blocks import FILE_HEADER_SIZE_BYTES, FileKind
 from bookie.formats.index_rows import FileRow, FileState, LedgerIndexRow, Mark
@@ -121,7 +121,7 @@ class Compactor:
         self._files = files
         self._checkpointer = checkpointer
         self._engine = engine
-        self._wake = asyncio.Event()
+        self._interval, self._rest = Pause(), Pause()
         self._forced = False
         self._lock = asyncio.Lock()
         self.kept: set[int] = set()
@@ -143,7 +143,20 @@ class Compactor:
     def wake(self, *, force: bool = False) -> None:
         """Make a round soon; a forced one takes every file that holds anything dead."""
         self._forced = self._forced or force
-        self._wake.set()
+        self._interval.end()
+
+    @property
+    def settings(self) -> StorageSettings:
+        """What rounds go by; may be replaced at any time."""
+        return self._settings
+
+    @settings.setter
+    def settings(self, settings: StorageSettings) -> None:
+        self._settings = settings
+        # What was not worth a round may be worth one now.
+        self._seen = None
+        self._interval.measure_again()
+        self._rest.measure_again()
 
     async def run(self) -> NoReturn:
         """Make rounds until cancelled.
@@ -152,10 +165,7 @@ class Compactor:
             StorageFailedError: a device failed.
         """
         while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._settings.compaction_interval_seconds):
-                    await self._wake.wait()
-            self._wake.clear()
+            await self._interval.wait(lambda: self._settings.compaction_interval_seconds)
             force, self._forced = self._forced, False
             if not self.suspended:
                 await self.round(force=force)
@@ -417,9 +427,13 @@ class Compactor:
     async def _pace(self, size: int, began: float) -> None:
         """Keep to the rate; and after each step let others have the interpreter as long."""
         now = self._env.clock.monotonic()
-        rate = self._settings.compaction_bytes_per_second
-        self._not_before = max(self._not_before, began) + size / rate
-        await asyncio.sleep(max(self._not_before - now, min(now - began, PAUSE_SECONDS_MAX)))
+        begin = max(self._not_before, began)
+
+        def rest() -> float:
+            self._not_before = begin + size / self._settings.compaction_bytes_per_second
+            return max(self._not_before - now, min(now - began, PAUSE_SECONDS_MAX))
+
+        await self._rest.wait(rest)
 
     # --- what could not be moved ---------------------------------------------------------
 

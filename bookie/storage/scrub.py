@@ -14,7 +14,6 @@ ledger's digest: clients and the integrity check.
 
 from __future__ import annotations
 
-import asyncio
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -26,7 +25,7 @@ import numpy as np
 from crc32c import crc32c
 
 from bookie.config import StorageSettings
-from bookie.env import Buffer, Environment, File
+from bookie.env import Buffer, Environment, File, Pause
 from bookie.errors import CorruptionError, DiskFullError
 from bookie.formats.blocks import FILE_HEADER_SIZE_BYTES, FileHeader
 from bookie.formats.index_rows import FileState
@@ -111,7 +110,8 @@ class Scrubber:
         self._index = integrity.index
         self._files = files
         self._integrity = integrity
-        self._asked = asyncio.Event()
+        self._idle, self._rest = Pause(), Pause()
+        self._asked = False
         self._now = False
         self._read_since = 0
         self._ends: dict[int, int] = {}
@@ -126,8 +126,21 @@ class Scrubber:
 
     def start(self) -> None:
         """Have a whole pass made now, at a higher rate."""
-        self._now = True
-        self._asked.set()
+        self._now = self._asked = True
+        self._idle.end()
+        self._rest.measure_again()
+
+    @property
+    def settings(self) -> StorageSettings:
+        """The rate, which may be replaced at any time; a pass begins when it was off."""
+        return self._settings
+
+    @settings.setter
+    def settings(self, settings: StorageSettings) -> None:
+        was_off, self._settings = not self._settings.scrub_bytes_per_second, settings
+        self._rest.measure_again()
+        if was_off and not self.running:
+            self._idle.end()
 
     def status(self) -> dict[str, object]:
         """Whether it runs, how far it is, and what is damaged."""
@@ -142,13 +155,12 @@ class Scrubber:
     async def run(self) -> NoReturn:
         """Pass after pass, until cancelled; a step that is under way then reads on to its end."""
         while True:
-            self._asked.clear()
+            self._asked = False
+            self._idle.clear()
             if self._now or self._settings.scrub_bytes_per_second:
                 await self.scrub()
-                self._now = self._asked.is_set()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(IDLE_SECONDS):
-                    await self._asked.wait()
+                self._now = self._asked
+            await self._idle.wait(lambda: IDLE_SECONDS)
 
     async def scrub(self) -> None:
         """One pass; it goes on where an interrupted one was, unless it was asked for.
@@ -298,10 +310,11 @@ class Scrubber:
             if key in self.findings or not self._is_there(finding.file):
                 continue
             await self._report(key, finding.what)
+        await self._rest.wait(lambda: step.size_bytes / max(self._rate(), 1))
+
+    def _rate(self) -> int:
         rate = self._settings.scrub_bytes_per_second
-        if self._now:
-            rate = max(rate, NOW_BYTES_PER_SECOND)
-        await asyncio.sleep(step.size_bytes / max(rate, 1))
+        return max(rate, NOW_BYTES_PER_SECOND) if self._now else rate
 
     async def _report(self, key: tuple[int, int], what: str) -> None:
         self.findings[key] = what

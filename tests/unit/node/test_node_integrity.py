@@ -224,7 +224,7 @@ async def test_without_the_metadata_store_the_doubt_goes_on(
         with pytest.raises(MetadataUnavailableError):
             await one.check.check()
         one.check.start()
-        await until(lambda: not one.check._asked.is_set())
+        await until(lambda: not one.check._asked)
         assert ids_of(await read(one.bookie, 1, 0, 9)) == list(range(5))
         manager.away = False
         one.check.start()

@@ -308,7 +308,7 @@ async def test_a_rebuild_reads_a_log_where_its_entries_belong(machine: Machine) 
         await engine.checkpoint()
         # In the open journal, whose number the log's will be above.
         await add(engine, 1, range(5), recovery=True, size=4 * KIB, salt=1)
-        engine.compactor._settings = engine.compactor._settings.model_copy(
+        engine.compactor.settings = engine.compactor.settings.model_copy(
             update={"compaction_live_share_minor": 1.0}
         )
         await engine.compactor.round()
