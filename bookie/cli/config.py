@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from bookie.cli.options import ConfigFile, Output, OutputFormat
+
+if TYPE_CHECKING:
+    from bookie.config import Sources
 
 app = typer.Typer(
     add_completion=False,
@@ -43,16 +46,47 @@ def parse_overrides(given: list[str] | None) -> dict[str, str]:
 
 @app.command("show")
 def show(
-    config: ConfigFile = None, overrides: Set = None, output: Output = OutputFormat.TABLE
+    config: ConfigFile = None,
+    overrides: Set = None,
+    cluster: Annotated[
+        bool, typer.Option("--cluster", help="Ask the metadata store for the cluster's settings.")
+    ] = False,
+    origins: Annotated[
+        bool, typer.Option("--origins", help="List what is no default, and who says so.")
+    ] = False,
+    output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Print the settings in effect: defaults, file, environment, flags (as TOML, or JSON)."""
-    from bookie.config import load_settings, render_toml
+    """Print the settings in effect: defaults, file, environment, flags (as TOML, or JSON).
 
-    settings = load_settings(config, parse_overrides(overrides))
-    if output is OutputFormat.JSON:
+    With --cluster those of the cluster are among them, as in a bookie that starts now.
+    """
+    from bookie.config import Sources, given_values, render_toml
+
+    sources = Sources.read(config, parse_overrides(overrides))
+    given = _of_cluster(sources) if cluster else {}
+    settings = sources.settings(given)
+    if origins:
+        from bookie.cli.output import print_records
+
+        found = sources.origins(given)
+        values = given_values(settings, found)
+        print_records(
+            [{"setting": n, "value": values[n], "from": found[n]} for n in sorted(found)],
+            output,
+            empty="all settings are defaults",
+        )
+    elif output is OutputFormat.JSON:
         print(json.dumps(settings.model_dump(mode="json"), indent=2))
     else:
         print(render_toml(settings), end="")
+
+
+def _of_cluster(sources: Sources) -> dict[str, str]:
+    import asyncio
+
+    from bookie.server.live_settings import fetch_cluster_settings
+
+    return asyncio.run(fetch_cluster_settings(sources.first_settings()))
 
 
 @app.command("check")
@@ -81,10 +115,10 @@ def check(
 
 @app.command("default")
 def default(output: Output = OutputFormat.TABLE) -> None:
-    """Print a configuration file with every setting, its default and what it means."""
-    from bookie.config import Settings, render_toml
+    """Print a configuration file to begin with: every setting, its default and what it means."""
+    from bookie.config import Settings, render_defaults
 
     if output is OutputFormat.JSON:
         print(json.dumps(Settings().model_dump(mode="json"), indent=2))
     else:
-        print(render_toml(Settings()), end="")
+        print(render_defaults(), end="")

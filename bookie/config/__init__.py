@@ -1,15 +1,20 @@
-"""Settings: one frozen section per component, from defaults, TOML file, environment and flags.
+"""Settings: one frozen section per component, from defaults, cluster, file, environment, flags.
 
 A component gets its own section, never the whole. An unknown key refuses to start. This package is
 the only place that reads environment variables.
 """
 
-from bookie.config.load import load_settings, require_bookie_id
+from bookie.config.client_section import ClientSettings
+from bookie.config.load import (
+    Sources,
+    check_cluster_settings,
+    load_settings,
+    require_bookie_id,
+)
 from bookie.config.metadata_section import MetadataSettings
-from bookie.config.render import render_toml
+from bookie.config.render import find_setting, given_values, render_defaults, render_toml
 from bookie.config.sections import (
     BookieSettings,
-    ClientSettings,
     GarbageSettings,
     HttpSettings,
     ListenSettings,
@@ -32,11 +37,16 @@ __all__ = [
     "NodeSettings",
     "RpcSettings",
     "Settings",
+    "Sources",
     "StorageSettings",
     "Supervision",
+    "check_cluster_settings",
+    "find_setting",
+    "given_values",
     "load_settings",
     "read_failpoints",
     "read_supervision",
+    "render_defaults",
     "render_toml",
     "require_bookie_id",
 ]

@@ -1,10 +1,11 @@
-"""Settings from defaults < TOML file < environment < flags, or one sentence with what is wrong.
+"""Settings from defaults < cluster < TOML file < environment < flags, or one sentence of refusal.
 
 A file holds one table per section. The variable ``BOOKIE_STORAGE__READ_THREADS`` sets the key
 ``storage.read_threads``; names without a double underscore are other people's (Kubernetes sets
 ``BOOKIE_PORT`` for a service called bookie), except ``BOOKIE_METADATA``, the short name of
 ``BOOKIE_METADATA__URI`` that the command line knows too, and ``BOOKIE_CONFIG``, the file to read
-when no other is given. Flags are the `overrides` of the caller.
+when no other is given. Flags are the `overrides` of the caller. Cluster settings come as a mapping:
+who asks the metadata store for them says when.
 """
 
 from __future__ import annotations
@@ -15,18 +16,25 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Self, TypeAlias
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from bookie.config.section import Section
+from bookie.config.section import Section, is_own
 from bookie.config.sections import Settings
 from bookie.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 PREFIX = "BOOKIE_"
 DELIMITER = "__"
 METADATA_VARIABLE = "BOOKIE_METADATA"
 CONFIG_VARIABLE = "BOOKIE_CONFIG"
+
+
+NO_CLUSTER: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +45,106 @@ class _Given:
     key: str
     value: object
     origin: str
+    by_cluster: bool = False
+
+    @property
+    def name(self) -> str:
+        """``section.key``."""
+        return f"{self.section}.{self.key}"
+
+
+_AllGiven: TypeAlias = Mapping[tuple[str, str], _Given]
+
+
+class Sources:
+    """What a file, the environment and flags gave one process, read once.
+
+    The settings of its cluster, which stand between the defaults and the file, change while the
+    process runs. Each time `settings` says what holds then, with all else as it was at the start.
+    """
+
+    def __init__(self, given: _AllGiven) -> None:
+        self._given = given
+
+    @classmethod
+    def read(
+        cls,
+        path: Path | None = None,
+        overrides: Mapping[str, str] | None = None,
+        *,
+        environment: Mapping[str, str] | None = None,
+    ) -> Self:
+        """Read the sources of one process; arguments and errors are those of `load_settings`."""
+        variables = os.environ if environment is None else environment
+        if path is None and variables.get(CONFIG_VARIABLE):
+            path = Path(variables[CONFIG_VARIABLE])
+        file, environ = _from_file(path), _from_environment(variables)
+        return cls(_last_of(file, environ, _from_flags(overrides or {})))
+
+    def settings(self, cluster: Mapping[str, str] = NO_CLUSTER) -> Settings:
+        """Merge and check the settings.
+
+        Args:
+            cluster: Cluster settings, `section.key` → text. Everything else wins over them.
+
+        Raises:
+            ConfigurationError: see `load_settings`.
+        """
+        given = self._with(cluster)
+        try:
+            return Settings.model_validate(_tables(given))
+        except ValidationError as error:
+            raise ConfigurationError(_sentence(_problems(error)[0], given)) from None
+
+    def first_settings(self) -> Settings:
+        """The settings without those of the cluster: where it is, and who asks.
+
+        What stands in a relation that cluster settings may still mend has its default here.
+
+        Raises:
+            ConfigurationError: something is wrong that no cluster setting could mend.
+        """
+        given = self._given
+        try:
+            return Settings.model_validate(_tables(given))
+        except ValidationError as error:
+            for problem in _problems(error):
+                if not _is_mendable(problem):
+                    raise ConfigurationError(_sentence(problem, given)) from None
+        sound = {place: item for place, item in given.items() if item.section in _FIRST_SECTIONS}
+        return Settings.model_validate(_tables(sound))
+
+    def origins(self, cluster: Mapping[str, str] = NO_CLUSTER) -> dict[str, str]:
+        """Who gave what is not a default: `section.key` → a file, variable, flag or the cluster."""
+        return {item.name: item.origin for item in self._with(cluster).values()}
+
+    def _with(self, cluster: Mapping[str, str]) -> _AllGiven:
+        return {**_last_of(_from_cluster(cluster)), **self._given} if cluster else self._given
+
+
+_FIRST_SECTIONS = ("bookie", "metadata", "session", "log")
+
+
+def _last_of(*sources: Iterator[_Given]) -> _AllGiven:
+    """What counts of several sources, each of which wins over those before it."""
+    given: dict[tuple[str, str], _Given] = {}
+    for source in sources:
+        for item in source:
+            field = _field_of(item)
+            _refuse_flag_for_number(item, field)
+            if item.by_cluster and (section_type(item.section).own or is_own(field)):
+                raise ConfigurationError(
+                    f"{item.origin}: each process has its own {item.name}, a cluster has none"
+                )
+            given[item.section, item.key] = item
+    return given
+
+
+def _tables(given: _AllGiven) -> dict[str, dict[str, object]]:
+    tables: dict[str, dict[str, object]] = {}
+    for (section, key), item in given.items():
+        tables.setdefault(section, {})[key] = item.value
+    return tables
 
 
 def load_settings(
@@ -45,7 +153,7 @@ def load_settings(
     *,
     environment: Mapping[str, str] | None = None,
 ) -> Settings:
-    """Read, merge and check the settings of one process.
+    """Read, merge and check the settings of one process, without those of a cluster.
 
     Args:
         path: A TOML file; None reads the one that BOOKIE_CONFIG names, or none.
@@ -56,22 +164,16 @@ def load_settings(
         ConfigurationError: In one sentence: a key is unknown, a value or a relation between values
             is wrong, or the file cannot be read. Never echoes a value that may be a secret.
     """
-    variables = os.environ if environment is None else environment
-    if path is None and variables.get(CONFIG_VARIABLE):
-        path = Path(variables[CONFIG_VARIABLE])
-    given: dict[tuple[str, str], _Given] = {}
-    for source in (_from_file(path), _from_environment(variables), _from_flags(overrides or {})):
-        for item in source:
-            field = _field_of(item)
-            _refuse_flag_for_number(item, field)
-            given[item.section, item.key] = item
-    tables: dict[str, dict[str, object]] = {}
-    for (section, key), item in given.items():
-        tables.setdefault(section, {})[key] = item.value
-    try:
-        return Settings.model_validate(tables)
-    except ValidationError as error:
-        raise ConfigurationError(_sentence(error, given)) from None
+    return Sources.read(path, overrides, environment=environment).settings()
+
+
+def check_cluster_settings(cluster: Mapping[str, str]) -> None:
+    """Refuse cluster settings with which a bookie that sets nothing else would not start.
+
+    Raises:
+        ConfigurationError: one sentence that names one of them.
+    """
+    Sources({}).settings(cluster)
 
 
 def require_bookie_id(settings: Settings) -> None:
@@ -120,6 +222,13 @@ def _from_flags(overrides: Mapping[str, str]) -> Iterator[_Given]:
         yield _Given(section, key, value, f"flag {name}")
 
 
+def _from_cluster(settings: Mapping[str, str]) -> Iterator[_Given]:
+    for name, value in sorted(settings.items()):
+        section, _, key = name.partition(".")
+        _check_section(section, f"cluster setting {name}")
+        yield _Given(section, key, value, f"cluster setting {name}", by_cluster=True)
+
+
 def _check_section(section: str, origin: str) -> None:
     if section not in Settings.model_fields:
         hint = _hint(section, list(Settings.model_fields))
@@ -155,9 +264,18 @@ def _hint(name: str, known: list[str]) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
-def _sentence(error: ValidationError, given: Mapping[tuple[str, str], _Given]) -> str:
-    """The first problem, with the key and the place where its value was set."""
-    problem = error.errors(include_url=False, include_input=False)[0]
+def _is_mendable(problem: ErrorDetails) -> bool:
+    """Whether cluster settings may make it right: a relation between values that they may set."""
+    place = problem["loc"]
+    return not place or (len(place) == 1 and not section_type(str(place[0])).own)
+
+
+def _problems(error: ValidationError) -> list[ErrorDetails]:
+    return error.errors(include_url=False, include_input=False)
+
+
+def _sentence(problem: ErrorDetails, given: _AllGiven) -> str:
+    """What is wrong, with the key and the place where its value was set."""
     text = problem["msg"].removeprefix("Value error, ")
     text = text[:1].lower() + text[1:]
     match problem["loc"]:
@@ -165,6 +283,18 @@ def _sentence(error: ValidationError, given: Mapping[tuple[str, str], _Given]) -
             origin = given[section, key].origin if (section, key) in given else "default"
             return f"{origin}: {section}.{key}: {text}"
         case (str(section),):
-            return f"{section}: {text}"
+            return f"{section}: {text}" + _part_of_cluster(text, given, section)
         case _:
-            return text
+            return text + _part_of_cluster(text, given)
+
+
+def _part_of_cluster(text: str, given: _AllGiven, section: str = "") -> str:
+    """Which cluster settings a relation is about: nobody sees them in the bookie's own file."""
+    words = set(text.replace(",", " ").split())
+    found = [
+        item.origin
+        for item in given.values()
+        if item.by_cluster
+        and (item.key in words if item.section == section else item.name in words)
+    ]
+    return f" (with {', '.join(found)})" if found else ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, SecretStr, field_validator
 
@@ -11,6 +11,8 @@ from bookie.config.section import Section
 
 class MetadataSettings(Section):
     """The metadata store that all bookies and clients of a cluster share."""
+
+    own: ClassVar[bool] = True
 
     uri: str = Field(
         default="local:///var/lib/bookie/metadata",

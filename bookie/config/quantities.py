@@ -51,6 +51,11 @@ def parse_labels(value: object) -> object:
     return value
 
 
+def format_labels(labels: Mapping[str, str]) -> str:
+    """The spelling of labels that `parse_labels` reads, ``rack=r1,zone=a``, sorted by name."""
+    return ",".join(f"{name}={labels[name]}" for name in sorted(labels))
+
+
 Size = Annotated[int, BeforeValidator(parse_size)]
 """A number of bytes."""
 

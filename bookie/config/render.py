@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import json
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import SecretStr
@@ -13,14 +14,24 @@ from pydantic.fields import FieldInfo
 
 from bookie.config.load import section_type
 from bookie.config.quantities import format_size, parse_size
-from bookie.config.section import Section
+from bookie.config.section import Section, is_dynamic
 from bookie.config.sections import Settings
 
 HEAD = """\
 # Settings of a bookie. Every key is listed; what is left out has its default.
-# A variable BOOKIE_SECTION__KEY wins over this file, a flag of the command over both.
+# A variable BOOKIE_SECTION__KEY wins over this file, a flag of the command over both. This file
+# wins over what `bookie cluster settings` says for all bookies of a cluster.
 # Sizes are bytes, or have a unit: "64KiB", "256MiB", "1GiB". An unknown key refuses to start.
+# A running bookie takes a new cluster setting within a second if it is marked as dynamic, and
+# else when it is started again.
 """
+
+DEFAULTS_HEAD = (
+    HEAD
+    + """\
+# All keys are commented out, so that those of the cluster count: uncomment what you change.
+"""
+)
 
 
 def render_toml(settings: Settings) -> str:
@@ -28,7 +39,44 @@ def render_toml(settings: Settings) -> str:
 
     Secrets, should a section have any, are not written out.
     """
-    parts = [HEAD]
+    return _render(settings, HEAD, "")
+
+
+def render_defaults() -> str:
+    """A file to begin with: as `render_toml`, and each key is commented out with its default."""
+    return _render(Settings(), DEFAULTS_HEAD, "#")
+
+
+@dataclass(frozen=True, slots=True)
+class SettingFact:
+    """What is known of one setting."""
+
+    default: str
+    """As a file would spell it."""
+    dynamic: bool
+
+
+def find_setting(name: str) -> SettingFact | None:
+    """The setting called ``section.key``, or None if there is none."""
+    section, _, key = name.partition(".")
+    if section not in Settings.model_fields:
+        return None
+    field = section_type(section).model_fields.get(key)
+    return None if field is None else SettingFact(_value(field, field.default), is_dynamic(field))
+
+
+def given_values(settings: Settings, names: Iterable[str]) -> dict[str, str]:
+    """The values of some settings, ``section.key`` → as a file would spell it."""
+    values = {}
+    for name in names:
+        section, _, key = name.partition(".")
+        field = section_type(section).model_fields[key]
+        values[name] = _value(field, getattr(getattr(settings, section), key))
+    return values
+
+
+def _render(settings: Settings, head: str, before_key: str) -> str:
+    parts = [head]
     for name in Settings.model_fields:
         section: Section = getattr(settings, name)
         about = inspect.cleandoc(section_type(name).__doc__ or "").replace("\n\n", "\n")
@@ -36,7 +84,9 @@ def render_toml(settings: Settings) -> str:
         for key, field in type(section).model_fields.items():
             default = _value(field, field.default)
             text = f"{field.description} Default:\N{NO-BREAK SPACE}{default}."
-            parts.append(f"{_comment(text)}{key} = {_value(field, getattr(section, key))}\n")
+            text += " Dynamic." if is_dynamic(field) else ""
+            value = _value(field, getattr(section, key))
+            parts.append(f"{_comment(text)}{before_key}{key} = {value}\n")
     return "".join(parts)
 
 

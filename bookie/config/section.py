@@ -1,8 +1,22 @@
-"""What all sections of the settings are."""
+"""What all sections of the settings are, and what a setting may say of itself.
+
+A setting is *dynamic* when a running bookie takes a new value without a restart, and a bookie's
+*own* when it makes no sense as one value for a whole cluster.
+"""
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from pydantic import BaseModel, ConfigDict
+from pydantic.config import JsonDict
+from pydantic.fields import FieldInfo
+
+DYNAMIC: JsonDict = {"dynamic": True}
+"""For `Field(json_schema_extra=…)`: the component reads its section anew in each round."""
+
+OWN: JsonDict = {"own": True}
+"""For `Field(json_schema_extra=…)`: never a cluster setting."""
 
 
 class Section(BaseModel):
@@ -14,3 +28,26 @@ class Section(BaseModel):
         validate_default=True,
         allow_inf_nan=False,
     )
+
+    own: ClassVar[bool] = False
+    """Whether none of the section's settings may be a cluster setting."""
+
+    def _at_most(self, lower: str, upper: str) -> None:
+        """Refuse the section unless field `lower` is at most field `upper`."""
+        if getattr(self, lower) > getattr(self, upper):
+            raise ValueError(f"{lower} must be at most {upper}")
+
+
+def is_dynamic(field: FieldInfo) -> bool:
+    """Whether a running bookie takes a new value."""
+    return _says(field, "dynamic")
+
+
+def is_own(field: FieldInfo) -> bool:
+    """Whether each bookie has a value of its own."""
+    return _says(field, "own")
+
+
+def _says(field: FieldInfo, mark: str) -> bool:
+    extra = field.json_schema_extra
+    return isinstance(extra, dict) and extra.get(mark) is True

@@ -10,12 +10,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import BaseModel, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from bookie.config.client_section import ClientSettings
 from bookie.config.metadata_section import MetadataSettings
 from bookie.config.quantities import Labels, Size
-from bookie.config.section import Section
-from bookie.ids import BATCH_SIZE_BYTES_MAX, ENTRY_SIZE_BYTES_MAX, is_valid_bookie_id
+from bookie.config.section import DYNAMIC, OWN, Section
+from bookie.ids import ENTRY_SIZE_BYTES_MAX, is_valid_bookie_id
 
 KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
 
@@ -26,12 +27,6 @@ ENTRY_OVERHEAD_BYTES = 12
 """Bytes that each entry adds to an answer besides its own: its step (8) and its size (4)."""
 
 
-def _at_most(section: BaseModel, lower: str, upper: str) -> None:
-    """Refuse the section unless field `lower` is at most field `upper`."""
-    if getattr(section, lower) > getattr(section, upper):
-        raise ValueError(f"{lower} must be at most {upper}")
-
-
 class BookieSettings(Section):
     """Who this bookie is."""
 
@@ -39,11 +34,13 @@ class BookieSettings(Section):
         default="",
         description="The name under which ledgers know this bookie, for ever; letters, digits and"
         " ._:- are allowed. Required to serve. Never derived from an address.",
+        json_schema_extra=OWN,
     )
     labels: Labels = Field(
         default={},
         description="Where it stands, for placement: a table of names and values,"
         ' { zone = "a", rack = "r1" }.',
+        json_schema_extra=DYNAMIC,
     )
 
     @field_validator("id")
@@ -70,6 +67,7 @@ class ListenSettings(Section):
         default="",
         description="The host that clients are told; empty means the listen host, or the name of"
         " this machine where that is a wildcard.",
+        json_schema_extra=OWN,
     )
     advertised_port: int = Field(
         default=0,
@@ -172,6 +170,7 @@ class StorageSettings(Section):
         ge=0,
         le=1,
         description="A file with a smaller share of live data is always compacted.",
+        json_schema_extra=DYNAMIC,
     )
     compaction_live_share_major: float = Field(
         default=0.8,
@@ -179,26 +178,33 @@ class StorageSettings(Section):
         le=1,
         description="A file with a smaller share of live data is compacted while all files together"
         " have one, too.",
+        json_schema_extra=DYNAMIC,
     )
     compaction_bytes_per_second: Size = Field(
         default=128 * MIB,
         ge=64 * KIB,
         description="The rate at which compaction reads and writes.",
+        json_schema_extra=DYNAMIC,
     )
     compaction_interval_seconds: float = Field(
-        default=10.0, gt=0, description="Time between two looks for files to compact."
+        default=10.0,
+        gt=0,
+        description="Time between two looks for files to compact.",
+        json_schema_extra=DYNAMIC,
     )
     journal_bytes_max: Size = Field(
         default=0,
         ge=0,
         description="What the journal files may take together, for a journal with a device of its"
         " own: beyond it their data moves to the ledgers directory. 0 means no limit.",
+        json_schema_extra=DYNAMIC,
     )
     scrub_bytes_per_second: Size = Field(
         default=4 * MIB,
         ge=0,
         description="How fast all files and the index are read again and again to find damage;"
         " 0 is off.",
+        json_schema_extra=DYNAMIC,
     )
     sync_warn_seconds: float = Field(
         default=10.0, gt=0, description="A sync that takes longer is reported."
@@ -218,11 +224,11 @@ class StorageSettings(Section):
 
     @model_validator(mode="after")
     def _relations(self) -> Self:
-        _at_most(self, "block_alignment_bytes", "block_bytes_max")
-        _at_most(self, "block_bytes_max", "journal_file_bytes_max")
-        _at_most(self, "block_bytes_max", "checkpoint_journal_bytes")
-        _at_most(self, "sync_warn_seconds", "sync_fail_seconds")
-        _at_most(self, "compaction_live_share_minor", "compaction_live_share_major")
+        self._at_most("block_alignment_bytes", "block_bytes_max")
+        self._at_most("block_bytes_max", "journal_file_bytes_max")
+        self._at_most("block_bytes_max", "checkpoint_journal_bytes")
+        self._at_most("sync_warn_seconds", "sync_fail_seconds")
+        self._at_most("compaction_live_share_minor", "compaction_live_share_major")
         if self.journal_dir == self.ledgers_dir:
             raise ValueError("journal_dir and ledgers_dir must be two directories")
         if self.block_bytes_max % self.block_alignment_bytes:
@@ -251,7 +257,10 @@ class NodeSettings(Section):
         description="The most entry bytes that one read returns; the first entry always comes.",
     )
     lac_watches_max: int = Field(
-        default=100_000, ge=1, description="Ledgers watched at a time, summed over all watchers."
+        default=100_000,
+        ge=1,
+        description="Ledgers watched at a time, summed over all watchers.",
+        json_schema_extra=DYNAMIC,
     )
     read_only: bool = Field(default=False, description="Start read-only and stay so.")
     disk_usage_max: float = Field(
@@ -259,12 +268,14 @@ class NodeSettings(Section):
         gt=0,
         le=1,
         description="Share of a device in use above which it turns read-only.",
+        json_schema_extra=DYNAMIC,
     )
     disk_usage_low_watermark: float = Field(
         default=0.90,
         gt=0,
         le=1,
         description="Share of a device in use below which it takes adds again.",
+        json_schema_extra=DYNAMIC,
     )
 
     integrity_check_interval_seconds: float = Field(
@@ -272,15 +283,19 @@ class NodeSettings(Section):
         gt=0,
         description="Time between the first two checks of the ledgers in limbo; later ones are"
         " further apart.",
+        json_schema_extra=DYNAMIC,
     )
     integrity_check_bytes_per_second: Size = Field(
-        default=32 * MIB, ge=64 * KIB, description="How fast a check reads what it looks at."
+        default=32 * MIB,
+        ge=64 * KIB,
+        description="How fast a check reads what it looks at.",
+        json_schema_extra=DYNAMIC,
     )
 
     @model_validator(mode="after")
     def _relations(self) -> Self:
-        _at_most(self, "disk_usage_low_watermark", "disk_usage_max")
-        _at_most(self, "read_bytes_max", "in_flight_read_bytes_max")
+        self._at_most("disk_usage_low_watermark", "disk_usage_max")
+        self._at_most("read_bytes_max", "in_flight_read_bytes_max")
         return self
 
 
@@ -292,11 +307,13 @@ class GarbageSettings(Section):
         gt=0,
         description="Time between two listings of the cluster's ledgers, and never less than 20"
         " times what the last one took.",
+        json_schema_extra=DYNAMIC,
     )
     grace_seconds: float = Field(
         default=3.0,
         gt=0,
         description="A ledger is deleted when two listings at least this far apart do not have it.",
+        json_schema_extra=DYNAMIC,
     )
     stop_share: float = Field(
         default=0.2,
@@ -304,9 +321,13 @@ class GarbageSettings(Section):
         le=1,
         description="Nothing is deleted when more than this share of all ledgers would go at once,"
         " and more than stop_ledgers of them; until an operator forces it.",
+        json_schema_extra=DYNAMIC,
     )
     stop_ledgers: int = Field(
-        default=1000, ge=0, description="The number of ledgers that may always go at once."
+        default=1000,
+        ge=0,
+        description="The number of ledgers that may always go at once.",
+        json_schema_extra=DYNAMIC,
     )
 
 
@@ -350,7 +371,7 @@ class RpcSettings(Section):
 
     @model_validator(mode="after")
     def _relations(self) -> Self:
-        _at_most(self, "ping_interval_seconds_min", "keepalive_seconds")
+        self._at_most("ping_interval_seconds_min", "keepalive_seconds")
         return self
 
 
@@ -371,61 +392,13 @@ class LogSettings(Section):
     """Log lines, one per state change, on standard error."""
 
     level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="The least severe line written: debug, info, warning or error."
+        default="info",
+        description="The least severe line written: debug, info, warning or error.",
+        json_schema_extra=DYNAMIC,
     )
     format: Literal["json", "console"] = Field(
         default="json", description="json, or console for people."
     )
-
-
-class ClientSettings(Section):
-    """What a client of ledgers waits for, per batch, and holds in flight, per ledger.
-
-    `connect` in Python, `bookie ledger` and `bookie bench` read it from the file that BOOKIE_CONFIG
-    names, and from BOOKIE_CLIENT__KEY; bookies do not look at it.
-    """
-
-    add_timeout_seconds: float = Field(
-        default=5.0, gt=0, description="Time for a bookie to answer an add before it is replaced."
-    )
-    read_timeout_seconds: float = Field(
-        default=5.0,
-        gt=0,
-        description="Time for a bookie to answer a read before it counts as unknown.",
-    )
-    connect_timeout_seconds: float = Field(
-        default=5.0, gt=0, description="Time to connect to a bookie."
-    )
-    speculative_read_seconds: float = Field(
-        default=2.0, gt=0, description="Silence after which the next replica is asked as well."
-    )
-    in_flight_entries_max: int = Field(
-        default=65536, ge=1, description="Entries of one ledger sent and not yet acknowledged."
-    )
-    in_flight_bytes_max: Size = Field(
-        default=64 * MIB, ge=KIB, description="Bytes of one ledger sent and not yet acknowledged."
-    )
-    batch_entries_max: int = Field(
-        default=1024, ge=1, le=65536, description="The most entries in one request."
-    )
-    batch_bytes_max: Size = Field(
-        default=BATCH_SIZE_BYTES_MAX,
-        ge=KIB,
-        le=BATCH_SIZE_BYTES_MAX,
-        description="The most entry bytes in one request of several entries.",
-    )
-    tail_refresh_seconds: float = Field(
-        default=10.0,
-        gt=0,
-        description="A tailing reader that heard nothing for this long asks by itself.",
-    )
-
-    @model_validator(mode="after")
-    def _relations(self) -> Self:
-        _at_most(self, "speculative_read_seconds", "read_timeout_seconds")
-        _at_most(self, "batch_entries_max", "in_flight_entries_max")
-        _at_most(self, "batch_bytes_max", "in_flight_bytes_max")
-        return self
 
 
 class Settings(Section):

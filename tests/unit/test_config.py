@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -15,10 +16,13 @@ from bookie.config import (
     ClientSettings,
     NodeSettings,
     Settings,
+    Sources,
     StorageSettings,
+    check_cluster_settings,
     load_settings,
     read_failpoints,
     read_supervision,
+    render_defaults,
     render_toml,
 )
 from bookie.config.quantities import format_size, parse_size
@@ -190,6 +194,100 @@ def test_a_refusal_names_the_file(tmp_path: Path, text: str, part: str) -> None:
     assert "\n" not in sentence
 
 
+def cluster_refusal(cluster: dict[str, str], flags: dict[str, str] | None = None) -> str:
+    """The sentence with which these cluster settings are refused, beside flags."""
+    with pytest.raises(ConfigurationError) as caught:
+        Sources.read(None, flags, environment={}).settings(cluster)
+    return str(caught.value)
+
+
+def test_everything_wins_over_the_cluster(tmp_path: Path) -> None:
+    """The cluster's settings are defaults of its bookies, and whoever says something else is heard.
+
+    Its origin is named for each value.
+    """
+    path = tmp_path / "bookie.toml"
+    path.write_text("[listen]\nport = 2\n", encoding="utf-8")
+    cluster = {"listen.port": "1", "http.port": "1", "log.level": "debug", "rpc.reflection": "1"}
+    sources = Sources.read(path, {"http.port": "4"}, environment={"BOOKIE_LOG__LEVEL": "error"})
+    settings = sources.settings(cluster)
+    assert (settings.listen.port, settings.http.port, settings.log.level) == (2, 4, "error")
+    assert settings.rpc.reflection is True
+    assert sources.origins(cluster) == {
+        "listen.port": str(path),
+        "http.port": "flag http.port",
+        "log.level": "BOOKIE_LOG__LEVEL",
+        "rpc.reflection": "cluster setting rpc.reflection",
+    }
+    path.unlink()
+    assert sources.settings().listen.port == 2, "the file was read once"
+    assert sources.settings().rpc.reflection is False
+
+
+@pytest.mark.parametrize(
+    ("cluster", "sentence"),
+    [
+        (
+            {"storage.read_thread": "1"},
+            "cluster setting storage.read_thread: unknown setting storage.read_thread;"
+            " did you mean read_threads?",
+        ),
+        ({"junk": "1"}, "cluster setting junk: unknown section [junk]"),
+        (
+            {"listen.port": "x"},
+            "cluster setting listen.port: listen.port: input should be a valid integer, unable to"
+            " parse string as an integer",
+        ),
+        (
+            {"bookie.id": "b1"},
+            "cluster setting bookie.id: each process has its own bookie.id, a cluster has none",
+        ),
+        (
+            {"limits.disk_usage_max": "0.5", "limits.read_entries_max": "1"},
+            "limits: disk_usage_low_watermark must be at most disk_usage_max (with cluster setting"
+            " limits.disk_usage_max)",
+        ),
+        (
+            {"rpc.message_bytes_max": "1MiB"},
+            "rpc.message_bytes_max must be at least 4198400 bytes, to hold the largest entry"
+            " (with cluster setting rpc.message_bytes_max)",
+        ),
+    ],
+)
+def test_a_wrong_cluster_setting_is_named(cluster: dict[str, str], sentence: str) -> None:
+    """Nobody finds it in the bookie's own file, so the sentence says where it is."""
+    assert cluster_refusal(cluster) == sentence
+    with pytest.raises(ConfigurationError) as caught:
+        check_cluster_settings(cluster)
+    assert str(caught.value) == sentence
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["metadata.uri", "metadata.password", "client.add_timeout_seconds", "listen.advertised_host"],
+)
+def test_what_each_process_has_for_itself_is_no_cluster_setting(name: str) -> None:
+    """Where the cluster is, who asks, and what only clients read."""
+    assert f"each process has its own {name}" in cluster_refusal({name: "x"})
+
+
+def test_what_the_cluster_may_still_mend_does_not_keep_it_from_being_asked() -> None:
+    """A relation that holds only with its settings; what is wrong in itself is refused before."""
+    flags = {
+        "limits.disk_usage_low_watermark": "0.97",
+        "bookie.id": "b",
+        "metadata.uri": "zk://h/x",
+    }
+    sources = Sources.read(None, flags, environment={})
+    first = sources.first_settings()
+    assert (first.bookie.id, first.metadata.uri) == ("b", "zk://h/x")
+    assert sources.settings({"limits.disk_usage_max": "0.98"}).limits.disk_usage_max == 0.98
+    assert "low_watermark must be at most" in cluster_refusal({}, flags)
+    wrong = Sources.read(None, {**flags, "listen.port": "x"}, environment={})
+    with pytest.raises(ConfigurationError, match=r"^flag listen\.port"):
+        wrong.first_settings()
+
+
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     """A path that was given must be readable."""
     with pytest.raises(ConfigurationError, match=r"cannot read .*: No such file or directory"):
@@ -248,15 +346,16 @@ def test_every_key_has_a_description_that_is_a_sentence() -> None:
 
 
 def test_the_shipped_file_lists_every_key_with_its_default() -> None:
-    """`conf/bookie.toml` is the rendering of the defaults, and loads."""
+    """`conf/bookie.toml` is the rendering of the defaults, all commented out, and loads."""
     path = ROOT / "conf" / "bookie.toml"
     text = path.read_text(encoding="utf-8")
-    tables = tomllib.loads(text)
+    assert not any(tomllib.loads(text).values()), "a key of the file wins over the cluster's"
+    tables = tomllib.loads(re.sub(r"^#(?=\w+ = )", "", text, flags=re.MULTILINE))
     assert {name: set(table) for name, table in tables.items()} == {
         name: set(type(getattr(Settings(), name)).model_fields) for name in Settings.model_fields
     }
     assert load_settings(path, environment={}) == Settings()
-    assert text == render_toml(Settings()), "run: bookie config default > conf/bookie.toml"
+    assert text == render_defaults(), "run: bookie config default > conf/bookie.toml"
 
 
 @given(st.integers(min_value=0, max_value=2**60))
