@@ -11,6 +11,9 @@ key                             value
 ``available/readonly/<bookie>`` leased: the registration of one that does not
 ``ledgers/…``                   ledger metadata (`layout`)
 ``underreplication/…``          ledgers that lack copies, and who is about to make them
+``config/settings/<s>.<key>``    a cluster setting, the text that a flag would give; the record
+                                ``config/settings`` itself orders those who change them
+``config/labels/<bookie>``       labels that an operator gave a bookie: ``rack=r1,zone=a``
 ``config/namespaces/<name>``    a namespace: the policy of its logs
 ``config/logs/<name>/<log>``    the policy of one log, where it has one of its own
 =============================== ==================================================================
@@ -39,6 +42,8 @@ REPAIR_DISABLED = "/underreplication/disabled"
 LOST_BOOKIE_DELAY = "/underreplication/lost_bookie_recovery_delay"
 CHECKS = "/underreplication/checks"
 CONFIGURATION = "/config"
+SETTINGS = "/config/settings"
+LABELS = "/config/labels"
 NAMESPACES = "/config/namespaces"
 LOG_POLICIES = "/config/logs"
 
@@ -71,6 +76,16 @@ def registration(bookie_id: str, *, read_only: bool) -> str:
 def is_writable(key: str) -> bool:
     """Whether `key` registers a bookie as writable."""
     return key.startswith(WRITABLE + "/")
+
+
+def setting(name: str) -> str:
+    """The key of the cluster setting called ``section.key``."""
+    return f"{SETTINGS}/{name}"
+
+
+def labels(bookie_id: str) -> str:
+    """The key of the labels that an operator gave a bookie."""
+    return f"{LABELS}/{_checked(bookie_id)}"
 
 
 def id_bucket(bucket: int) -> str:

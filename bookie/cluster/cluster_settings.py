@@ -1,0 +1,104 @@
+"""Settings of a whole cluster: one record each, which every bookie reads before its own file.
+
+A change is one transaction, judged together with all the other cluster settings, and ordered with
+the changes of others by the version of the record above them: no two changes, each of them right,
+make something wrong together. A record that was written past this (``bookie metadata put``) is
+judged by the bookies that read it.
+
+Source: the dynamic configuration of PIP-45's brokers, one record per key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from bookie.cluster import keys
+from bookie.cluster.following import follow
+from bookie.config import check_cluster_settings
+from bookie.errors import BadVersionError, ConfigurationError, FormatError, NoSuchKeyError
+from bookie.metadata.store import NOT_EXISTS, Delete, MetadataStore, Put
+
+
+class ClusterSettings:
+    """The settings of one cluster: ``section.key`` → the text that a flag would give."""
+
+    def __init__(self, store: MetadataStore) -> None:
+        self._store = store
+
+    async def read(self) -> dict[str, str]:
+        """All of them, by name, as they were at one moment; not judged.
+
+        Raises:
+            FormatError: a record is no text.
+        """
+        return (await self._read())[0]
+
+    async def set(self, values: Mapping[str, str]) -> None:
+        """Set some of them, all or none.
+
+        Raises:
+            ConfigurationError: one sentence: a setting is unknown or each bookie's own, a value is
+                wrong, or it contradicts another cluster setting or a default.
+        """
+        while True:
+            before, version = await self._read()
+            check_cluster_settings({**before, **values})
+            puts = [Put(keys.setting(name), text.encode()) for name, text in values.items()]
+            if await self._change(version, puts):
+                return
+
+    async def unset(self, names: Iterable[str]) -> None:
+        """Remove some of them, all or none: the default counts again where no bookie has its own.
+
+        Raises:
+            ConfigurationError: one of them is not set, or those that would stay, all right until
+                now, contradict each other or a default without it.
+        """
+        wanted = sorted(set(names))
+        while True:
+            present = set(await self._store.get_children(keys.SETTINGS))
+            for name in wanted:
+                if name not in present:
+                    raise ConfigurationError(f"there is no cluster setting {name}")
+            version = await self._judge_without(wanted)
+            if await self._change(version, [Delete(keys.setting(name)) for name in wanted]):
+                return
+
+    async def follow(self, take: Callable[[dict[str, str]], None]) -> None:
+        """Call `take` with all of them, now and after each change; see `following.follow`."""
+        await follow(self._store, keys.SETTINGS, self.read, take)
+
+    async def _judge_without(self, names: list[str]) -> int:
+        try:
+            before, version = await self._read()
+            check_cluster_settings(before)
+        except (FormatError, ConfigurationError):
+            # What is wrong already may always be removed, one after the other.
+            return await self._version()
+        check_cluster_settings({n: text for n, text in before.items() if n not in names})
+        return version
+
+    async def _read(self) -> tuple[dict[str, str], int]:
+        """All settings, and the version at which that is what they are."""
+        while True:
+            version = await self._version()
+            settings = {}
+            async for record in self._store.scan_children(keys.SETTINGS):
+                try:
+                    settings[record.name] = record.value.decode()
+                except UnicodeDecodeError as error:
+                    raise FormatError(f"the metadata key {record.key} is no text") from error
+            if await self._version() == version:
+                return settings, version
+
+    async def _version(self) -> int:
+        record = await self._store.get(keys.SETTINGS)
+        return NOT_EXISTS if record is None else record.version
+
+    async def _change(self, version: int, operations: list[Put] | list[Delete]) -> bool:
+        """Do it; False if somebody else was quicker."""
+        try:
+            await self._store.transaction([Put(keys.SETTINGS, b"", version), *operations])
+        except (BadVersionError, NoSuchKeyError):
+            return False
+        return True

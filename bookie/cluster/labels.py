@@ -1,0 +1,81 @@
+"""Labels that an operator gave a bookie, kept beside those of its own settings and over them.
+
+They are stored in the cluster, not in the bookie's file, so that they can be changed from anywhere
+while the bookie runs or does not, and survive it. One record per bookie, ``rack=r1,zone=a``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from bookie.cluster import keys
+from bookie.cluster.following import follow
+from bookie.config.quantities import format_labels, parse_labels
+from bookie.errors import BadVersionError, ConfigurationError, FormatError, NoSuchKeyError
+from bookie.metadata.store import NOT_EXISTS, MetadataStore
+
+
+class BookieLabels:
+    """What operators said of the bookies of one cluster."""
+
+    def __init__(self, store: MetadataStore) -> None:
+        self._store = store
+
+    async def read(self, bookie_id: str) -> dict[str, str]:
+        """The labels of a bookie, by name; empty if there are none.
+
+        Raises:
+            FormatError: the record is damaged.
+        """
+        return (await self._read(bookie_id))[0]
+
+    async def change(
+        self, bookie_id: str, labels: Mapping[str, str], remove: Iterable[str] = ()
+    ) -> dict[str, str]:
+        """Set and remove labels in one step; the labels as they are then.
+
+        Raises:
+            ConfigurationError: a name or value is none, or one to be removed is not there.
+        """
+        try:
+            parse_labels(labels)
+        except ValueError as error:
+            raise ConfigurationError(f"the label {error}") from error
+        gone = set(remove)
+        while True:
+            before, version = await self._read(bookie_id)
+            for name in gone - before.keys():
+                raise ConfigurationError(
+                    f"bookie {bookie_id} was given no label {name}; what its own settings say of it"
+                    " is changed there"
+                )
+            after = {name: text for name, text in before.items() if name not in gone}
+            after.update(labels)
+            try:
+                await self._write(bookie_id, after, version)
+            except (BadVersionError, NoSuchKeyError):
+                continue
+            return after
+
+    async def follow(self, bookie_id: str, take: Callable[[dict[str, str]], None]) -> None:
+        """Call `take` with the labels, now and after each change; see `following.follow`."""
+        await follow(self._store, keys.labels(bookie_id), lambda: self.read(bookie_id), take)
+
+    async def _read(self, bookie_id: str) -> tuple[dict[str, str], int]:
+        key = keys.labels(bookie_id)
+        record = await self._store.get(key)
+        if record is None:
+            return {}, NOT_EXISTS
+        try:
+            labels = parse_labels(record.value.decode())
+        except ValueError as error:
+            raise FormatError(f"the metadata key {key} holds no labels: it {error}") from error
+        assert isinstance(labels, dict)
+        return labels, record.version
+
+    async def _write(self, bookie_id: str, labels: Mapping[str, str], version: int) -> None:
+        key = keys.labels(bookie_id)
+        if labels:
+            await self._store.put(key, format_labels(labels).encode(), version=version)
+        elif version != NOT_EXISTS:
+            await self._store.delete(key, version=version)
