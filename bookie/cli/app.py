@@ -45,7 +45,10 @@ EXIT_INTERRUPTED = 130
 GROUPS: dict[str, tuple[str, str]] = {
     "serve": ("bookie.cli.serve", "Run one bookie, the storage daemon."),
     "local": ("bookie.cli.local", "Run a whole cluster of bookie processes on this machine."),
-    "cluster": ("bookie.cli.cluster", "Initialise a cluster, see its bookies, remove it."),
+    "cluster": (
+        "bookie.cli.cluster",
+        "Initialise a cluster, see its bookies, set what they share, remove it.",
+    ),
     "namespace": ("bookie.cli.namespace", "Namespaces of logs, and what they decide for them."),
     "metadata": ("bookie.cli.metadata", "Look into the metadata store, copy it, measure it."),
     "cookie": ("bookie.cli.cookie", "Cookies of a cluster's bookies: list, delete, restore."),

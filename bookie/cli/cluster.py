@@ -1,4 +1,4 @@
-"""``bookie cluster``: initialise a cluster, see its bookies, remove it."""
+"""``bookie cluster``: initialise a cluster, see its bookies, set what they share, remove it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from bookie.cli import cluster_settings
 from bookie.cli.options import Metadata, Output, OutputFormat, Yes, confirm
 
 Layout = Annotated[
@@ -23,8 +24,11 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     no_args_is_help=True,
-    help="Initialise a cluster, see its bookies, remove it.",
+    help="Initialise a cluster, see its bookies, set what they share, remove it.",
 )
+
+
+app.add_typer(cluster_settings.app, name="settings")
 
 
 @app.command("init")

@@ -144,6 +144,59 @@ def compact(
     _print(asyncio.run(_ask(metadata, bookie, "compaction", {"action": "run"})), output)
 
 
+@app.command("label")
+def label(
+    bookie: BookieArgument,
+    metadata: Metadata,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]…", help="Labels, as in bookie.labels."),
+    ] = None,
+    remove: Annotated[
+        list[str] | None,
+        typer.Option("--remove", metavar="KEY", help="A label to take away; may be repeated."),
+    ] = None,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Say where a bookie stands, for placement; show what was said if nothing is given.
+
+    These labels are kept in the metadata store, win over those of the bookie's own settings, and
+    survive its restart. A running bookie registers them within a second.
+    """
+    from bookie.cli.output import print_record
+
+    labels: dict[str, str] = {}
+    for word in words or []:
+        name, equals, value = word.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"{word!r} must look like key=value")
+        labels[name] = value
+    both = labels.keys() & set(remove or [])
+    if both:
+        raise typer.BadParameter(f"{min(both)} is both set and removed")
+    print_record(asyncio.run(_label(metadata, bookie, labels, remove or [])), output)
+
+
+async def _label(
+    metadata: str, bookie_id: str, labels: dict[str, str], remove: list[str]
+) -> dict[str, Any]:
+    from bookie.cli.stores import open_metadata
+    from bookie.cluster.cookies import CookieManager
+    from bookie.cluster.labels import BookieLabels
+    from bookie.errors import NoSuchKeyError
+
+    async with open_metadata(metadata) as store:
+        # Labels of a mistyped bookie would wait for it for ever.
+        if bookie_id not in await CookieManager(store).bookie_ids():
+            raise NoSuchKeyError(f"no bookie {bookie_id} ever joined this cluster")
+        kept = BookieLabels(store)
+        if labels or remove:
+            now = await kept.change(bookie_id, labels, remove)
+        else:
+            now = await kept.read(bookie_id)
+    return {"bookie": bookie_id, "labels": now}
+
+
 def _print(record: dict[str, Any], output: OutputFormat) -> None:
     from bookie.cli.output import format_bytes, print_record
 

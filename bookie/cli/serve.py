@@ -34,6 +34,10 @@ def serve(
 ) -> int:
     """Run one bookie until SIGTERM, which stops it in order.
 
+    Its settings come from the defaults, the cluster (`bookie cluster settings`), the file, the
+    environment and flags; later ones win. No file is needed: --metadata and --set bookie.id will
+    do where the directories' defaults fit.
+
     Exits with 0 after an orderly stop, 1 when it cannot start (its directories or id belong to
     somebody else, the metadata store does not answer), 3 when the metadata store was away for
     longer than [session] allows, 74 when a disk failed, 78 when the configuration is wrong.
@@ -50,13 +54,14 @@ def serve(
     if metadata is not None:
         given["metadata.uri"] = metadata
     try:
-        from bookie.config import load_settings, read_failpoints, read_supervision
+        from bookie.config import Sources, read_failpoints, read_supervision
         from bookie.env.slices import ask_for_short_slices
         from bookie.server.daemon import run_daemon
         from bookie.server.loop import run
 
         ask_for_short_slices()
-        run(run_daemon(load_settings(config, given), read_supervision(), read_failpoints()))
+        sources = Sources.read(config, given)
+        run(run_daemon(sources, read_supervision(), read_failpoints()))
     except ConfigurationError as error:
         return _refuse(str(error), EXIT_MISCONFIGURED)
     except SessionGivenUpError as error:

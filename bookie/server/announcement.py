@@ -1,7 +1,8 @@
 """What the cluster is told about this bookie, kept true while it runs.
 
 The registration carries the bookie's addresses and, so that placement can weigh bookies, its free
-space. It is renewed at once when the bookie turns read-only or writable, and otherwise rarely.
+space. It is renewed at once when the bookie turns read-only or writable or gets other labels, and
+otherwise rarely.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Mapping
 from typing import NoReturn
 
 from bookie.cluster.registration import BookieRegistration
+from bookie.env import Pause
 from bookie.errors import MetadataUnavailableError, SessionLostError
 from bookie.formats.registration import Endpoint, Registration
 from bookie.node.bookie import Bookie
@@ -30,11 +32,28 @@ class Announcement:
     """One bookie as its registration describes it."""
 
     def __init__(
-        self, bookie: Bookie, endpoints: tuple[Endpoint, ...], labels: Mapping[str, str]
+        self,
+        bookie: Bookie,
+        endpoints: tuple[Endpoint, ...],
+        own_labels: Mapping[str, str],
+        given_labels: Mapping[str, str],
     ) -> None:
         self._bookie = bookie
         self._endpoints = endpoints
-        self._labels = labels
+        self._own_labels = own_labels
+        self._given_labels = given_labels
+        self.interval = Pause()
+        """Between two looks; ended when there is something to tell."""
+
+    def set_own_labels(self, labels: Mapping[str, str]) -> None:
+        """The bookie's settings say so now."""
+        self._own_labels = labels
+        self.interval.end()
+
+    def set_given_labels(self, labels: Mapping[str, str]) -> None:
+        """An operator says so now; this wins over the settings, label by label."""
+        self._given_labels = labels
+        self.interval.end()
 
     def read_only_reasons(self) -> list[str]:
         """Why the bookie is read-only now; empty when it is not."""
@@ -46,7 +65,7 @@ class Announcement:
         return Registration(
             bookie_id=info.bookie_id,
             endpoints=self._endpoints,
-            labels=self._labels,
+            labels={**self._own_labels, **self._given_labels},
             total_bytes=info.total_bytes,
             free_bytes=info.free_bytes,
             read_only=info.read_only,
@@ -70,7 +89,8 @@ async def keep_announced(
     while True:
         wanted = await announcement.registration()
         _show(wanted, registered, metrics, readiness, announcement.read_only_reasons())
-        changed = wanted.read_only != registered.registration.read_only
+        told = registered.registration
+        changed = (wanted.read_only, wanted.labels) != (told.read_only, told.labels)
         if registered.is_registered and (
             changed or loop.time() - told_at >= REFRESH_INTERVAL_SECONDS
         ):
@@ -80,7 +100,7 @@ async def keep_announced(
             except (MetadataUnavailableError, SessionLostError) as error:
                 # The registration repairs itself and then tells the newest state.
                 _log.warning("registration_not_updated", reason=str(error))
-        await asyncio.sleep(LOOK_INTERVAL_SECONDS)
+        await announcement.interval.wait(lambda: LOOK_INTERVAL_SECONDS)
 
 
 def _show(

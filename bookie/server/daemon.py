@@ -22,26 +22,30 @@ from contextlib import asynccontextmanager
 from typing import NoReturn
 
 import bookie
+from bookie.cluster.cluster_settings import ClusterSettings
 from bookie.cluster.cookies import CookieManager
 from bookie.cluster.instance import read_instance_id
+from bookie.cluster.labels import BookieLabels
 from bookie.cluster.ledgers import LedgerManager
 from bookie.cluster.registration import RegistrationManager
-from bookie.config import Settings, Supervision, require_bookie_id
+from bookie.config import Settings, Sources, Supervision, require_bookie_id
 from bookie.env import Failpoints, ThreadWorkers, system_environment
 from bookie.errors import BookieError, StorageFailedError
 from bookie.formats.registration import Endpoint
 from bookie.metadata.connect import open_store
 from bookie.metadata.security import security_of
+from bookie.metadata.store import MetadataStore
 from bookie.node.start import StartedBookie, start_bookie
 from bookie.rpc.server import serve as serve_rpc
 from bookie.server.announcement import Announcement, keep_announced
 from bookie.server.heartbeat import beat, observe_loop_lag
 from bookie.server.http import Administration, serve_http
+from bookie.server.live_settings import LiveSettings, fetch_cluster_settings
 from bookie.server.readiness import Part, Readiness
 from bookie.server.service_manager import ServiceManager
 from bookie.server.session_policy import obey_session_policy
 from bookie.server.signals import until_signal
-from bookie.telemetry import Metrics, configure_logging, event_log
+from bookie.telemetry import Metrics, configure_logging, event_log, set_log_level
 
 EXIT_DISK_FAILED = 74
 """EX_IOERR of sysexits.h: the engine could not write or sync; start again, do not retry inside."""
@@ -51,13 +55,15 @@ _WILDCARDS = ("0.0.0.0", "::", "")  # noqa: S104  (compared with, never bound)
 _log = event_log(__name__)
 
 
-async def run_daemon(settings: Settings, supervision: Supervision, failpoints: str = "") -> None:
+async def run_daemon(sources: Sources, supervision: Supervision, failpoints: str = "") -> None:
     """Run one bookie until SIGTERM or SIGINT, then stop it in order.
+
+    Its settings are those of `sources` and of its cluster, which it asks for them first.
 
     A failed disk ends the process with status 74; this does not return then.
 
     Args:
-        settings: all sections; each part gets its own.
+        sources: what file, environment and flags say.
         supervision: how the service manager wants to be told.
         failpoints: places where a crash test kills the process; empty outside tests.
 
@@ -67,9 +73,12 @@ async def run_daemon(settings: Settings, supervision: Supervision, failpoints: s
         SessionGivenUpError: the metadata store was away for longer than the policy allows.
         BookieError: the metadata store does not answer or holds no cluster; a newer format.
     """
-    require_bookie_id(settings)
-    log = settings.log
-    configure_logging(log.level, log.format, bookie=settings.bookie.id)
+    first = sources.first_settings()
+    require_bookie_id(first)
+    configure_logging(first.log.level, first.log.format, bookie=first.bookie.id)
+    live = LiveSettings(sources, await fetch_cluster_settings(first))
+    settings = live.settings
+    configure_logging(settings.log.level, settings.log.format, bookie=settings.bookie.id)
     _log.info(
         "starting",
         version=bookie.__version__,
@@ -78,9 +87,10 @@ async def run_daemon(settings: Settings, supervision: Supervision, failpoints: s
         journal_dir=str(settings.storage.journal_dir),
         ledgers_dir=str(settings.storage.ledgers_dir),
         changed_settings=settings.model_dump_json(exclude_defaults=True),
+        cluster_settings=live.cluster,
     )
     try:
-        await _run(settings, ServiceManager(supervision), supervision, Failpoints(failpoints))
+        await _run(live, ServiceManager(supervision), supervision, Failpoints(failpoints))
     except BaseExceptionGroup as group:
         error = _first_error(group)
         if isinstance(error, StorageFailedError):
@@ -96,8 +106,9 @@ async def run_daemon(settings: Settings, supervision: Supervision, failpoints: s
 
 
 async def _run(
-    settings: Settings, manager: ServiceManager, supervision: Supervision, failpoints: Failpoints
+    live: LiveSettings, manager: ServiceManager, supervision: Supervision, failpoints: Failpoints
 ) -> None:
+    settings = live.settings
     metrics, readiness, administration = Metrics(), Readiness(), Administration()
     metrics.server_status.set(-1)
     async with (
@@ -133,12 +144,16 @@ async def _run(
             _rpc(settings, started, metrics) as port,
         ):
             announcement = Announcement(
-                started.bookie, endpoints_of(settings, port, http_port), settings.bookie.labels
+                started.bookie,
+                endpoints_of(settings, port, http_port),
+                settings.bookie.labels,
+                await BookieLabels(store).read(settings.bookie.id),
             )
             registration = await announcement.registration()
             async with (
                 RegistrationManager(store).register(registration) as registered,
                 _beside([keep_announced(announcement, registered, metrics, readiness)]),
+                _beside(_followers(store, live, started, announcement)),
             ):
                 readiness.clear(Part.BOOT)
                 administration.bookie = started.bookie
@@ -165,6 +180,22 @@ def _signs_of_life(
     if supervision.watchdog_seconds is None:
         return [lag]
     return [lag, beat(manager.alive, interval_seconds=supervision.watchdog_seconds / 2)]
+
+
+def _followers(
+    store: MetadataStore, live: LiveSettings, started: StartedBookie, announcement: Announcement
+) -> list[Coroutine[object, object, None]]:
+    """What keeps settings and labels as the cluster says."""
+
+    def apply(settings: Settings) -> None:
+        set_log_level(settings.log.level)
+        started.apply(settings.storage, settings.limits, settings.garbage)
+        announcement.set_own_labels(settings.bookie.labels)
+
+    return [
+        ClusterSettings(store).follow(lambda cluster: live.take(cluster, apply)),
+        BookieLabels(store).follow(started.bookie.bookie_id, announcement.set_given_labels),
+    ]
 
 
 @asynccontextmanager

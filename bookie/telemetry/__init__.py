@@ -4,7 +4,7 @@ Importing this imports neither prometheus-client nor structlog: both are slow to
 client needs neither.
 """
 
-from bookie.telemetry.events import Event, EventLog, configure_logging, event_log
+from bookie.telemetry.events import Event, EventLog, configure_logging, event_log, set_log_level
 from bookie.telemetry.metrics import Metrics
 
-__all__ = ["Event", "EventLog", "Metrics", "configure_logging", "event_log"]
+__all__ = ["Event", "EventLog", "Metrics", "configure_logging", "event_log", "set_log_level"]

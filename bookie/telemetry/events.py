@@ -111,6 +111,11 @@ def configure_logging(
     logging.captureWarnings(capture=True)
 
 
+def set_log_level(level: LogLevel) -> None:
+    """Change the least severe level that is written, after `configure_logging`."""
+    logging.getLogger().setLevel(level.upper())
+
+
 class _EventFormatter(logging.Formatter):
     """Renders records with structlog, whether they carry an `Event` or another library's text."""
 

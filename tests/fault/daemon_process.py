@@ -106,18 +106,19 @@ class Daemon:
 
 
 @asynccontextmanager
-async def serving(config: Path, *python: str, **variables: str) -> AsyncIterator[Daemon]:
+async def serving(config: Path | None, *python: str, **variables: str) -> AsyncIterator[Daemon]:
     """A started daemon; killed at the end of the block if it still runs.
 
     Args:
-        config: its configuration file.
+        config: its configuration file, or None.
         python: options of the interpreter.
         variables: environment on top of this process's own.
     """
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         *python,
-        *("-m", "bookie", "serve", "--config", str(config)),
+        *("-m", "bookie", "serve"),
+        *(() if config is None else ("--config", str(config))),
         stderr=asyncio.subprocess.PIPE,
         env=child_environment(os.environ) | variables,
     )
@@ -132,7 +133,7 @@ async def serving(config: Path, *python: str, **variables: str) -> AsyncIterator
             await process.stderr.read()
 
 
-async def refused(config: Path, *python: str, **variables: str) -> tuple[int, str]:
+async def refused(config: Path | None, *python: str, **variables: str) -> tuple[int, str]:
     """Exit status and sentence of a daemon that must not start."""
     async with serving(config, *python, **variables) as daemon:
         return await daemon.refusal()

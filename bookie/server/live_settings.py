@@ -1,0 +1,160 @@
+"""The settings of a running bookie, kept as its cluster says.
+
+Before its boot a bookie fetches the cluster settings in a short session: they may say where the
+directories are and which port to take. While it serves, each change is merged anew with what file,
+environment and flags said at the start. What is dynamic is applied at once, what is not is
+announced in the log as waiting for a restart. A change that makes the settings wrong is logged and
+ignored, and the others with it are not; a start refuses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from bookie.cluster.cluster_settings import ClusterSettings
+from bookie.config import Settings, Sources
+from bookie.config.quantities import format_labels
+from bookie.config.section import Section, is_dynamic
+from bookie.errors import ConfigurationError
+from bookie.metadata.connect import open_store
+from bookie.metadata.security import security_of
+from bookie.telemetry import event_log
+
+_LEVELS = ("debug", "info", "warning", "error")
+
+_log = event_log(__name__)
+
+
+async def fetch_cluster_settings(settings: Settings) -> dict[str, str]:
+    """The cluster settings in the store that `[metadata]` names, by name; not judged.
+
+    Raises:
+        ConfigurationError: there is no such kind of store.
+        MetadataUnavailableError: the store does not answer.
+        FormatError: a cluster setting is no text.
+    """
+    async with open_store(
+        settings.metadata.uri,
+        session_timeout_seconds=settings.metadata.session_timeout_seconds,
+        security=security_of(settings.metadata),
+    ) as store:
+        return await ClusterSettings(store).read()
+
+
+class LiveSettings:
+    """The settings that one bookie runs with, from its start to its end.
+
+    Args:
+        sources: what file, environment and flags said at the start.
+        cluster: the cluster settings at the start.
+
+    Raises:
+        ConfigurationError: they are wrong together.
+    """
+
+    def __init__(self, sources: Sources, cluster: Mapping[str, str]) -> None:
+        self._sources = sources
+        self._own = sources.origins()
+        self._cluster = dict(cluster)
+        self._wanted = self.settings = sources.settings(cluster)
+        self._ignored: dict[str, str | None] = {}
+
+    @property
+    def cluster(self) -> list[str]:
+        """The names of the cluster settings that count."""
+        return sorted(self._cluster)
+
+    def take(self, cluster: Mapping[str, str], apply: Callable[[Settings], None]) -> None:
+        """Go by other cluster settings from now on: log what changes, and `apply` what may."""
+        before, self._cluster = self._cluster, self._acceptable(cluster)
+        for name in sorted(self._own.keys() & _differing(before, self._cluster)):
+            _log.info("setting_overridden", key=name, by=self._own[name])
+        old, self._wanted = self._wanted, self._sources.settings(self._cluster)
+        running, self.settings = self.settings, _with_dynamic(self.settings, self._wanted)
+        # The line about a change is written under the more talkative of two levels.
+        quieter = _LEVELS.index(self.settings.log.level) > _LEVELS.index(running.log.level)
+        if quieter:
+            self._tell(old, running)
+        if self.settings != running:
+            apply(self.settings)
+        if not quieter:
+            self._tell(old, running)
+
+    def _tell(self, old: Settings, running: Settings) -> None:
+        was, wanted, wanted_before = map(_values, (running, self._wanted, old))
+        for name, value in _values(self.settings).items():
+            if value != was[name]:
+                _log.info("setting_changed", key=name, value=_text(value), was=_text(was[name]))
+            elif wanted[name] not in (value, wanted_before[name]):
+                _log.warning(
+                    "setting_needs_restart",
+                    key=name,
+                    value=_text(wanted[name]),
+                    runs_with=_text(value),
+                )
+
+    def _acceptable(self, cluster: Mapping[str, str]) -> dict[str, str]:
+        """All of `cluster` if that is right, else as many of its changes as are."""
+        taken = dict(self._cluster)
+        left = {name: cluster.get(name) for name in _differing(taken, cluster)}
+        if self._problem(cluster) is None:
+            taken, left = dict(cluster), {}
+        reasons: dict[str, str] = {}
+        seen = -1
+        while left and seen != len(left):
+            # One change may be right only after another.
+            seen = len(left)
+            for name in sorted(left):
+                text = left[name]
+                changed = {key: value for key, value in taken.items() if key != name}
+                changed |= {} if text is None else {name: text}
+                problem = self._problem(changed)
+                if problem is None:
+                    taken = changed
+                    del left[name]
+                else:
+                    reasons[name] = problem
+        for name, text in sorted(left.items()):
+            if name not in self._ignored or self._ignored[name] != text:
+                _log.warning("setting_ignored", key=name, reason=reasons[name])
+        self._ignored = left
+        return taken
+
+    def _problem(self, cluster: Mapping[str, str]) -> str | None:
+        try:
+            self._sources.settings(cluster)
+        except ConfigurationError as error:
+            return str(error)
+        return None
+
+
+def _differing(before: Mapping[str, str], after: Mapping[str, str]) -> set[str]:
+    return {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+
+
+def _with_dynamic(running: Settings, wanted: Settings) -> Settings:
+    """`running` with the dynamic settings of `wanted`."""
+    sections: dict[str, Section] = {}
+    for name in Settings.model_fields:
+        old, new = getattr(running, name), getattr(wanted, name)
+        fields = type(old).model_fields.items()
+        sections[name] = old.model_copy(
+            update={key: getattr(new, key) for key, field in fields if is_dynamic(field)}
+        )
+    return running.model_copy(update=sections)
+
+
+def _values(settings: Settings) -> dict[str, object]:
+    """Every setting by its name, ``section.key``."""
+    return {
+        f"{section}.{key}": getattr(getattr(settings, section), key)
+        for section in Settings.model_fields
+        for key in type(getattr(settings, section)).model_fields
+    }
+
+
+def _text(value: object) -> str | int | float | bool:
+    """A value as a line of the log holds it."""
+    if isinstance(value, Mapping):
+        return format_labels(value)
+    return value if isinstance(value, str | int | float) else str(value)
