@@ -80,7 +80,7 @@ def test_check_refuses_in_one_sentence(
     ("words", "sentence"),
     [
         (["--set", "bookie.id="], "bookie.id must be set"),
-        (["--set", "metadata.uri=zk://h:2181/x"], "no metadata backend for zk://"),
+        (["--set", "metadata.uri=zk://h:2181"], "must name a scope"),
     ],
 )
 def test_check_refuses_what_a_bookie_would_refuse(
