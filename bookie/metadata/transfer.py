@@ -20,6 +20,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -36,6 +37,9 @@ from bookie.metadata.walk import differences, walk
 
 FORMAT = "bookie metadata"
 FORMAT_VERSION = 1
+
+NARROW_CHILDREN_MAX = 20_000
+"""Children of one key that every kind of store can list, with long names, in one answer."""
 
 Count = Callable[[int], None]
 """Hears of each record that was dealt with."""
@@ -141,15 +145,15 @@ async def migrate(
     """Copy everything from `source` to `target` and compare the two; `source` stays as it is.
 
     Raises:
-        MetadataError: somebody still uses the source and `live` is false; or the two differ after
-            the copy, because somebody wrote to one of them.
+        MetadataError: somebody still uses the source and `live` is false; the target cannot list
+            that many children of one key; or the two differ after the copy, because somebody wrote
+            to one of them.
         KeyExistsError: see `import_records`.
     """
     copied = Copied()
     writer = _Writer(target, copied, overwrite=overwrite, count=count)
     last: list[tuple[str, bytes]] = []
-    if not live:
-        await _require_no_session(source)
+    await _require_movable(source, target, live=live)
     async for record in walk(source):
         if record.ephemeral:
             copied.skipped += 1
@@ -169,12 +173,21 @@ async def migrate(
     return copied
 
 
-async def _require_no_session(source: MetadataStore) -> None:
+async def _require_movable(source: MetadataStore, target: MetadataStore, *, live: bool) -> None:
+    """Refuse before anything is written what would be refused or could not be listed after it."""
+    children: Counter[str] = Counter()
     async for record in walk(source):
-        if record.ephemeral and not record.created_by_self:
+        if record.ephemeral and not record.created_by_self and not live:
             raise MetadataError(
                 f"the source is in use: {record.key} belongs to a live session; stop the bookies "
                 "first"
+            )
+        children[parent_of(record.key)] += 1
+    for key, count in children.most_common(1):
+        if count > NARROW_CHILDREN_MAX and not target.lists_wide_directories:
+            raise MetadataError(
+                f"{key} has {count} children, which {target.backend} could not list; at most "
+                f"{NARROW_CHILDREN_MAX} can be moved there"
             )
 
 

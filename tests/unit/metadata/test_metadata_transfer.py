@@ -15,6 +15,7 @@ from bookie.errors import (
     MetadataUnavailableError,
     NewerFormatError,
 )
+from bookie.metadata import transfer
 from bookie.metadata.memory import MemoryStore
 from bookie.metadata.records import TRANSACTION_OPERATIONS_MAX, VALUE_SIZE_BYTES_MAX
 from bookie.metadata.transfer import export_lines, import_records, migrate, parse_export
@@ -220,6 +221,22 @@ async def test_a_source_in_use_is_refused_unless_asked_for(stores: Stores) -> No
         copied = await migrate(source, target, live=True)
         assert copied.skipped == 1
         assert await content(target) == TREE
+
+
+async def test_what_the_target_could_not_list_is_refused_before(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A directory of a hundred thousand children goes to few kinds of stores."""
+    source, target = stores
+    monkeypatch.setattr(transfer, "NARROW_CHILDREN_MAX", 5)
+    for number in range(6):
+        await source.put(f"/ledgers/{number}", b"")
+    assert (await migrate(source, target)).written == 6
+    monkeypatch.setattr(MemoryStore, "lists_wide_directories", False)
+    await source.put("/more", b"")
+    with pytest.raises(MetadataError, match="/ledgers has 6 children, which the metadata store in"):
+        await migrate(source, target)
+    assert not await target.exists("/more")
 
 
 async def test_a_migration_that_does_not_agree_says_where(stores: Stores) -> None:
