@@ -1,0 +1,519 @@
+"""Ways in which a good history can be made a bad one, each with the rules that it breaks."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from tests.histories.history import (
+    Acquisition,
+    Drawn,
+    Effect,
+    Entry,
+    Gap,
+    History,
+    Notice,
+    Outcome,
+    Read,
+    Seen,
+    SessionEnd,
+    Verb,
+    Watched,
+    Write,
+)
+
+E = TypeVar("E")
+Corrupt = Callable[[History, random.Random], History | None]
+
+
+@dataclass(frozen=True)
+class Corruption:
+    """`corrupt` returns None where the history has nothing that it could damage."""
+
+    corrupt: Corrupt
+    rules: frozenset[str]
+
+
+CORRUPTIONS: dict[str, Corruption] = {}
+
+
+def breaks(*rules: str) -> Callable[[Corrupt], Corrupt]:
+    """Register a corruption."""
+
+    def register(corrupt: Corrupt) -> Corrupt:
+        CORRUPTIONS[corrupt.__name__] = Corruption(corrupt, frozenset(rules))
+        return corrupt
+
+    return register
+
+
+def of(history: History, kind: type[E]) -> list[E]:
+    """The entries of one kind."""
+    return [entry for entry in history if isinstance(entry, kind)]
+
+
+def swapped(history: History, *pairs: tuple[Entry, Entry]) -> History:
+    """The history with some entries replaced."""
+    table = {id(old): new for old, new in pairs}
+    return [table.get(id(entry), entry) for entry in history]
+
+
+def written(history: History) -> list[Write]:
+    """Writes that happened and made a state."""
+    return [w for w in of(history, Write) if w.outcome is Outcome.OK and w.verb is not Verb.DELETE]
+
+
+def choose(dice: random.Random, candidates: list[E]) -> E | None:
+    """One of them, or None."""
+    return dice.choice(candidates) if candidates else None
+
+
+# ---- writes
+
+
+@breaks("M1")
+def two_writes_get_one_revision(history: History, dice: random.Random) -> History | None:
+    first, second = dice.sample(written(history), 2)
+    return swapped(history, (first, replace(first, revision=second.revision)))
+
+
+@breaks("M1", "M2", "M3", "M8")
+def two_writes_swap_their_revisions(history: History, dice: random.Random) -> History | None:
+    writes = written(history)
+    pairs = [(a, b) for a in writes for b in writes if a.returned < b.called]
+    a, b = dice.choice(pairs)
+    return swapped(
+        history, (a, replace(a, revision=b.revision)), (b, replace(b, revision=a.revision))
+    )
+
+
+@breaks("M1", "M2")
+def a_refused_replacement_happened(history: History, dice: random.Random) -> History | None:
+    refused = [
+        w for w in of(history, Write) if w.outcome is Outcome.CONFLICT and w.verb is Verb.REPLACE
+    ]
+    write = choose(dice, refused)
+    if write is None:
+        return None
+    newest = max(w.revision for w in written(history)) + 1
+    done = replace(write, outcome=Outcome.OK, revision=newest, version=newest)
+    return swapped(history, (write, done))
+
+
+@breaks("M1", "M2")
+def a_version_was_replaced_twice(history: History, dice: random.Random) -> History | None:
+    write = choose(dice, [w for w in written(history) if w.verb is Verb.REPLACE])
+    if write is None:
+        return None
+    revision = max(w.revision for w in written(history)) + 1
+    again = replace(write, value="again", revision=revision, version=revision, client="other")
+    return [*history, again]
+
+
+@breaks("M1", "M4")
+def a_replacement_did_nothing(history: History, dice: random.Random) -> History | None:
+    read = {r.value for r in of(history, Read)}
+    write = choose(
+        dice, [w for w in written(history) if w.verb is Verb.REPLACE and w.value in read]
+    )
+    if write is None:
+        return None
+    return swapped(
+        history, (write, replace(write, outcome=Outcome.CONFLICT, revision=-1, version=-1))
+    )
+
+
+@breaks("M1")
+def a_version_unheard_of_was_deleted(history: History, dice: random.Random) -> History | None:
+    deletion = choose(
+        dice,
+        [w for w in of(history, Write) if w.verb is Verb.DELETE and w.outcome is Outcome.OK],
+    )
+    if deletion is None:
+        return None
+    return swapped(history, (deletion, replace(deletion, expected=10**9)))
+
+
+@breaks("M1")
+def a_record_was_created_over_another(history: History, dice: random.Random) -> History | None:
+    fence = next((w for w in written(history) if w.key.endswith("fence")), None)
+    if fence is None:
+        return None
+    revision = max(w.revision for w in written(history)) + 1
+    again = replace(
+        fence,
+        called=fence.returned + 1,
+        returned=fence.returned + 2,
+        value="again",
+        revision=revision,
+        version=revision,
+    )
+    return [*history, again]
+
+
+def _deletable(history: History, write: Write) -> bool:
+    return any(w.key == write.key and w.verb is Verb.DELETE for w in of(history, Write)) or any(
+        w.key == write.key and w.session for w in of(history, Write)
+    )
+
+
+@breaks("M3", "M1")
+def a_seen_write_is_forgotten(history: History, dice: random.Random) -> History | None:
+    read = {r.value for r in of(history, Read)}
+    write = choose(dice, [w for w in written(history) if w.value in read])
+    return None if write is None else [entry for entry in history if entry is not write]
+
+
+@breaks("M4")
+def a_creation_failed_although_there_was_none(
+    history: History, dice: random.Random
+) -> History | None:
+    first = min(entry.called for entry in of(history, Write))
+    made = Write(
+        "other", Verb.CREATE, "/h/a", first - 2, first - 1, Outcome.CONFLICT, value="too early"
+    )
+    return [made, *history]
+
+
+@breaks("M4")
+def the_newest_version_was_refused(history: History, dice: random.Random) -> History | None:
+    writes = of(history, Write)
+    for write in written(history):
+        others = [
+            w for w in writes if w.key == write.key and w is not write and w.returned > write.called
+        ]
+        ends = [w.called for w in others] + [
+            e.called for e in of(history, SessionEnd) if e.returned > write.called
+        ]
+        free = min(ends, default=write.returned + 1)
+        if write.returned < free:
+            at = write.returned
+            refused = Write(
+                "other",
+                Verb.REPLACE,
+                write.key,
+                at + (free - at) / 3,
+                at + (free - at) / 2,
+                Outcome.CONFLICT,
+                value="refused",
+                expected=write.version,
+            )
+            return [*history, refused]
+    return None
+
+
+# ---- reads
+
+
+@breaks("M3")
+def a_read_has_another_value(history: History, dice: random.Random) -> History | None:
+    reads = [r for r in of(history, Read) if r.value is not None]
+    read = choose(dice, reads)
+    others = [r.value for r in reads if read is not None and r.value != read.value]
+    if read is None or not others:
+        return None
+    return swapped(history, (read, replace(read, value=dice.choice(others))))
+
+
+@breaks("M3")
+def a_read_has_a_value_nobody_wrote(history: History, dice: random.Random) -> History | None:
+    read = choose(dice, [r for r in of(history, Read) if r.value is not None])
+    return None if read is None else swapped(history, (read, replace(read, value="phantom")))
+
+
+@breaks("M4")
+def a_write_that_did_nothing_is_seen(history: History, dice: random.Random) -> History | None:
+    nothing = (Outcome.CONFLICT, Outcome.REFUSED)
+    writes = [w for w in of(history, Write) if w.outcome in nothing and w.verb is not Verb.DELETE]
+    write = choose(dice, writes)
+    if write is None:
+        return None
+    after = write.returned
+    seen = Read("other", write.key, after + 0.1, after + 0.2, write.value, 10**9, 10**9)
+    return [*history, seen]
+
+
+@breaks("M2", "M9", "M5")
+def a_read_is_stale(history: History, dice: random.Random) -> History | None:
+    stale = [
+        (read, old)
+        for read in of(history, Read)
+        for old in written(history)
+        for new in written(history)
+        if read.key == old.key == new.key
+        and read.value is not None
+        and old.revision < new.revision
+        and new.returned < read.called
+        and old.value != read.value
+    ]
+    found = choose(dice, stale)
+    if found is None:
+        return None
+    read, old = found
+    return swapped(
+        history,
+        (read, replace(read, value=old.value, version=old.version, revision=old.revision)),
+    )
+
+
+@breaks("M2")
+def a_read_sees_the_future(history: History, dice: random.Random) -> History | None:
+    early = [
+        (read, write)
+        for read in of(history, Read)
+        for write in written(history)
+        if read.key == write.key and read.returned < write.called
+    ]
+    found = choose(dice, early)
+    if found is None:
+        return None
+    read, write = found
+    return swapped(
+        history,
+        (read, replace(read, value=write.value, version=write.version, revision=write.revision)),
+    )
+
+
+@breaks("M6")
+def a_record_that_nobody_deleted_is_absent(history: History, dice: random.Random) -> History | None:
+    reads = [
+        read
+        for read in of(history, Read)
+        for write in written(history)
+        if read.key == write.key
+        and write.returned < read.called
+        and read.value is not None
+        and not _deletable(history, write)
+    ]
+    read = choose(dice, reads)
+    if read is not None:
+        gone = replace(read, value=None, version=-1, revision=-1)
+        return swapped(history, (read, gone))
+    fence = next((w for w in written(history) if w.key.endswith("fence")), None)
+    if fence is None:
+        return None
+    after = fence.returned
+    return [*history, Read("other", fence.key, after + 0.1, after + 0.2, None)]
+
+
+@breaks("M5")
+def a_record_outlives_its_session(history: History, dice: random.Random) -> History | None:
+    outlived = [
+        (write, end)
+        for write in written(history)
+        for end in of(history, SessionEnd)
+        if (write.client, write.session) == (end.client, end.session)
+        and write.verb is Verb.CREATE
+        and write.returned < end.called
+        and not any(
+            w.key == write.key
+            and w.called < end.returned
+            and (w.outcome is Outcome.UNKNOWN or w.called > write.called)
+            for w in of(history, Write)
+            if w.outcome in (Outcome.OK, Outcome.UNKNOWN)
+        )
+    ]
+    found = choose(dice, outlived)
+    if found is None:
+        return None
+    write, end = found
+    late = Read(
+        "other",
+        write.key,
+        end.returned + 0.1,
+        end.returned + 0.2,
+        write.value,
+        write.version,
+        write.revision,
+    )
+    return [*history, late]
+
+
+@breaks("M9")
+def a_client_goes_back(history: History, dice: random.Random) -> History | None:
+    reads = [replace(r, is_current=False) for r in of(history, Read) if r.value is not None]
+    pairs = [
+        (a, b)
+        for a in reads
+        for b in reads
+        if (a.client, a.key) == (b.client, b.key)
+        and a.returned < b.called
+        and a.revision < b.revision
+    ]
+    found = choose(dice, pairs)
+    if found is None:
+        return None
+    a, b = found
+    late = replace(a, called=b.returned + 0.1, returned=b.returned + 0.2)
+    return [*history, late]
+
+
+# ---- locks and numbers
+
+
+@breaks("M7")
+def a_token_is_given_twice(history: History, dice: random.Random) -> History | None:
+    first, second = dice.sample(of(history, Acquisition), 2)
+    return swapped(history, (first, replace(first, token=second.token)))
+
+
+@breaks("M7")
+def a_later_holder_has_a_lower_token(history: History, dice: random.Random) -> History | None:
+    held = of(history, Acquisition)
+    found = choose(dice, [(a, b) for a in held for b in held if a.returned < b.called])
+    if found is None:
+        return None
+    a, b = found
+    return swapped(history, (a, replace(a, token=b.token)), (b, replace(b, token=a.token)))
+
+
+@breaks("M7")
+def an_effect_comes_after_the_next_holders(history: History, dice: random.Random) -> History | None:
+    effects = [e for e in of(history, Effect) if e.revision >= 0]
+    found = choose(dice, [(a, b) for a in effects for b in effects if a.token < b.token])
+    if found is None:
+        return None
+    a, b = found
+    return swapped(
+        history, (a, replace(a, revision=b.revision)), (b, replace(b, revision=a.revision))
+    )
+
+
+@breaks("M7")
+def an_effect_has_a_token_of_nobody(history: History, dice: random.Random) -> History | None:
+    effect = choose(dice, [e for e in of(history, Effect) if e.revision >= 0])
+    return None if effect is None else swapped(history, (effect, replace(effect, client="other")))
+
+
+@breaks("M10")
+def a_number_is_given_twice(history: History, dice: random.Random) -> History | None:
+    first, second = dice.sample(of(history, Drawn), 2)
+    return swapped(history, (first, replace(first, number=second.number)))
+
+
+@breaks("M10")
+def numbers_go_back(history: History, dice: random.Random) -> History | None:
+    drawn = of(history, Drawn)
+    found = choose(dice, [(a, b) for a in drawn for b in drawn if a.returned < b.called])
+    if found is None:
+        return None
+    a, b = found
+    return swapped(history, (a, replace(a, number=b.number)), (b, replace(b, number=a.number)))
+
+
+# ---- watches
+
+
+def _with_notices(
+    history: History,
+    dice: random.Random,
+    change: Callable[[list[Notice | Gap], int], list[Notice | Gap] | None],
+    suits: Callable[[Watched, list[Notice | Gap], int], bool] = lambda *_: True,
+) -> History | None:
+    places = [
+        (watched, index)
+        for watched in of(history, Watched)
+        for index, notice in enumerate(watched.notices)
+        if isinstance(notice, Notice) and suits(watched, list(watched.notices), index)
+    ]
+    found = choose(dice, places)
+    if found is None:
+        return None
+    watched, index = found
+    notices = change(list(watched.notices), index)
+    if notices is None:
+        return None
+    return swapped(history, (watched, replace(watched, notices=tuple(notices))))
+
+
+def _has_no_gap(watched: Watched, notices: list[Notice | Gap], index: int) -> bool:
+    return not any(isinstance(notice, Gap) for notice in notices)
+
+
+@breaks("M8")
+def a_watch_misses_a_write(history: History, dice: random.Random) -> History | None:
+    known = {(w.key, w.revision): w for w in written(history)}
+
+    def suits(watched: Watched, notices: list[Notice | Gap], index: int) -> bool:
+        notice = notices[index]
+        if not isinstance(notice, Notice) or not _has_no_gap(watched, notices, index):
+            return False
+        write = known.get((notice.key, notice.revision))
+        return write is not None and watched.since < write.called < write.returned < watched.until
+
+    return _with_notices(history, dice, lambda notices, i: notices[:i] + notices[i + 1 :], suits)
+
+
+@breaks("M8")
+def a_watch_says_it_twice(history: History, dice: random.Random) -> History | None:
+    return _with_notices(history, dice, lambda notices, i: [*notices[:i], notices[i], *notices[i:]])
+
+
+@breaks("M8")
+def a_watch_turns_the_order(history: History, dice: random.Random) -> History | None:
+    def suits(watched: Watched, notices: list[Notice | Gap], i: int) -> bool:
+        later = notices[i + 1] if i + 1 < len(notices) else None
+        here = notices[i]
+        return (
+            isinstance(here, Notice)
+            and isinstance(later, Notice)
+            and here.revision < later.revision
+        )
+
+    return _with_notices(
+        history,
+        dice,
+        lambda notices, i: [*notices[:i], notices[i + 1], notices[i], *notices[i + 2 :]],
+        suits,
+    )
+
+
+@breaks("M8")
+def a_watch_tears_a_commit(history: History, dice: random.Random) -> History | None:
+    def tear(notices: list[Notice | Gap], i: int) -> list[Notice | Gap]:
+        here = notices[i]
+        assert isinstance(here, Notice)
+        return [*notices[:i], here, replace(here, key="/h/torn", batch=-7), *notices[i + 1 :]]
+
+    return _with_notices(history, dice, tear)
+
+
+@breaks("M8")
+def a_watch_tells_of_a_write_that_nobody_made(
+    history: History, dice: random.Random
+) -> History | None:
+    def invent(notices: list[Notice | Gap], i: int) -> list[Notice | Gap]:
+        return [*notices, Notice(Seen.CREATED, "/h/nobody", 10**9, 10**9)]
+
+    return _with_notices(history, dice, invent)
+
+
+@breaks("M8")
+def a_watch_mistakes_the_kind(history: History, dice: random.Random) -> History | None:
+    def suits(watched: Watched, notices: list[Notice | Gap], i: int) -> bool:
+        here = notices[i]
+        before = [n for n in notices[:i] if isinstance(n, Notice) and isinstance(here, Notice)]
+        return (
+            isinstance(here, Notice)
+            and here.kind is Seen.MODIFIED
+            and any(n.key == here.key for n in before)
+            and _has_no_gap(watched, notices, i)
+        )
+
+    def mistake(notices: list[Notice | Gap], i: int) -> list[Notice | Gap]:
+        here = notices[i]
+        assert isinstance(here, Notice)
+        return [*notices[:i], replace(here, kind=Seen.CREATED), *notices[i + 1 :]]
+
+    return _with_notices(history, dice, mistake, suits)
+
+
+@breaks("M8")
+def a_mirror_is_not_what_there_is(history: History, dice: random.Random) -> History | None:
+    watched = choose(dice, of(history, Watched))
+    if watched is None:
+        return None
+    mirror = {**watched.mirror, "/h/a": watched.mirror.get("/h/a", 0) + 1}
+    return swapped(history, (watched, replace(watched, mirror=mirror)))

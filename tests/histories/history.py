@@ -1,0 +1,160 @@
+"""What clients of a metadata store did and saw, as they saw it: the material of `checker`.
+
+Times are seconds, or any numbers that grow, of one clock for all clients; every operation spans
+from its call to its return. An operation whose outcome is unknown spans to the end of time.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+FOREVER = math.inf
+
+
+class Outcome(enum.Enum):
+    """How an operation ended for its caller."""
+
+    OK = "ok"
+    CONFLICT = "conflict"
+    """Another version than expected, or there was a record, or none: it did nothing."""
+    REFUSED = "refused"
+    """It did nothing, for a reason that says nothing about the record (a lost session)."""
+    UNKNOWN = "unknown"
+
+
+class Verb(enum.Enum):
+    """What a write does."""
+
+    CREATE = "create"
+    REPLACE = "replace"
+    DELETE = "delete"
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """A conditional write of one record. Values are unique in a history."""
+
+    client: str
+    verb: Verb
+    key: str
+    called: float
+    returned: float
+    outcome: Outcome
+    value: str = ""
+    expected: int | None = None
+    """The version that was expected, for what is no creation; None: any."""
+    version: int = -1
+    """The version it made, if the outcome is OK."""
+    revision: int = -1
+    """Likewise the revision; -1 for a deletion, which returns none."""
+    session: int = 0
+    """Not 0: the record is ephemeral, and lives as long as this session of the client."""
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A read of one record that was answered."""
+
+    client: str
+    key: str
+    called: float
+    returned: float
+    value: str | None
+    """None: there was no record."""
+    version: int = -1
+    revision: int = -1
+    is_current: bool = True
+    """Whether the backend promises the newest state, or only none older than this client saw."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionEnd:
+    """The server ended a session between two moments; its ephemeral records went with it."""
+
+    client: str
+    session: int
+    called: float
+    returned: float
+
+
+@dataclass(frozen=True, slots=True)
+class Acquisition:
+    """A lock that was acquired, by a call that lasted from `called` to `returned`."""
+
+    client: str
+    lock: str
+    called: float
+    returned: float
+    token: int
+    ended: float = FOREVER
+    """When its holder released it, or learned that it is lost or uncertain."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """Something that was done under a lock, guarded by its token."""
+
+    client: str
+    lock: str
+    token: int
+    called: float
+    returned: float
+    revision: int
+    """The place of the effect among all; -1: it was refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A number that a counter gave."""
+
+    client: str
+    counter: str
+    called: float
+    returned: float
+    number: int
+
+
+class Seen(enum.Enum):
+    """What a watch said about a key."""
+
+    CREATED = "created"
+    MODIFIED = "modified"
+    DELETED = "deleted"
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """One event of a watch. Those of one commit have the same number of `batch`."""
+
+    kind: Seen
+    key: str
+    revision: int
+    batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """The watch could not prove that it saw everything; its consumer listed again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """All that one watch said, from when it stood to when the last was taken from it."""
+
+    client: str
+    prefix: str
+    since: float
+    until: float
+    """Commits that were done by then had been delivered."""
+    notices: tuple[Notice | Gap, ...]
+    mirror: dict[str, int] = field(hash=False)
+    """What its consumer believed at the end: key → revision."""
+    final: dict[str, int] = field(hash=False)
+    """What there was."""
+
+
+Entry: TypeAlias = Write | Read | SessionEnd | Acquisition | Effect | Drawn | Watched
+History: TypeAlias = list[Entry]

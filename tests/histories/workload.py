@@ -1,0 +1,437 @@
+"""Clients that use a metadata store, and faults that they live through, written down as a history.
+
+It runs on whatever stores it is given: real ones, or the one in memory in virtual time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field, replace
+
+from bookie.errors import (
+    BadVersionError,
+    LockLostError,
+    MetadataUnavailableError,
+    NoSuchKeyError,
+    OperationTimeoutError,
+    SessionLostError,
+)
+from bookie.metadata.coordination.counters import Counter
+from bookie.metadata.coordination.lock import Lock
+from bookie.metadata.coordination.locks import LockManager
+from bookie.metadata.coordination.participant import Participant
+from bookie.metadata.store import (
+    NOT_EXISTS,
+    Change,
+    ChangeKind,
+    MetadataStore,
+    Put,
+    Resync,
+    SessionEvent,
+    Stat,
+)
+from tests.conformance.faulty_store import FaultyStore
+from tests.histories.history import (
+    FOREVER,
+    Acquisition,
+    Drawn,
+    Effect,
+    Gap,
+    History,
+    Notice,
+    Outcome,
+    Read,
+    Seen,
+    SessionEnd,
+    Verb,
+    Watched,
+    Write,
+)
+
+REGISTERS = "/h"
+FENCE = "/h/fence"
+LOCK = "/lock"
+EFFECT = "/effect"
+COUNTER = "/counter"
+_KINDS = {
+    ChangeKind.CREATED: Seen.CREATED,
+    ChangeKind.MODIFIED: Seen.MODIFIED,
+    ChangeKind.DELETED: Seen.DELETED,
+}
+
+
+class Recorder:
+    """The history so far, and its clock: a number for each moment that matters."""
+
+    def __init__(self) -> None:
+        self.history: History = []
+        self._ticks = itertools.count(1)
+
+    def now(self) -> float:
+        """A moment after all that were asked for before."""
+        return float(next(self._ticks))
+
+
+@dataclass
+class Person:
+    """One client of the store: a name, a session, and its own dice."""
+
+    name: str
+    store: FaultyStore
+    session: MetadataStore
+    recorder: Recorder
+    dice: random.Random
+    is_current: bool
+    """Whether the backend's reads show the newest state."""
+    sessions: int = 1
+    quiet: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by each operation of which it matters in which session it was done."""
+    known: dict[str, Stat] = field(default_factory=dict)
+    values: itertools.count[int] = field(default_factory=itertools.count)
+
+    # ---- registers
+
+    async def use_registers(self, steps: int) -> None:
+        """Read, create, replace and delete a few records at random."""
+        for _ in range(steps):
+            key = f"{REGISTERS}/{self.dice.choice('abcd')}"
+            async with self.quiet:
+                match self.dice.randrange(6):
+                    case 0 | 1:
+                        await self._read(key)
+                    case 2:
+                        await self._write(Verb.CREATE, key, NOT_EXISTS)
+                    case 3 | 4 if key in self.known:
+                        await self._write(Verb.REPLACE, key, self.known[key].version)
+                    case 5 if key in self.known:
+                        await self._write(Verb.DELETE, key, self.known[key].version)
+                    case _:
+                        await self._read(key)
+            await asyncio.sleep(0)
+
+    async def _read(self, key: str) -> None:
+        called = self.recorder.now()
+        try:
+            record = await self.store.get(key)
+        except MetadataUnavailableError:
+            return
+        returned = self.recorder.now()
+        if record is None:
+            self.known.pop(key, None)
+            read = Read(self.name, key, called, returned, None)
+        else:
+            self.known[key] = record.stat
+            stat = record.stat
+            value = record.value.decode()
+            read = Read(self.name, key, called, returned, value, stat.version, _number(stat))
+        self.recorder.history.append(replace(read, is_current=self.is_current))
+
+    async def _write(self, verb: Verb, key: str, expected: int) -> None:
+        value = f"{self.name}-{next(self.values)}"
+        # A deletion of the fence's neighbours tells nothing about sessions: only some are leased.
+        ephemeral = verb is Verb.CREATE and self.dice.randrange(3) == 0
+        write = Write(
+            self.name,
+            verb,
+            key,
+            called=self.recorder.now(),
+            returned=FOREVER,
+            outcome=Outcome.UNKNOWN,
+            value="" if verb is Verb.DELETE else value,
+            expected=None if verb is Verb.CREATE else expected,
+            session=self.sessions if ephemeral else 0,
+        )
+        try:
+            if verb is Verb.DELETE:
+                await self.store.delete(key, version=expected)
+                self.known.pop(key, None)
+                write = replace(write, outcome=Outcome.OK)
+            else:
+                stat = await self.store.put(
+                    key, value.encode(), version=expected, ephemeral=ephemeral
+                )
+                self.known[key] = stat
+                write = replace(
+                    write, outcome=Outcome.OK, version=stat.version, revision=_number(stat)
+                )
+        except (BadVersionError, NoSuchKeyError):
+            write = replace(write, outcome=Outcome.CONFLICT)
+        except SessionLostError:
+            write = replace(write, outcome=Outcome.REFUSED)
+        except MetadataUnavailableError:
+            self.recorder.history.append(write)
+            return
+        self.recorder.history.append(replace(write, returned=self.recorder.now()))
+
+    # ---- recipes
+
+    async def use_locks(self, rounds: int) -> None:
+        """Acquire one lock again and again, and do what it guards."""
+        async with Participant(self.store) as participant:
+            locks = LockManager(participant)
+            for _ in range(rounds):
+                called = self.recorder.now()
+                try:
+                    lock = await locks.acquire(LOCK, timeout_seconds=30)
+                except OperationTimeoutError:
+                    continue
+                await self._act(lock, called)
+
+    async def _act(self, lock: Lock, called: float) -> None:
+        tokens: dict[int, Acquisition] = {}
+        for _ in range(self.dice.randrange(1, 5)):
+            token = lock.token
+            if token not in tokens:
+                returned = self.recorder.now()
+                tokens[token] = Acquisition(self.name, LOCK, called, returned, token)
+            await self._do(lock, token)
+            await asyncio.sleep(0)
+        ended = self.recorder.now()
+        self.recorder.history += [replace(one, ended=ended) for one in tokens.values()]
+        await lock.release()
+
+    async def _do(self, lock: Lock, token: int) -> None:
+        called = self.recorder.now()
+        revision = -1
+        try:
+            done = await self.store.transaction([lock.check(), Put(EFFECT, self.name.encode())])
+            assert done[1] is not None
+            revision = _number(done[1])
+        except MetadataUnavailableError:
+            return
+        except (BadVersionError, NoSuchKeyError, LockLostError, SessionLostError):
+            pass
+        returned = self.recorder.now()
+        self.recorder.history.append(Effect(self.name, LOCK, token, called, returned, revision))
+
+    async def draw_numbers(self, count: int) -> None:
+        """Draw from one counter."""
+        async with Participant(self.store) as participant:
+            counter = Counter(participant, COUNTER)
+            for _ in range(count):
+                called = self.recorder.now()
+                try:
+                    number = await counter.next()
+                except (MetadataUnavailableError, SessionLostError):
+                    continue
+                returned = self.recorder.now()
+                self.recorder.history.append(Drawn(self.name, COUNTER, called, returned, number))
+
+
+class Watcher:
+    """Mirrors the registers by a watch, until it saw the fence."""
+
+    def __init__(
+        self, name: str, store: MetadataStore, recorder: Recorder, *, splits: bool
+    ) -> None:
+        self._name = name
+        self._store = store
+        self._recorder = recorder
+        self._splits = splits
+        """The backend may deliver one commit in pieces."""
+        self._notices: list[Notice | Gap] = []
+        self._batches = itertools.count()
+        self.mirror: dict[str, int] = {}
+        self.stands = asyncio.Event()
+        self.until = FOREVER
+        """Set before the fence is written."""
+
+    async def follow(self) -> None:
+        """Watch to the end, and write down what was seen."""
+        async with self._store.watch(REGISTERS) as changes:
+            self.mirror = await self._list()
+            since = self._recorder.now()
+            self.stands.set()
+            while FENCE not in self.mirror:
+                await self._take(await anext(changes))
+        await self._store.sync()
+        final = await self._list()
+        self._recorder.history.append(
+            Watched(
+                self._name, REGISTERS, since, self.until, tuple(self._notices), self.mirror, final
+            )
+        )
+
+    async def _take(self, change: Change) -> None:
+        if isinstance(change, Resync):
+            self._notices.append(Gap())
+            self.mirror = await self._list()
+            return
+        batch = next(self._batches)
+        for event in change.events:
+            revision = event.revision or 0
+            number = revision if self._splits else batch
+            self._notices.append(Notice(_KINDS[event.kind], event.key, revision, number))
+            if event.kind is ChangeKind.DELETED:
+                self.mirror.pop(event.key, None)
+            else:
+                self.mirror[event.key] = revision
+
+    async def _list(self) -> dict[str, int]:
+        while True:
+            try:
+                return {
+                    record.key: _number(record.stat)
+                    async for record in self._store.scan_children(REGISTERS)
+                }
+            except MetadataUnavailableError:
+                await asyncio.sleep(0.01)
+
+
+@dataclass(frozen=True)
+class Faults:
+    """What may be done to a session; None where the backend cannot."""
+
+    expire: Callable[[MetadataStore], Awaitable[None]]
+    disconnect: Callable[[MetadataStore], Awaitable[None]] | None = None
+    reconnect: Callable[[MetadataStore], Awaitable[None]] | None = None
+
+
+class Nemesis:
+    """Loses replies and requests, cuts sessions off, and ends them."""
+
+    def __init__(self, people: list[Person], faults: Faults, recorder: Recorder, seed: int) -> None:
+        self._people = people
+        self._faults = faults
+        self._recorder = recorder
+        self._dice = random.Random(f"nemesis/{seed}")
+        self.counts = dict.fromkeys(("reply", "request", "expiry", "outage"), 0)
+
+    async def strike(self, times: int) -> None:
+        """So many faults, one after the other."""
+        for _ in range(times):
+            person = self._dice.choice(self._people)
+            match self._dice.randrange(8):
+                case 0 | 1 | 2:
+                    person.store.lost_replies += 1
+                    self.counts["reply"] += 1
+                case 3 | 4:
+                    person.store.lost_requests += 1
+                    self.counts["request"] += 1
+                case 5 | 6:
+                    await self._expire(person)
+                case _:
+                    await self._cut_off(person)
+            for _ in range(self._dice.randrange(60)):
+                await asyncio.sleep(0)
+
+    async def _expire(self, person: Person) -> None:
+        # Nothing is under way meanwhile, or nobody knew in which session it was done.
+        async with person.quiet, person.session.session_events() as events:
+            self.counts["expiry"] += 1
+            called = self._recorder.now()
+            await self._faults.expire(person.session)
+            async for event in events:
+                if event is SessionEvent.SESSION_REESTABLISHED:
+                    break
+            self._recorder.history.append(
+                SessionEnd(person.name, person.sessions, called, self._recorder.now())
+            )
+            person.sessions += 1
+
+    async def _cut_off(self, person: Person) -> None:
+        if self._faults.disconnect is None or self._faults.reconnect is None:
+            return
+        self.counts["outage"] += 1
+        async with person.session.session_events() as events:
+            await self._faults.disconnect(person.session)
+            await _until(events, SessionEvent.CONNECTION_LOST)
+            for _ in range(self._dice.randrange(40)):
+                await asyncio.sleep(0)
+            await self._faults.reconnect(person.session)
+            await _until(events, SessionEvent.RECONNECTED)
+
+
+async def _until(events: AsyncIterator[SessionEvent], wanted: SessionEvent) -> None:
+    async for event in events:
+        if event is wanted:
+            return
+
+
+@dataclass(frozen=True)
+class Load:
+    """How much is done."""
+
+    people: int = 3
+    watchers: int = 2
+    steps: int = 60
+    rounds: int = 5
+    numbers: int = 15
+    faults: int = 15
+
+
+async def record_history(
+    open_session: Callable[[], Awaitable[MetadataStore]],
+    faults: Faults,
+    seed: int,
+    load: Load = Load(),
+    *,
+    is_current: bool = True,
+    splits: bool = False,
+) -> tuple[History, dict[str, int]]:
+    """Run clients, watchers and faults on sessions of one store; what happened, and the faults.
+
+    Args:
+        open_session: a new session, which the caller closes.
+        faults: what may be done to one.
+        seed: of all dice; with virtual time, of the whole run.
+        load: how much.
+        is_current: whether the backend's reads show the newest state.
+        splits: whether the backend may deliver one commit in pieces.
+    """
+    recorder = Recorder()
+    people = []
+    for number in range(load.people):
+        session = await open_session()
+        dice = random.Random(f"{seed}/{number}")
+        people.append(
+            Person(f"c{number}", FaultyStore(session), session, recorder, dice, is_current)
+        )
+    watchers = [
+        Watcher(f"w{number}", await open_session(), recorder, splits=splits)
+        for number in range(load.watchers)
+    ]
+    # One of those who are cut off and expire watches as well.
+    watchers.append(Watcher("c0", people[0].session, recorder, splits=splits))
+    nemesis = Nemesis(people, faults, recorder, seed)
+    async with asyncio.TaskGroup() as watching:
+        for watcher in watchers:
+            watching.create_task(watcher.follow())
+            await watcher.stands.wait()
+        async with asyncio.TaskGroup() as working:
+            working.create_task(nemesis.strike(load.faults))
+            for person in people:
+                working.create_task(person.use_registers(load.steps))
+                working.create_task(person.use_locks(load.rounds))
+                working.create_task(person.draw_numbers(load.numbers))
+        await _write_fence(people[-1], watchers, recorder)
+    return recorder.history, nemesis.counts
+
+
+async def _write_fence(person: Person, watchers: list[Watcher], recorder: Recorder) -> None:
+    for watcher in watchers:
+        watcher.until = recorder.now()
+    called = recorder.now()
+    person.store.lost_replies = person.store.lost_requests = 0
+    stat = await person.store.put(FENCE, b"fence", version=NOT_EXISTS)
+    recorder.history.append(
+        Write(
+            person.name,
+            Verb.CREATE,
+            FENCE,
+            called,
+            recorder.now(),
+            Outcome.OK,
+            "fence",
+            version=stat.version,
+            revision=_number(stat),
+        )
+    )
+
+
+def _number(stat: Stat) -> int:
+    assert stat.revision is not None, "histories need order numbers"
+    return stat.revision
