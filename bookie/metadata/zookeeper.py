@@ -126,6 +126,7 @@ class ZooKeeperStore(MetadataStore):
     """A session with the ZooKeeper servers `hosts`; all keys lie below the path `scope`."""
 
     backend = "ZooKeeper"
+    lists_wide_directories = False
 
     def __init__(
         self,
