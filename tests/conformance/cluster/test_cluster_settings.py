@@ -1,48 +1,22 @@
-"""Cluster settings and labels of bookies: judged, ordered and followed, on both stores."""
+"""Cluster settings and labels of bookies: judged, ordered and followed, on every store."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bookie.cluster import following, keys
+from bookie.cluster import keys
 from bookie.cluster.cluster_settings import ClusterSettings
 from bookie.cluster.labels import BookieLabels
-from bookie.errors import ConfigurationError, FormatError, MetadataUnavailableError
-from bookie.metadata.connect import open_store
-from bookie.metadata.memory import MemoryStore
+from bookie.errors import ConfigurationError, FormatError
 from bookie.metadata.store import MetadataStore
+from tests.conformance.backends import Backend
 
-_names = itertools.count()
-
-
-@pytest.fixture(params=["memory", "local"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[MetadataStore]:
-    uri = f"memory://settings-{next(_names)}"
-    if request.param == "local":
-        uri = f"local://{tmp_path}/metadata"
-    async with open_store(uri) as opened:
-        yield opened
-
-
-@pytest.fixture
-async def memory() -> AsyncIterator[MemoryStore]:
-    async with MemoryStore(f"settings-{next(_names)}") as opened:
-        yield opened
-
-
-@pytest.fixture
-async def two() -> AsyncIterator[tuple[MemoryStore, MemoryStore]]:
-    """Two sessions on one store."""
-    name = f"settings-{next(_names)}"
-    async with MemoryStore(name) as one, MemoryStore(name) as other:
-        yield one, other
+SECONDS_MAX = 30.0
 
 
 class Told:
@@ -56,13 +30,13 @@ class Told:
 
     async def until(self, state: dict[str, str]) -> None:
         """Wait until this is what was told last."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(SECONDS_MAX):
             while await self._news.get() != state:
                 pass
 
 
 @asynccontextmanager
-async def following_(manager: Any, *words: str) -> AsyncIterator[Told]:
+async def following(manager: Any, *words: str) -> AsyncIterator[Told]:
     """Follow for the duration of the block."""
     told = Told()
     async with asyncio.TaskGroup() as tasks:
@@ -136,33 +110,34 @@ async def test_what_was_written_past_us_can_be_removed(store: MetadataStore) -> 
 
 
 async def test_changes_of_two_at_a_time_are_judged_one_after_the_other(
-    memory: MemoryStore,
+    backend: Backend,
 ) -> None:
     """Each of them is right by itself; together they would not be, and one is refused."""
+    stores = [await backend.open() for _ in range(2)]
     low, high = "limits.disk_usage_low_watermark", "limits.disk_usage_max"
     refused: list[str] = []
 
-    async def change(name: str, text: str) -> None:
+    async def change(number: int, name: str, text: str) -> None:
         try:
-            await ClusterSettings(memory).set({name: text})
+            await ClusterSettings(stores[number % 2]).set({name: text})
         except ConfigurationError as error:
             refused.append(str(error))
 
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(change(high, "0.91"))
-        tasks.create_task(change(low, "0.94"))
+        tasks.create_task(change(0, high, "0.91"))
+        tasks.create_task(change(1, low, "0.94"))
         for port in range(5):
-            tasks.create_task(change("http.port", str(port)))
+            tasks.create_task(change(port, "http.port", str(port)))
     assert len(refused) == 1
     assert "must be at most disk_usage_max" in refused[0]
-    assert len(await ClusterSettings(memory).read()) == 2
+    assert len(await ClusterSettings(stores[0]).read()) == 2
 
 
 async def test_followers_hear_of_every_change(store: MetadataStore) -> None:
     """First of what is there; of other keys nothing."""
     settings = ClusterSettings(store)
     await settings.set({"log.level": "debug"})
-    async with following_(settings) as told:
+    async with following(settings) as told:
         await told.until({"log.level": "debug"})
         await settings.set({"http.port": "80"})
         await told.until({"log.level": "debug", "http.port": "80"})
@@ -173,46 +148,50 @@ async def test_followers_hear_of_every_change(store: MetadataStore) -> None:
         await told.until({})
 
 
-async def test_followers_outlive_outages_and_lost_sessions(
-    two: tuple[MemoryStore, MemoryStore], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_followers_outlive_outages(cut_off_backend: Backend) -> None:
     """What was changed by somebody else meanwhile is told when the store is back."""
-    monkeypatch.setattr(following, "RETRY_SECONDS_MAX", 0.1)
-    memory, other = two
-    async with following_(ClusterSettings(memory)) as told:
-        settings = ClusterSettings(other)
+    store, other = await cut_off_backend.open(), await cut_off_backend.open()
+    settings = ClusterSettings(other)
+    async with following(ClusterSettings(store)) as told:
         await settings.set({"log.level": "debug"})
         await told.until({"log.level": "debug"})
-        memory.disconnect()
+        await cut_off_backend.disconnect(store)
         await settings.set({"log.level": "error"})
-        with pytest.raises(MetadataUnavailableError):
-            await ClusterSettings(memory).read()
-        memory.reconnect()
+        await cut_off_backend.reconnect(store)
         await told.until({"log.level": "error"})
-        memory.expire_session()
         await settings.set({"log.level": "info"})
         await told.until({"log.level": "info"})
 
 
-async def test_following_begins_during_an_outage(two: tuple[MemoryStore, MemoryStore]) -> None:
+async def test_followers_outlive_lost_sessions(backend: Backend) -> None:
+    """A settings watcher owns nothing that ends with a session."""
+    store = await backend.open(session_timeout_seconds=2.0)
+    settings = ClusterSettings(await backend.open())
+    async with following(ClusterSettings(store)) as told:
+        await told.until({})
+        await backend.expire(store)
+        await settings.set({"log.level": "info"})
+        await told.until({"log.level": "info"})
+
+
+async def test_following_begins_during_an_outage(cut_off_backend: Backend) -> None:
     """It waits for the store."""
-    memory, other = two
-    memory.disconnect()
-    async with following_(ClusterSettings(memory)) as told:
-        await asyncio.sleep(0)
+    store, other = await cut_off_backend.open(), await cut_off_backend.open()
+    await cut_off_backend.disconnect(store)
+    async with following(ClusterSettings(store)) as told:
         await ClusterSettings(other).set({"log.level": "debug"})
-        memory.reconnect()
+        await cut_off_backend.reconnect(store)
         await told.until({"log.level": "debug"})
 
 
-async def test_following_ends_with_the_store() -> None:
+async def test_following_ends_with_the_store(backend: Backend) -> None:
     """Quietly: whoever closed it is stopping."""
     async with asyncio.TaskGroup() as tasks:
-        async with MemoryStore(f"settings-{next(_names)}") as store:
+        async with backend.session() as store:
             told = Told()
             task = tasks.create_task(ClusterSettings(store).follow(told))
             await told.until({})
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(SECONDS_MAX):
             await task
 
 
@@ -248,18 +227,20 @@ async def test_wrong_labels_are_refused(store: MetadataStore) -> None:
             await labels.read("b1")
 
 
-async def test_labels_of_two_at_a_time_are_all_kept(store: MetadataStore) -> None:
+async def test_labels_of_two_at_a_time_are_all_kept(backend: Backend) -> None:
     """Nobody overwrites what another one has just said."""
+    stores = [await backend.open() for _ in range(2)]
     async with asyncio.TaskGroup() as tasks:
         for number in range(8):
-            tasks.create_task(BookieLabels(store).change("b1", {f"name-{number}": "x"}))
-    assert len(await BookieLabels(store).read("b1")) == 8
+            labels = BookieLabels(stores[number % 2])
+            tasks.create_task(labels.change("b1", {f"name-{number}": "x"}))
+    assert len(await BookieLabels(stores[0]).read("b1")) == 8
 
 
 async def test_labels_are_followed_by_bookie(store: MetadataStore) -> None:
     """Those of another one with a longer name are not ours."""
     labels = BookieLabels(store)
-    async with following_(labels, "b1") as told:
+    async with following(labels, "b1") as told:
         await told.until({})
         await labels.change("b11", {"zone": "x"})
         await labels.change("b1", {"zone": "a"})
