@@ -447,7 +447,9 @@ class ZooKeeperStore(MetadataStore):
 
     def _missed_events(self) -> None:
         self._known.clear()
-        opened = self._require_open()
+        opened = self._open
+        if opened is None:
+            return  # it is being closed
         opened.nodes.begin()
         opened.reader.begin()
         for watch in self._watches:

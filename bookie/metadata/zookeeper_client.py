@@ -14,10 +14,12 @@ import ssl
 import threading
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.retry import KazooRetry
 
+from bookie.errors import ConfigurationError
 from bookie.metadata.security import MetadataSecurity
 from bookie.metadata.zookeeper_thread import (
     Answered,
@@ -44,6 +46,9 @@ class Bridge:
         on_notice: called in the loop, in the order of the socket.
         on_quiet: called when all that came together has been handed out.
         make_nonce: text that was never used before, for the exchange of passwords.
+
+    Raises:
+        ConfigurationError: a file of TLS cannot be read, or holds something else.
     """
 
     def __init__(
@@ -75,16 +80,11 @@ class Bridge:
             self.post,
             hosts=hosts,
             timeout=session_timeout_seconds,
-            handler=Handler(attempt),
+            handler=Handler(attempt, _tls(security)),
             connection_retry=retry,
             logger=logger,
             auth_data=_digest(security),
             sasl=_sasl(security, make_nonce),
-            use_ssl=security.uses_tls,
-            ca=_text(security.tls_ca_file),
-            certfile=_text(security.tls_certificate_file),
-            keyfile=_text(security.tls_key_file),
-            check_hostname=security.uses_tls,
         )
 
     # ---- in the loop
@@ -212,8 +212,31 @@ def describe_failure(reason: BaseException) -> str:
     return str(reason) or type(reason).__name__
 
 
-def _text(path: object) -> str | None:
-    return None if path is None else str(path)
+def _tls(security: MetadataSecurity) -> ssl.SSLContext | None:
+    """What we believe and show.
+
+    Raises:
+        ConfigurationError: a file cannot be read, or holds something else.
+    """
+    if security.tls_ca_file is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        context.load_verify_locations(security.tls_ca_file)
+    except OSError as error:
+        raise _bad_file("ca", security.tls_ca_file, error) from error
+    if security.tls_certificate_file is not None and security.tls_key_file is not None:
+        try:
+            context.load_cert_chain(security.tls_certificate_file, security.tls_key_file)
+        except OSError as error:
+            raise _bad_file("certificate", security.tls_certificate_file, error) from error
+    return context
+
+
+def _bad_file(name: str, path: Path, error: OSError) -> ConfigurationError:
+    return ConfigurationError(
+        f"metadata.tls_{name}_file {path} cannot be used: {error.strerror or error}"
+    )
 
 
 def _digest(security: MetadataSecurity) -> list[tuple[str, str]]:

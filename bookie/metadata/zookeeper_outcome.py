@@ -94,6 +94,8 @@ class Receipts:
     def __init__(self, link: Link, base: str) -> None:
         self.base = base
         """The node below which they lie."""
+        self.found_done = 0
+        """Writes so far whose answer was lost and that turned out to be done."""
         self._link = link
         self._free: list[int] = []
         self._count = 0
@@ -137,12 +139,18 @@ class Receipts:
                 results = await self._link.send(multi, session).answer
             except NotSentError:
                 continue
-            except SessionEndedError as error:
-                raise _unknown(operations) from error
-            except LostError:
-                zxid = await self._find_out(session, name, mark, operations, deadline)
+            except LostError as lost:
+                try:
+                    if isinstance(lost, SessionEndedError):
+                        raise _ended(operations)
+                    zxid = await self._find_out(session, name, mark, operations, deadline)
+                except MetadataUnavailableError as error:
+                    raise MetadataUnavailableError(
+                        f"whether the write was done is unknown: {error}"
+                    ) from error
                 if zxid is None:
                     continue
+                self.found_done += 1
                 return Committed(None, zxid, session)
             except NoAnswerError as error:
                 raise MetadataUnavailableError(
@@ -167,7 +175,7 @@ class Receipts:
         """The zxid of a write whose answer was lost, or None if it was and will not be done."""
         while True:
             if await self._link.usable(deadline) != session:
-                raise _unknown(operations)
+                raise _ended(operations)
             self._marks += 1
             behind = self._receipt(session, _BARRIER, b"%d" % self._marks)
             barrier = self._link.send(Multi([behind]), session)
@@ -185,9 +193,7 @@ class Receipts:
                     self._written.add((session, name))
                     return _zxid(stat) if data == mark else None
             elif isinstance(error, NoAnswerError):
-                raise MetadataUnavailableError(
-                    "the metadata store did not answer; whether the write was done is unknown"
-                ) from error
+                raise MetadataUnavailableError("the metadata store did not answer") from error
 
     def _receipt(self, session: int, name: str, mark: bytes) -> NodeOperation:
         path = self._path(session, name)
@@ -246,11 +252,11 @@ def _zxid(stat: ZnodeStat) -> int:
     return int(stat.mzxid)
 
 
-def _unknown(operations: Sequence[NodeOperation]) -> Exception:
+def _ended(operations: Sequence[NodeOperation]) -> Exception:
     """What to say of a write that may have been the last one of its session."""
     if operations and all(isinstance(o, CreateNode) and o.flags & EPHEMERAL for o in operations):
         # If it was done, its session took it along.
         return SessionLostError("the session with the metadata store ended; nothing was written")
     return MetadataUnavailableError(
-        "the session with the metadata store ended; whether the write was done is unknown"
+        "the session with the metadata store ended before the answer to a write came"
     )

@@ -119,7 +119,6 @@ class ZooKeeperLink:
         self._told_at = 0.0
 
     async def __aenter__(self) -> Self:
-        await self._tasks.__aenter__()
         self._asked_at = boot_time_seconds()
         self._bridge = Bridge(
             self._hosts,
@@ -129,6 +128,7 @@ class ZooKeeperLink:
             self._on_quiet,
             lambda: uuid.uuid4().hex,
         )
+        await self._tasks.__aenter__()
         self._bridge.start()
         try:
             await self._first_connection()
@@ -279,8 +279,8 @@ class ZooKeeperLink:
             await self.send(AddWatch(self._root)).answer
             if not self._has_been_up:
                 await self.make_root()
-        except (LostError, NotSentError, NoAnswerError):
-            return  # the next connection begins anew
+        except (LostError, NotSentError, NoAnswerError, MetadataClosedError):
+            return  # the next connection begins anew, if there is one
         except NodeError as error:
             self._end(self._explain(error))
             return
@@ -334,12 +334,12 @@ class ZooKeeperLink:
     async def _leave(self) -> None:
         self._final = MetadataClosedError("the metadata store is closed")
         bridge, self._bridge = self._bridge, None
+        if self._preparing is not None:
+            self._preparing.cancel()
+        for task in self._workers:
+            task.cancel()
         try:
             await self._stack.aclose()
-            if self._preparing is not None:
-                self._preparing.cancel()
-            for task in self._workers:
-                task.cancel()
             await self._tasks.__aexit__(None, None, None)
         finally:
             self._up.set()

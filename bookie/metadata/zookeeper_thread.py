@@ -29,7 +29,6 @@ from typing import Any, TypeAlias
 from kazoo.client import KazooClient
 from kazoo.exceptions import AuthFailedError, ConnectionDropped
 from kazoo.handlers.threading import SequentialThreadingHandler
-from kazoo.handlers.utils import create_tcp_connection
 from kazoo.protocol.connection import (
     AUTH_XID,
     CLOSE_RESPONSE,
@@ -154,9 +153,10 @@ Batch: TypeAlias = Sequence[Answered | Notice]
 class Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no types
     """Threads only for the connection, and no attempt to connect that lasts a whole session."""
 
-    def __init__(self, connect_seconds_max: float) -> None:
+    def __init__(self, connect_seconds_max: float, tls: ssl.SSLContext | None) -> None:
         super().__init__()
         self._connect_seconds_max = connect_seconds_max
+        self._tls = tls
 
     def start(self) -> None:
         """Nothing to start: no callback goes through kazoo's queues."""
@@ -166,10 +166,19 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no
         """Nothing to stop."""
         self._running = False
 
-    def create_connection(self, *args: Any, timeout: float, **kwargs: Any) -> socket.socket:
-        """Connect, within the bound."""
+    def create_connection(
+        self, address: tuple[str, int], *, hostname: str, timeout: float, **options: Any
+    ) -> socket.socket:
+        """Connect, within the bound; kazoo's own leaves a socket open when TLS fails."""
         bounded = min(timeout, self._connect_seconds_max)
-        made: socket.socket = create_tcp_connection(socket, *args, timeout=bounded, **kwargs)
+        made = socket.create_connection(address, bounded)
+        try:
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._tls is not None:
+                made = self._tls.wrap_socket(made, server_hostname=hostname)
+        except BaseException:
+            made.close()
+            raise
         return made
 
 
@@ -185,6 +194,12 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
         self._xid: int = 0
 
     # ---- connecting
+
+    def _expand_client_hosts(self) -> list[tuple[str, str, int]]:
+        found: list[tuple[str, str, int]] = super()._expand_client_hosts()
+        if not found:
+            self.client.post([AttemptFailed(ConnectionDropped("no host name resolves"))])
+        return found
 
     def _connect(self, host: str, hostip: str, port: int) -> tuple[float, float]:
         self._received.clear()

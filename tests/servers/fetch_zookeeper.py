@@ -28,8 +28,33 @@ JARS = {
     "slf4j-api-2.0.17.jar": "7b751d952061954d5abfed7181c1f645d336091b679891591d63329c622eb832",
     "metrics-core-4.2.37.jar": "3c70d19049d10f474ab803706b9c0677bcf5fd9e1afeb4f6c496f62e38b27678",
     "snappy-java-1.1.10.8.jar": "50485d06037fea3d6e40c968386feeca6338cc9872e25549593ff3eb352cefcc",
+    "netty-buffer-4.2.13.Final.jar": (
+        "39e9ab9ecaff178898a5eb37568096f1efd4f768a7bd162e0cde3eefa19137d5"
+    ),
+    "netty-codec-base-4.2.13.Final.jar": (
+        "a0407d1e9b77e9807aabf367e06602475faab567bfcb8e07ff5bd22c24cd923e"
+    ),
+    "netty-common-4.2.13.Final.jar": (
+        "cccffbdd68586b5473c67d6ac37145625e7abbfae304e7a512616576b0187697"
+    ),
+    "netty-handler-4.2.13.Final.jar": (
+        "50efc30aeca2ef21311f2502389e500bfc168c311edb1ae04a2db4d6bb5d7f7f"
+    ),
+    "netty-resolver-4.2.13.Final.jar": (
+        "2cd68d6a746aeb2ec92923fa168d250526d7ad3dbe1877e7bcbe6e8acdb2c193"
+    ),
+    "netty-transport-4.2.13.Final.jar": (
+        "d9b2200bfe6e47c2dfa2f0952df6fbdfd42bf58bdd9007e9ac17c789274388c5"
+    ),
+    "netty-transport-classes-epoll-4.2.13.Final.jar": (
+        "2ed9cf6ca8bee3ae80501938e5fa0b7c20947d704222a774a60ae65d38e0285e"
+    ),
+    "netty-transport-native-unix-common-4.2.13.Final.jar": (
+        "052b8429276ac96bd1f1067ce963b4e57c627ca331071f4df2e63f759234f6b1"
+    ),
 }
-"""Jar → its SHA-256. The last two are loaded by the server whether it uses them or not."""
+"""Jar → its SHA-256. Those for metrics and snappy are loaded whether they are used or not; netty is
+needed for TLS, and its handler for SASL as well."""
 
 COMMAND = "make zookeeper"
 

@@ -153,9 +153,15 @@ class ZooKeeperEnsemble:
         return ",".join(server.address for server in self.servers.values())
 
     def leader(self) -> int:
-        """The number of the server that leads; the ensemble must have one."""
-        (found,) = self._with_mode("leader")
-        return found
+        """The number of the server that leads, as soon as exactly one says so."""
+        found: list[int] = []
+
+        def is_one() -> bool:
+            found[:] = self._with_mode("leader")
+            return len(found) == 1
+
+        wait_until(is_one, "one leader")
+        return found[0]
 
     def followers(self) -> list[int]:
         """The numbers of the others that serve."""

@@ -84,6 +84,7 @@ def test_the_inner_parts_of_kazoo_are_where_they_were() -> None:
             "start": ["self"],
             "stop": ["self"],
             "create_connection": ["self", "args", "kwargs"],
+            "spawn": ["self", "func", "args", "kwargs"],
         },
     }
     for kind, methods in overridden.items():

@@ -1,0 +1,267 @@
+"""Who may do what on a real ZooKeeper server, and what is said to those who may not connect."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bookie.errors import (
+    BadRequestError,
+    ConfigurationError,
+    InvalidKeyError,
+    MetadataUnavailableError,
+    NoSuchKeyError,
+    UnauthorizedError,
+)
+from bookie.metadata.connect import open_store
+from bookie.metadata.security import MetadataSecurity, SaslMechanism
+from bookie.metadata.store import Acl, MetadataStore
+from tests.servers.certificates import Authority, Certificate
+from tests.servers.processes import free_server_ports
+from tests.servers.proxy import Proxy
+from tests.servers.zookeeper import ZooKeeperServer, new_scope, single_server
+
+ALL = frozenset({"read", "write", "create", "delete", "admin"})
+READ = frozenset({"read"})
+JAAS = """\
+Server {
+  org.apache.zookeeper.server.auth.DigestLoginModule required
+  user_ann="correct horse" user_bob="battery staple";
+};
+"""
+
+
+@asynccontextmanager
+async def opened(
+    address: str,
+    scope: str,
+    user: str = "",
+    password: str = "",
+    mechanism: SaslMechanism = "digest",
+    **files: Path,
+) -> AsyncIterator[MetadataStore]:
+    security = MetadataSecurity(
+        user=user, password=password, sasl_mechanism=mechanism if user else "none", **files
+    )
+    uri = f"zk://{address}{scope}"
+    async with open_store(uri, session_timeout_seconds=3, security=security) as store:
+        yield store
+
+
+# ---- access control
+
+
+async def test_access_is_for_those_who_show_the_password(zookeeper_server: ZooKeeperServer) -> None:
+    address, scope = zookeeper_server.address, new_scope()
+    async with (
+        opened(address, scope, "ann", "secret") as ann,
+        opened(address, scope, "bob", "secret") as bob,
+        opened(address, scope) as nobody,
+    ):
+        mine = [Acl("auth", "", ALL)]
+        stat = await ann.put("/private", b"1", acl=mine)
+        await ann.put("/shown", b"1", acl=[*mine, Acl("world", "anyone", READ)])
+        for other in (bob, nobody):
+            await other.sync()
+            with pytest.raises(UnauthorizedError, match="/private"):
+                await other.get("/private")
+            with pytest.raises(UnauthorizedError, match="/private"):
+                await other.put("/private", b"2")
+            with pytest.raises(UnauthorizedError, match="/private"):
+                await other.put("/private", b"2", version=stat.version)
+            with pytest.raises(UnauthorizedError, match="/private"):
+                await other.put("/private/below", b"2")
+            record = await other.get("/shown")
+            assert record is not None
+            with pytest.raises(UnauthorizedError, match="/shown"):
+                await other.set_acl("/shown", [Acl("world", "anyone", ALL)])
+        (entry,) = await ann.get_acl("/private")
+        assert (entry.scheme, entry.permissions) == ("digest", ALL)
+        assert entry.id.startswith("ann:")
+        await ann.set_acl("/private", [Acl("ip", "127.0.0.1", READ), *mine])
+        record = await nobody.get("/private")
+        assert record is not None
+        assert record.value == b"1"
+
+
+async def test_a_record_says_who_may_do_what(zookeeper_server: ZooKeeperServer) -> None:
+    async with opened(zookeeper_server.address, new_scope()) as store:
+        await store.put("/a/b", b"")
+        assert await store.get_acl("/a/b") == [Acl("world", "anyone", ALL)]
+        for key in ("/a", "/none"):
+            with pytest.raises(NoSuchKeyError):
+                await store.get_acl(key)
+            with pytest.raises(NoSuchKeyError):
+                await store.set_acl(key, [Acl("world", "anyone", READ)])
+        for acl in ([], [Acl("digest", "no digest", READ)], [Acl("ip", "no address", READ)]):
+            with pytest.raises(BadRequestError, match="access control"):
+                await store.put("/c", b"", acl=acl)
+        with pytest.raises(BadRequestError, match="access control"):
+            await store.put("/c", b"", acl=[Acl("auth", "", READ)])
+        assert not await store.exists("/c")
+
+
+# ---- SASL
+
+
+@pytest.fixture(scope="module")
+def sasl_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperServer]:
+    """A server that lets nobody in without a password."""
+    directory = tmp_path_factory.mktemp("sasl")
+    jaas = directory / "jaas.conf"
+    jaas.write_text(JAAS, encoding="utf-8")
+    settings = (
+        "authProvider.1=org.apache.zookeeper.server.auth.SASLAuthenticationProvider\n"
+        "sessionRequireClientSASLAuth=true\n"
+    )
+    options = (f"-Djava.security.auth.login.config={jaas}",)
+    with single_server(directory, settings=settings, java_options=options) as server:
+        yield server
+
+
+async def test_sasl_lets_in_who_knows_the_password(sasl_server: ZooKeeperServer) -> None:
+    address, scope = sasl_server.address, new_scope()
+    async with (
+        opened(address, scope, "ann", "correct horse", "digest-md5") as ann,
+        opened(address, scope, "bob", "battery staple", "digest-md5") as bob,
+    ):
+        await ann.put("/a", b"", acl=[Acl("sasl", "ann", ALL)])
+        await bob.sync()
+        with pytest.raises(UnauthorizedError, match="/a"):
+            await bob.get("/a")
+
+
+@pytest.mark.parametrize(("user", "password"), [("ann", "wrong"), ("nobody", "correct horse")])
+async def test_sasl_keeps_out_who_does_not(
+    sasl_server: ZooKeeperServer, user: str, password: str
+) -> None:
+    with pytest.raises(UnauthorizedError, match="user or the password"):
+        async with opened(sasl_server.address, new_scope(), user, password, "digest-md5"):
+            pass
+
+
+# ---- TLS
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("tls") / "authority")
+
+
+@pytest.fixture(scope="module")
+def tls_port(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> Iterator[int]:
+    """The port of a server that speaks TLS and asks for a certificate."""
+    directory = tmp_path_factory.mktemp("tls-server")
+    certificate = authority.issue("server")
+    keys = directory / "keys.pem"
+    keys.write_bytes(certificate.key.read_bytes() + certificate.certificate.read_bytes())
+    (port,) = free_server_ports(1)
+    settings = (
+        "serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory\n"
+        f"secureClientPort={port}\nsecureClientPortAddress=127.0.0.1\n"
+        f"ssl.keyStore.location={keys}\nssl.trustStore.location={authority.certificate}\n"
+    )
+    with single_server(directory, settings=settings):
+        yield port
+
+
+def serving(certificate: Certificate) -> ssl.SSLContext:
+    """What a TLS end in front of a server shows."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate.certificate, certificate.key)
+    return context
+
+
+async def test_a_connection_can_be_encrypted_at_both_ends(
+    tls_port: int, authority: Authority
+) -> None:
+    ours = authority.issue("client")
+    with Proxy(tls_port) as proxy:
+        async with opened(
+            f"127.0.0.1:{proxy.port}",
+            new_scope(),
+            tls_ca_file=authority.certificate,
+            tls_certificate_file=ours.certificate,
+            tls_key_file=ours.key,
+        ) as store:
+            value = bytes(range(256)) * 2000
+            await store.put("/large", value)
+            proxy.reset()
+            record = await store.get("/large")
+            assert record is not None
+            assert record.value == value
+
+
+@pytest.mark.parametrize("days", [None, -1])
+async def test_who_shows_no_valid_certificate_is_kept_out(
+    tls_port: int, authority: Authority, days: int | None
+) -> None:
+    """With none, or with one that has expired."""
+    security = MetadataSecurity(tls_ca_file=authority.certificate)
+    if days is not None:
+        ours = authority.issue("old-client", days=days)
+        security = replace(security, tls_certificate_file=ours.certificate, tls_key_file=ours.key)
+    uri = f"zk://127.0.0.1:{tls_port}{new_scope()}"
+    with pytest.raises(MetadataUnavailableError, match="does not answer"):
+        async with open_store(uri, session_timeout_seconds=3, security=security):
+            pass
+
+
+async def test_a_certificate_that_is_not_right_is_named_at_once(
+    zookeeper_server: ZooKeeperServer, authority: Authority, tmp_path: Path
+) -> None:
+    stranger = Authority(tmp_path / "stranger")
+    for certificate, why in (
+        (authority.issue("expired", days=-1), "expired"),
+        (stranger.issue("foreign"), "certificate"),
+    ):
+        with Proxy(zookeeper_server.port, server_ssl=serving(certificate)) as proxy:
+            address = f"127.0.0.1:{proxy.port}"
+            with pytest.raises(MetadataUnavailableError, match=why):
+                async with opened(address, new_scope(), tls_ca_file=authority.certificate):
+                    pass
+
+
+async def test_a_server_without_tls_is_not_mistaken_for_one(
+    zookeeper_server: ZooKeeperServer, authority: Authority
+) -> None:
+    with pytest.raises(MetadataUnavailableError, match="does not answer"):
+        async with opened(zookeeper_server.address, new_scope(), tls_ca_file=authority.certificate):
+            pass
+
+
+async def test_a_file_that_is_missing_is_named(
+    zookeeper_server: ZooKeeperServer, tmp_path: Path
+) -> None:
+    missing = tmp_path / "ca.pem"
+    with pytest.raises(ConfigurationError, match=str(missing)):
+        async with opened(zookeeper_server.address, new_scope(), tls_ca_file=missing):
+            pass
+
+
+# ---- nobody there
+
+
+async def test_servers_that_are_not_there_are_named() -> None:
+    first, second = free_server_ports(2)
+    address = f"127.0.0.1:{first},127.0.0.1:{second}"
+    with pytest.raises(MetadataUnavailableError, match=f"{address}/s.*connection refused"):
+        async with opened(address, "/s"):
+            pass
+
+
+async def test_names_that_mean_nothing_are_said_to() -> None:
+    with pytest.raises(MetadataUnavailableError, match="no host name resolves"):
+        async with opened("bookie.invalid:2181", "/s"):
+            pass
+
+
+async def test_a_scope_that_zookeeper_cannot_have_is_refused() -> None:
+    with pytest.raises(InvalidKeyError, match="ZooKeeper refuses"):
+        async with opened("127.0.0.1:1", "/s\x01"):
+            pass
