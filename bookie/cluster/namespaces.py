@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator
 from bookie.cluster import keys
 from bookie.errors import (
     BadRequestError,
+    BadVersionError,
     ClusterInUseError,
     FormatError,
     KeyExistsError,
@@ -20,7 +21,7 @@ from bookie.errors import (
 )
 from bookie.formats.ledger_metadata import Versioned
 from bookie.formats.log_policy import DEFAULTS, LogPolicy, decode_policy, encode_policy
-from bookie.metadata.store import NOT_EXISTS, Check, MetadataStore, Put, Record
+from bookie.metadata.store import NOT_EXISTS, MetadataStore, Put, Record
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
 
@@ -53,10 +54,13 @@ class NamespaceManager:
             NoSuchKeyError: there is no such namespace.
             FormatError: its record is damaged, or of a newer version.
         """
+        return _policy_of(await self._record(name))
+
+    async def _record(self, name: str) -> Record:
         record = await self._store.get(_key(name))
         if record is None:
             raise NoSuchKeyError(f"there is no namespace {name}")
-        return _policy_of(record)
+        return record
 
     async def write(self, name: str, policy: LogPolicy, version: int) -> Versioned[LogPolicy]:
         """Replace the policy that has `version`.
@@ -76,7 +80,7 @@ class NamespaceManager:
         Raises:
             NoSuchKeyError: there is no such namespace.
             ClusterInUseError: logs are in it, or policies of logs.
-            BadVersionError: somebody changed it just now.
+            BadVersionError: somebody changed it just now, or decided something for one of its logs.
         """
         found = await self.read(name)
         for key in (f"{keys.LOGS}/{name}", f"{keys.LOG_POLICIES}/{name}"):
@@ -121,22 +125,32 @@ class NamespaceManager:
     ) -> Versioned[LogPolicy]:
         """Decide something for one log: the first time, or instead of what has `version`.
 
+        The namespace's record is written anew with it, so that the namespace has another version
+        afterwards: who looked whether it is empty and deletes it at the version of before fails.
+
         Raises:
             NoSuchKeyError: there is no such namespace.
-            BadVersionError: somebody else decided, or changed the namespace just now.
+            KeyExistsError, BadVersionError: somebody else decided for the log.
             BadRequestError: the policy contradicts that of the namespace.
         """
-        found = await self.read(namespace)
-        policy.over(found.value.over(DEFAULTS))
-        # The namespace cannot go, or change under the policy's feet, in the same step.
-        stat, _ = await self._store.transaction(
-            [
-                Put(_log_key(namespace, log), encode_policy(policy), version),
-                Check(_key(namespace), found.version),
-            ]
-        )
-        assert stat is not None
-        return Versioned(policy, stat.version)
+        while True:
+            found = await self._record(namespace)
+            policy.over(_policy_of(found).value.over(DEFAULTS))
+            try:
+                # A check of the namespace would keep it until this step, and not beyond: a deletion
+                # under way has looked for policies already.
+                stat, _ = await self._store.transaction(
+                    [
+                        Put(_log_key(namespace, log), encode_policy(policy), version),
+                        Put(_key(namespace), found.value, found.version),
+                    ]
+                )
+            except BadVersionError:
+                if (await self._record(namespace)).version == found.version:
+                    raise
+                continue  # the namespace changed, or got the policy of another log; look again
+            assert stat is not None
+            return Versioned(policy, stat.version)
 
     async def clear_log_policy(self, namespace: str, log: str) -> None:
         """Let the namespace decide everything for a log; fine if it does."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 
 import pytest
 
@@ -20,6 +21,7 @@ from bookie.errors import (
 from bookie.formats.log_policy import DEFAULTS, LogPolicy
 from bookie.metadata.store import MetadataStore
 from tests.conformance.backends import Backend
+from tests.conformance.faulty_store import FaultyStore
 
 _QUORUMS = LogPolicy(ensemble_size=5, write_quorum_size=3, ack_quorum_size=2)
 
@@ -81,6 +83,50 @@ async def test_a_log_has_no_policy_outside_a_namespace(store: MetadataStore) -> 
     ):
         with pytest.raises(NoSuchKeyError):
             await call
+
+
+async def test_a_namespace_that_just_got_a_policy_is_not_deleted(backend: Backend) -> None:
+    """Else the policy would await the next namespace of the name."""
+    store, other = await backend.open(), await backend.open()
+    faulty = FaultyStore(store)
+    await NamespaceManager(store).create("n", LogPolicy(quota_bytes=1))
+    faulty.hold_writes.clear()
+    async with asyncio.TaskGroup() as tasks:
+        deletion = tasks.create_task(_refused(NamespaceManager(faulty).delete("n")))
+        async with asyncio.timeout(10):
+            while not faulty.counts["transaction"]:  # noqa: ASYNC110  (the store is not told)
+                await asyncio.sleep(0.001)
+        # The deletion has seen an empty namespace, and is about to happen.
+        await other.sync()
+        await NamespaceManager(other).set_log_policy("n", "log", LogPolicy(roll_bytes=1))
+        faulty.hold_writes.set()
+    assert isinstance(deletion.result(), BadVersionError)
+    await store.sync()
+    decided = await NamespaceManager(store).policy("n", "log")
+    assert (decided.quota_bytes, decided.roll_bytes) == (1, 1)
+
+
+async def test_logs_of_one_namespace_get_their_policies_at_once(backend: Backend) -> None:
+    stores = [await backend.open() for _ in range(3)]
+    await NamespaceManager(stores[0]).create("n")
+    for store in stores:
+        await store.sync()
+    async with asyncio.TaskGroup() as tasks:
+        for i in range(9):
+            policy = LogPolicy(roll_bytes=i + 1)
+            tasks.create_task(NamespaceManager(stores[i % 3]).set_log_policy("n", f"l{i}", policy))
+    namespaces = NamespaceManager(stores[0])
+    await stores[0].sync()
+    for i in range(9):
+        assert (await namespaces.policy("n", f"l{i}")).roll_bytes == i + 1
+
+
+async def _refused(call: Awaitable[object]) -> BookieError | None:
+    try:
+        await call
+    except BookieError as error:
+        return error
+    return None
 
 
 async def test_of_two_changes_at_once_one_wins(backend: Backend) -> None:
