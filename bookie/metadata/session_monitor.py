@@ -134,7 +134,7 @@ class SessionMonitor:
         except SessionLostError:
             self.tell(Expired(sent_at))
         except UnauthorizedError:
-            self.tell(AuthFailed())
+            self.tell(AuthFailed(sent_at))
         except BookieError:
             self.tell(ProbeFailed(sent_at))
         else:

@@ -147,7 +147,9 @@ class Expired:
 
 @dataclass(frozen=True, slots=True)
 class AuthFailed:
-    """The server does not accept who we are."""
+    """The server does not accept who we are; `sent_at` as in `Expired`."""
+
+    sent_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,11 +296,14 @@ class SessionMachine:
 
     def _retry(self, now: float) -> None:
         """Let the next probe follow the one that failed, after a pause that doubles."""
-        first = min(self._timeout / PROBE_FRACTION, RETRY_SECONDS)
-        pause = min(first * 2.0 ** min(self._failures, 20), self._timeout / ATTEMPT_FRACTION)
+        self._probe_at = now + self._pause(self._failures)
         self._failures += 1
         self._probe_sent_at = None
-        self._probe_at = now + pause * (1 + self._jitter()) / 2
+
+    def _pause(self, failures: int) -> float:
+        first = min(self._timeout / PROBE_FRACTION, RETRY_SECONDS)
+        pause = min(first * 2.0 ** min(failures, 20), self._timeout / ATTEMPT_FRACTION)
+        return pause * (1 + self._jitter()) / 2
 
     # ---- events
 
@@ -318,9 +323,9 @@ class SessionMachine:
                 self._take_disconnection(now, read_only=isinstance(event, ReadOnly))
             case Expired(sent_at=asked_at):
                 if asked_at is None or asked_at >= self._begun_at:
-                    self._take_end(now)
-            case AuthFailed():
-                self._take_end(now)
+                    self._take_end(asked_at, now)
+            case AuthFailed(sent_at=asked_at):
+                self._take_end(asked_at, now)
             case _:
                 assert_never(event)
 
@@ -357,6 +362,12 @@ class SessionMachine:
     def _take_connection(self, now: float) -> None:
         if self._state is SessionState.CONNECTED:
             return
+        if self._state is SessionState.LOST:
+            # A renewal under way goes on: were it begun anew with each connection, a link that
+            # flaps would never let one end. If one waits for its turn it may come sooner, but not
+            # at once: all the clients of a server that is back have heard of it just now.
+            self._probe_at = min(self._probe_at, now + self._pause(failures=0))
+            return
         if self._state is SessionState.READ_ONLY:
             # While it was read-only nothing could be proven; now it has an attempt's time for it.
             self._state = SessionState.DOUBTFUL
@@ -376,11 +387,13 @@ class SessionMachine:
         if read_only and self._state is SessionState.DOUBTFUL:
             self._state = SessionState.READ_ONLY
 
-    def _take_end(self, now: float) -> None:
-        if self._state is SessionState.LOST:
-            self._retry(now)
-        else:
+    def _take_end(self, asked_at: float | None, now: float) -> None:
+        if self._state is not SessionState.LOST:
             self._lose(now)
+        elif asked_at is not None and asked_at == self._probe_sent_at:
+            # The renewal's own answer. What other requests hear says nothing new: each of many
+            # writes that were under way would count as one more failure, and double the pause.
+            self._retry(now)
 
     # ---- transitions, each announced once
 

@@ -292,6 +292,73 @@ def test_attempts_slow_down_and_differ_between_clients() -> None:
     assert all(early < late for early, late in zip(*times, strict=True))
 
 
+@pytest.mark.parametrize("refusal", [Expired(), Expired(1000.0), AuthFailed()], ids=str)
+def test_many_refusals_of_one_loss_are_one_failure(refusal: MonitorEvent) -> None:
+    """Writes that were under way when the session ended all say so; none makes it end twice."""
+    due = []
+    for refusals in (1, 60):
+        session = Session()
+        session.answers = False
+        session.tell(Expired())
+        for _ in range(refusals):
+            session.tell(refusal)
+        due.append(session.machine.deadline)
+        session.run(1.0)
+        assert len(session.probes) == 1
+        # Nor is the renewal under way given up for it.
+        session.tell(refusal)
+        session.answer(session.probes[0])
+        assert session.events == list(EXPIRY_EVENTS)
+    assert due[0] == due[1]
+
+
+@pytest.mark.parametrize("refusal", [Expired, AuthFailed, ProbeFailed])
+def test_a_renewal_that_is_refused_is_followed_by_another(
+    session: Session, refusal: type[Expired | AuthFailed | ProbeFailed]
+) -> None:
+    session.answers = False
+    session.tell(Expired())
+    session.run(1.0)
+    (renewal,) = session.probes
+    session.tell(refusal(renewal.sent_at))
+    session.run(TIMEOUT / 4)
+    assert len(session.probes) > 1
+    assert session.machine.deadline is not None
+    assert session.machine.deadline - renewal.sent_at < TIMEOUT
+
+
+def test_a_flapping_link_lets_a_renewal_end(session: Session) -> None:
+    """Each connection while the session is lost would begin the renewal anew, if it could."""
+    session.answers = False
+    session.tell(Expired())
+    for _ in range(20 * 20):
+        session.run(0.05)
+        session.tell(Connected())
+    renewals = [probe.sent_at for probe in session.probes]
+    assert all(after - before >= TIMEOUT / 3 for before, after in itertools.pairwise(renewals))
+
+
+def test_a_connection_shortens_the_pause_before_a_renewal_by_chance() -> None:
+    """Not to nothing: all the clients of a server that is back hear of it in the same moment."""
+    begun = []
+    for jitter in (0.0, 0.9):
+        session = Session(jitter)
+        session.answers = False
+        session.tell(Expired())
+        for _ in range(8):
+            while not session.probes:
+                session.run((session.machine.deadline or 0.0) - session.now)
+            session.tell(ProbeFailed(session.probes.pop().sent_at))
+        assert session.machine.deadline is not None
+        assert session.machine.deadline - session.now > 1.0
+        connected_at = session.now
+        session.tell(Connected())
+        assert session.probes == []
+        session.run(0.6)
+        begun.append(session.probes[0].sent_at - connected_at)
+    assert 0 < begun[0] < begun[1] <= 0.5
+
+
 # -- the policy of a process -----------------------------------------------------------------------
 
 
