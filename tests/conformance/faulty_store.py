@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Self
 
@@ -36,10 +36,21 @@ class FaultyStore(MetadataStore):
         """So many of the next writes neither happen nor are answered."""
         self.is_down = False
         """Nothing is answered, and nothing happens."""
+        self.lost_listings = 0
+        """So many of the next scans are not answered."""
+        self.lost_watches = 0
+        """So many of the next watches do not begin."""
         self.before_write: Callable[[], object] = lambda: None
+        self.after_write: Callable[[Sequence[Operation]], object] = lambda _: None
+        """Called when a write happened, before it is answered."""
         self.hold_writes = asyncio.Event()
         self.hold_writes.set()
         """Cleared: writes wait before they happen."""
+        self.hold_reply: asyncio.Event | None = None
+        """The next write happens, and its answer waits for this; others are answered."""
+        self.hold_changes = asyncio.Event()
+        self.hold_changes.set()
+        """Cleared: what watches saw waits."""
 
     @property
     def reads(self) -> int:
@@ -65,27 +76,42 @@ class FaultyStore(MetadataStore):
 
     async def scan_children(self, key: str, *, after: str = "") -> AsyncIterator[Record]:
         self._ask("scan_children")
+        if self.lost_listings:
+            self.lost_listings -= 1
+            raise MetadataUnavailableError("the test lost the listing")
         async for record in self._store.scan_children(key, after=after):
             yield record
 
     async def transaction(self, operations: Sequence[Operation]) -> list[Stat | None]:
         self._ask("transaction")
         self.before_write()
+        hold_reply, self.hold_reply = self.hold_reply, None
         await self.hold_writes.wait()
         if self.lost_requests:
             self.lost_requests -= 1
             raise MetadataUnavailableError("the test lost the request")
         answer = await self._store.transaction(operations)
+        self.after_write(operations)
+        if hold_reply is not None:
+            await hold_reply.wait()
         if self.lost_replies:
             self.lost_replies -= 1
             raise MetadataUnavailableError("the test lost the reply")
         return answer
 
-    def watch(self, prefix: str) -> AbstractAsyncContextManager[AsyncIterator[Change]]:
-        return self._store.watch(prefix)
+    @asynccontextmanager
+    async def watch(self, prefix: str) -> AsyncIterator[AsyncIterator[Change]]:
+        self._ask("watch")
+        if self.lost_watches:
+            self.lost_watches -= 1
+            raise MetadataUnavailableError("the test lost the watch")
+        async with self._store.watch(prefix) as changes:
+            yield _HeldChanges(changes, self.hold_changes)
 
-    def session_events(self) -> AbstractAsyncContextManager[AsyncIterator[SessionEvent]]:
-        return self._store.session_events()
+    @asynccontextmanager
+    async def session_events(self) -> AsyncIterator[AsyncIterator[SessionEvent]]:
+        async with self._store.session_events() as events:
+            yield events
 
     async def sync(self) -> None:
         self._ask("sync")
@@ -101,3 +127,19 @@ class FaultyStore(MetadataStore):
         traceback: TracebackType | None,
     ) -> None:
         pass
+
+
+class _HeldChanges:
+    """The changes of a watch, which wait for `hold`."""
+
+    def __init__(self, changes: AsyncIterator[Change], hold: asyncio.Event) -> None:
+        self._changes = changes
+        self._hold = hold
+
+    def __aiter__(self) -> _HeldChanges:
+        return self
+
+    async def __anext__(self) -> Change:
+        change = await anext(self._changes)
+        await self._hold.wait()
+        return change

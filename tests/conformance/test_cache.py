@@ -289,6 +289,41 @@ async def test_a_load_that_a_change_overtook_is_not_kept(
     assert await cache.get(KEY) == 2
 
 
+@pytest.mark.parametrize("later", ["written", "deleted"])
+async def test_a_late_answer_brings_nothing_older_back(
+    client: Client, cache: Json, later: str
+) -> None:
+    """Two writes, answered in the other order, before any event of them."""
+    client.store.hold_changes.clear()
+    answer = client.store.hold_reply = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(cache.put(KEY, "first"))
+        await until_found(lambda: client.session.get(KEY))
+        if later == "written":
+            await cache.put(KEY, "second")
+        else:
+            await cache.delete(KEY)
+        expected = "second" if later == "written" else None
+        assert await cache.get(KEY) == expected
+        answer.set()
+    assert await cache.get(KEY) == expected
+
+
+async def test_a_late_answer_is_older_than_what_was_loaded_meanwhile(
+    client: Client, cache: Json
+) -> None:
+    """Another process wrote after us, and we read that before our own write was answered."""
+    client.store.hold_changes.clear()
+    answer = client.store.hold_reply = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(cache.put(KEY, "first"))
+        await until_found(lambda: client.session.get(KEY))
+        await client.session.put(KEY, b'"second"')
+        assert await cache.get(KEY) == "second"
+        answer.set()
+    assert await cache.get(KEY) == "second"
+
+
 async def test_a_failed_load_is_tried_again(client: Client, cache: Json) -> None:
     client.store.is_down = True
     with pytest.raises(MetadataUnavailableError):

@@ -105,7 +105,8 @@ class _Write:
 
     key: str
     newest: float = -1
-    """The greatest revision of an event of the key meanwhile: it may be that of a later write."""
+    """The greatest revision of the key that was heard of meanwhile, by an event or an answer: it
+    may be that of a later write. Infinite if it is not known."""
 
 
 class MetadataCache(Generic[T]):
@@ -223,6 +224,7 @@ class MetadataCache(Generic[T]):
         try:
             await self._store.delete(key)
         finally:
+            self._supersede(key, None)
             self.invalidate(key)
 
     async def read_modify_update(self, key: str, modify: Callable[[T], T]) -> T:
@@ -321,10 +323,7 @@ class MetadataCache(Generic[T]):
 
     def _take(self, event: WatchEvent) -> bool:
         """Drop what the event makes old; whether there was a value of the key."""
-        for write in self._writes:
-            if write.key == event.key:
-                newest = math.inf if event.revision is None else event.revision
-                write.newest = max(write.newest, newest)
+        self._supersede(event.key, event.revision)
         if event.key not in self._entries:
             self._loads.pop(event.key, None)
             return False
@@ -334,6 +333,13 @@ class MetadataCache(Generic[T]):
             return False  # it is ours, or was loaded after the commit
         self.invalidate(event.key)
         return event.kind is not ChangeKind.DELETED or self._on_reload is not None
+
+    def _supersede(self, key: str, revision: int | None) -> None:
+        """Let no write under way bring back what is older than `revision` of `key`."""
+        newest = math.inf if revision is None else revision
+        for write in self._writes:
+            if write.key == key:
+                write.newest = max(write.newest, newest)
 
     def _tell(self, change: WatchEvent | Resync) -> None:
         if self._on_change is not None:
@@ -372,6 +378,7 @@ class MetadataCache(Generic[T]):
             raise
         if self._loads.get(key) is load:
             del self._loads[key]
+            self._supersede(key, None if found is None else found.stat.revision)
             self._keep(key, found)
         load.set_result(found)
 
@@ -397,6 +404,7 @@ class MetadataCache(Generic[T]):
             self._writes.discard(write)
             # Whatever came of it, what was here is old.
             self.invalidate(key)
+        self._supersede(key, stat.revision)
         if stat.revision is not None and stat.revision >= write.newest:
             # Not `value` itself: the caller may go on changing it.
             self._keep(key, Cached(self._codec.decode(key, data, stat), stat))
