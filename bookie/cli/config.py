@@ -29,6 +29,11 @@ Set = Annotated[
 ]
 
 
+Cluster = Annotated[
+    bool, typer.Option("--cluster", help="Ask the metadata store for the cluster's settings.")
+]
+
+
 def parse_overrides(given: list[str] | None) -> dict[str, str]:
     """Turn ``section.key=value`` words into what `load_settings` takes.
 
@@ -48,9 +53,7 @@ def parse_overrides(given: list[str] | None) -> dict[str, str]:
 def show(
     config: ConfigFile = None,
     overrides: Set = None,
-    cluster: Annotated[
-        bool, typer.Option("--cluster", help="Ask the metadata store for the cluster's settings.")
-    ] = False,
+    cluster: Cluster = False,
     origins: Annotated[
         bool, typer.Option("--origins", help="List what is no default, and who says so.")
     ] = False,
@@ -91,15 +94,22 @@ def _of_cluster(sources: Sources) -> dict[str, str]:
 
 @app.command("check")
 def check(
-    config: ConfigFile = None, overrides: Set = None, output: Output = OutputFormat.TABLE
+    config: ConfigFile = None,
+    overrides: Set = None,
+    cluster: Cluster = False,
+    output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Say whether a bookie would accept the settings; exit with 2 and one sentence if not."""
+    """Say whether a bookie would accept the settings; exit with 2 and one sentence if not.
+
+    Without --cluster nothing is asked or opened.
+    """
     from bookie.cli.output import print_record
-    from bookie.config import load_settings, require_bookie_id
+    from bookie.config import Sources, require_bookie_id
     from bookie.metadata.connect import open_store
     from bookie.metadata.security import security_of
 
-    settings = load_settings(config, parse_overrides(overrides))
+    sources = Sources.read(config, parse_overrides(overrides))
+    settings = sources.settings(_of_cluster(sources) if cluster else {})
     require_bookie_id(settings)
     # Names a store that this program knows; nothing is opened before it is entered.
     open_store(

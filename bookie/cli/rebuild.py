@@ -41,6 +41,7 @@ def index(
     The bookie must be stopped. When it starts again it fences every open ledger that it belongs
     to, because fences that only the old index knew are gone: writers of these ledgers go on
     elsewhere or are recovered. The old index is kept; remove it when the bookie is well.
+    The cluster is not asked for its settings: give the directories if they come from there.
     """
     from bookie.cli.options import confirm
     from bookie.cli.output import print_record

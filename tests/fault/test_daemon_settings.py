@@ -108,8 +108,9 @@ async def test_settings_of_the_cluster_count_and_change_while_it_runs(home: Home
 
 
 async def test_labels_are_announced_while_it_runs_and_after_its_restart(home: Home) -> None:
-    """Those of an operator over those of its settings."""
-    own = {**variables(home), "BOOKIE_BOOKIE__LABELS": "zone=a,rack=r1"}
+    """Those of an operator over those of its settings, which may come from the cluster, too."""
+    own = variables(home)
+    await bookie(home, "cluster", "settings", "set", "bookie.labels=zone=a,rack=r1")
     async with open_store(home.metadata_uri) as store, BookieDirectory(store) as directory:
 
         async def until_labels(labels: dict[str, str]) -> None:
@@ -128,6 +129,8 @@ async def test_labels_are_announced_while_it_runs_and_after_its_restart(home: Ho
             await until_labels({"zone": "b", "rack": "r1", "room": "7"})
             await bookie(home, "node", "label", "b1", "--remove", "zone", "--remove", "room")
             await until_labels({"zone": "a", "rack": "r1"})
+            await bookie(home, "cluster", "settings", "set", "bookie.labels=zone=c")
+            await until_labels({"zone": "c"})
 
 
 async def test_a_wrong_setting_of_the_cluster_is_named(home: Home) -> None:

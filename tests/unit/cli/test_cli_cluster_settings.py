@@ -115,6 +115,18 @@ def test_show_says_who_gave_what(
     assert json.loads(capsys.readouterr().out)["log"]["level"] == "info"
 
 
+def test_check_with_the_clusters_settings(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is right only with them, and what is wrong only with them."""
+    own = ["--set", "bookie.id=b1", "--set", "limits.disk_usage_low_watermark=0.97"]
+    assert app.run(["config", "check", *own]) == MISUSED
+    assert settings("set", "limits.disk_usage_max=0.98") == 0
+    assert app.run(["config", "check", "--cluster", *own]) == 0
+    assert settings("set", "limits.disk_usage_max=0.96") == 0
+    capsys.readouterr()
+    assert app.run(["config", "check", "--cluster", *own]) == MISUSED
+    assert "with cluster setting limits.disk_usage_max" in capsys.readouterr().err
+
+
 def test_labels(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Set, shown, and removed one by one."""
 
