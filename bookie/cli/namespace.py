@@ -1,7 +1,8 @@
 """``bookie namespace``: namespaces of logs, and what they decide for the logs in them.
 
 A log's policy is its own, over its namespace's, over the defaults of every cluster. ``show`` prints
-what holds in the end, and which level decided it.
+what holds in the end, and which level decided it. Several clusters may share their namespaces: then
+they are in the store of ``metadata.configuration_uri``.
 """
 
 from __future__ import annotations
@@ -48,11 +49,11 @@ def create(name: Name, metadata: Metadata, decisions: Decisions = None) -> None:
 
 
 async def _create(uri: str, name: str, changes: dict[str, str]) -> None:
-    from bookie.cli.stores import open_metadata
+    from bookie.cli.stores import open_configuration
     from bookie.cluster.namespaces import NamespaceManager
     from bookie.formats.log_policy import LogPolicy
 
-    async with open_metadata(uri) as store:
+    async with open_configuration(uri) as store:
         await NamespaceManager(store).create(name, _changed(LogPolicy(), changes))
 
 
@@ -63,12 +64,12 @@ def set_(name: Name, metadata: Metadata, decisions: Decisions = None, log: Log =
 
 
 async def _set(uri: str, name: str, log: str | None, changes: dict[str, str]) -> None:
-    from bookie.cli.stores import open_metadata
+    from bookie.cli.stores import open_configuration
     from bookie.cluster.namespaces import NamespaceManager
     from bookie.formats.log_policy import LogPolicy
     from bookie.metadata.store import NOT_EXISTS
 
-    async with open_metadata(uri) as store:
+    async with open_configuration(uri) as store:
         namespaces = NamespaceManager(store)
         if log is None:
             found = await namespaces.read(name)
@@ -92,10 +93,10 @@ def list_(metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
 
 
 async def _list(uri: str) -> list[Record]:
-    from bookie.cli.stores import open_metadata
+    from bookie.cli.stores import open_configuration
     from bookie.cluster.namespaces import NamespaceManager
 
-    async with open_metadata(uri) as store:
+    async with open_configuration(uri) as store:
         return [
             {"namespace": name, "decides": _given(found.value)}
             async for name, found in NamespaceManager(store).all()
@@ -115,10 +116,10 @@ def show(
 async def _show(uri: str, name: str, log: str | None) -> list[Record]:
     from dataclasses import asdict
 
-    from bookie.cli.stores import open_metadata
+    from bookie.cli.stores import open_configuration
     from bookie.cluster.namespaces import NamespaceManager
 
-    async with open_metadata(uri) as store:
+    async with open_configuration(uri) as store:
         namespaces = NamespaceManager(store)
         whole = asdict(await namespaces.policy(name, log))
         decided = dict.fromkeys(_given((await namespaces.read(name)).value), "namespace")
@@ -139,10 +140,10 @@ def delete(name: Name, metadata: Metadata, yes: Yes = False) -> None:
 
 
 async def _delete(uri: str, name: str) -> None:
-    from bookie.cli.stores import open_metadata
+    from bookie.cli.stores import open_configuration
     from bookie.cluster.namespaces import NamespaceManager
 
-    async with open_metadata(uri) as store:
+    async with open_configuration(uri) as store:
         await NamespaceManager(store).delete(name)
 
 

@@ -1,4 +1,4 @@
-"""How commands open the metadata store that ``--metadata`` names."""
+"""How commands open the metadata store that ``--metadata`` names, and the configuration store."""
 
 from __future__ import annotations
 
@@ -29,3 +29,14 @@ def open_metadata(
     from bookie.metadata.security import security_of
 
     return open_store(uri, security=security_of(load_settings(config).metadata))
+
+
+def open_configuration(uri: str) -> AbstractAsyncContextManager[MetadataStore]:
+    """The store of namespaces and policies: ``metadata.configuration_uri``, or the one of `uri`.
+
+    Raises:
+        ConfigurationError: a URI is wrong, or the settings are.
+    """
+    from bookie.config import load_settings
+
+    return open_metadata(load_settings().metadata.configuration_uri or uri)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, SecretStr, ValidationInfo, field_validator
 
 from bookie.config.section import Section
 
@@ -18,6 +18,12 @@ class MetadataSettings(Section):
         default="local:///var/lib/bookie/metadata",
         description="memory://NAME, local:///DIRECTORY (the processes of one machine),"
         " zk://HOST:PORT,HOST:PORT/SCOPE or etcd://HOST:PORT,HOST:PORT/SCOPE.",
+    )
+    configuration_uri: str = Field(
+        default="",
+        description="A store of its own for namespaces and the policies of logs, which several"
+        " clusters may share; empty = the store of uri. Named as uri is, with the same"
+        " credentials.",
     )
     session_timeout_seconds: float = Field(
         default=10.0,
@@ -47,9 +53,11 @@ class MetadataSettings(Section):
         " digest-md5 is SASL, none is not at all. etcd has one way of its own.",
     )
 
-    @field_validator("uri")
+    @field_validator("uri", "configuration_uri")
     @classmethod
-    def _no_credentials(cls, value: str) -> str:
+    def _no_credentials(cls, value: str, info: ValidationInfo) -> str:
+        if not value and info.field_name == "configuration_uri":
+            return value
         if "://" not in value:
             raise ValueError("must look like SCHEME://…, for instance local:///var/lib/bookie")
         if "@" in value:

@@ -129,3 +129,21 @@ async def test_a_cluster_with_bookies_is_not_nuked(
         assert status == 1
         assert "b7" in capsys.readouterr().err
         assert await store.exists(keys.LAYOUT)
+
+
+def test_clusters_share_namespaces_in_a_store_of_their_own(
+    uri: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two clusters that name one configuration store see one namespace; neither keeps it."""
+    shared, other = f"{uri}-shared", f"{uri}-other"
+    monkeypatch.setenv("BOOKIE_METADATA__CONFIGURATION_URI", shared)
+    assert bookie("namespace", "create", "orders", "--set", "ack_quorum_size=3") == 0
+    monkeypatch.setenv("BOOKIE_METADATA", other)
+    assert _shown(capsys, "orders")["ack_quorum_size"] == (3, "namespace")
+    monkeypatch.delenv("BOOKIE_METADATA__CONFIGURATION_URI")
+    for one in (uri, other):
+        assert bookie("namespace", "show", "orders", "--metadata", one) == 1
+    monkeypatch.setenv("BOOKIE_METADATA__CONFIGURATION_URI", "redis://here")
+    capsys.readouterr()
+    assert bookie("namespace", "show", "orders") == 2
+    assert "redis://here" in capsys.readouterr().err
