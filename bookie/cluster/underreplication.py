@@ -5,6 +5,10 @@ read after it had the ledger's lock, so that a ledger that is marked again meanw
 A lock is leased: it ends with its owner. It is an optimisation, as two who repair one ledger do it
 no harm: what they change is guarded by the ledger's own version.
 
+A lock bears its owner's token, which is noted before the lock is written: whatever becomes of a
+write that was not answered, or of its caller, the owner knows the lock for its own. It takes the
+ledger with its next attempt, or gives it back when it closes.
+
 =============================================== ===============================================
 key                                             value
 =============================================== ===============================================
@@ -20,6 +24,7 @@ Source: BookKeeper's LedgerUnderreplicationManager.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
@@ -47,7 +52,7 @@ from bookie.formats.underreplicated import (
     encode_mark,
 )
 from bookie.ids import MAX_ID, is_valid_bookie_id
-from bookie.metadata.store import NOT_EXISTS, Change, Delete, MetadataStore, Operation
+from bookie.metadata.store import NOT_EXISTS, Change, Check, Delete, MetadataStore, Operation, Put
 
 CHECKS = ("all_ledgers", "placement_policy", "replicas")
 """The checks of everything whose last end is kept."""
@@ -58,11 +63,11 @@ _LOCKS = DigitTree(keys.REPAIR_LOCKS, (19,), maximum=MAX_ID)
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """A lock of ours, and the mark as it was when we had it."""
+    """A lock that is ours, or may be."""
 
     token: str
-    lock_version: int
-    mark_version: int
+    mark_version: int | None
+    """Of the mark when we locked it; None while nobody knows whether we did, or still do."""
 
 
 class UnderreplicationManager:
@@ -79,6 +84,9 @@ class UnderreplicationManager:
         self._worker = worker
         self._clock = clock or SystemClock()
         self._held: dict[int, _Held] = {}
+        self._serial = asyncio.Lock()
+        """Held while a lock is taken or given back, so that no other task mistakes what is under
+        way for what was left behind."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -141,16 +149,23 @@ class UnderreplicationManager:
 
     async def take(self) -> int:
         """Lock a marked ledger and return its id; waits for one, and until repair is enabled."""
-        async with self._store.watch(keys.UNDERREPLICATION) as changes:
-            while True:
-                ledger_id = await self.poll() if await self.is_enabled() else None
-                if ledger_id is not None:
-                    return ledger_id
-                await anext(changes)
+        found: int | None = None
+        try:
+            async with self._store.watch(keys.UNDERREPLICATION) as changes:
+                while True:
+                    found = await self.poll() if await self.is_enabled() else None
+                    if found is not None:
+                        return found
+                    await anext(changes)
+        except BaseException:
+            if found is not None:
+                self._doubt(found)  # the caller was not told of it: it waits for the next call
+            raise
 
     async def poll(self) -> int | None:
         """Lock a marked ledger that nobody repairs; None if there is none just now."""
         locked = {_LOCKS.number_of(f"{keys.REPAIR_LOCKS}/{name}") for name in await self._locks()}
+        locked -= {ledger_id for ledger_id, held in self._held.items() if held.mark_version is None}
         # Everybody begins somewhere else, so that workers do not race for the same ledgers.
         free = [mark.ledger_id async for mark in self.marked() if mark.ledger_id not in locked]
         start = int(jitter() * len(free))
@@ -160,19 +175,40 @@ class UnderreplicationManager:
         return None
 
     async def acquire(self, ledger_id: int) -> bool:
-        """Lock one marked ledger; False if another has it or it is not marked (any more)."""
-        key, token = _LOCKS.key(ledger_id), secrets.token_hex(8)
-        value = encode_lock(self._worker, token)
-        try:
-            stat = await self._store.put(key, value, version=NOT_EXISTS, ephemeral=True)
-        except KeyExistsError:
-            return False
-        mark = await self._store.get(_MARKS.key(ledger_id))
-        self._held[ledger_id] = _Held(token, stat.version, -1 if mark is None else mark.version)
-        if mark is None:
-            await self.release(ledger_id)
-            return False
-        return True
+        """Lock one marked ledger; False if it is locked already or not marked (any more).
+
+        If this raises, the ledger may be locked all the same; the next call finds out.
+        """
+        async with self._serial:
+            held = self._held.get(ledger_id)
+            if held is not None and held.mark_version is not None:
+                if await self._own_lock(ledger_id, held) is not None:
+                    return False  # another task of this worker has it
+                held = None  # it ended with a former session
+            return await self._lock(ledger_id, held or _Held(secrets.token_hex(8), None))
+
+    async def _lock(self, ledger_id: int, held: _Held) -> bool:
+        key, value = _LOCKS.key(ledger_id), encode_lock(self._worker, held.token)
+        while True:
+            mark = await self._store.get(_MARKS.key(ledger_id))
+            lock = await self._store.get(key)
+            if lock is not None and _lock_of(key, lock.value)[1] != held.token:
+                self._held.pop(ledger_id, None)
+                return False
+            if mark is None:
+                if ledger_id in self._held:
+                    await self._give_back(ledger_id, held)
+                return False
+            version = NOT_EXISTS if lock is None else lock.version
+            self._held[ledger_id] = held
+            try:
+                await self._store.transaction(
+                    [Put(key, value, version, ephemeral=True), Check(mark.key, mark.version)]
+                )
+            except (BadVersionError, NoSuchKeyError):
+                continue  # somebody else locked it, or it was marked again, or repaired
+            self._held[ledger_id] = _Held(held.token, mark.version)
+            return True
 
     async def mark_replicated(self, ledger_id: int) -> bool:
         """Say that a ledger that we locked has all its copies, and give it back.
@@ -182,35 +218,48 @@ class UnderreplicationManager:
         Raises:
             BadRequestError: it was never locked here.
         """
-        held = self._held.get(ledger_id)
-        if held is None:
-            raise BadRequestError(f"ledger {ledger_id} is not locked by this worker")
-        lock = await self._own_lock(ledger_id, held)
-        if lock is None:
+        async with self._serial:
+            held = self._held.get(ledger_id)
+            if held is None or held.mark_version is None:
+                raise BadRequestError(f"ledger {ledger_id} is not locked by this worker")
+            lock = await self._own_lock(ledger_id, held)
+            if lock is None:
+                del self._held[ledger_id]
+                return False
+            operations: list[Operation] = [
+                Delete(_MARKS.key(ledger_id), held.mark_version),
+                Delete(_LOCKS.key(ledger_id), lock),
+            ]
+            try:
+                await self._store.transaction(operations)
+            except (BadVersionError, NoSuchKeyError):
+                await self._give_back(ledger_id, held)
+                return False
             del self._held[ledger_id]
-            return False
-        operations: list[Operation] = [
-            Delete(_MARKS.key(ledger_id), held.mark_version),
-            Delete(_LOCKS.key(ledger_id), lock),
-        ]
-        try:
-            await self._store.transaction(operations)
-        except (BadVersionError, NoSuchKeyError):
-            await self.release(ledger_id)
-            return False
-        del self._held[ledger_id]
-        return True
+            return True
 
     async def release(self, ledger_id: int) -> None:
         """Give a ledger back that stays marked; fine if it is not locked, or not by us any more."""
-        held = self._held.get(ledger_id)
-        if held is None:
-            return
+        async with self._serial:
+            held = self._held.get(ledger_id)
+            if held is not None:
+                await self._give_back(ledger_id, held)
+
+    async def _give_back(self, ledger_id: int, held: _Held) -> None:
+        if held.mark_version is None:
+            await self._store.sync()  # a write that was not answered may be newer than what we read
+        # If this is not answered, the lock may be there or not: whoever asks next finds out.
+        self._doubt(ledger_id)
         lock = await self._own_lock(ledger_id, held)
         if lock is not None:
             with suppress(BadVersionError, NoSuchKeyError):
                 await self._store.delete(_LOCKS.key(ledger_id), version=lock)
-        self._held.pop(ledger_id, None)
+        del self._held[ledger_id]
+
+    def _doubt(self, ledger_id: int) -> None:
+        held = self._held.get(ledger_id)
+        if held is not None:
+            self._held[ledger_id] = _Held(held.token, None)
 
     async def worker_of(self, ledger_id: int) -> str | None:
         """Who repairs a ledger, or None."""
@@ -229,7 +278,7 @@ class UnderreplicationManager:
             try:
                 await self.release(ledger_id)
             except MetadataClosedError:
-                del self._held[ledger_id]  # it ended with the session
+                self._held.pop(ledger_id, None)  # it ended with the session
             except MetadataError as error:
                 failure = failure or error
         if failure is not None:

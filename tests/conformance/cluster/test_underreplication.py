@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -10,8 +12,9 @@ from bookie.cluster import keys
 from bookie.cluster.digit_tree import DigitTree
 from bookie.cluster.underreplication import CHECKS, UnderreplicationManager
 from bookie.errors import BadRequestError, FormatError, MetadataUnavailableError
-from bookie.metadata.store import MetadataStore
+from bookie.metadata.store import Change, MetadataStore, Operation, Stat
 from tests.conformance.backends import Backend
+from tests.conformance.faulty_store import FaultyStore
 from tests.conformance.streams import next_item
 
 MARKED = [3, 7, 2**33, 2**62]
@@ -303,6 +306,132 @@ async def test_what_could_not_be_given_back_is_tried_again(store: MetadataStore)
     assert [await manager.worker_of(i) is None for i in (1, 2, 3)] == [False, True, True]
     await manager.close()
     assert await manager.worker_of(1) is None
+
+
+class _Silent(FaultyStore):
+    """Writes of locks happen, and are never answered."""
+
+    async def transaction(self, operations: Sequence[Operation]) -> list[Stat | None]:
+        result = await super().transaction(operations)
+        if any(operation.key.startswith(keys.REPAIR_LOCKS) for operation in operations):
+            await asyncio.Event().wait()
+        return result
+
+
+@pytest.mark.parametrize("end", ["taken", "released", "closed", "unmarked"])
+async def test_a_lock_whose_reply_was_lost_is_not_lost(backend: Backend, end: str) -> None:
+    """Case 151."""
+    store, other = await backend.open(), await backend.open()
+    faulty = FaultyStore(store)
+    first, second = UnderreplicationManager(faulty), UnderreplicationManager(other)
+    await second.mark(7, ["b1"])
+    await store.sync()
+    faulty.lost_replies = 1
+    with pytest.raises(MetadataUnavailableError):
+        await first.acquire(7)
+    await other.sync()
+    assert not await second.acquire(7)
+    with pytest.raises(BadRequestError, match="not locked"):
+        await first.mark_replicated(7)
+    match end:
+        case "taken":
+            assert await first.poll() == 7
+            assert not await first.acquire(7)
+            assert await first.mark_replicated(7)
+        case "released":
+            await first.release(7)
+        case "closed":
+            await first.close()
+        case _:
+            for record in [r async for r in _MARKS.scan(store)]:
+                await store.delete(record[1].key)
+            assert not await first.acquire(7)
+    await other.sync()
+    assert await second.worker_of(7) is None
+    assert await second.acquire(7) == (end in ("released", "closed"))
+
+
+async def test_a_caller_that_is_cancelled_leaves_no_lock_behind(backend: Backend) -> None:
+    """Case 151."""
+    store, other = await backend.open(), await backend.open()
+    first, second = UnderreplicationManager(_Silent(store)), UnderreplicationManager(other)
+    await second.mark(7, ["b1"])
+    await store.sync()
+    async with asyncio.TaskGroup() as tasks:
+        waiting = tasks.create_task(first.take())
+        async with asyncio.timeout(10):
+            while await second.worker_of(7) is None:  # noqa: ASYNC110  (another session's doing)
+                await asyncio.sleep(0.001)
+        waiting.cancel()
+    first._store = store
+    assert await first.poll() == 7
+    await first.close()
+    await other.sync()
+    assert await second.poll() == 7
+
+
+class _Clinging(FaultyStore):
+    """Watches are not left."""
+
+    @asynccontextmanager
+    async def watch(self, prefix: str) -> AsyncIterator[AsyncIterator[Change]]:
+        async with super().watch(prefix) as changes:
+            yield changes
+            self.counts["left"] += 1
+            await asyncio.Event().wait()
+
+
+async def test_who_is_cancelled_with_a_ledger_in_hand_gets_it_again(store: MetadataStore) -> None:
+    faulty = _Clinging(store)
+    manager = UnderreplicationManager(faulty)
+    await manager.mark(7, ["b1"])
+    async with asyncio.TaskGroup() as tasks:
+        waiting = tasks.create_task(manager.take())
+        async with asyncio.timeout(10):
+            while not faulty.counts["left"]:  # noqa: ASYNC110  (the store tells nobody)
+                await asyncio.sleep(0.001)
+        waiting.cancel()
+    assert await manager.poll() == 7
+
+
+async def test_a_lock_that_could_not_be_given_back_is_taken_again(backend: Backend) -> None:
+    """Case 151."""
+    faulty = FaultyStore(await backend.open())
+    manager = UnderreplicationManager(faulty)
+    await manager.mark(7, ["b1"])
+    assert await manager.take() == 7
+    faulty.lost_requests = 1
+    with pytest.raises(MetadataUnavailableError):
+        await manager.release(7)
+    assert await manager.poll() == 7
+    assert await manager.mark_replicated(7)
+
+
+async def test_a_lock_of_a_former_session_is_taken_over(backend: Backend) -> None:
+    """Case 137."""
+    store, former = await backend.open(), await backend.open()
+    faulty = FaultyStore(former)
+    manager = UnderreplicationManager(faulty)
+    await manager.mark(7, ["b1"])
+    faulty.lost_replies = 1
+    with pytest.raises(MetadataUnavailableError):
+        await manager.acquire(7)
+    manager._store = store  # as after a lost session that the server has not ended yet
+    await store.sync()
+    assert await manager.poll() == 7
+    lock = await store.get(f"{keys.REPAIR_LOCKS}/{7:019}")
+    assert lock is not None
+    assert lock.created_by_self
+
+
+async def test_two_tasks_of_one_worker_do_not_share_a_lock(store: MetadataStore) -> None:
+    manager = UnderreplicationManager(store)
+    await manager.mark(7, ["b1"])
+    async with asyncio.TaskGroup() as tasks:
+        attempts = [tasks.create_task(manager.acquire(7)) for _ in range(3)]
+    assert sorted(task.result() for task in attempts) == [False, False, True]
+    await manager.release(7)
+    assert await manager.acquire(7)
 
 
 async def test_a_damaged_mark_is_named_by_its_key(
