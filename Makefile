@@ -109,6 +109,7 @@ bench: $(VENV)/.test ## one bookie beside the ceilings of this machine; prints, 
 	$(BIN)/python -m tests.bench.bench_mixed
 	$(BIN)/python -m tests.bench.bench_space
 	$(BIN)/python -m tests.bench.bench_reclaim
+	$(BIN)/python -m tests.bench.bench_metadata
 	$(BIN)/python -m tests.bench.bench_ledgers
 
 # ---- check it -------------------------------------------------------------------------------------

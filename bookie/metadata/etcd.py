@@ -48,7 +48,7 @@ from bookie.metadata.etcd_lease import EtcdLease, replace
 from bookie.metadata.etcd_listing import child_names, child_records
 from bookie.metadata.etcd_receipts import Receipt, settled_revision, settlement
 from bookie.metadata.etcd_transactions import (
-    Sequences,
+    Known,
     Transaction,
     stat_of,
 )
@@ -92,7 +92,7 @@ class EtcdStore(MetadataStore):
         self._scope = Scope(scope)
         self._addresses = [str(host) for host in hosts]
         self._security = security or MetadataSecurity()
-        self._sequences = Sequences()
+        self._known = Known()
         self._sequential = asyncio.Lock()
         self._watches: dict[Subscription[Change], tuple[str, int]] = {}
         self._session_watches: set[Subscription[SessionEvent]] = set()
@@ -204,6 +204,8 @@ class EtcdStore(MetadataStore):
         self._require_open()
         response = await self._client.read(RANGE, pb.RangeRequest(key=self._scope.key(key)))
         for kv in response.kvs:
+            if not kv.lease:
+                self._known.saw_persistent(key, kv.mod_revision)
             return Record(kv.value, stat_of(key, kv, self._lease.id))
         return None
 
@@ -246,7 +248,7 @@ class EtcdStore(MetadataStore):
         self._require_open()
         if not operations:
             return []
-        transaction = Transaction(self._scope, tuple(operations), self._sequences)
+        transaction = Transaction(self._scope, tuple(operations), self._known)
         if any(isinstance(operation, Put) and operation.sequential for operation in operations):
             # Two at once would only take the same number away from each other.
             async with self._sequential:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import grpc
@@ -63,11 +63,11 @@ class Method:
     path: str
     request: Any
     response: Any
+    name: str = field(init=False)
+    """As it is counted."""
 
-    @property
-    def name(self) -> str:
-        """As it is counted."""
-        return self.path.rpartition("/")[2]
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", self.path.rpartition("/")[2])
 
 
 RANGE: Final = Method("/etcdserverpb.KV/Range", pb.RangeRequest, pb.RangeResponse)
@@ -227,11 +227,12 @@ class EtcdClient:
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.operation_seconds
-        retries = Retries(len(self._addresses))
+        retries: Retries | None = None
         while True:
             try:
                 return await self.call(method, request)
             except LostReplyError:
+                retries = retries or self.retries()
                 pause = retries.pause()
                 if loop.time() + pause >= deadline:
                     raise

@@ -7,9 +7,9 @@ was read, as on every backend. Each Txn also replaces a receipt (`etcd_receipts`
 ======================== ============================================ ===========================
 operation                compares                                     writes
 ======================== ============================================ ===========================
-put                      no ancestor is ephemeral                     absent: put; else put with
-                                                                      the lease it has
-put of version v         mod_revision = v                             put with the lease it has
+put                      no ancestor is ephemeral, nor is it          put
+put of version v         mod_revision = v, has no lease               put
+the same, if ephemeral   mod_revision = v, or has a lease             put with the lease it has
 put that creates         absent, no ancestor is ephemeral             put
 ephemeral put, creates   the same, and nothing below                  put with our lease
 ephemeral put            as it was seen last: absent, or ours         put with our lease
@@ -18,8 +18,9 @@ delete                   present or mod_revision = v, nothing below   delete
 check                    mod_revision = v, or absent                  nothing
 ======================== ============================================ ===========================
 
-Two guesses may be wrong without anybody being at fault: whether our ephemeral record is there, and
-the last number of a sequence. The reads correct them, and the Txn is made again.
+Guesses may be wrong without anybody being at fault: whether a record is ephemeral, whether our own
+ephemeral record is there, and the last number of a sequence. The reads correct them, and the Txn is
+made again.
 """
 
 from __future__ import annotations
@@ -45,6 +46,9 @@ from bookie.metadata.records import (
     check_transaction,
     sequential_key,
 )
+
+KNOWN_MAX = 4096
+"""Keys of each kind that a store remembers something of."""
 
 ROUNDS_MAX = 1000
 """How often a Txn is made again because a guess was wrong."""
@@ -105,19 +109,32 @@ def owner(lease: int) -> bytes:
     return lease.to_bytes(8, "big", signed=True) if lease else NO_OWNER
 
 
-class Sequences:
-    """The last numbers of sequential records that this store has seen, with their revisions."""
+class Known:
+    """What a store remembers to guess right; whatever is forgotten costs a compare or a round."""
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[int, int]] = {}
+        """Sequence → the last number and the revision of its counter."""
+        self._persistent: dict[str, int] = {}
+        """Key → a version in which the record had no lease."""
+
+    def is_persistent(self, key: str, version: int) -> bool:
+        """Whether the record of that version is known to have no lease."""
+        return self._persistent.get(key) == version
+
+    def saw_persistent(self, key: str, version: int) -> None:
+        """Remember that it has none."""
+        if len(self._persistent) >= KNOWN_MAX:
+            self._persistent.clear()
+        self._persistent[key] = version
 
     def last(self, key: str) -> tuple[int, int]:
         """Number and mod_revision of the counter; (0, 0) if nothing is known."""
         return self._seen.get(key, (0, 0))
 
     def saw(self, key: str, number: int, revision: int) -> None:
-        """Remember; a forgotten counter costs one round more."""
-        if len(self._seen) >= 1000:
+        """Remember a counter."""
+        if len(self._seen) >= KNOWN_MAX:
             self._seen.clear()
         self._seen[key] = (number, revision)
 
@@ -128,13 +145,15 @@ class Transaction:
     `operations` were checked by `check_transaction`.
     """
 
-    def __init__(self, scope: Scope, operations: Sequence[Operation], sequences: Sequences) -> None:
+    def __init__(self, scope: Scope, operations: Sequence[Operation], known: Known) -> None:
         self._scope = scope
         self._given = operations
-        self._sequences = sequences
+        self._known = known
         self._rounds = 0
         self._ours: set[str] = set()
         """Keys of ephemeral puts without version that were seen to be ours."""
+        self._leased: set[str] = set()
+        """Keys of plain puts that were seen to be ephemeral."""
         self._skipped: dict[str, int] = {}
         """Sequence → a number that is taken although its counter does not say so."""
         self._numbers: dict[str, int] = {}
@@ -167,7 +186,7 @@ class Transaction:
         self._receipt_read = self._reads.want_value(receipt.key)
         self._sequence_reads = {}
         for key, number in self._numbers.items():
-            counter, (_, revision) = self._scope.sequence(key), self._sequences.last(key)
+            counter, (_, revision) = self._scope.sequence(key), self._known.last(key)
             compares[b"#" + counter] = messages.mod(counter, revision)
             writes.append(messages.put(counter, b"%d" % number, 0))
             self._sequence_reads[key] = self._reads.want_value(counter)
@@ -180,7 +199,7 @@ class Transaction:
         named = {operation.key for operation in self._given}
         for index, operation in enumerate(self._given):
             if isinstance(operation, Put) and operation.sequential:
-                last, _ = self._sequences.last(operation.key)
+                last, _ = self._known.last(operation.key)
                 number = max(last, self._skipped.get(operation.key, 0)) + 1
                 while sequential_key(operation.key, number) in named:
                     # A record made before: the counter, not read yet, has passed its number.
@@ -203,7 +222,11 @@ class Transaction:
             if put.ephemeral:
                 compares[b"!" + key] = messages.leased(key)
                 return messages.put(key, put.value, lease)
-            return messages.nested([], [messages.keep(key, put.value), messages.stat(key)])
+            if put.key in self._leased:
+                return messages.nested([], [messages.keep(key, put.value), messages.stat(key)])
+            if not self._known.is_persistent(put.key, put.version):
+                compares[b"!" + key] = messages.lease(key, 0)
+            return messages.put(key, put.value, 0)
         for above in ancestors(put.key):
             self._reads.want_record(self._scope, above)
             higher = self._scope.key(above)
@@ -214,10 +237,14 @@ class Transaction:
                 compares[key] = messages.lease(key, lease)
                 return messages.put(key, put.value, lease)
         if put.version is None and not put.ephemeral:
+            if put.key in self._leased:
+                compares[key] = messages.leased(key)
+                return messages.nested([], [messages.keep(key, put.value), messages.stat(key)])
+            compares[key] = messages.lease(key, 0)
             return messages.nested(
                 [messages.absent(key)],
                 [messages.put(key, put.value, 0)],
-                [messages.keep(key, put.value), messages.stat(key)],
+                [messages.put(key, put.value, 0), messages.stat(key)],
             )
         compares[key] = messages.absent(key)
         if put.ephemeral:
@@ -267,7 +294,7 @@ class Transaction:
         if response.succeeded:
             receipt.revision = revision = response.header.revision
             for key, number in self._numbers.items():
-                self._sequences.saw(key, number, revision)
+                self._known.saw(key, number, revision)
             if self._is_large:
                 responses = messages.ungrouped(responses)
             return self._results(revision, iter(responses))
@@ -308,6 +335,8 @@ class Transaction:
             if len(inner) > 1:
                 return stat_of(put.key, inner[1].response_range.kvs[0], self._lease)
         is_new = put.version in (None, NOT_EXISTS) and put.key not in self._ours
+        if not put.ephemeral:
+            self._known.saw_persistent(put.key, revision)
         return Stat(put.key, revision, revision, None, None, put.ephemeral, put.ephemeral, is_new)
 
     def _learn(self, receipt: Receipt, responses: Iterable[Any]) -> None:
@@ -325,8 +354,8 @@ class Transaction:
         for key, index in self._sequence_reads.items():
             counter = self._reads.value(index)
             last = (int(counter.value), counter.mod_revision) if counter is not None else (0, 0)
-            learned |= last != self._sequences.last(key)
-            self._sequences.saw(key, *last)
+            learned |= last != self._known.last(key)
+            self._known.saw(key, *last)
         if learned:
             return
         for given, operation in zip(self._given, self._operations, strict=True):
@@ -336,14 +365,17 @@ class Transaction:
                 self._skipped[given.key] = self._numbers[given.key]
                 return
         judge(self._operations, self._reads, owner(self._lease), 0)
-        self._ours = {
-            operation.key
-            for operation in self._operations
-            if isinstance(operation, Put)
-            and operation.ephemeral
-            and operation.version is None
-            and self._reads.find(operation.key) is not None
-        }
+        for operation in self._operations:
+            if not isinstance(operation, Put):
+                continue
+            seen = self._reads.find(operation.key)
+            if seen is not None and operation.ephemeral and operation.version is None:
+                self._ours.add(operation.key)
+            elif seen is not None and not operation.ephemeral and seen.owner != NO_OWNER:
+                self._leased.add(operation.key)
+            else:
+                self._ours.discard(operation.key)
+                self._leased.discard(operation.key)
 
     # ---- after a lost reply
 
@@ -363,7 +395,7 @@ class Transaction:
     def confirmed(self, receipt: Receipt, response: pb.TxnResponse) -> list[Stat | None]:
         """The results of the write that happened at the receipt's revision."""
         for key, number in self._numbers.items():
-            self._sequences.saw(key, number, receipt.revision)
+            self._known.saw(key, number, receipt.revision)
         written = messages.ungrouped(response.responses)
         return [
             stat_of(operation.key, next(written).response_range.kvs[0], self._lease)
