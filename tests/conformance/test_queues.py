@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from functools import partial
 
 import pytest
 
 from bookie.errors import LockLostError, MetadataUnavailableError, OperationTimeoutError
 from bookie.metadata.coordination.queues import Queue, Taken
+from bookie.metadata.store import Operation
 from tests.conformance.backends import Backend
 from tests.conformance.clients import Client, NewClient
-from tests.conformance.waiting import settle, until, until_found
+from tests.conformance.waiting import cancel_in, settle, until, until_found
 
 
 async def take(queue: Queue) -> bytes:
@@ -154,6 +156,26 @@ async def test_a_cancelled_taker_takes_nothing(client: Client) -> None:
         client.store.hold_writes.set()
     await until_found(lambda: _is_free(client))
     assert await take(queue) == b"1"
+
+
+@pytest.mark.parametrize("turns", range(8))
+async def test_a_taker_that_is_cancelled_late_takes_nothing(client: Client, turns: int) -> None:
+    """So many turns of the loop after the item was claimed: it was returned, or is free again."""
+    queue = Queue(client.participant, "/queue")
+    await queue.put(b"1")
+    async with asyncio.TaskGroup() as group:
+        taking = group.create_task(queue.take())
+
+        def claimed(operations: Sequence[Operation]) -> None:
+            if any(operation.key.startswith("/queue/taken/") for operation in operations):
+                client.store.after_write = lambda _: None
+                cancel_in(turns, taking)
+
+        client.store.after_write = claimed
+    if not taking.cancelled():
+        await taking.result().give_back()
+    async with asyncio.timeout(20):
+        assert await take(queue) == b"1"
 
 
 async def _is_free(client: Client) -> bool:

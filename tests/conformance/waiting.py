@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 SECONDS_MAX = 20.0
 
@@ -26,3 +27,11 @@ async def settle(turns: int = 50) -> None:
     """Give everybody their turns of the loop, as far as they need no time."""
     for _ in range(turns):
         await asyncio.sleep(0)
+
+
+def cancel_in(turns: int, task: asyncio.Task[Any]) -> None:
+    """Cancel `task` so many turns of the loop from now."""
+    if turns:
+        asyncio.get_running_loop().call_soon(cancel_in, turns - 1, task)
+    else:
+        task.cancel()

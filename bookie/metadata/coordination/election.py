@@ -144,10 +144,11 @@ class Election:
         lock, self._lock = self._lock, None
         if standing is not None:
             standing.cancel()
+        # First of all it does not lead any more, also if the caller is cancelled now.
+        self._turn(LeaderState.NO_LEADER)
         if lock is not None:
             await lock.release()
             await lock.give_up()
-        self._turn(LeaderState.NO_LEADER)
 
     async def __aenter__(self) -> Self:
         return self
@@ -203,8 +204,7 @@ class Election:
         except BaseException:
             if self._lock is lock:
                 self._lock = None
-            with suppress(MetadataClosedError):
-                lock.give_up_soon()
+            lock.give_up_soon()
             raise
 
     async def _take_over(self, lock: Lock) -> None:

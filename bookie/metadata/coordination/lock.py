@@ -25,7 +25,7 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
 
@@ -159,8 +159,14 @@ class Lock:
         if self._state in (LockState.RELEASED, LockState.LOST):
             return
         self._turn(LockState.RELEASED)
-        await self._stop()
+        # It says so once, so a caller that is cancelled meanwhile leaves the rest to be done.
+        await self._participant.finish(self._let_go())
+
+    async def _let_go(self) -> None:
+        self._doubt.set()
         async with self._serial:
+            # Nobody makes or watches a claim any more.
+            await self._stop()
             place, self._place = self._place, None
             if place is not None:
                 await self._line.leave(place)
@@ -224,8 +230,7 @@ class Lock:
 
     def give_up_soon(self) -> None:
         """The same behind the back of a caller that was cancelled."""
-        with suppress(MetadataClosedError):
-            self._participant.spawn(self.give_up())
+        self._participant.spawn_if_open(self.give_up())
 
     def _wake(self, event: SessionEvent) -> None:
         if event is SessionEvent.SESSION_REESTABLISHED:
@@ -237,16 +242,25 @@ class Lock:
         guid = self._participant.new_guid()
         self._claim = Claim(guid, claim.mode, claim.owner, claim.content)
         try:
-            self._place = await self._line.enter(self._claim, instead_of=instead_of)
+            place = await self._line.enter(self._claim, instead_of=instead_of)
         except BaseException:
             self._participant.abandon(guid)
             raise
-        self._token = self._place.token
-        await self._watch.aclose()
-        self._watch = AsyncExitStack()
-        changes = await self._watch.enter_async_context(self._store.watch(self._place.key))
+        try:
+            await self._watch_claim(place.key)
+        except BaseException:
+            # A claim that nobody watches is none: its holder would not hear of its end.
+            self._participant.spawn_if_open(self._line.leave(place))
+            raise
+        self._place = place
+        self._token = place.token
+
+    async def _watch_claim(self, key: str) -> None:
         if self._follower is not None:
             self._follower.cancel()
+        await self._watch.aclose()
+        self._watch = AsyncExitStack()
+        changes = await self._watch.enter_async_context(self._store.watch(key))
         self._follower = self._participant.spawn(self._follow(changes))
 
     # ---- holding

@@ -9,12 +9,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from bookie.env import SystemClock, jitter
-from bookie.errors import BookieError, MetadataClosedError
+from bookie.errors import (
+    BookieError,
+    MetadataClosedError,
+    MetadataUnavailableError,
+    SessionLostError,
+)
 from bookie.metadata.store import MetadataStore, SessionEvent
 from bookie.telemetry import event_log
 
@@ -109,12 +114,39 @@ class Participant:
         task.add_done_callback(self._background.discard)
         return task
 
+    def spawn_if_open(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do `work` as `spawn` does; nothing if the context was left, and all ends with it."""
+        with suppress(MetadataClosedError):
+            self.spawn(work)
+
+    async def insist(self, work: Callable[[], Awaitable[object]]) -> None:
+        """Do `work` until the store answers it, or is closed.
+
+        A session that is lost by the clock may yet come back with all its records, so that is no
+        answer.
+        """
+        attempt = 0
+        while True:
+            try:
+                await work()
+            except MetadataClosedError:
+                return
+            except (MetadataUnavailableError, SessionLostError):
+                await self.pause(attempt)
+                attempt += 1
+            else:
+                return
+
     async def finish(
         self,
         work: Coroutine[Any, Any, T],
         undo: Callable[[T], Coroutine[Any, Any, None]] | None = None,
     ) -> T:
-        """Do `work` to its end, also when the caller is cancelled; then `undo` what it gave."""
+        """Do `work` to its end, also when the caller is cancelled; then `undo` what it gave.
+
+        Raises:
+            MetadataClosedError: the context was left; nothing was begun.
+        """
         outcome: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
         async def run() -> None:
@@ -132,8 +164,19 @@ class Participant:
             elif undo is not None:
                 await undo(result)
 
-        self.spawn(run())
-        return await outcome
+        try:
+            self.spawn(run())
+        except MetadataClosedError:
+            work.close()
+            raise
+        try:
+            return await outcome
+        except asyncio.CancelledError:
+            # Cancelled in the turn in which the work ended: the caller never sees what it gave.
+            is_given = outcome.done() and not outcome.cancelled() and outcome.exception() is None
+            if is_given and undo is not None:
+                self.spawn_if_open(undo(outcome.result()))
+            raise
 
     async def pause(self, attempt: int) -> None:
         """Wait before attempt number `attempt + 1`."""

@@ -176,19 +176,31 @@ class Queue:
         loop = asyncio.get_running_loop()
         until = None if timeout_seconds is None else loop.time() + timeout_seconds
         turn = await self._locks.acquire(f"{self._path}/turn", timeout_seconds=timeout_seconds)
-        async with turn:
-            try:
-                async with asyncio.timeout_at(until), self._store.watch(self._path) as changes:
-                    while True:
-                        taken = await self._participant.finish(self._take(), _give_back)
-                        if taken is not None:
-                            return taken
-                        while not self._may_bring_items(await anext(changes)):
-                            pass
-            except TimeoutError as error:
+        given: list[Taken] = []
+        try:
+            async with turn:
+                await self._wait_for_item(given, until)
+        except BaseException as error:
+            # Also while the watch or the turn is left: the caller never sees what was taken.
+            for taken in given:
+                self._participant.spawn_if_open(taken.give_back())
+            if isinstance(error, TimeoutError):
                 raise OperationTimeoutError(
                     f"the queue {self._path} had no item within {timeout_seconds} seconds"
                 ) from error
+            raise
+        return given[0]
+
+    async def _wait_for_item(self, given: list[Taken], until: float | None) -> None:
+        """Take an item into `given`, until `until` by the loop's clock."""
+        async with asyncio.timeout_at(until), self._store.watch(self._path) as changes:
+            while True:
+                taken = await self._participant.finish(self._take(), _give_back)
+                if taken is not None:
+                    given.append(taken)
+                    return
+                while not self._may_bring_items(await anext(changes)):
+                    pass
 
     def _may_bring_items(self, change: Change) -> bool:
         if isinstance(change, Resync):
