@@ -34,6 +34,8 @@ class FaultyStore(MetadataStore):
         """So many of the next writes happen, and are not answered."""
         self.lost_requests = 0
         """So many of the next writes neither happen nor are answered."""
+        self.lost: list[Sequence[Operation]] = []
+        """The writes of the lost requests, for a test that wants them to happen late."""
         self.is_down = False
         """Nothing is answered, and nothing happens."""
         self.lost_listings = 0
@@ -89,6 +91,7 @@ class FaultyStore(MetadataStore):
         await self.hold_writes.wait()
         if self.lost_requests:
             self.lost_requests -= 1
+            self.lost.append(operations)
             raise MetadataUnavailableError("the test lost the request")
         answer = await self._store.transaction(operations)
         self.after_write(operations)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from bookie.errors import MetadataUnavailableError
+from bookie.errors import LockBusyError, MetadataUnavailableError
 from bookie.metadata.coordination.lock import LockState
 from bookie.metadata.store import Operation
 from tests.conformance.clients import Client, NewClient
@@ -85,3 +85,92 @@ async def test_a_claim_that_cannot_be_watched_is_none(client: Client) -> None:
     await until_found(lambda: has_claims(client, 0))
     async with await client.locks.try_acquire(PATH) as lock:
         assert lock.is_held
+
+
+# ---- not answered
+
+
+@pytest.mark.parametrize("lost_listings", [0, 1])
+async def test_two_attempts_are_one_claim(client: Client, lost_listings: int) -> None:
+    """The first was made and not answered, and the look whether it was is not answered either."""
+    client.store.lost_replies = 1
+    client.store.lost_listings = lost_listings
+    async with await client.locks.acquire(PATH, timeout_seconds=10) as lock:
+        assert await client.claims(PATH) == [lock.check().key]
+    await until_found(lambda: has_claims(client, 0))
+
+
+async def test_a_take_over_that_was_not_answered_is_found(new_client: NewClient) -> None:
+    first, second = await new_client("me"), await new_client("me")
+    held = await first.locks.acquire(PATH)
+    await second.session.sync()
+    second.store.lost_replies = second.store.lost_listings = 1
+    taken = await second.locks.try_acquire(PATH, take_over=True)
+    async with asyncio.timeout(10):
+        await held.lost.wait()
+    assert taken.is_held
+    await until_found(lambda: has_claims(second, 1))
+    await taken.release()
+
+
+async def let_the_first_be_late(client: Client) -> None:
+    """The first attempt of a claim, which was lost, happens just before the second."""
+    await until(lambda: client.store.lost)
+    client.store.hold_writes.clear()
+    await until(lambda: client.store.counts["transaction"] == 2)
+    await client.session.transaction(client.store.lost[0])
+    client.store.hold_writes.set()
+
+
+async def test_a_claim_is_not_behind_its_own_first_attempt(new_client: NewClient) -> None:
+    """Which arrives after the look for it; it is in nobody's way, and goes."""
+    client, other = await new_client(session_timeout_seconds=3.0), await new_client()
+    client.store.lost_requests = 1
+    async with asyncio.TaskGroup() as group:
+        acquiring = group.create_task(client.locks.acquire(PATH, timeout_seconds=10))
+        await let_the_first_be_late(client)
+    lock = acquiring.result()
+    await until_found(lambda: has_claims(client, 1))
+    assert await client.claims(PATH) == [lock.check().key]
+    assert lock.is_held
+    async with asyncio.TaskGroup() as group:
+        waiting = group.create_task(other.locks.acquire(PATH, timeout_seconds=10))
+        await until_found(lambda: has_claims(other, 2))
+        await lock.release()
+    await waiting.result().release()
+
+
+async def test_a_first_attempt_that_is_very_late_goes_too(client: Client) -> None:
+    """After the second was made, and even after the lock was released."""
+    client.store.lost_requests = 1
+    lock = await client.locks.acquire(PATH)
+    await lock.release()
+    await settle()
+    await client.session.transaction(client.store.lost[0])
+    await until_found(lambda: has_claims(client, 0))
+
+
+async def test_a_take_over_that_fails_because_it_was_done_leaves_no_claim(
+    new_client: NewClient,
+) -> None:
+    """The late first attempt replaced the old claim, so the second finds none to replace."""
+    first, second = await new_client("me"), await new_client("me")
+    held = await first.locks.acquire(PATH)
+    await second.session.sync()
+    second.store.lost_requests = 1
+    async with asyncio.TaskGroup() as group:
+        acquiring = group.create_task(refused(second))
+        await let_the_first_be_late(second)
+    assert acquiring.result()
+    async with asyncio.timeout(10):
+        await held.lost.wait()
+    await until_found(lambda: has_claims(second, 0))
+
+
+async def refused(client: Client) -> bool:
+    """Whether taking the lock over is refused."""
+    try:
+        await client.locks.try_acquire(PATH, take_over=True)
+    except LockBusyError:
+        return True
+    return False

@@ -8,8 +8,10 @@ An exclusive claim has its turn when no claim is before it; it waits for the one
 shared claim waits for the last exclusive claim before it. So a claim that goes wakes the one behind
 it, or the readers behind a writer, and nobody else: no herd.
 
-A claim whose creation was not answered may exist. It carries a guid, and who is in doubt lists the
-line and looks; what nobody wants any more is deleted, in the background if need be.
+A claim whose creation was not answered may exist, or come to exist later. It carries a guid, and
+who is in doubt lists the line and looks before trying again. When it stands, other records of its
+guid are deleted in the background, and none of them is ever in its way; what nobody wants goes
+likewise.
 
 Source: the lock recipe of ZooKeeper, with the protection by a GUID of Apache Curator.
 """
@@ -27,7 +29,6 @@ from bookie.errors import (
     MetadataError,
     MetadataUnavailableError,
     NoSuchKeyError,
-    SessionLostError,
 )
 from bookie.formats.claim import Claim, ClaimMode, decode_claim, encode_claim
 from bookie.metadata.coordination.participant import Participant
@@ -58,6 +59,8 @@ class Place:
     token: int
     """Order number of the write that made it: greater than that of every claim before it."""
     version: int
+    in_doubt: bool = False
+    """A write that was not answered may have made another record of the claim, or may yet."""
 
     @property
     def name(self) -> str:
@@ -122,6 +125,9 @@ class Line:
             if place.name not in names:
                 raise PlaceLostError(f"the claim {place.key} is gone")
             names = names[: names.index(place.name)]
+            if place.in_doubt and names:
+                ours = {record.name for record in await self._find(place.guid)}
+                names = [name for name in names if name not in ours]
         if not names or mode is ClaimMode.EXCLUSIVE:
             return names[-1] if names else None
         before = set(names)
@@ -166,23 +172,35 @@ class Line:
         if instead_of is not None:
             operations.append(Delete(instead_of.key, instead_of.version))
         for attempt in range(ATTEMPTS_MAX):
+            if attempt:
+                await self._participant.pause(attempt - 1)
             try:
-                stat = (await self._store.transaction(operations))[0]
-                assert stat is not None
-                return _place(stat, claim.guid)
+                place = await self._try_to_enter(operations, claim.guid, again=attempt > 0)
             except MetadataUnavailableError:
-                try:
-                    await self._participant.pause(attempt)
-                    found = await self._find(claim.guid)
-                except MetadataUnavailableError:
-                    continue
-                if found:
-                    return _place(found[0].stat, claim.guid)
-        self._participant.abandon(claim.guid)
-        self._participant.spawn(self._sweep(claim.guid))
+                continue
+            except BaseException:
+                if attempt:
+                    self._sweep_soon(claim.guid)
+                raise
+            if place.in_doubt:
+                self._sweep_soon(claim.guid, but=place)
+            return place
+        self._sweep_soon(claim.guid)
         raise MetadataUnavailableError(
             f"the metadata store did not answer when a claim was made below {self.path}"
         )
+
+    async def _try_to_enter(self, operations: list[Operation], guid: str, *, again: bool) -> Place:
+        """Make the claim; not `again` before a listing said that it does not stand already."""
+        if again:
+            await self._store.sync()
+            for record in await self._find(guid):
+                # What an earlier session of ours made is about to go.
+                if record.created_by_self:
+                    return _place(record.stat, guid, in_doubt=True)
+        stat = (await self._store.transaction(operations))[0]
+        assert stat is not None
+        return _place(stat, guid, in_doubt=again)
 
     async def leave(self, place: Place) -> None:
         """Delete the claim; if the store does not answer, that goes on in the background."""
@@ -194,9 +212,12 @@ class Line:
             # Names are never used twice: whatever its version, it is ours.
             await self._store.delete(place.key)
         except (NoSuchKeyError, MetadataClosedError):
-            return
+            pass
         except MetadataError:
-            self._participant.spawn(self._sweep(place.guid))
+            self._sweep_soon(place.guid)
+            return
+        if place.in_doubt:
+            self._sweep_soon(place.guid)
 
     async def _find(self, guid: str) -> list[Record]:
         return [
@@ -205,24 +226,24 @@ class Line:
             if standing.claim is not None and standing.claim.guid == guid
         ]
 
-    async def _sweep(self, guid: str) -> None:
-        """Delete what there is of an abandoned claim; look again for a write that was late."""
+    def _sweep_soon(self, guid: str, but: Place | None = None) -> None:
+        """Delete all records of a claim in the background, `but` one; nobody wants it if None."""
+        if but is None:
+            self._participant.abandon(guid)
+        self._participant.spawn_if_open(self._sweep(guid, None if but is None else but.key))
+
+    async def _sweep(self, guid: str, keep: str | None) -> None:
+        """Delete what there is of a claim; look again for a write that was late."""
         for rest_seconds in (self._store.session_timeout_seconds / 3, 0.0):
-            attempt = 0
-            while not await self._try_to_sweep(guid):
-                await self._participant.pause(attempt)
-                attempt += 1
+            await self._participant.insist(lambda: self._delete_all(guid, keep))
             await asyncio.sleep(rest_seconds)
 
-    async def _try_to_sweep(self, guid: str) -> bool:
-        try:
-            for record in await self._find(guid):
-                await self._store.delete(record.key)
-        except (NoSuchKeyError, MetadataClosedError):
-            return True
-        except (MetadataUnavailableError, SessionLostError):
-            return False
-        return True
+    async def _delete_all(self, guid: str, keep: str | None) -> None:
+        await self._store.sync()
+        for record in await self._find(guid):
+            if record.key != keep:
+                with suppress(NoSuchKeyError):
+                    await self._store.delete(record.key)
 
     # ---- waiting
 
@@ -280,10 +301,10 @@ def with_stat(place: Place, stat: Stat) -> Place:
     return replace(place, version=stat.version)
 
 
-def _place(stat: Stat, guid: str) -> Place:
+def _place(stat: Stat, guid: str, *, in_doubt: bool) -> Place:
     number = _number(stat.key.rpartition("/")[2])
     # A backend without global order numbers still orders the claims of one line.
-    return Place(stat.key, guid, number, stat.revision or number, stat.version)
+    return Place(stat.key, guid, number, stat.revision or number, stat.version, in_doubt)
 
 
 def _number(name: str) -> int:

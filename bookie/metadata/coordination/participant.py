@@ -14,12 +14,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from bookie.env import SystemClock, jitter
-from bookie.errors import (
-    BookieError,
-    MetadataClosedError,
-    MetadataUnavailableError,
-    SessionLostError,
-)
+from bookie.errors import BookieError, MetadataClosedError
 from bookie.metadata.store import MetadataStore, SessionEvent
 from bookie.telemetry import event_log
 
@@ -131,7 +126,7 @@ class Participant:
                 await work()
             except MetadataClosedError:
                 return
-            except (MetadataUnavailableError, SessionLostError):
+            except BookieError:
                 await self.pause(attempt)
                 attempt += 1
             else:
