@@ -102,7 +102,6 @@ _ROUNDS_MAX = 1000
 _CONFLICTS = {BAD_VERSION, NO_NODE, NODE_EXISTS, NOT_EMPTY, NO_CHILDREN_FOR_EPHEMERALS}
 """What was seen, or believed, is not so (any more): look again."""
 
-
 RECEIPTS_SUFFIX = ".receipts"
 """The receipts of a scope's stores lie below a node of its name and this."""
 
@@ -309,6 +308,7 @@ class ZooKeeperStore(MetadataStore):
                 stats.append(None)
                 if isinstance(operation, Delete):
                     self._known.forget(operation.key)
+                    opened.nodes.note_deletion(operation.key)  # the event may come later
                     opened.nodes.tidy(parent_of(operation.key))
                 continue
             assert index is not None, "every put has a result"

@@ -119,19 +119,22 @@ class NodeReader:
 
     async def children(self, key: str, deadline: float) -> list[str]:
         """The names one level below `key`, sorted, without virtual parents that are empty."""
+        # Who is removed while the answer is on its way was a suspect before, and is none any more.
+        before = self._suspicious_names(key)
         try:
             names = await self._link.read(GetChildren(self._scope.path(key), None), deadline)
         except NodeError as error:
             if error.code == NO_NODE:
                 return []
             raise
-        doubtful = self._suspicious_names(key).intersection(names)
+        doubtful = (before | self._suspicious_names(key)).intersection(names)
         prefix = key.rstrip("/")
         hidden = {n for n in doubtful if not await self.is_there(f"{prefix}/{n}", deadline)}
         return sorted(name for name in names if name not in hidden)
 
     async def is_there(self, key: str, deadline: float) -> bool:
         """Whether `key` has a record or children."""
+        before = self._suspicious_names(key)
         stat: ZnodeStat | None = await self._link.read(
             Exists(self._scope.path(key), None), deadline
         )
@@ -140,7 +143,7 @@ class NodeReader:
         if not _may_be_virtual(stat):
             return True
         if stat.numChildren > 0 and (
-            not self._suspicious_names(key) or await self.children(key, deadline)
+            not (before | self._suspicious_names(key)) or await self.children(key, deadline)
         ):
             return True
         try:
@@ -227,6 +230,7 @@ class NodeReader:
                 await self._link.send(Multi(operations)).answer
             except MultiRefusedError:
                 continue
+            self.note_deletion(key)
             return True
         return False
 
