@@ -122,7 +122,7 @@ class Sources:
         return {**_last_of(_from_cluster(cluster)), **self._given} if cluster else self._given
 
 
-_FIRST_SECTIONS = ("bookie", "metadata", "session", "log")
+_FIRST_SECTIONS = ("bookie", "metadata", "log")
 
 
 def _last_of(*sources: Iterator[_Given]) -> _AllGiven:
