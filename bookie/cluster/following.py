@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from bookie.env import jitter
 from bookie.errors import (
     FormatError,
     MetadataClosedError,
@@ -49,6 +50,7 @@ async def follow(
         except MetadataClosedError:
             return
         except (MetadataUnavailableError, SessionLostError):
-            # Watching begins anew: whatever changed meanwhile is in what is read then.
-            await asyncio.sleep(retry_seconds)
+            # Watching begins anew: whatever changed meanwhile is in what is read then. All bookies
+            # lose a store at once, and should not come back at once.
+            await asyncio.sleep(retry_seconds * (0.5 + jitter()))
             retry_seconds = min(2 * retry_seconds, RETRY_SECONDS_MAX)
