@@ -165,6 +165,11 @@ class EtcdStore(MetadataStore):
             for session_watch in self._session_watches:
                 session_watch.end(closed)
 
+    @property
+    def is_session_certain(self) -> bool:
+        """See `MetadataStore.is_session_certain`."""
+        return self._open and self._monitor.state is SessionState.CONNECTED
+
     async def _probe(self) -> None:
         await self._lease.prove(self.session_timeout_seconds / PROBE_FRACTION)
 

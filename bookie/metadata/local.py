@@ -248,6 +248,12 @@ class LocalStore(MetadataStore):
         for subscription in self._session_watches:
             subscription.push(event)
 
+    @property
+    def is_session_certain(self) -> bool:
+        """See `MetadataStore.is_session_certain`."""
+        file = self._session_file
+        return self._connected and file is not None and file.is_fresh
+
     @asynccontextmanager
     async def session_events(self) -> AsyncIterator[AsyncIterator[SessionEvent]]:
         """See `MetadataStore.session_events`."""

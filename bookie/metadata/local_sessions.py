@@ -32,6 +32,7 @@ from pathlib import Path
 from bookie.env import SystemClock, boot_time_seconds
 from bookie.errors import MetadataUnavailableError
 from bookie.metadata.local_tree import SessionRow, TreeWriter
+from bookie.protocol.session import LOST_SHARE
 
 _DEADLINE = struct.Struct(">Q")
 _GRACE_FRACTION = 3
@@ -50,8 +51,14 @@ class SessionFile:
 
     def beat(self) -> None:
         """Move the deadline to one timeout from now."""
-        deadline = boot_time_seconds() + self._timeout_seconds
+        self._beaten_at = boot_time_seconds()
+        deadline = self._beaten_at + self._timeout_seconds
         os.pwrite(self._fd, _DEADLINE.pack(int(deadline * 1e9)), 0)
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether nobody can have ended the session by its deadline; they may be about to."""
+        return boot_time_seconds() < self._beaten_at + self._timeout_seconds * LOST_SHARE
 
     def close(self) -> None:
         """Remove the file and free its lock."""

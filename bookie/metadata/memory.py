@@ -271,6 +271,11 @@ class MemoryStore(MetadataStore):
         for session_watch in self._session_watches:
             session_watch.end(closed)
 
+    @property
+    def is_session_certain(self) -> bool:
+        """See `MetadataStore.is_session_certain`."""
+        return self._loop is not None and self._outage is None
+
     async def get(self, key: str) -> Record | None:
         """See `MetadataStore.get`."""
         check_key(key)

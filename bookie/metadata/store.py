@@ -110,6 +110,15 @@ class MetadataStore(ABC):
     session_timeout_seconds: float
     """After so long without a sign of life, others may end the store's lease."""
 
+    @property
+    @abstractmethod
+    def is_session_certain(self) -> bool:
+        """Whether nothing speaks against the session as of now, by the clock too.
+
+        A process that was stopped for a while finds out here, before any event of it: the events
+        come when others had their turn, and who acts first would act on a lease that is gone.
+        """
+
     @abstractmethod
     async def get(self, key: str) -> Record | None:
         """The record of `key`, or None."""

@@ -409,6 +409,11 @@ class ZooKeeperStore(MetadataStore):
         finally:
             del self._watches[subscription]
 
+    @property
+    def is_session_certain(self) -> bool:
+        """See `MetadataStore.is_session_certain`."""
+        return self._open is not None and self._open.link.is_certain
+
     @asynccontextmanager
     async def session_events(self) -> AsyncIterator[AsyncIterator[SessionEvent]]:
         """See `MetadataStore.session_events`."""
@@ -421,15 +426,13 @@ class ZooKeeperStore(MetadataStore):
             self._session_watches.discard(subscription)
 
     def _take_event(self, node_event: NodeEvent) -> None:
-        opened = self._open
-        if opened is None:
+        if (opened := self._open) is None:
             return
         if node_event.kind == DELETED:
             key = self._scope.key(node_event.path)
             self._known.forget(key)
             opened.nodes.note_deletion(key)
-        event = opened.reader.read(node_event)
-        if event is None:
+        if (event := opened.reader.read(node_event)) is None:
             return
         if self._group and (event.revision is None or self._group[0].revision != event.revision):
             self._flush_events()
@@ -447,8 +450,7 @@ class ZooKeeperStore(MetadataStore):
 
     def _missed_events(self) -> None:
         self._known.clear()
-        opened = self._open
-        if opened is None:
+        if (opened := self._open) is None:
             return  # it is being closed
         opened.nodes.begin()
         opened.reader.begin()
@@ -458,8 +460,6 @@ class ZooKeeperStore(MetadataStore):
     def _announce(self, event: SessionEvent) -> None:
         for subscription in self._session_watches:
             subscription.push(event)
-
-    # ----
 
     def _require_open(self) -> _Open:
         if self._open is None:

@@ -56,6 +56,7 @@ from bookie.protocol.session import (
     Disconnected,
     Expired,
     SessionEvent,
+    SessionState,
 )
 
 PATIENCE_SHARE = 1 / 3
@@ -153,6 +154,11 @@ class ZooKeeperLink:
         traceback: TracebackType | None,
     ) -> None:
         await self._leave()
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether nothing speaks against the session as of now."""
+        return self._monitor is not None and self._monitor.state is SessionState.CONNECTED
 
     @property
     def is_up(self) -> bool:

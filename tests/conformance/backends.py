@@ -18,6 +18,7 @@ from bookie.metadata.connect import open_store
 from bookie.metadata.etcd import EtcdStore
 from bookie.metadata.local import LocalStore
 from bookie.metadata.memory import MemoryStore
+from bookie.metadata.session_monitor import SessionMonitor
 from bookie.metadata.store import MetadataStore
 from bookie.metadata.zookeeper import ZooKeeperStore
 from tests.servers.etcd import EtcdServer
@@ -68,6 +69,13 @@ class Backend(ABC):
         """A session with another store of the same servers, whose scope begins like ours."""
         raise NotImplementedError
 
+    can_stop: ClassVar[bool] = True
+    """Whether `stop` works: sessions end by a clock and not by word only."""
+
+    def stop(self, store: MetadataStore, seconds: float) -> None:
+        """Let the process of `store` find that it was stopped for so long just now."""
+        raise NotImplementedError
+
     async def disconnect(self, store: MetadataStore) -> None:
         """Cut `store` off from the servers, until `reconnect`."""
         raise NotImplementedError
@@ -103,6 +111,7 @@ class MemoryBackend(Backend):
 
     name = "memory"
     has_siblings = True
+    can_stop = False
 
     def __init__(self, request: pytest.FixtureRequest, directory: Path) -> None:
         super().__init__(request, directory)
@@ -155,6 +164,11 @@ class LocalBackend(Backend):
         store._wake.set()  # it would look by itself within a tick
         await asyncio.sleep(0)
 
+    def stop(self, store: MetadataStore, seconds: float) -> None:
+        assert isinstance(store, LocalStore)
+        assert store._session_file is not None
+        store._session_file._beaten_at -= seconds
+
 
 class EtcdBackend(Backend):
     """``etcd://``: a scope of its own on one real server, each session through its own proxy."""
@@ -192,6 +206,10 @@ class EtcdBackend(Backend):
         assert isinstance(store, EtcdStore)
         await store._lease.revoke(10)
         store._lose(store._lease)  # it would look by itself within a fraction of the timeout
+
+    def stop(self, store: MetadataStore, seconds: float) -> None:
+        assert isinstance(store, EtcdStore)
+        _stop(store._monitor, seconds)
 
     async def disconnect(self, store: MetadataStore) -> None:
         self._links[store].refuse()
@@ -239,11 +257,23 @@ class ZooKeeperBackend(Backend):
         session, password = store.credentials
         await asyncio.to_thread(expire_session, self._server.address, session, password)
 
+    def stop(self, store: MetadataStore, seconds: float) -> None:
+        assert isinstance(store, ZooKeeperStore)
+        monitor = store._require_open().link._monitor
+        assert monitor is not None
+        _stop(monitor, seconds)
+
     async def disconnect(self, store: MetadataStore) -> None:
         self._links[store].refuse()
 
     async def reconnect(self, store: MetadataStore) -> None:
         self._links[store].heal()
+
+
+def _stop(monitor: SessionMonitor, seconds: float) -> None:
+    """Time passes by the clock, and nobody had a turn of the loop meanwhile."""
+    clock = monitor._clock
+    monitor._clock = lambda: clock() + seconds
 
 
 BACKENDS: dict[str, type[Backend]] = {

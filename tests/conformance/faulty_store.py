@@ -59,6 +59,10 @@ class FaultyStore(MetadataStore):
         """How many reads were asked for."""
         return sum(self.counts[name] for name in ("get", "exists", "get_children", "scan_children"))
 
+    @property
+    def is_session_certain(self) -> bool:
+        return self._store.is_session_certain
+
     def _ask(self, name: str) -> None:
         self.counts[name] += 1
         if self.is_down:

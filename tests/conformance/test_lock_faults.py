@@ -7,9 +7,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from bookie.errors import LockBusyError, MetadataUnavailableError
+from bookie.errors import LockBusyError, LockLostError, MetadataUnavailableError
+from bookie.metadata.coordination.election import Election, LeaderState
 from bookie.metadata.coordination.lock import LockState
 from bookie.metadata.store import Operation
+from tests.conformance.backends import Backend
 from tests.conformance.clients import Client, NewClient
 from tests.conformance.waiting import cancel_in, settle, until, until_found
 
@@ -55,10 +57,35 @@ async def test_a_cancelled_release_releases(client: Client) -> None:
         releasing.cancel()
     assert releasing.cancelled()
     client.store.hold_writes.set()
+    # The claim that was being made again, and its end.
+    await until(lambda: client.store.counts["transaction"] >= writes + 2)
     await until_found(lambda: has_claims(client, 0))
     assert lock.state is LockState.RELEASED
-    await settle()
-    assert await client.claims(PATH) == []
+
+
+# ---- paused
+
+
+async def test_a_process_that_was_stopped_holds_nothing_for_certain(
+    backend: Backend, new_client: NewClient
+) -> None:
+    """It asks before anybody else had a turn: its clock says that the lease may be gone."""
+    if not backend.can_stop:
+        return
+    client = await new_client(session_timeout_seconds=10.0)
+    lock = await client.locks.acquire(PATH)
+    async with Election(client.participant, "/leader") as election:
+        assert await election.elect() is LeaderState.LEADING
+        assert (lock.is_held, client.participant.is_certain) == (True, True)
+        backend.stop(client.session, 30.0)
+        assert (lock.is_held, client.participant.is_certain) == (False, False)
+        assert lock.state is LockState.UNCERTAIN
+        assert election.state is LeaderState.UNKNOWN
+        with pytest.raises(LockLostError):
+            _ = election.lock
+        # And then it asks the store.
+        await until(lambda: lock.is_held and election.state is LeaderState.LEADING)
+    await lock.release()
 
 
 # ---- not watched

@@ -194,6 +194,22 @@ async def test_a_long_outage_costs_the_session(cut_off_backend: Backend) -> None
     await store.put("/e", b"", ephemeral=True)
 
 
+async def test_a_session_is_not_certain_while_the_store_is_away(
+    cut_off_backend: Backend,
+) -> None:
+    backend = cut_off_backend
+    store = await backend.open(session_timeout_seconds=10)
+    async with store.session_events() as events:
+        certain = [store.is_session_certain]
+        await backend.disconnect(store)
+        assert await next_item(events) is SessionEvent.CONNECTION_LOST
+        certain.append(store.is_session_certain)
+        await backend.reconnect(store)
+        assert await next_item(events) is SessionEvent.RECONNECTED
+        certain.append(store.is_session_certain)
+    assert certain == [True, False, True]
+
+
 # ---- the life of a store object
 
 

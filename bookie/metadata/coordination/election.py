@@ -87,7 +87,10 @@ class Election:
 
     @property
     def state(self) -> LeaderState:
-        """See the module."""
+        """See the module; as of now: a doubt of which no event came yet makes it UNKNOWN."""
+        is_known = self._state in (LeaderState.FOLLOWING, LeaderState.LEADING)
+        if is_known and not self._participant.is_certain:
+            return LeaderState.UNKNOWN
         return self._state
 
     @property
@@ -106,7 +109,7 @@ class Election:
         Raises:
             LockLostError: this candidate does not lead, as far as it knows.
         """
-        if self._lock is None or self._state is not LeaderState.LEADING:
+        if self._lock is None or self.state is not LeaderState.LEADING:
             raise LockLostError(f"not the leader of {self._line.path}")
         return self._lock
 
@@ -215,7 +218,7 @@ class Election:
                 await lock.try_to_hold(first.record)
 
     def _follow(self) -> None:
-        certain = self._participant.is_certain
+        certain = self._participant.is_certain_by_events
         self._turn(LeaderState.FOLLOWING if certain else LeaderState.UNKNOWN)
 
     def _on_lock(self, state: LockState) -> None:
@@ -237,6 +240,10 @@ class Election:
                 self._turn(LeaderState.UNKNOWN)
             return
         is_waiting = self._lock is not None and self._lock.is_waiting
-        if event is SessionEvent.RECONNECTED and self._participant.is_certain and is_waiting:
+        if (
+            event is SessionEvent.RECONNECTED
+            and self._participant.is_certain_by_events
+            and is_waiting
+        ):
             # After a lost session the claim is made again first, and says where it stands.
             self._turn(LeaderState.FOLLOWING)

@@ -102,13 +102,15 @@ class Lock:
 
     @property
     def state(self) -> LockState:
-        """See the module."""
+        """See the module; as of now: a doubt of which no event came yet makes it UNCERTAIN."""
+        if self._state is LockState.HELD and not self._participant.is_certain:
+            return LockState.UNCERTAIN
         return self._state
 
     @property
     def is_held(self) -> bool:
         """Whether the holder may begin something; what it does is guarded all the same."""
-        return self._state is LockState.HELD
+        return self.state is LockState.HELD
 
     @property
     def token(self) -> int:
@@ -273,7 +275,7 @@ class Lock:
 
     def _settle(self) -> None:
         """The claim was seen to stand: it is as certain as the session."""
-        certain = self._participant.is_certain
+        certain = self._participant.is_certain_by_events
         self._turn(LockState.HELD if certain else LockState.UNCERTAIN)
 
     def _turn(self, state: LockState) -> None:

@@ -61,7 +61,12 @@ class Participant:
 
     @property
     def is_certain(self) -> bool:
-        """Whether nothing is known that speaks against the session."""
+        """Whether nothing speaks against the session as of now: no event, and not the clock."""
+        return self.is_certain_by_events and self.store.is_session_certain
+
+    @property
+    def is_certain_by_events(self) -> bool:
+        """Whether no event so far speaks against the session; who asks hears of the next one."""
         return self._is_connected and self._has_session
 
     def on_session(self, listener: Callable[[SessionEvent], None]) -> None:
