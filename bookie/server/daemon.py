@@ -88,6 +88,7 @@ async def run_daemon(sources: Sources, supervision: Supervision, failpoints: str
         ledgers_dir=str(settings.storage.ledgers_dir),
         changed_settings=settings.model_dump_json(exclude_defaults=True),
         cluster_settings=live.cluster,
+        overridden_settings=live.overridden,
     )
     try:
         await _run(live, ServiceManager(supervision), supervision, Failpoints(failpoints))

@@ -61,8 +61,13 @@ class LiveSettings:
 
     @property
     def cluster(self) -> list[str]:
-        """The names of the cluster settings that count."""
+        """The names of the cluster settings that are right, be they overridden or not."""
         return sorted(self._cluster)
+
+    @property
+    def overridden(self) -> list[str]:
+        """The names of those that do not count here, because the bookie itself says otherwise."""
+        return sorted(self._cluster.keys() & self._own.keys())
 
     def take(self, cluster: Mapping[str, str], apply: Callable[[Settings], None]) -> None:
         """Go by other cluster settings from now on: log what changes, and `apply` what may."""

@@ -94,6 +94,7 @@ def test_the_bookie_itself_has_the_last_word() -> None:
     assert life.take(storage__scrub_bytes_per_second="1MiB") == [("setting_overridden", RATE)]
     assert life.lines()[0]["by"] == f"flag {RATE}"
     assert life.live.settings.storage.scrub_bytes_per_second == 7 * 2**20
+    assert life.live.overridden == life.live.cluster == [RATE]
     assert not life.applied
 
 
