@@ -32,6 +32,7 @@ from bookie.errors import (
     SessionLostError,
 )
 from bookie.formats.registration import Registration, encode_registration
+from bookie.metadata.coordination.succession import succeed
 from bookie.metadata.store import (
     NOT_EXISTS,
     Change,
@@ -148,14 +149,12 @@ class BookieRegistration:
 
         Raises:
             IdentityError: it stayed.
+            MetadataUnavailableError: the store does not answer, so nobody knows.
         """
+        wait_seconds = self._store.session_timeout_seconds * WAIT_TIMEOUTS
         async with self._store.watch(keys.AVAILABLE) as changes:
-            try:
-                async with asyncio.timeout(self._store.session_timeout_seconds * WAIT_TIMEOUTS):
-                    while not await self._try_write():
-                        await anext(changes)
-            except TimeoutError as error:
-                raise self._usurped() from error
+            if not await succeed(self._try_write, changes, wait_seconds):
+                raise self._usurped()
 
     async def _repair(self) -> None:
         """Register again whenever there is doubt about the registration."""
@@ -296,7 +295,8 @@ class RegistrationManager:
     def register(self, registration: Registration) -> BookieRegistration:
         """A context in which the bookie is registered; leaving it deletes the registration.
 
-        Entering waits up to 1.5 session timeouts for another session's record of the same id to go.
+        Entering waits up to 1.5 session timeouts for another session's record of the same id to go,
+        and as long as the store needs for its answers.
 
         Raises:
             IdentityError: (on entering) another process is registered with this id.

@@ -36,6 +36,8 @@ class FaultyStore(MetadataStore):
         """So many of the next writes neither happen nor are answered."""
         self.lost: list[Sequence[Operation]] = []
         """The writes of the lost requests, for a test that wants them to happen late."""
+        self.latency_seconds = 0.0
+        """Reads and writes of records take so long."""
         self.is_down = False
         """Nothing is answered, and nothing happens."""
         self.lost_listings = 0
@@ -70,6 +72,7 @@ class FaultyStore(MetadataStore):
 
     async def get(self, key: str) -> Record | None:
         self._ask("get")
+        await asyncio.sleep(self.latency_seconds)
         return await self._store.get(key)
 
     async def exists(self, key: str) -> bool:
@@ -91,6 +94,7 @@ class FaultyStore(MetadataStore):
     async def transaction(self, operations: Sequence[Operation]) -> list[Stat | None]:
         self._ask("transaction")
         self.before_write()
+        await asyncio.sleep(self.latency_seconds)
         hold_reply, self.hold_reply = self.hold_reply, None
         await self.hold_writes.wait()
         if self.lost_requests:

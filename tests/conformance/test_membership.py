@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from bookie.errors import BadRequestError, LockBusyError
+from bookie.errors import BadRequestError, BookieError, LockBusyError, MetadataUnavailableError
 from bookie.formats.service_instance import ServiceInstance
 from bookie.metadata.coordination.discovery import Discovery
 from bookie.metadata.coordination.membership import Group, GroupView
@@ -74,6 +74,33 @@ async def test_a_name_is_waited_for_and_then_taken(new_client: NewClient) -> Non
         await until(lambda: second.store.counts["get"] >= 2)
         await member.__aexit__(None, None, None)
         await (await waiting).__aexit__(None, None, None)
+
+
+async def test_a_slow_store_is_no_stranger(client: Client) -> None:
+    client.store.session_timeout_seconds = 0.02
+    client.store.latency_seconds = 0.05
+    async with Group(client.participant, "/group").join("a", b"1") as member:
+        assert member.is_member
+
+
+async def test_a_store_that_falls_silent_says_nothing_of_strangers(new_client: NewClient) -> None:
+    first, second = await new_client(), await new_client()
+    async with Group(first.participant, "/group").join("a", b"1"):
+        await second.session.sync()
+        second.store.session_timeout_seconds = 0.2
+        async with asyncio.TaskGroup() as tasks:
+            entering = tasks.create_task(_entered(second, "/group", "a"))
+            await until(lambda: second.store.counts["get"] >= 1)
+            second.store.is_down = True
+        assert isinstance(entering.result(), MetadataUnavailableError)
+
+
+async def _entered(client: Client, path: str, name: str) -> BookieError | None:
+    try:
+        await Group(client.participant, path).join(name).__aenter__()
+    except BookieError as error:
+        return error
+    return None
 
 
 async def test_members_end_with_their_participant(backend: Backend, client: Client) -> None:

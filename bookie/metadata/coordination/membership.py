@@ -29,6 +29,7 @@ from bookie.errors import (
 from bookie.formats.claim import Claim, ClaimMode, decode_claim, encode_claim
 from bookie.metadata.coordination.line import is_gone
 from bookie.metadata.coordination.participant import Participant
+from bookie.metadata.coordination.succession import succeed
 from bookie.metadata.store import (
     NOT_EXISTS,
     Change,
@@ -53,6 +54,7 @@ class Member:
 
     Raises:
         LockBusyError: (on entering) another session has the name and keeps it.
+        MetadataUnavailableError: (on entering) the store does not answer.
     """
 
     def __init__(self, participant: Participant, key: str, value: bytes) -> None:
@@ -90,12 +92,9 @@ class Member:
     async def __aenter__(self) -> Self:
         changes = await self._watch.enter_async_context(self._store.watch(self._key))
         try:
-            async with asyncio.timeout(self._store.session_timeout_seconds * WAIT_TIMEOUTS):
-                while not await self._try_write():
-                    await anext(changes)
-        except TimeoutError as error:
-            await self._watch.aclose()
-            raise self._taken() from error
+            wait_seconds = self._store.session_timeout_seconds * WAIT_TIMEOUTS
+            if not await succeed(self._try_write, changes, wait_seconds):
+                raise self._taken()
         except BaseException:
             await self._watch.aclose()
             with suppress(MetadataClosedError):

@@ -14,11 +14,17 @@ from bookie.cluster.directory import BookieDirectory
 from bookie.cluster.instance import initialize_cluster, read_status
 from bookie.cluster.registration import BookieRegistration, RegistrationManager
 from bookie.cluster.removal import registered_bookies
-from bookie.errors import BookieUnreachableError, IdentityError, MetadataUnavailableError
+from bookie.errors import (
+    BookieError,
+    BookieUnreachableError,
+    IdentityError,
+    MetadataUnavailableError,
+)
 from bookie.formats.cookie import Cookie, CookieState
 from bookie.formats.registration import Endpoint, Registration, encode_registration
 from bookie.metadata.store import Commit, MetadataStore, SessionEvent
 from tests.conformance.backends import Backend
+from tests.conformance.faulty_store import FaultyStore
 from tests.conformance.streams import CREATED, DELETED, next_item
 
 WRITABLE = keys.registration("b1", read_only=False)
@@ -257,6 +263,50 @@ async def test_a_foreign_record_is_waited_for_and_left_alone(backend: Backend) -
         record = await other.get(stat.key)
         assert record is not None
         assert (record.value, record.version) == (b"foreign", stat.version)
+
+
+async def test_a_slow_store_is_no_other_process(store: MetadataStore) -> None:
+    """Case 115: however long its answers take."""
+    slow = FaultyStore(store)
+    slow.session_timeout_seconds = 0.02
+    slow.latency_seconds = 0.05
+    async with _register(slow, _bookie()) as handle:
+        assert handle.is_registered
+        # A repair waits for no one but the store, either.
+        await store.delete(WRITABLE)
+        await _until(lambda: _is_ours(store, WRITABLE, _bookie()))
+
+
+async def test_a_store_that_falls_silent_says_nothing_of_others(backend: Backend) -> None:
+    """Cases 115, 121."""
+    store, other = await backend.open(), await backend.open()
+    faulty = FaultyStore(store)
+    faulty.session_timeout_seconds = 0.2
+    await other.put(READ_ONLY, b"foreign", ephemeral=True)
+    await store.sync()
+    handle = _register(faulty, _bookie())
+    async with asyncio.TaskGroup() as tasks:
+        entering = tasks.create_task(_entered(handle))
+        await _until(_looked(faulty))
+        faulty.is_down = True
+    assert isinstance(entering.result(), MetadataUnavailableError)
+    faulty.is_down = False
+    assert isinstance(await _entered(handle), IdentityError)
+
+
+def _looked(store: FaultyStore) -> Callable[[], Awaitable[bool]]:
+    async def looked() -> bool:
+        return store.counts["get"] >= 2
+
+    return looked
+
+
+async def _entered(handle: BookieRegistration) -> BookieError | None:
+    try:
+        await handle.__aenter__()
+    except BookieError as error:
+        return error
+    return None
 
 
 async def test_a_predecessor_whose_session_ends_is_succeeded(backend: Backend) -> None:
