@@ -449,10 +449,10 @@ class ZooKeeperStore(MetadataStore):
                 watch.push(Commit(group[0].revision, events))
 
     def _missed_events(self) -> None:
-        self._known.clear()
         if (opened := self._open) is None:
             return  # it is being closed
-        opened.nodes.begin()
+        opened.nodes.begin(self._known.ephemeral())
+        self._known.clear()
         opened.reader.begin()
         for watch in self._watches:
             watch.push(Resync())

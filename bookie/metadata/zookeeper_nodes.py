@@ -66,10 +66,14 @@ class NodeReader:
         self._untidy: dict[str, None] = {}
         self._is_untidy = asyncio.Event()
 
-    def begin(self) -> None:
-        """A new connection: what was told by events of an older one does not hold."""
+    def begin(self, ephemeral: Iterable[str]) -> None:
+        """A new connection, which did not see what became of these records meanwhile.
+
+        Suspects stay: one too many costs a look.
+        """
         self.kept.clear()
-        self._suspects.clear()
+        for key in ephemeral:
+            self._suspect(parent_of(key))
 
     def note_deletion(self, key: str) -> None:
         """A node was deleted, record or not."""

@@ -23,7 +23,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from bookie.errors import MetadataUnavailableError, SessionLostError
+from bookie.errors import (
+    BookieError,
+    MetadataUnavailableError,
+    SessionLostError,
+    UnauthorizedError,
+)
 from bookie.metadata.zookeeper_thread import (
     LostError,
     NoAnswerError,
@@ -35,6 +40,7 @@ from bookie.metadata.zookeeper_thread import (
 from bookie.metadata.zookeeper_wire import (
     CONTAINER,
     EPHEMERAL,
+    NO_AUTH,
     NO_NODE,
     NODE_EXISTS,
     OPEN_ACL_UNSAFE,
@@ -214,10 +220,18 @@ class Receipts:
                 await self._link.send(
                     CreateNode(self.base, None, OPEN_ACL_UNSAFE, CONTAINER)
                 ).answer
-            except (NodeError, NotSentError, LostError):
-                return  # the write that needs it says what is wrong
+            except NodeError as error:
+                if error.code != NODE_EXISTS:
+                    raise self._refusal(error.code) from error
+            except (NotSentError, LostError, NoAnswerError):
+                return  # whoever needs it asks again
         else:
-            raise MetadataUnavailableError(f"ZooKeeper refuses the receipt of a write: {code}")
+            raise self._refusal(code)
+
+    def _refusal(self, code: int) -> BookieError:
+        if code == NO_AUTH:
+            return UnauthorizedError(f"ZooKeeper does not let us create nodes below {self.base}")
+        return MetadataUnavailableError(f"ZooKeeper refuses a receipt in {self.base}: error {code}")
 
     # ---- who has which
 

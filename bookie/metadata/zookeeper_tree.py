@@ -405,6 +405,10 @@ class KnownRecords:
         """It was deleted, or converted."""
         self._nodes.pop(key, None)
 
+    def ephemeral(self) -> list[str]:
+        """The keys of those that end with a session."""
+        return [key for key, node in self._nodes.items() if node.owner]
+
     def clear(self) -> None:
         """Events may have been missed."""
         self._nodes.clear()

@@ -36,6 +36,8 @@ class Difference(enum.Enum):
     NO_TIMES = "records have no times of creation and modification"
     ACCESS_CONTROL = "records have access control"
     BASIC_NAMES = "keys have characters of Unicode's basic plane only"
+    PARENTS_AGE = "a record that is put where others lie below is not seen as a first version"
+    EXPIRY_RESYNCS = "a session that ends costs its own watches a resync"
 
 
 class Backend(ABC):
@@ -228,6 +230,8 @@ class ZooKeeperBackend(Backend):
             Difference.COMMITS_SPLIT: "events do not say where a transaction ends",
             Difference.ACCESS_CONTROL: "every node has a list of who may do what",
             Difference.BASIC_NAMES: "the server refuses what Java writes as two characters",
+            Difference.PARENTS_AGE: "the node was there before it had a record",
+            Difference.EXPIRY_RESYNCS: "watches end with the connection",
         }
     )
 
