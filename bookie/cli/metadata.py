@@ -288,8 +288,9 @@ def import_(
     from bookie.cli.output import print_record
     from bookie.metadata.transfer import parse_export
 
-    text = _read(file).decode("utf-8", "replace")
-    records = parse_export(text.splitlines())
+    # A line ends where the file's does: other separators may be part of a key.
+    text = _read(file).decode("utf-8", "replace").removesuffix("\n")
+    records = parse_export(text.split("\n"))
     print_record(asyncio.run(_import(metadata, records, overwrite=overwrite)), output)
 
 

@@ -256,7 +256,8 @@ class _Seal:
 
     def line(self, item: object) -> str:
         """One line, which counts."""
-        text = json.dumps(item, ensure_ascii=False)
+        # Ours is the only separator of lines then, whatever is in a key.
+        text = json.dumps(item)
         self.take(text)
         return text
 

@@ -181,6 +181,23 @@ def test_export_import_and_migrate(
     assert "was cut off" in capsys.readouterr().err
 
 
+def test_an_export_of_strange_keys_comes_back(
+    uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Keys may have what some take for the end of a line; and so may a file on Windows."""
+    keys = ["/a\u2028b", "/a\u0085b", "/ü", "/a\x0bb", "/a\rb"]
+    for key in keys:
+        on(uri, lambda store, key=key: store.put(key, b"v"))  # type: ignore[misc]
+    file = tmp_path / "cluster.jsonl"
+    assert bookie("metadata", "export", str(file)) == 0
+    other = f"memory://cli-{next(_names)}"
+    assert bookie("metadata", "import", str(file), "-m", other, "-o", "json") == 0
+    assert bookie("metadata", "migrate", uri, other) == 0
+    file.write_bytes(file.read_bytes().replace(b"\n", b"\r\n"))
+    assert bookie("metadata", "import", str(file), "-m", other) == 0
+    capsys.readouterr()
+
+
 def test_an_export_that_fails_leaves_no_file(
     uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
