@@ -34,6 +34,8 @@ class FaultyStore(MetadataStore):
         """So many of the next writes happen, and are not answered."""
         self.lost_requests = 0
         """So many of the next writes neither happen nor are answered."""
+        self.loses_request: Callable[[Sequence[Operation]], bool] = lambda _: False
+        """Whether a write is one of these."""
         self.lost: list[Sequence[Operation]] = []
         """The writes of the lost requests, for a test that wants them to happen late."""
         self.latency_seconds = 0.0
@@ -97,8 +99,8 @@ class FaultyStore(MetadataStore):
         await asyncio.sleep(self.latency_seconds)
         hold_reply, self.hold_reply = self.hold_reply, None
         await self.hold_writes.wait()
-        if self.lost_requests:
-            self.lost_requests -= 1
+        if self.lost_requests or self.loses_request(operations):
+            self.lost_requests = max(0, self.lost_requests - 1)
             self.lost.append(operations)
             raise MetadataUnavailableError("the test lost the request")
         answer = await self._store.transaction(operations)

@@ -8,7 +8,13 @@ from functools import partial
 
 import pytest
 
-from bookie.errors import LockLostError, MetadataUnavailableError, OperationTimeoutError
+from bookie.errors import (
+    LockLostError,
+    MetadataUnavailableError,
+    NoSuchKeyError,
+    OperationTimeoutError,
+    SessionLostError,
+)
 from bookie.metadata.coordination.queues import Queue, Taken
 from bookie.metadata.store import Operation
 from tests.conformance.backends import Backend
@@ -132,7 +138,7 @@ async def test_lost_replies_neither_lose_nor_double_an_item(client: Client) -> N
     client.store.lost_requests = 1
     await taken.done()
     assert await queue.size() == 0
-    client.store.lost_replies = 100
+    client.store.lost_replies = 4
     await queue.put(b"3")
     client.store.lost_replies, client.store.lost_requests = 0, 100
     with pytest.raises(MetadataUnavailableError):
@@ -156,6 +162,112 @@ async def test_a_cancelled_taker_takes_nothing(client: Client) -> None:
         client.store.hold_writes.set()
     await until_found(lambda: _is_free(client))
     assert await take(queue) == b"1"
+
+
+async def test_a_put_across_two_sessions_is_not_made_twice(
+    backend: Backend, new_client: NewClient
+) -> None:
+    """Its answer is lost, then the session: whether it was put is said to be unknown."""
+    client = await new_client(session_timeout_seconds=3.0)
+    queue = Queue(client.participant, "/queue")
+    lost: list[None] = []
+
+    def lose_reply(operations: Sequence[Operation]) -> None:
+        if any(operation.key.startswith("/queue/items/") for operation in operations):
+            client.store.lost_replies = 1
+            client.store.hold_writes.clear()
+            lost.append(None)
+
+    client.store.after_write = lose_reply
+    async with asyncio.TaskGroup() as group:
+        putting = group.create_task(is_put(queue, b"1"))
+        await until(lambda: lost)
+        client.store.after_write = lambda _: None
+        epoch = client.participant.session_epoch
+        await backend.expire(client.session)
+        await until(lambda: client.participant.session_epoch >= epoch + 2)
+        client.store.hold_writes.set()
+    assert not putting.result()
+    assert await queue.size() == 1
+
+
+async def is_put(queue: Queue, value: bytes) -> bool:
+    """Whether the item was put, as far as is known."""
+    try:
+        await queue.put(value)
+    except SessionLostError:
+        return False
+    return True
+
+
+async def test_a_put_that_comes_late_comes_once(client: Client) -> None:
+    """An attempt that was not answered happens after the next one."""
+    queue = Queue(client.participant, "/queue")
+    client.store.lost_requests = 2
+    await queue.put(b"1")
+    for receipt in client.store.lost:
+        await client.session.transaction(receipt)
+    await until_found(lambda: _has_no_receipts(client))
+
+    def lose_item(operations: Sequence[Operation]) -> bool:
+        is_item = any(operation.key.startswith("/queue/items/") for operation in operations)
+        if is_item:
+            client.store.loses_request = lambda _: False
+        return is_item
+
+    client.store.loses_request = lose_item
+    await queue.put(b"2")
+    with pytest.raises(NoSuchKeyError):
+        await client.session.transaction(client.store.lost[-1])
+    assert await queue.size() == 2
+
+
+async def _has_no_receipts(client: Client) -> bool:
+    return not await client.session.get_children("/queue/receipts")
+
+
+async def test_done_may_be_said_again_after_no_answer(client: Client) -> None:
+    """The item was deleted, and no attempt of the first call was answered."""
+    queue = Queue(client.participant, "/queue")
+    await queue.put(b"1")
+    taken = await queue.take()
+    client.store.after_write = lambda _: setattr(client.store, "lost_requests", 100)
+    client.store.lost_replies = 1
+    with pytest.raises(MetadataUnavailableError):
+        await taken.done()
+    client.store.after_write = lambda _: None
+    client.store.lost_requests = 0
+    await taken.done()
+    assert await queue.size() == 0
+
+
+async def test_an_item_whose_claim_was_not_answered_comes_back(client: Client) -> None:
+    queue = Queue(client.participant, "/queue")
+    await queue.put(b"1")
+
+    def lose_reply(operations: Sequence[Operation]) -> None:
+        if any(operation.key.startswith("/queue/taken/") for operation in operations):
+            client.store.after_write = lambda _: None
+            client.store.lost_replies = 1
+
+    client.store.after_write = lose_reply
+    with pytest.raises(MetadataUnavailableError):
+        await queue.take()
+    async with asyncio.timeout(20):
+        assert await take(queue) == b"1"
+
+
+async def test_an_item_that_is_given_back_while_the_store_is_away_comes_back(
+    client: Client,
+) -> None:
+    queue = Queue(client.participant, "/queue")
+    await queue.put(b"1")
+    taken = await queue.take()
+    client.store.is_down = True
+    await taken.give_back()
+    client.store.is_down = False
+    async with asyncio.timeout(20):
+        assert await take(queue) == b"1"
 
 
 @pytest.mark.parametrize("turns", range(8))

@@ -22,6 +22,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 from bookie.errors import (
     FormatError,
@@ -230,13 +231,8 @@ class Line:
         """Delete all records of a claim in the background, `but` one; nobody wants it if None."""
         if but is None:
             self._participant.abandon(guid)
-        self._participant.spawn_if_open(self._sweep(guid, None if but is None else but.key))
-
-    async def _sweep(self, guid: str, keep: str | None) -> None:
-        """Delete what there is of a claim; look again for a write that was late."""
-        for rest_seconds in (self._store.session_timeout_seconds / 3, 0.0):
-            await self._participant.insist(lambda: self._delete_all(guid, keep))
-            await asyncio.sleep(rest_seconds)
+        keep = None if but is None else but.key
+        self._participant.sweep(partial(self._delete_all, guid, keep))
 
     async def _delete_all(self, guid: str, keep: str | None) -> None:
         await self._store.sync()

@@ -24,6 +24,9 @@ PAUSE_SECONDS_MIN = 0.1
 PAUSE_SECONDS_MAX = 5.0
 """Between attempts that the store does not answer; they double."""
 
+LATE_FRACTION = 3
+"""Of the session timeout, after which a write that was not answered is looked for once more."""
+
 _log = event_log(__name__)
 
 
@@ -49,6 +52,7 @@ class Participant:
         self._claims = 0
         self._is_connected = True
         self._has_session = True
+        self._epoch = 0
         self._listeners: dict[Callable[[SessionEvent], None], None] = {}
         self._closers: dict[Callable[[], Awaitable[object]], None] = {}
         self._live: set[str] = set()
@@ -68,6 +72,14 @@ class Participant:
     def is_certain_by_events(self) -> bool:
         """Whether no event so far speaks against the session; who asks hears of the next one."""
         return self._is_connected and self._has_session
+
+    @property
+    def session_epoch(self) -> int:
+        """Another number whenever the session was lost, or began anew.
+
+        The same number twice says that nothing leased ended with its session in between.
+        """
+        return self._epoch
 
     def on_session(self, listener: Callable[[SessionEvent], None]) -> None:
         """Call `listener` with each event of the session, in order, until `forget`."""
@@ -136,6 +148,18 @@ class Participant:
                 attempt += 1
             else:
                 return
+
+    def sweep(self, work: Callable[[], Awaitable[object]]) -> None:
+        """Undo by `work`, in the background, what a write that was not answered may have done.
+
+        Until the store answers, and once more later, for a write that was late.
+        """
+        self.spawn_if_open(self._sweep(work))
+
+    async def _sweep(self, work: Callable[[], Awaitable[object]]) -> None:
+        for rest_seconds in (self.store.session_timeout_seconds / LATE_FRACTION, 0.0):
+            await self.insist(work)
+            await asyncio.sleep(rest_seconds)
 
     async def finish(
         self,
@@ -224,8 +248,10 @@ class Participant:
                         self._is_connected = True
                     case SessionEvent.SESSION_LOST:
                         self._has_session = False
+                        self._epoch += 1
                     case SessionEvent.SESSION_REESTABLISHED:
                         self._is_connected = self._has_session = True
+                        self._epoch += 1
                 for listener in list(self._listeners):
                     listener(event)
         except MetadataClosedError:

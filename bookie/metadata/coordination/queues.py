@@ -5,26 +5,29 @@ key                         meaning
 =========================== ======================================================================
 ``items/item-<number>``     an item; the oldest has the smallest number
 ``taken/item-<number>``     leased: somebody works on it
-``receipts/<guid>``         leased, short-lived: that item was put, should the reply be lost
+``receipts/<guid>``         leased, short-lived: that item is not put yet
 ``turn/…``                  the line of consumers who wait for an item
 =========================== ======================================================================
 
-An item is put exactly once, and taken **at least once**: if a consumer's session ends before it is
-done, another one gets the item, although the first may be at work still. So work on an item twice
-must be harmless, or guarded by a version. Only the first consumer in line watches the items: a new
-one wakes nobody else.
+An item is put exactly once: in one step with the deletion of a receipt that was made before, so an
+attempt that comes late, or again, finds none.
+
+It is taken **at least once**: if a consumer's session ends before it is done, another one gets the
+item, although the first may be at work still. So work on an item twice must be harmless, or guarded
+by a version. A claim carries a guid; one whose making was not answered is looked for and deleted.
+Only the first consumer in line watches the items: a new one wakes nobody else.
 """
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
 from typing import Self
 
 from bookie.errors import (
     BadVersionError,
-    KeyExistsError,
     LockLostError,
     MetadataUnavailableError,
     NoSuchKeyError,
@@ -38,6 +41,7 @@ from bookie.metadata.store import (
     Change,
     Check,
     Delete,
+    Operation,
     Put,
     Record,
     Resync,
@@ -61,6 +65,8 @@ class Taken:
         self._claim = claim
         self._version = version
         self._is_over = False
+        self._in_doubt = False
+        """An attempt to be done was not answered."""
 
     @property
     def value(self) -> bytes:
@@ -85,11 +91,12 @@ class Taken:
                     [Delete(self._claim, self._version), Delete(self._item.key)]
                 )
             except MetadataUnavailableError:
+                self._in_doubt = True
                 if attempt == ATTEMPTS_MAX - 1:
                     raise
                 await self._participant.pause(attempt)
             except (NoSuchKeyError, BadVersionError, SessionLostError) as error:
-                if attempt and not await self._store.exists(self._item.key):
+                if self._in_doubt and not await self._is_there():
                     break  # an earlier attempt did it
                 self._is_over = True
                 raise LockLostError(
@@ -99,14 +106,22 @@ class Taken:
                 break
         self._is_over = True
 
+    async def _is_there(self) -> bool:
+        await self._store.sync()
+        return await self._store.exists(self._item.key)
+
     async def give_back(self) -> None:
-        """Let somebody else have the item; if the store does not answer, when the session ends."""
+        """Let somebody else have the item; if the store does not answer, as soon as it does."""
         if not self._is_over:
             self._is_over = True
-            with suppress(
-                NoSuchKeyError, BadVersionError, SessionLostError, MetadataUnavailableError
-            ):
-                await self._store.delete(self._claim, version=self._version)
+            try:
+                await self._participant.finish(self._give_back())
+            except (SessionLostError, MetadataUnavailableError):
+                self._participant.spawn_if_open(self._participant.insist(self._give_back))
+
+    async def _give_back(self) -> None:
+        with suppress(NoSuchKeyError, BadVersionError):
+            await self._store.delete(self._claim, version=self._version)
 
     async def __aenter__(self) -> Self:
         return self
@@ -139,28 +154,60 @@ class Queue:
             MetadataUnavailableError: whether it was put is unknown.
             SessionLostError: it was not, or whether it was is unknown.
         """
-        guid = self._participant.new_guid()
-        receipt = f"{self._path}/receipts/{guid}"
-        await self._participant.finish(self._put(value, receipt))
-        self._participant.abandon(guid)
+        await self._participant.finish(self._put(value))
 
-    async def _put(self, value: bytes, receipt: str) -> None:
-        operations = [
-            Put(receipt, b"", NOT_EXISTS, ephemeral=True),
-            Put(f"{self._path}/items/item-", value, sequential=True),
-        ]
+    async def _put(self, value: bytes) -> None:
+        epoch = self._participant.session_epoch
+        receipt = await self._make_receipt()
+        item = Put(f"{self._path}/items/item-", value, sequential=True)
+        in_doubt = False
         for attempt in range(ATTEMPTS_MAX):
+            if attempt:
+                await self._participant.pause(attempt - 1)
             try:
-                await self._store.transaction(operations)
-                break
-            except KeyExistsError:
-                break  # an earlier attempt did it
+                await self._store.transaction([Delete(receipt), item])
             except MetadataUnavailableError:
-                if attempt == ATTEMPTS_MAX - 1:
+                in_doubt = True
+            except NoSuchKeyError as error:
+                # In the same session the receipt goes only with the item.
+                if in_doubt and epoch == self._participant.session_epoch:
+                    return
+                raise SessionLostError(
+                    f"the session ended while an item was put into {self._path}"
+                    + ("; whether it was put is unknown" if in_doubt else "; it was not put")
+                ) from error
+            else:
+                return
+        # Without the receipt, an attempt that is still under way puts nothing.
+        self._participant.sweep(partial(self._delete_receipt, receipt))
+        raise MetadataUnavailableError(
+            f"the metadata store did not answer when an item was put into {self._path}"
+        )
+
+    async def _make_receipt(self) -> str:
+        """A new receipt. Each name is tried once: one that is made late is nobody's."""
+        attempt = 0
+        while True:
+            receipt = f"{self._path}/receipts/{self._new_name()}"
+            try:
+                await self._store.put(receipt, b"", version=NOT_EXISTS, ephemeral=True)
+            except MetadataUnavailableError:
+                self._participant.sweep(partial(self._delete_receipt, receipt))
+                attempt += 1
+                if attempt == ATTEMPTS_MAX:
                     raise
-                await self._participant.pause(attempt)
-        with suppress(NoSuchKeyError, MetadataUnavailableError, SessionLostError):
+                await self._participant.pause(attempt - 1)
+            else:
+                return receipt
+
+    async def _delete_receipt(self, receipt: str) -> None:
+        with suppress(NoSuchKeyError):
             await self._store.delete(receipt)
+
+    def _new_name(self) -> str:
+        guid = self._participant.new_guid()
+        self._participant.abandon(guid)  # no claim in a line
+        return guid
 
     async def size(self) -> int:
         """How many items are not done."""
@@ -216,22 +263,36 @@ class Queue:
             item = await self._store.get(f"{self._path}/items/{name}")
             if item is None:
                 continue
-            claim = f"{self._path}/taken/{name}"
-            try:
-                # The item is checked, or one that was done a moment ago would be claimed for ever.
-                stat = (
-                    await self._store.transaction(
-                        [
-                            Put(claim, b"", NOT_EXISTS, ephemeral=True),
-                            Check(item.key, item.version),
-                        ]
-                    )
-                )[0]
-            except BadVersionError:
-                continue
-            assert stat is not None
-            return Taken(self._participant, item, claim, stat.version)
+            claimed = await self._try_to_claim(item)
+            if claimed is not None:
+                return claimed
         return None
+
+    async def _try_to_claim(self, item: Record) -> Taken | None:
+        claim = f"{self._path}/taken/{item.name}"
+        guid = self._new_name().encode()
+        # The item is checked, or one that was done a moment ago would be claimed for ever.
+        operations: list[Operation] = [
+            Put(claim, guid, NOT_EXISTS, ephemeral=True),
+            Check(item.key, item.version),
+        ]
+        try:
+            stat = (await self._store.transaction(operations))[0]
+        except BadVersionError:
+            return None
+        except BaseException:
+            # It may have been made, or be made yet, and nobody would give it back.
+            self._participant.sweep(partial(self._delete_claim, claim, guid))
+            raise
+        assert stat is not None
+        return Taken(self._participant, item, claim, stat.version)
+
+    async def _delete_claim(self, claim: str, guid: bytes) -> None:
+        await self._store.sync()
+        record = await self._store.get(claim)
+        if record is not None and record.value == guid:
+            with suppress(NoSuchKeyError, BadVersionError):
+                await self._store.delete(claim, version=record.version)
 
 
 async def _give_back(taken: Taken | None) -> None:
