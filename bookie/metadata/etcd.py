@@ -15,6 +15,8 @@ What is different here from the store in memory, and why:
 - Records have no times: etcd keeps none.
 - A record that was taken over by another session is not of its first version: the take-over is one
   put, so that no moment exists without the record, and etcd counts it as a change.
+- Writes that were under way at the same time may be one commit (`etcd_convoy`): their records have
+  one revision, and a watch tells of them together.
 - A session lasts whole seconds, and at least what the servers' election timeout allows; it is given
   up here by what was asked for, which is earlier.
 - There is no access control by record: etcd's users have rights on ranges of keys.
@@ -43,6 +45,7 @@ from bookie.metadata.etcd_client import (
     EtcdClient,
     LostReplyError,
 )
+from bookie.metadata.etcd_convoy import Convoy, Convoys
 from bookie.metadata.etcd_keys import Scope, one_below
 from bookie.metadata.etcd_lease import EtcdLease, replace
 from bookie.metadata.etcd_listing import child_names, child_records
@@ -97,6 +100,7 @@ class EtcdStore(MetadataStore):
         self._watches: dict[Subscription[Change], tuple[str, int]] = {}
         self._session_watches: set[Subscription[SessionEvent]] = set()
         self._tasks = asyncio.TaskGroup()
+        self._convoys = Convoys(self._tasks, self._transact)
         self._running: asyncio.Task[None] | None = None
         self._open = False
         self._client: EtcdClient
@@ -150,6 +154,7 @@ class EtcdStore(MetadataStore):
     ) -> None:
         self._open = False
         try:
+            self._convoys.close()
             if self._running is not None:
                 self._running.cancel()
             # The body's own error passes by the group, which would wrap it.
@@ -258,9 +263,11 @@ class EtcdStore(MetadataStore):
             # Two at once would only take the same number away from each other.
             async with self._sequential:
                 return await self._transact(transaction)
+        if transaction.is_light:
+            return await self._convoys.carry(transaction)
         return await self._transact(transaction)
 
-    async def _transact(self, transaction: Transaction) -> list[Stat | None]:
+    async def _transact(self, transaction: Transaction | Convoy) -> list[Stat | None]:
         deadline = asyncio.get_running_loop().time() + self._client.operation_seconds
         while True:
             lease = self._require_session()
@@ -276,7 +283,7 @@ class EtcdStore(MetadataStore):
                 return results
 
     async def _attempt(
-        self, transaction: Transaction, receipt: Receipt, deadline: float
+        self, transaction: Transaction | Convoy, receipt: Receipt, deadline: float
     ) -> list[Stat | None] | None:
         """Make the Txn once; None = it did not write and is to be made again."""
         request = transaction.request(receipt)
@@ -294,6 +301,8 @@ class EtcdStore(MetadataStore):
             raise
         except CompactedError:
             receipt.is_doubtful = False
+            if isinstance(transaction, Convoy):
+                raise
             transaction.learn(receipt, await self._client.read(TXN, transaction.reads()))
             return None
         except BookieError:
@@ -324,7 +333,9 @@ class EtcdStore(MetadataStore):
                 return revision
             await asyncio.sleep(retries.pause())
 
-    async def _confirm(self, transaction: Transaction, receipt: Receipt) -> list[Stat | None]:
+    async def _confirm(
+        self, transaction: Transaction | Convoy, receipt: Receipt
+    ) -> list[Stat | None] | None:
         """The results of a write of which only the revision is known."""
         try:
             response = await self._client.read(TXN, transaction.confirmation(receipt.revision))

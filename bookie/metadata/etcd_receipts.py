@@ -30,6 +30,12 @@ class Receipt:
     """Whether the write that uses it may still happen."""
 
 
+def mark(receipt: Receipt) -> pb.RequestOp:
+    """Replaces the receipt by a write, as a part of it."""
+    receipt.uses += 1
+    return put(receipt.key, b"%d" % receipt.uses, receipt.lease)
+
+
 def settlement(receipt: Receipt) -> pb.TxnRequest:
     """Replaces the receipt unless the write under way did; tells which, see `settled_revision`."""
     return pb.TxnRequest(

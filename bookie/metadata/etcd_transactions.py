@@ -33,7 +33,7 @@ from bookie._pb import etcd_pb2 as pb
 from bookie.errors import MetadataUnavailableError, SessionLostError
 from bookie.metadata import etcd_messages as messages
 from bookie.metadata.etcd_keys import Scope, one_below
-from bookie.metadata.etcd_receipts import Receipt
+from bookie.metadata.etcd_receipts import Receipt, mark
 from bookie.metadata.judge import NO_OWNER, judge
 from bookie.metadata.keys import ancestors
 from bookie.metadata.records import (
@@ -49,6 +49,10 @@ from bookie.metadata.records import (
 
 KNOWN_MAX = 4096
 """Keys of each kind that a store remembers something of."""
+
+LIGHT_VALUE_BYTES = 16 * 1024
+LIGHT_DEPTH = 16
+"""The largest value and the deepest key of a write that shares a Txn with others."""
 
 ROUNDS_MAX = 1000
 """How often a Txn is made again because a guess was wrong."""
@@ -168,12 +172,34 @@ class Transaction:
 
     def request(self, receipt: Receipt) -> pb.TxnRequest:
         """The Txn by what is known; the write that replaces `receipt`."""
-        self._lease = receipt.lease
+        compares, writes = self._prepare(receipt.lease)
+        self._receipt_read = self._reads.want_value(receipt.key)
+        return self._assemble(receipt, compares, [mark(receipt), *writes])
+
+    def part(self, lease: int) -> pb.RequestOp:
+        """The same as one of several in a Txn that has the receipt; for a light transaction."""
+        compares, writes = self._prepare(lease)
+        return messages.nested(compares, writes, self._reads.operations())
+
+    @property
+    def is_light(self) -> bool:
+        """Whether it is small enough to share a Txn with others."""
+        (first, *more) = self._given
+        if isinstance(first, Put) and (first.sequential or len(first.value) > LIGHT_VALUE_BYTES):
+            return False
+        return not more and first.key.count("/") <= LIGHT_DEPTH
+
+    @property
+    def key(self) -> str:
+        """The first key that it names."""
+        return self._given[0].key
+
+    def _prepare(self, lease: int) -> tuple[list[pb.Compare], list[pb.RequestOp]]:
+        self._lease = lease
         self._number()
         self._reads = _Reads()
-        receipt.uses += 1
         compares: dict[bytes, pb.Compare] = {}
-        writes = [messages.put(receipt.key, b"%d" % receipt.uses, receipt.lease)]
+        writes = []
         for operation in self._operations:
             self._reads.want_record(self._scope, operation.key)
             match operation:
@@ -183,14 +209,13 @@ class Transaction:
                     writes.append(self._delete(operation, compares))
                 case Check():
                     self._compare_version(operation.key, operation.version, compares)
-        self._receipt_read = self._reads.want_value(receipt.key)
         self._sequence_reads = {}
         for key, number in self._numbers.items():
             counter, (_, revision) = self._scope.sequence(key), self._known.last(key)
             compares[b"#" + counter] = messages.mod(counter, revision)
             writes.append(messages.put(counter, b"%d" % number, 0))
             self._sequence_reads[key] = self._reads.want_value(counter)
-        return self._assemble(receipt, list(compares.values()), writes)
+        return list(compares.values()), writes
 
     def _number(self) -> None:
         """Replace sequential puts by the puts of the next numbers."""
@@ -297,10 +322,20 @@ class Transaction:
                 self._known.saw(key, number, revision)
             if self._is_large:
                 responses = messages.ungrouped(responses)
-            return self._results(revision, iter(responses))
+            written = iter(responses)
+            next(written)  # the receipt's
+            return self._results(revision, written)
         if self._is_large:
-            raise _session_lost()
+            raise session_lost()
         self._learn(receipt, responses)
+        return None
+
+    def take_part(self, revision: int, response: Any) -> list[Stat | None] | None:
+        """As `take`, of the response to `part` in a Txn that wrote at `revision`."""
+        if response.succeeded:
+            return self._results(revision, iter(response.responses))
+        self._reads.take(response.responses)
+        self._judge()
         return None
 
     def reads(self) -> pb.TxnRequest:
@@ -316,7 +351,6 @@ class Transaction:
         self._learn(receipt, messages.ungrouped(response.responses))
 
     def _results(self, revision: int, written: Iterator[Any]) -> list[Stat | None]:
-        next(written)  # the receipt's
         results: list[Stat | None] = []
         for operation in self._operations:
             if isinstance(operation, Check):
@@ -344,7 +378,11 @@ class Transaction:
         self._reads.take(responses)
         found = self._reads.value(self._receipt_read)
         if (found.mod_revision if found is not None else 0) != receipt.revision:
-            raise _session_lost()
+            raise session_lost()
+        self._judge()
+
+    def _judge(self) -> None:
+        """Raise what is due by the reads, or correct the guess that was wrong."""
         self._rounds += 1
         if self._rounds > ROUNDS_MAX:
             raise MetadataUnavailableError(
@@ -392,6 +430,32 @@ class Transaction:
         ]
         return pb.TxnRequest(success=messages.grouped(reads))
 
+    def part_confirmation(self, revision: int) -> pb.RequestOp:
+        """Reads the state before `revision`, and then what was written at it."""
+        reads = self._reads.operations()
+        for read in reads:
+            read.request_range.revision = revision - 1
+        record = messages.stat(self._scope.key(self.key))
+        record.request_range.revision = revision
+        return messages.nested([], [*reads, record])
+
+    def confirm_part(self, revision: int, response: Any) -> list[Stat | None] | None:
+        """The results of a part of the Txn of `revision`; None = it did not write, make it again.
+
+        Raises:
+            BookieError: what `judge` says of the state before it.
+        """
+        *before, record = response.responses
+        self._reads.take(before)
+        self._judge()
+        (operation,) = self._operations
+        if not isinstance(operation, Put):
+            return [None]
+        for kv in record.response_range.kvs:
+            if kv.mod_revision == revision:
+                return [stat_of(operation.key, kv, self._lease)]
+        return None
+
     def confirmed(self, receipt: Receipt, response: pb.TxnResponse) -> list[Stat | None]:
         """The results of the write that happened at the receipt's revision."""
         for key, number in self._numbers.items():
@@ -405,7 +469,8 @@ class Transaction:
         ]
 
 
-def _session_lost() -> SessionLostError:
+def session_lost() -> SessionLostError:
+    """What a write is refused with whose receipt is gone."""
     return SessionLostError("the session with etcd ended before the write")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 
 import pytest
 
@@ -189,6 +189,47 @@ async def test_a_large_transaction_happens_once(
         _eat(store, links)
         await store.transaction([Delete(f"/a/{n:02}") for n in range(100)])
         assert not await observer.exists("/a")
+
+
+async def test_writes_that_travel_together_happen_once_each(
+    store: EtcdStore, observer: MetadataStore, links: list[Proxy]
+) -> None:
+    """Some succeed and some are refused; the reply to all of them is lost."""
+    for i in range(ROUNDS):
+        for n in range(10):
+            await observer.put(f"/{i}/taken/{n}", b"theirs")
+            await observer.put(f"/{i}/gone/{n}", b"")
+        old = await store.put(f"/{i}/mine", b"", ephemeral=True)
+        async with observer.watch(f"/{i}") as changes:
+            _eat(store, links)
+            async with asyncio.TaskGroup() as tasks:
+                created = [
+                    tasks.create_task(store.put(f"/{i}/new/{n}", b"", version=NOT_EXISTS))
+                    for n in range(20)
+                ]
+                refused = [
+                    tasks.create_task(_refused(store.put(f"/{i}/taken/{n}", b"", version=-1)))
+                    for n in range(10)
+                ]
+                for n in range(10):
+                    tasks.create_task(store.delete(f"/{i}/gone/{n}"))
+                kept = tasks.create_task(store.put(f"/{i}/mine", b"plain"))
+            assert all(task.result() for task in refused)
+            seen = {event.key: event for event in await next_events(changes, 31)}
+        for n, task in enumerate(created):
+            event, stat = seen[f"/{i}/new/{n}"], task.result()
+            assert (event.kind, event.revision) == (CREATED, stat.revision)
+            assert stat.first_version
+        assert seen[f"/{i}/mine"].revision == kept.result().revision
+        assert kept.result().created_by_self
+        assert kept.result().version > old.version
+        assert await observer.get_children(f"/{i}") == ["mine", "new", "taken"]
+
+
+async def _refused(write: Coroutine[None, None, Stat]) -> bool:
+    with pytest.raises(KeyExistsError):
+        await write
+    return True
 
 
 async def test_a_request_that_arrives_late_does_nothing(
