@@ -256,7 +256,7 @@ class InvalidKeyError(MetadataError):
 
 
 class ClusterInUseError(MetadataError):
-    """The cluster cannot be removed: bookies are registered, or other keys lie beside its own."""
+    """A cluster cannot be removed or made: bookies, keys of others or remains are in the way."""
 
 
 class UnsupportedError(MetadataError):

@@ -10,9 +10,23 @@ import uuid
 from dataclasses import dataclass
 
 from bookie.cluster import keys
-from bookie.cluster.layout import UNINITIALIZED, LayoutManager, encode_layout, layout_of
-from bookie.errors import FormatError, KeyExistsError, LayoutExistsError, NoSuchKeyError
-from bookie.metadata.store import NOT_EXISTS, MetadataStore, Put
+from bookie.cluster.layout import (
+    UNINITIALIZED,
+    LayoutManager,
+    LedgerLayout,
+    encode_layout,
+    layout_of,
+)
+from bookie.errors import (
+    BadVersionError,
+    ClusterInUseError,
+    FormatError,
+    LayoutExistsError,
+    NoSuchKeyError,
+)
+from bookie.metadata.store import NOT_EXISTS, Check, MetadataStore, Operation, Put
+
+_IDENTITY = frozenset({"LAYOUT", "INSTANCEID"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,20 +48,41 @@ async def initialize_cluster(store: MetadataStore, layout: str | None = None) ->
 
     Raises:
         LayoutExistsError: there is a cluster already; nothing was changed.
+        ClusterInUseError: something is left of a former cluster, whose ledger ids would be used
+            again beside its ledgers; nothing was changed.
         BadRequestError: there is no such layout.
     """
-    instance_id = str(uuid.uuid4())
-    value = encode_layout(layout_of(layout, store))
+    instance_id, identity = new_identity(layout_of(layout, store))
+    await store.sync()
+    found = set(await store.get_children("/"))
+    if not found & _IDENTITY:
+        _refuse_remains(found)
     try:
-        await store.transaction(
-            [
-                Put(keys.LAYOUT, value, NOT_EXISTS),
-                Put(keys.INSTANCE_ID, instance_id.encode(), NOT_EXISTS),
-            ]
-        )
-    except KeyExistsError as error:
+        # What is left of a cluster whose removal began after the listing is guarded by its record.
+        await store.transaction([*identity, Check(keys.REMOVAL, NOT_EXISTS)])
+    except BadVersionError as error:
+        if await store.exists(keys.REMOVAL):
+            _refuse_remains({"REMOVAL"})
         raise LayoutExistsError("the cluster is initialized already") from error
     return instance_id
+
+
+def new_identity(layout: LedgerLayout) -> tuple[str, list[Operation]]:
+    """The instance id of a new cluster, and what writes it down together with its layout."""
+    instance_id = str(uuid.uuid4())
+    return instance_id, [
+        Put(keys.LAYOUT, encode_layout(layout), NOT_EXISTS),
+        Put(keys.INSTANCE_ID, instance_id.encode(), NOT_EXISTS),
+    ]
+
+
+def _refuse_remains(found: set[str]) -> None:
+    remains = sorted(found & (keys.OWN - {"config"}))  # settings may be there before the cluster
+    if remains:
+        raise ClusterInUseError(
+            f"the metadata scope holds /{remains[0]} of a cluster that was not removed whole; "
+            "remove it with `bookie cluster nuke --yes` first"
+        )
 
 
 async def read_instance_id(store: MetadataStore) -> str:

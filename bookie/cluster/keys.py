@@ -5,6 +5,8 @@ key                             value
 =============================== ==================================================================
 ``LAYOUT``                      format of the keys: ``bookie-layout``
 ``INSTANCEID``                  the cluster's id, a UUID as text
+``REMOVAL``                     while the cluster is being removed: its identity, and whether
+                                anything was deleted
 ``IDGEN/<bucket>``              the next ledger id that nobody has reserved, as decimal text
 ``cookies/<bookie>``            the cookie of a bookie
 ``available/readwrite/<bookie>`` leased: the registration of a bookie that takes new entries
@@ -28,6 +30,7 @@ from bookie.ids import is_valid_bookie_id
 
 LAYOUT = "/LAYOUT"
 INSTANCE_ID = "/INSTANCEID"
+REMOVAL = "/REMOVAL"
 ID_BUCKETS = "/IDGEN"
 COOKIES = "/cookies"
 AVAILABLE = "/available"
@@ -51,6 +54,7 @@ OWN = frozenset(
     {
         "LAYOUT",
         "INSTANCEID",
+        "REMOVAL",
         "IDGEN",
         "cookies",
         "available",

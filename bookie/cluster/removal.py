@@ -3,14 +3,55 @@
 Everything below the cluster's scope goes, and nothing else: keys of a store never leave its scope,
 and a scope that holds keys of somebody else is left alone. Both are refused while bookies are
 registered, because they would go on serving ledgers that nobody can find any more.
+
+A removal is a record, ``REMOVAL``, from its first step to its last:
+
+1. One transaction moves the cluster's identity into it. Nobody can join any more, or make a new
+   cluster. Until the next step nothing is lost: any failure puts the identity back, or, where it
+   cannot, the next call that finds bookies registered.
+2. When no bookie is registered, the record says that the removal has begun.
+3. Every deletion is conditional on that record, so that nobody who is late deletes anything of a
+   cluster that was made afterwards. The counters of ledger ids go last: as long as a ledger is
+   left, no id is used twice.
+4. The record goes; if the cluster is made anew, in the same step in which that one begins.
+
+Whoever finds a removal that has begun goes on with it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
 from bookie.cluster import keys
-from bookie.cluster.instance import initialize_cluster
-from bookie.errors import BadVersionError, ClusterInUseError, NoSuchKeyError
-from bookie.metadata.store import NOT_EXISTS, Delete, MetadataStore, Put, Record
+from bookie.cluster.instance import initialize_cluster, new_identity
+from bookie.cluster.layout import layout_of
+from bookie.errors import (
+    BadVersionError,
+    BookieError,
+    ClusterInUseError,
+    FormatError,
+    LayoutExistsError,
+    NoSuchKeyError,
+)
+from bookie.formats import json_record
+from bookie.metadata.store import NOT_EXISTS, Check, Delete, MetadataStore, Operation, Put
+
+_FORMAT = "bookie-removal"
+_VERSION = 1
+_ORDER = (*sorted(keys.OWN - {"REMOVAL", "IDGEN"}), "IDGEN")
+
+
+@dataclass(frozen=True, slots=True)
+class _Removal:
+    """What the record of a removal says, and its version."""
+
+    identity: dict[str, bytes]
+    """What stood under the keys of the cluster's identity, those of them that there were."""
+
+    has_begun: bool
+    version: int = NOT_EXISTS
 
 
 async def cluster_exists(store: MetadataStore) -> bool:
@@ -25,20 +66,18 @@ async def nuke_cluster(store: MetadataStore) -> bool:
     the last moment brings it back. A removal that was interrupted goes on when it is called again.
 
     Raises:
-        ClusterInUseError: bookies are registered, or a key is not a cluster's; nothing was deleted.
+        ClusterInUseError: bookies are registered, or a key is not a cluster's; this call deleted
+            nothing.
     """
     await _refuse_strangers(store)
     if not await cluster_exists(store):
         return False
-    await _refuse_registered(store)
-    identity = await _take_identity(store)
+    removal = await _begin(store)
     try:
-        await _refuse_registered(store)
-    except ClusterInUseError:
-        await store.transaction([Put(r.key, r.value, NOT_EXISTS) for r in identity])
-        raise
-    for name in sorted(keys.OWN):
-        await store.delete_recursive(f"/{name}")
+        await _delete(store, removal, _ORDER)
+        await store.delete(keys.REMOVAL, version=removal.version)
+    except (BadVersionError, NoSuchKeyError):
+        return True  # another call ended the same removal
     return True
 
 
@@ -51,16 +90,24 @@ async def format_cluster(
     clients too.
 
     Raises:
-        ClusterInUseError: as `nuke_cluster` says; nothing was deleted.
+        ClusterInUseError: as `nuke_cluster` says.
+        LayoutExistsError: somebody else made a new cluster just now.
+        BadRequestError: there is no such layout; nothing was deleted.
     """
-    if not force:
-        await nuke_cluster(store)
-        return await initialize_cluster(store, layout)
+    new_layout = layout_of(layout, store)
     await _refuse_strangers(store)
-    await _take_identity(store)
-    for name in sorted(keys.OWN - {"available"}):
-        await store.delete_recursive(f"/{name}")
-    return await initialize_cluster(store, layout)
+    if not await cluster_exists(store):
+        return await initialize_cluster(store, layout)
+    removal = await _begin(store, force=force)
+    instance_id, identity = new_identity(new_layout)
+    operations: list[Operation] = [*identity, Delete(keys.REMOVAL, removal.version)]
+    order = [name for name in _ORDER if not (force and name == "available")]
+    try:
+        await _delete(store, removal, order)
+        await store.transaction(operations)
+    except (BadVersionError, NoSuchKeyError) as error:
+        raise LayoutExistsError("somebody else removed the cluster, or made it anew") from error
+    return instance_id
 
 
 async def registered_bookies(store: MetadataStore) -> list[str]:
@@ -91,13 +138,86 @@ async def _refuse_registered(store: MetadataStore) -> None:
         )
 
 
-async def _take_identity(store: MetadataStore) -> list[Record]:
-    """Delete the layout and the instance id, in one step; what they were."""
+async def _begin(store: MetadataStore, *, force: bool = False) -> _Removal:
+    """A removal that has begun, with `force` also while bookies are registered.
+
+    Raises:
+        ClusterInUseError: bookies are. The cluster is as it was, unless a removal had begun.
+    """
+    try:
+        while True:
+            if not force:
+                await _refuse_registered(store)
+            removal = await _take_identity(store)
+            if not force:
+                # Whoever joined before the identity was gone is seen now.
+                await _refuse_registered(store)
+            if removal.has_begun:
+                return removal
+            begun = replace(removal, has_begun=True)
+            try:
+                stat = await store.put(keys.REMOVAL, _encode(begun), version=removal.version)
+            except BadVersionError:
+                continue  # another call began it, or gave the cluster its identity back
+            return replace(begun, version=stat.version)
+    except BaseException:
+        await _restore(store)
+        raise
+
+
+async def _take_identity(store: MetadataStore) -> _Removal:
+    """Move the layout and the instance id into the removal, unless that was done already."""
     while True:
-        found = [await store.get(key) for key in (keys.LAYOUT, keys.INSTANCE_ID)]
-        records = [record for record in found if record is not None]
+        removal = await _find(store)
+        if removal is not None:
+            return removal
+        found = {key: await store.get(key) for key in (keys.LAYOUT, keys.INSTANCE_ID)}
+        identity = {key: record.value for key, record in found.items() if record is not None}
+        removal = _Removal(identity, has_begun=False)
+        operations: list[Operation] = [Put(keys.REMOVAL, _encode(removal), NOT_EXISTS)]
+        for key, record in found.items():
+            if record is None:
+                operations.append(Check(key, NOT_EXISTS))
+            else:
+                operations.append(Delete(key, record.version))
         try:
-            await store.transaction([Delete(record.key, record.version) for record in records])
+            stat = (await store.transaction(operations))[0]
         except (BadVersionError, NoSuchKeyError):
-            continue  # somebody formats the cluster just now
-        return records
+            continue  # somebody makes or removes the cluster just now
+        assert stat is not None
+        return replace(removal, version=stat.version)
+
+
+async def _restore(store: MetadataStore) -> None:
+    """Give the cluster its identity back if the removal has not begun, and the store answers."""
+    with suppress(BookieError):
+        removal = await _find(store)
+        if removal is not None and not removal.has_begun:
+            identity = [Put(key, value, NOT_EXISTS) for key, value in removal.identity.items()]
+            await store.transaction([Delete(keys.REMOVAL, removal.version), *identity])
+
+
+async def _delete(store: MetadataStore, removal: _Removal, names: Iterable[str]) -> None:
+    condition = Check(keys.REMOVAL, removal.version)
+    for name in names:
+        await store.delete_recursive(f"/{name}", condition=condition)
+
+
+async def _find(store: MetadataStore) -> _Removal | None:
+    record = await store.get(keys.REMOVAL)
+    if record is None:
+        return None
+    try:
+        fields = json_record.decode(_FORMAT, _VERSION, record.value)
+        identity = {
+            one.text("key"): bytes.fromhex(one.text("value")) for one in fields.objects("identity")
+        }
+        return _Removal(identity, fields.boolean("has_begun"), record.version)
+    except (FormatError, ValueError) as error:
+        raise FormatError(f"the metadata key {keys.REMOVAL}: {error}") from error
+
+
+def _encode(removal: _Removal) -> bytes:
+    identity = [{"key": key, "value": value.hex()} for key, value in removal.identity.items()]
+    fields = {"identity": identity, "has_begun": removal.has_begun}
+    return json_record.encode(_FORMAT, _VERSION, fields)

@@ -57,6 +57,7 @@ from bookie.metadata.records import (
 from bookie.protocol.session import EXPIRY_EVENTS, SessionEvent
 
 __all__ = [
+    "DELETIONS_MAX",
     "EXPIRY_EVENTS",
     "KEY_SIZE_BYTES_MAX",
     "NOT_EXISTS",
@@ -86,6 +87,9 @@ __all__ = [
     "parent_of",
     "sequential_key",
 ]
+
+DELETIONS_MAX = TRANSACTION_OPERATIONS_MAX - 1
+"""How many keys `delete_recursive` deletes in one transaction, beside a condition."""
 
 _RECURSION_ROUNDS = 10
 """How often `delete_recursive` begins anew when somebody creates keys meanwhile."""
@@ -177,23 +181,26 @@ class MetadataStore(ABC):
         """
         await self.transaction([Delete(key, version)])
 
-    async def delete_recursive(self, key: str) -> None:
+    async def delete_recursive(self, key: str, *, condition: Check | None = None) -> None:
         """Delete everything below `key`, then its own record; fine if there is nothing.
 
         Children go before their parents, not in one step: others see it half done, and a failure
         leaves it so; doing it again goes on. The root deletes everything.
 
+        `condition` is checked in every step, in the same transaction.
+
         Raises:
             KeyHasChildrenError: somebody kept creating keys below `key`.
+            BadVersionError: the condition failed; nothing was deleted from then on.
         """
         check_prefix(key)
         for _ in range(_RECURSION_ROUNDS):
-            await self._delete_below(key)
+            await self._delete_below(key, condition)
             if not await self.exists(key):
                 return
             try:
                 if key != ROOT:
-                    await self.delete(key)
+                    await self._delete_if(condition, [key])
                     return
             except NoSuchKeyError:
                 return
@@ -201,25 +208,27 @@ class MetadataStore(ABC):
                 continue
         raise KeyHasChildrenError(f"somebody keeps creating keys below {key}")
 
-    async def _delete_below(self, key: str) -> None:
+    async def _delete_if(self, condition: Check | None, some: Sequence[str]) -> None:
+        # The condition first: its error is the one that counts.
+        conditions = [] if condition is None else [condition]
+        await self.transaction([*conditions, *map(Delete, some)])
+
+    async def _delete_below(self, key: str, condition: Check | None) -> None:
         prefix = key.rstrip("/")
-        names = await self.get_children(key)
-        for start in range(0, len(names), TRANSACTION_OPERATIONS_MAX):
-            some = [
-                Delete(f"{prefix}/{name}")
-                for name in names[start : start + TRANSACTION_OPERATIONS_MAX]
-            ]
+        found = [f"{prefix}/{name}" for name in await self.get_children(key)]
+        for start in range(0, len(found), DELETIONS_MAX):
+            some = found[start : start + DELETIONS_MAX]
             try:
-                await self.transaction(some)
+                await self._delete_if(condition, some)
             except (NoSuchKeyError, KeyHasChildrenError):
                 # Not all are plain leaves: find out which, one by one.
                 for one in some:
-                    await self._delete_tree(one.key)
+                    await self._delete_tree(one, condition)
 
-    async def _delete_tree(self, key: str) -> None:
-        await self._delete_below(key)
+    async def _delete_tree(self, key: str, condition: Check | None) -> None:
+        await self._delete_below(key, condition)
         try:
-            await self.delete(key)
+            await self._delete_if(condition, [key])
         except (NoSuchKeyError, KeyHasChildrenError):
             return  # without a record, or the next round finds it again
 

@@ -46,8 +46,8 @@ from bookie.metadata.connect import Host
 from bookie.metadata.judge import judge
 from bookie.metadata.keys import ROOT, check_key, check_prefix, is_under, parent_of
 from bookie.metadata.records import (
-    TRANSACTION_OPERATIONS_MAX,
     Acl,
+    Check,
     Delete,
     Operation,
     Put,
@@ -56,7 +56,7 @@ from bookie.metadata.records import (
     check_transaction,
 )
 from bookie.metadata.security import MetadataSecurity
-from bookie.metadata.store import MetadataStore
+from bookie.metadata.store import DELETIONS_MAX, MetadataStore
 from bookie.metadata.subscription import Subscription
 from bookie.metadata.zookeeper_changes import DELETED, ChangeReader
 from bookie.metadata.zookeeper_nodes import NodeReader
@@ -346,12 +346,12 @@ class ZooKeeperStore(MetadataStore):
         self._known.learn(key, stat)
         return stat_of(key, stat, committed.session)
 
-    async def delete_recursive(self, key: str) -> None:
+    async def delete_recursive(self, key: str, *, condition: Check | None = None) -> None:
         """See `MetadataStore.delete_recursive`; parents of sequential records go, too."""
         check_prefix(key)
         require_representable_key(key)
         for _ in range(_RECURSION_ROUNDS):
-            if await self._delete_all(key):
+            if await self._delete_all(key, condition):
                 return
         raise KeyHasChildrenError(f"somebody keeps creating keys below {key}")
 
@@ -466,23 +466,23 @@ class ZooKeeperStore(MetadataStore):
             raise MetadataClosedError("the metadata store is closed")
         return self._open
 
-    async def _delete_all(self, key: str) -> bool:
+    async def _delete_all(self, key: str, condition: Check | None) -> bool:
         """Delete what is below `key` and `key` itself; whether nothing is left."""
         nodes = self._require_open().nodes
         keys = [f"{key.rstrip('/')}/{name}" for name in await self.get_children(key)]
-        for start in range(0, len(keys), TRANSACTION_OPERATIONS_MAX):
-            some = keys[start : start + TRANSACTION_OPERATIONS_MAX]
+        for start in range(0, len(keys), DELETIONS_MAX):
+            some = keys[start : start + DELETIONS_MAX]
             try:
-                await self.transaction([Delete(one) for one in some])
+                await self._delete_if(condition, some)
             except (NoSuchKeyError, KeyHasChildrenError, InvalidKeyError):
                 # Not all are plain leaves: find out which, one by one.
                 for one in some:
-                    await self._delete_all(one)
+                    await self._delete_all(one, condition)
         await nodes.prune_below(key)
         if key == ROOT:
             return not await self.get_children(ROOT)
         try:
-            await self.delete(key)
+            await self._delete_if(condition, [key])
         except NoSuchKeyError:
             await nodes.prune(key, even_kept=True)
             return not await self.exists(key)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
@@ -24,12 +25,14 @@ from bookie.errors import (
     ClusterInUseError,
     FormatError,
     LayoutExistsError,
+    MetadataUnavailableError,
     NewerFormatError,
     NoSuchKeyError,
 )
 from bookie.formats.cookie import Cookie, CookieState
-from bookie.metadata.store import MetadataStore
+from bookie.metadata.store import MetadataStore, Operation, Stat
 from tests.conformance.backends import Backend
+from tests.conformance.faulty_store import FaultyStore
 
 _COOKIE = Cookie("b1", ("/j",), ("/l",), "instance", "unique", CookieState.NEW)
 
@@ -219,6 +222,146 @@ async def test_a_bookie_that_registers_at_the_last_moment_stops_a_nuke(backend: 
         await nuke_cluster(store)
     assert await read_instance_id(store) == instance_id
     assert await store.exists("/cookies/b1")
+
+
+class _Broken(FaultyStore):
+    """Falls silent at the transaction that a test names, before it happens or after it."""
+
+    def __init__(self, store: MetadataStore, prefix: str, *, after: bool) -> None:
+        super().__init__(store)
+        self._prefix, self._after = prefix, after
+        self.happened: Callable[[], Awaitable[object]] | None = None
+        """Awaited between the transaction and the silence."""
+
+    async def transaction(self, operations: Sequence[Operation]) -> list[Stat | None]:
+        is_it = any(operation.key.startswith(self._prefix) for operation in operations)
+        if is_it and not self._after:
+            self.is_down = True
+        result = await super().transaction(operations)
+        if is_it and self._after:
+            if self.happened is not None:
+                await self.happened()
+            self.is_down = True
+        return result
+
+
+async def test_a_nuke_that_fails_half_way_does_not_cost_a_living_cluster(backend: Backend) -> None:
+    """Case 104: a bookie registers, and the store falls silent before it is seen."""
+    store, bookie = await backend.open(), await backend.open()
+    broken = _Broken(store, keys.LAYOUT, after=True)
+    registration = keys.registration("b1", read_only=False)
+
+    async def register() -> None:
+        await bookie.put(registration, b"", ephemeral=True)
+
+    broken.happened = register
+    instance_id = await initialize_cluster(store)
+    await _fill(store)
+    with pytest.raises(MetadataUnavailableError):
+        await nuke_cluster(broken)
+    with pytest.raises(ClusterInUseError, match="not removed whole"):
+        await initialize_cluster(store)
+    await store.sync()
+    with pytest.raises(ClusterInUseError, match="bookie b1 registered"):
+        await nuke_cluster(store)
+    assert await read_instance_id(store) == instance_id
+    assert await store.exists("/cookies/b1")
+    await bookie.delete(registration)
+    await store.sync()
+    assert await nuke_cluster(store)
+    assert await store.get_children("/") == []
+
+
+async def test_a_nuke_that_is_cancelled_gives_the_identity_back(store: MetadataStore) -> None:
+    broken = _Broken(store, keys.LAYOUT, after=True)
+    reached = asyncio.Event()
+
+    async def wait() -> None:
+        reached.set()
+        await asyncio.Event().wait()
+
+    broken.happened = wait
+    instance_id = await initialize_cluster(store)
+    async with asyncio.TaskGroup() as tasks:
+        nuke = tasks.create_task(nuke_cluster(broken))
+        async with asyncio.timeout(10):
+            await reached.wait()
+        assert not await store.exists(keys.INSTANCE_ID)
+        broken._prefix = "/nothing"
+        nuke.cancel()
+    assert await read_instance_id(store) == instance_id
+    assert sorted(await store.get_children("/")) == ["INSTANCEID", "LAYOUT"]
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("at", ["/config", "/cookies", "/ledgers", "/logs", "/IDGEN"])
+async def test_no_cluster_is_made_in_the_remains_of_another(
+    store: MetadataStore, at: str, after: bool
+) -> None:
+    """Case 103: the ids of its ledgers would be used twice."""
+    await initialize_cluster(store)
+    await _fill(store)
+    await store.put("/ledgers/plain", b"")
+    with pytest.raises(MetadataUnavailableError):
+        await nuke_cluster(_Broken(store, at, after=after))
+    remains = await store.get_children("/")
+    assert "REMOVAL" in remains
+    assert "IDGEN" in remains or not {"ledgers", "cookies"}.intersection(remains)
+    with pytest.raises(ClusterInUseError, match="not removed whole"):
+        await initialize_cluster(store)
+    assert await store.get_children("/") == remains
+    if after:
+        await format_cluster(store)
+        assert sorted(await store.get_children("/")) == ["INSTANCEID", "LAYOUT"]
+    assert await nuke_cluster(store)
+    assert await store.get_children("/") == []
+    await initialize_cluster(store)
+
+
+async def test_a_nuke_that_is_late_deletes_nothing_of_a_new_cluster(backend: Backend) -> None:
+    """Case 103."""
+    store, other = await backend.open(), await backend.open()
+    await initialize_cluster(store)
+    await _fill(store)
+    late = FaultyStore(store)
+    reached, seen = asyncio.Event(), 0
+
+    def hold() -> None:
+        nonlocal seen
+        seen += 1
+        if seen == 3:  # the identity is gone, the removal has begun: this one deletes
+            late.hold_writes.clear()
+            reached.set()
+
+    late.before_write = hold
+    async with asyncio.TaskGroup() as tasks:
+        nuke = tasks.create_task(nuke_cluster(late))
+        async with asyncio.timeout(10):
+            await reached.wait()
+        await other.sync()
+        assert await nuke_cluster(other)
+        instance_id = await initialize_cluster(other)
+        await _fill(other)
+        late.hold_writes.set()
+        assert await nuke
+    await other.sync()
+    assert await read_instance_id(other) == instance_id
+    for name in ("IDGEN", "config", "cookies", "ledgers", "logs"):
+        assert await other.exists(f"/{name}")
+
+
+async def test_settings_may_be_there_before_the_cluster(store: MetadataStore) -> None:
+    await store.put(f"{keys.SETTINGS}/a.b", b"1")
+    await initialize_cluster(store)
+    assert await store.exists(f"{keys.SETTINGS}/a.b")
+
+
+async def test_a_damaged_removal_is_named_by_its_key(store: MetadataStore) -> None:
+    """Case 161."""
+    await store.put(keys.REMOVAL, b"junk")
+    for call in (nuke_cluster(store), format_cluster(store, force=True)):
+        with pytest.raises(FormatError, match="/REMOVAL"):
+            await call
 
 
 async def test_another_scope_with_the_same_prefix_stays(backend: Backend) -> None:
