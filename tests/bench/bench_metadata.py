@@ -1,6 +1,6 @@
 """How fast a metadata store is, beside the same operations done with bare calls to its server.
 
-    python -m tests.bench.bench_metadata [etcd ...] [--members 1 3] [--seconds 1.0]
+    python -m tests.bench.bench_metadata [etcd zk] [--members 1 3] [--seconds 1.0]
 
 Nothing is asserted. Both sides do what the other does (a create that must not find the key, a write
 of a version, a delete of a version), in turns, with the same server and number of callers; wanted
@@ -19,7 +19,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from bookie.server.loop import run
-from tests.bench import metadata_etcd
+from tests.bench import metadata_etcd, metadata_zookeeper
 
 ROUNDS = 5
 VALUE = bytes(300)
@@ -49,7 +49,10 @@ class Contender(Protocol):
 Contest = Callable[[int], AbstractAsyncContextManager[dict[str, Contender]]]
 """Starts so many servers and opens both sides: ``{"ours": …, "bare": …}``."""
 
-CONTESTS: dict[str, Contest] = {"etcd": metadata_etcd.contest}
+CONTESTS: dict[str, Contest] = {
+    "etcd": metadata_etcd.contest,
+    "zk": metadata_zookeeper.contest,
+}
 
 
 async def _mix(side: Contender, name: str, reads: int, stop: Callable[[], bool]) -> int:
