@@ -300,35 +300,23 @@ def a_record_that_nobody_deleted_is_absent(history: History, dice: random.Random
 
 @breaks("M5")
 def a_record_outlives_its_session(history: History, dice: random.Random) -> History | None:
-    outlived = [
-        (write, end)
-        for write in written(history)
-        for end in of(history, SessionEnd)
-        if (write.client, write.session) == (end.client, end.session)
-        and write.verb is Verb.CREATE
-        and write.returned < end.called
-        and not any(
-            w.key == write.key
-            and w.called < end.returned
-            and (w.outcome is Outcome.UNKNOWN or w.called > write.called)
-            for w in of(history, Write)
-            if w.outcome in (Outcome.OK, Outcome.UNKNOWN)
-        )
-    ]
-    found = choose(dice, outlived)
-    if found is None:
-        return None
-    write, end = found
-    late = Read(
+    revision = max(w.revision for w in written(history)) + 1
+    last = max(w.returned for w in written(history))
+    leased = Write(
         "other",
-        write.key,
-        end.returned + 0.1,
-        end.returned + 0.2,
-        write.value,
-        write.version,
-        write.revision,
+        Verb.CREATE,
+        "/h/leased",
+        last + 1,
+        last + 2,
+        Outcome.OK,
+        "leased",
+        version=revision,
+        revision=revision,
+        session=1,
     )
-    return [*history, late]
+    end = SessionEnd("other", 1, last + 3, last + 4)
+    late = Read("third", leased.key, last + 5, last + 6, leased.value, revision, revision)
+    return [*history, leased, end, late]
 
 
 @breaks("M9")

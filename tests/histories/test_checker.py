@@ -106,7 +106,7 @@ def test_a_corrupted_history_is_found_out(name: str) -> None:
         assert offences, f"seed {seed}: nothing found"
         rules = {offence.partition(":")[0] for offence in offences}
         assert rules & corruption.rules, f"seed {seed}: {offences}"
-    assert applied >= 3
+    assert applied >= 2
 
 
 # ---- strange, and right

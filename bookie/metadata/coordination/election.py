@@ -28,11 +28,10 @@ from typing import Self
 
 from bookie.errors import (
     BadVersionError,
+    BookieError,
     LockLostError,
     MetadataClosedError,
-    MetadataUnavailableError,
     NoSuchKeyError,
-    SessionLostError,
 )
 from bookie.formats.claim import Claim, ClaimMode
 from bookie.metadata.coordination.line import Line
@@ -183,7 +182,10 @@ class Election:
                 try:
                     await self._stand_once(take_over=take_over)
                     attempt = 0
-                except (MetadataUnavailableError, SessionLostError):
+                except MetadataClosedError:
+                    raise
+                except BookieError as error:
+                    _log.warning("election_interrupted", path=self._line.path, reason=str(error))
                     await self._participant.pause(attempt)
                     attempt += 1
                 take_over = False

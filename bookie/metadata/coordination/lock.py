@@ -31,6 +31,7 @@ from typing import Self
 
 from bookie.errors import (
     BadVersionError,
+    BookieError,
     LockLostError,
     MetadataClosedError,
     MetadataUnavailableError,
@@ -215,7 +216,7 @@ class Lock:
                 await self._line.wait_turn(self._place, self._claim.mode, self._doubt, in_line)
                 break
             except PlaceLostError:
-                await self.give_up()
+                await self._leave()
             except (MetadataUnavailableError, SessionLostError):
                 await self._participant.pause(attempt)
                 attempt += 1
@@ -225,6 +226,9 @@ class Lock:
     async def give_up(self) -> None:
         """Leave the line; for a lock that is not held."""
         self._participant.forget(self._wake)
+        await self._leave()
+
+    async def _leave(self) -> None:
         await self._stop()
         place, self._place = self._place, None
         if place is not None:
@@ -326,11 +330,11 @@ class Lock:
                     await self._revalidate()
                     attempt = 0
                     continue
-                except (MetadataUnavailableError, SessionLostError):
-                    self._turn(LockState.UNCERTAIN)
-                    self._doubt.set()
                 except (LockLostError, MetadataClosedError):
                     return
+                except BookieError:
+                    self._turn(LockState.UNCERTAIN)
+                    self._doubt.set()
             await self._participant.pause(attempt)
             attempt += 1
 

@@ -18,10 +18,10 @@ from typing import Self
 
 from bookie.errors import (
     BadVersionError,
+    BookieError,
     FormatError,
     LockBusyError,
     MetadataClosedError,
-    MetadataError,
     MetadataUnavailableError,
     NoSuchKeyError,
     SessionLostError,
@@ -98,7 +98,7 @@ class Member:
         except BaseException:
             await self._watch.aclose()
             with suppress(MetadataClosedError):
-                self._participant.spawn(self._withdraw())  # the last write may still happen
+                self._participant.sweep(self._withdraw)  # the last write may still happen
             raise
         self._participant.on_session(self._on_session)
         self._tasks = [
@@ -117,17 +117,20 @@ class Member:
         for task in self._tasks:
             task.cancel()
         await self._watch.aclose()
-        await self._withdraw()
+        self.is_member = False
+        try:
+            await self._withdraw()
+        except (MetadataUnavailableError, SessionLostError):
+            self._participant.sweep(self._withdraw)
+        except MetadataClosedError:
+            return  # it ended with the session
 
     async def _withdraw(self) -> None:
         async with self._serial:
-            self.is_member = False
-            try:
-                record = await self._store.get(self._key)
-                if record is not None and self._is_ours(record):
+            record = await self._store.get(self._key)
+            if record is not None and self._is_ours(record):
+                with suppress(NoSuchKeyError, BadVersionError):
                     await self._store.delete(self._key, version=record.version)
-            except MetadataError:
-                return  # it ends with the session
 
     def _on_session(self, event: SessionEvent) -> None:
         if event is SessionEvent.SESSION_LOST:
@@ -152,7 +155,7 @@ class Member:
                 written = await self._try_write()
             except MetadataClosedError:
                 return
-            except MetadataError:
+            except BookieError:
                 written = False
             if written:
                 attempt = 0
@@ -279,7 +282,7 @@ class GroupView:
                     members[name] = _content(record)
         except MetadataClosedError:
             raise
-        except MetadataError:
+        except BookieError:
             return False
         self._publish(members)
         return True

@@ -57,6 +57,8 @@ class Participant:
         self._closers: dict[Callable[[], Awaitable[object]], None] = {}
         self._live: set[str] = set()
         self._is_closed = False
+        self._sweeping: set[asyncio.Event] = set()
+        """What is undone in the background, and whether the store has answered."""
         self._tasks = asyncio.TaskGroup()
         self._background: set[asyncio.Task[None]] = set()
         self._events = AsyncExitStack()
@@ -152,14 +154,22 @@ class Participant:
     def sweep(self, work: Callable[[], Awaitable[object]]) -> None:
         """Undo by `work`, in the background, what a write that was not answered may have done.
 
-        Until the store answers, and once more later, for a write that was late.
+        Until the store answers, and once more later, for a write that was late. When the context
+        is left, the first answer is waited for while the session is certain.
         """
         self.spawn_if_open(self._sweep(work))
 
     async def _sweep(self, work: Callable[[], Awaitable[object]]) -> None:
-        for rest_seconds in (self.store.session_timeout_seconds / LATE_FRACTION, 0.0):
-            await self.insist(work)
-            await asyncio.sleep(rest_seconds)
+        answered = asyncio.Event()
+        self._sweeping.add(answered)
+        try:
+            for rest_seconds in (self.store.session_timeout_seconds / LATE_FRACTION, 0.0):
+                await self.insist(work)
+                answered.set()
+                await asyncio.sleep(rest_seconds)
+        finally:
+            answered.set()
+            self._sweeping.discard(answered)
 
     async def finish(
         self,
@@ -189,10 +199,12 @@ class Participant:
                 await undo(result)
 
         try:
-            self.spawn(run())
+            task = self.spawn(run())
         except MetadataClosedError:
             work.close()
             raise
+        # A task that is cancelled before its first turn leaves both as they are.
+        task.add_done_callback(lambda _: (work.close(), outcome.cancel()))
         try:
             return await outcome
         except asyncio.CancelledError:
@@ -226,6 +238,10 @@ class Participant:
             async with asyncio.timeout(self.store.session_timeout_seconds):
                 for closer in reversed(self._closers):
                     await closer()
+                await asyncio.sleep(0)  # what they left to the background begins
+                for answered in list(self._sweeping):
+                    if self.is_certain:
+                        await answered.wait()
         except TimeoutError:
             _log.warning("coordination_not_given_up")
         finally:
@@ -235,6 +251,8 @@ class Participant:
             try:
                 # The body's own error passes by the group, which would wrap it.
                 await self._tasks.__aexit__(None, None, None)
+            except* MetadataClosedError:
+                pass  # background work that learned of its end by itself
             finally:
                 await self._events.aclose()
 
