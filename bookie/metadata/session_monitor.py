@@ -74,7 +74,10 @@ class SessionMonitor:
     @property
     def state(self) -> SessionState:
         """As of now: a pause of the process that nobody noticed yet is noticed by asking."""
-        self.tell(Tick())
+        deadline = self._machine.deadline
+        if deadline is not None and self._clock() >= deadline:
+            # Before it, time alone changes nothing; and every tick wakes the keeper.
+            self.tell(Tick())
         return self._machine.state
 
     def now(self) -> float:
