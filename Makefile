@@ -70,8 +70,8 @@ docker: ## build the container image bookie; DOCKER=podman and BASE_IMAGE=… do
 
 # ---- test it --------------------------------------------------------------------------------------
 
-test-core: $(VENV)/.test ## unit, property and conformance tests: no processes are killed, under four minutes
-	$(PYTEST) tests/unit tests/property tests/conformance
+test-core: $(VENV)/.test ## unit, property and conformance tests without Java: no processes are killed, under four minutes
+	$(PYTEST) tests/unit tests/property tests/conformance -k "not zk"
 
 zookeeper: $(VENV)/.test ## the jars of ZooKeeper that tests start; downloads 456 MB, once
 	@$(BIN)/python -m tests.servers.fetch_zookeeper
