@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from bookie.errors import OperationTimeoutError
+from bookie.errors import MetadataUnavailableError, OperationTimeoutError
 from bookie.metadata.coordination.barriers import DoubleBarrier
 from tests.conformance.backends import Backend
 from tests.conformance.clients import NewClient
@@ -46,6 +46,24 @@ async def test_too_few_give_up_in_time(new_client: NewClient) -> None:
         async with DoubleBarrier(client.participant, "/barrier", "a", 2, timeout_seconds=0.05):
             pass
     assert await client.session.get_children("/barrier") == []
+
+
+async def test_who_leaves_while_the_store_is_away_holds_nobody_up(new_client: NewClient) -> None:
+    first, second = await new_client(), await new_client()
+
+    async def fail() -> None:
+        async with DoubleBarrier(first.participant, "/barrier", "a", 2):
+            first.store.is_down = True
+
+    async def work() -> None:
+        with pytest.raises(MetadataUnavailableError):
+            await fail()
+        first.store.is_down = False
+
+    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+        group.create_task(work())
+        async with DoubleBarrier(second.participant, "/barrier", "b", 2):
+            pass
 
 
 async def test_the_dead_hold_nobody_up(backend: Backend, new_client: NewClient) -> None:

@@ -6,14 +6,20 @@ import asyncio
 
 import pytest
 
-from bookie.errors import BadRequestError, BookieError, LockBusyError, MetadataUnavailableError
+from bookie.errors import (
+    BadRequestError,
+    BookieError,
+    LockBusyError,
+    MetadataClosedError,
+    MetadataUnavailableError,
+)
 from bookie.formats.service_instance import ServiceInstance
 from bookie.metadata.coordination.discovery import Discovery
 from bookie.metadata.coordination.membership import Group, GroupView
 from bookie.metadata.coordination.participant import Participant
 from tests.conformance.backends import Backend
 from tests.conformance.clients import Client, NewClient
-from tests.conformance.waiting import until
+from tests.conformance.waiting import settle, until, until_found
 
 
 async def shows(view: GroupView, members: dict[str, bytes]) -> None:
@@ -101,6 +107,51 @@ async def _entered(client: Client, path: str, name: str) -> BookieError | None:
     except BookieError as error:
         return error
     return None
+
+
+async def test_a_member_leaves_although_the_store_is_away(new_client: NewClient) -> None:
+    client, observer = await new_client(), await new_client()
+    member = Group(client.participant, "/group").join("a")
+    async with member:
+        client.store.is_down = True
+    assert not member.is_member
+    await observer.session.sync()
+    assert await observer.session.get_children("/group") == ["a"]
+    client.store.is_down = False
+    await until_found(lambda: _has_no_members(observer))
+    with pytest.raises(MetadataClosedError):
+        await member.update(b"late")
+
+
+async def test_a_member_that_leaves_while_it_is_written_is_gone(client: Client) -> None:
+    """Also when the one who leaves is cancelled in the middle of it."""
+    member = Group(client.participant, "/group").join("a")
+    await member.__aenter__()
+    client.store.hold_writes.clear()
+    await client.session.delete(member.key)
+    await until(lambda: client.store.counts["transaction"] == 2)
+    async with asyncio.TaskGroup() as group:
+        leaving = group.create_task(member.__aexit__(None, None, None))
+        await settle()
+        leaving.cancel()
+    client.store.hold_writes.set()
+    await until(lambda: client.store.counts["transaction"] == 3)
+    await until_found(lambda: _has_no_members(client))
+
+
+async def test_a_member_that_did_not_get_in_does_not_come_in_late(client: Client) -> None:
+    """Its write was not answered, and happens after it gave up."""
+    client.store.lost_requests = 1
+    with pytest.raises(MetadataUnavailableError):
+        await Group(client.participant, "/group").join("a").__aenter__()
+    await settle()
+    await client.session.transaction(client.store.lost[0])
+    await until_found(lambda: _has_no_members(client))
+
+
+async def _has_no_members(client: Client) -> bool:
+    await client.session.sync()
+    return not await client.session.get_children("/group")
 
 
 async def test_members_end_with_their_participant(backend: Backend, client: Client) -> None:

@@ -65,7 +65,11 @@ class Member:
         self._doubt = asyncio.Event()
         self._serial = asyncio.Lock()
         self._watch = AsyncExitStack()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._follower: asyncio.Task[None] | None = None
+        self._is_over = False
+        """Nothing is written any more."""
+        self._in_doubt = False
+        """A write that was not answered may happen yet."""
         self.is_member = False
         """False from the moment a lost session or record is noticed until it is written again."""
 
@@ -79,6 +83,7 @@ class Member:
 
         Raises:
             LockBusyError: another session took the name.
+            MetadataClosedError: the membership is over.
             MetadataUnavailableError, SessionLostError: the store did not take it yet.
         """
         self._claim = Claim(self._claim.guid, ClaimMode.SHARED, "", value)
@@ -97,14 +102,13 @@ class Member:
                 raise self._taken()
         except BaseException:
             await self._watch.aclose()
-            with suppress(MetadataClosedError):
-                self._participant.sweep(self._withdraw)  # the last write may still happen
+            # The last write may still happen.
+            self._is_over = self._in_doubt = True
+            self._participant.sweep(self._delete)
             raise
         self._participant.on_session(self._on_session)
-        self._tasks = [
-            self._participant.spawn(self._follow(changes)),
-            self._participant.spawn(self._keep()),
-        ]
+        self._follower = self._participant.spawn(self._follow(changes))
+        self._participant.spawn(self._keep())
         return self
 
     async def __aexit__(
@@ -114,23 +118,36 @@ class Member:
         traceback: TracebackType | None,
     ) -> None:
         self._participant.forget(self._on_session)
-        for task in self._tasks:
-            task.cancel()
-        await self._watch.aclose()
-        self.is_member = False
+        self._is_over = True
+        self._doubt.set()  # lets `_keep` see it
+        if self._follower is not None:
+            self._follower.cancel()
         try:
-            await self._withdraw()
-        except (MetadataUnavailableError, SessionLostError):
-            self._participant.sweep(self._withdraw)
+            await self._participant.finish(self._leave())
         except MetadataClosedError:
-            return  # it ended with the session
+            await self._leave()  # the participant has left before: nothing goes on behind it
 
-    async def _withdraw(self) -> None:
+    async def _leave(self) -> None:
+        """Delete the record; if the store does not answer, that goes on in the background."""
+        await self._watch.aclose()
         async with self._serial:
-            record = await self._store.get(self._key)
-            if record is not None and self._is_ours(record):
-                with suppress(NoSuchKeyError, BadVersionError):
-                    await self._store.delete(self._key, version=record.version)
+            self.is_member = False
+            try:
+                await self._delete()
+            except MetadataClosedError:
+                return  # it ended with the session
+            except BookieError:
+                self._in_doubt = True
+        if self._in_doubt:
+            self._participant.sweep(self._delete)
+
+    async def _delete(self) -> None:
+        if self._in_doubt:
+            await self._store.sync()
+        record = await self._store.get(self._key)
+        if record is not None and self._is_ours(record):
+            with suppress(NoSuchKeyError):
+                await self._store.delete(self._key, version=record.version)
 
     def _on_session(self, event: SessionEvent) -> None:
         if event is SessionEvent.SESSION_LOST:
@@ -154,7 +171,7 @@ class Member:
             try:
                 written = await self._try_write()
             except MetadataClosedError:
-                return
+                return  # or the membership is over
             except BookieError:
                 written = False
             if written:
@@ -167,9 +184,15 @@ class Member:
             self._doubt.set()
 
     async def _try_write(self) -> bool:
-        """Bring the record to the wanted state; False if another session's is in the way."""
+        """Bring the record to the wanted state; False if another session's is in the way.
+
+        Raises:
+            MetadataClosedError: the membership is over.
+        """
         async with self._serial:
             while True:
+                if self._is_over:
+                    raise MetadataClosedError(f"the membership {self._key} is over")
                 record = await self._store.get(self._key)
                 if record is not None and not self._is_ours(record):
                     return False
@@ -180,6 +203,9 @@ class Member:
                         await self._store.put(self._key, value, version=version, ephemeral=True)
                     except (BadVersionError, NoSuchKeyError):
                         continue  # somebody was between, or a write of ours that was not answered
+                    except (MetadataUnavailableError, asyncio.CancelledError):
+                        self._in_doubt = True
+                        raise
                 self.is_member = True
                 return True
 
