@@ -25,21 +25,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
 from bookie.env import boot_time_seconds
 from bookie.errors import (
-    BadRequestError,
-    BookieError,
     InvalidKeyError,
     KeyHasChildrenError,
     MetadataClosedError,
     MetadataUnavailableError,
     NoSuchKeyError,
-    UnauthorizedError,
 )
 from bookie.metadata.changes import Change, Commit, Resync, WatchEvent
 from bookie.metadata.connect import Host
@@ -59,7 +56,7 @@ from bookie.metadata.security import MetadataSecurity
 from bookie.metadata.store import DELETIONS_MAX, MetadataStore
 from bookie.metadata.subscription import Subscription
 from bookie.metadata.zookeeper_changes import DELETED, ChangeReader
-from bookie.metadata.zookeeper_nodes import NodeReader
+from bookie.metadata.zookeeper_nodes import NodeReader, refusal
 from bookie.metadata.zookeeper_outcome import Committed, Receipts
 from bookie.metadata.zookeeper_session import ZooKeeperLink
 from bookie.metadata.zookeeper_thread import NodeError, NodeEvent
@@ -78,8 +75,6 @@ from bookie.metadata.zookeeper_tree import (
 )
 from bookie.metadata.zookeeper_wire import (
     BAD_VERSION,
-    INVALID_ACL,
-    NO_AUTH,
     NO_CHILDREN_FOR_EPHEMERALS,
     NO_NODE,
     NODE_EXISTS,
@@ -96,9 +91,6 @@ from bookie.protocol.session import SessionEvent
 SCAN_AHEAD = 32
 """Records of a scan that are asked for before the first of them is taken: 16 MiB at most."""
 
-_ROUNDS_MAX = 1000
-"""How often a write is tried again because others wrote between its reads and itself."""
-
 _CONFLICTS = {BAD_VERSION, NO_NODE, NODE_EXISTS, NOT_EMPTY, NO_CHILDREN_FOR_EPHEMERALS}
 """What was seen, or believed, is not so (any more): look again."""
 
@@ -106,6 +98,9 @@ RECEIPTS_SUFFIX = ".receipts"
 """The receipts of a scope's stores lie below a node of its name and this."""
 
 _RECURSION_ROUNDS = 10
+
+_TIDY_SECONDS_MAX = 2.0
+"""How long a store that is being closed removes empty parents; others find what is left."""
 
 _NO_NUMBER = 10**19
 """Stands for the number that the server is going to give; beyond all that it can."""
@@ -176,7 +171,14 @@ class ZooKeeperStore(MetadataStore):
         traceback: TracebackType | None,
     ) -> None:
         opened = self._require_open()
-        await opened.nodes.tidy_up()
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_TIDY_SECONDS_MAX):
+                    await opened.nodes.tidy_up()
+        finally:
+            await self._close(opened)
+
+    async def _close(self, opened: _Open) -> None:
         self._open = None
         try:
             await opened.link.__aexit__(None, None, None)
@@ -205,7 +207,7 @@ class ZooKeeperStore(MetadataStore):
         except NodeError as error:
             if error.code == NO_NODE:
                 return None
-            raise _refusal(error, key) from error
+            raise refusal(error, key) from error
         return self._record(key, data, stat, link.session)
 
     async def exists(self, key: str) -> bool:
@@ -216,7 +218,7 @@ class ZooKeeperStore(MetadataStore):
         try:
             return await opened.nodes.is_there(key, opened.link.deadline())
         except NodeError as error:
-            raise _refusal(error, key) from error
+            raise refusal(error, key) from error
 
     async def get_children(self, key: str) -> list[str]:
         """See `MetadataStore.get_children`."""
@@ -226,7 +228,7 @@ class ZooKeeperStore(MetadataStore):
         try:
             return await opened.nodes.children(key, opened.link.deadline())
         except NodeError as error:
-            raise _refusal(error, key) from error
+            raise refusal(error, key) from error
 
     async def scan_children(self, key: str, *, after: str = "") -> AsyncIterator[Record]:
         """See `MetadataStore.scan_children`."""
@@ -263,7 +265,7 @@ class ZooKeeperStore(MetadataStore):
             return []
         deadline, losses = opened.link.deadline(), opened.link.losses
         view = self._known.view(operations, opened.nodes.kept)
-        for _ in range(_ROUNDS_MAX):
+        while True:
             if view is None:
                 view = await self._judged(opened, operations, deadline)
             session, begun_at = opened.link.session, boot_time_seconds()
@@ -273,12 +275,15 @@ class ZooKeeperStore(MetadataStore):
             except MultiRefusedError as refused:
                 if refused.code not in _CONFLICTS:
                     path = plan.operations[refused.index].path
-                    raise _refusal(NodeError(refused.code), self._scope.key(path)) from refused
+                    raise refusal(NodeError(refused.code), self._scope.key(path)) from refused
+                if asyncio.get_running_loop().time() >= deadline:
+                    raise MetadataUnavailableError(
+                        f"others keep writing to {operations[0].key}"
+                    ) from refused
                 view = None
                 continue
             opened.link.tell_written(begun_at)
             return await self._finish(opened, operations, plan, committed)
-        raise MetadataUnavailableError(f"others keep writing to {operations[0].key}")
 
     async def _judged(
         self, opened: _Open, operations: Sequence[Operation], deadline: float
@@ -288,7 +293,7 @@ class ZooKeeperStore(MetadataStore):
             try:
                 view = await opened.nodes.view(operations, deadline)
             except NodeError as error:
-                raise _refusal(error, operations[0].key) from error
+                raise refusal(error, operations[0].key) from error
             session = opened.link.session.to_bytes(8, "big", signed=True)
             try:
                 judge(operations, view, session, _NO_NUMBER)
@@ -371,7 +376,7 @@ class ZooKeeperStore(MetadataStore):
         try:
             acl, _ = await link.read(GetACL(self._scope.path(key)), link.deadline())
         except NodeError as error:
-            raise _refusal(error, key) from error
+            raise refusal(error, key) from error
         return from_node_acl(acl)
 
     async def set_acl(self, key: str, acl: Sequence[Acl]) -> None:
@@ -382,7 +387,7 @@ class ZooKeeperStore(MetadataStore):
             # Done twice is done once, so that it may be asked again like a read.
             await link.read(SetACL(self._scope.path(key), node_acl, -1), link.deadline())
         except NodeError as error:
-            raise _refusal(error, key) from error
+            raise refusal(error, key) from error
 
     async def _require_record(self, key: str) -> ZooKeeperLink:
         check_key(key)
@@ -489,12 +494,3 @@ class ZooKeeperStore(MetadataStore):
         except KeyHasChildrenError:
             return False
         return True
-
-
-def _refusal(error: NodeError, key: str) -> BookieError:
-    """What an answer of the server means that has nothing to do with the records."""
-    if error.code == NO_AUTH:
-        return UnauthorizedError(f"ZooKeeper does not let us do this to {key}")
-    if error.code == INVALID_ACL:
-        return BadRequestError(f"ZooKeeper does not accept the access control list for {key}")
-    return MetadataUnavailableError(f"ZooKeeper refused to work on {key}: error {error.code}")

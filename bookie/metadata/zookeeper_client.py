@@ -14,6 +14,7 @@ import ssl
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from kazoo.handlers.threading import KazooTimeoutError
@@ -99,7 +100,8 @@ class Bridge:
 
         def end() -> None:
             try:
-                self._client.stop()
+                with suppress(BlockingIOError):  # it is being woken already
+                    self._client.stop()
                 self._client.close()
             finally:
                 self._call_in_loop(ended.set)
@@ -118,7 +120,8 @@ class Bridge:
         connection = self._client._connection._socket
         if connection is not None:
             try:
-                connection.shutdown(socket.SHUT_RDWR)
+                # Not TLS's own, after which what comes would be taken for plain text.
+                socket.socket.shutdown(connection, socket.SHUT_RDWR)
             except OSError:
                 return  # it is broken already
 
@@ -154,6 +157,8 @@ class Bridge:
         connection.outgoing.extend(outbox)
         try:
             connection._write_sock.send(b"\0")
+        except BlockingIOError:
+            return  # it is being woken already, by more than it took so far
         except (OSError, AttributeError):
             self._fail_all(NotSentError())  # it is stopped
 

@@ -12,13 +12,20 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
-from bookie.errors import BookieError, MetadataUnavailableError
+from bookie.errors import (
+    BadRequestError,
+    BookieError,
+    MetadataUnavailableError,
+    UnauthorizedError,
+)
 from bookie.metadata.keys import ROOT, ancestors, is_under, parent_of
 from bookie.metadata.records import NOT_EXISTS, SEQUENCE_DIGITS_MIN, Check, Operation, Put
 from bookie.metadata.zookeeper_outcome import Link
 from bookie.metadata.zookeeper_thread import LostError, NoAnswerError, NodeError, NotSentError
 from bookie.metadata.zookeeper_tree import KEPT, Node, Scope, View, is_virtual, removal
 from bookie.metadata.zookeeper_wire import (
+    INVALID_ACL,
+    NO_AUTH,
     NO_NODE,
     Exists,
     GetChildren,
@@ -318,3 +325,12 @@ def _may_be_virtual(stat: ZnodeStat | None) -> bool:
 def _is_numbered(name: str, stem: str) -> bool:
     digits = name[len(stem) :]
     return name.startswith(stem) and len(digits) >= SEQUENCE_DIGITS_MIN and digits.isdigit()
+
+
+def refusal(error: NodeError, key: str) -> BookieError:
+    """What an answer of the server means that has nothing to do with the records."""
+    if error.code == NO_AUTH:
+        return UnauthorizedError(f"ZooKeeper does not let us do this to {key}")
+    if error.code == INVALID_ACL:
+        return BadRequestError(f"ZooKeeper does not accept the access control list for {key}")
+    return MetadataUnavailableError(f"ZooKeeper refused to work on {key}: error {error.code}")

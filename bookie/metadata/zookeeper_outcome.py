@@ -144,17 +144,19 @@ class Receipts:
             try:
                 results = await self._link.send(multi, session).answer
             except NotSentError:
+                _require_time(deadline)
                 continue
             except LostError as lost:
                 try:
                     if isinstance(lost, SessionEndedError):
                         raise _ended(operations)
                     zxid = await self._find_out(session, name, mark, operations, deadline)
-                except MetadataUnavailableError as error:
+                except (MetadataUnavailableError, UnauthorizedError) as error:
                     raise MetadataUnavailableError(
                         f"whether the write was done is unknown: {error}"
                     ) from error
                 if zxid is None:
+                    _require_time(deadline)
                     continue
                 self.found_done += 1
                 return Committed(None, zxid, session)
@@ -166,6 +168,7 @@ class Receipts:
                 if refused.index < len(operations):
                     raise
                 await self._mend(session, name, refused.code)
+                _require_time(deadline)
                 continue
             self._written.add((session, name))
             return Committed(results[:-1], 0, session)
@@ -200,6 +203,7 @@ class Receipts:
                     return _zxid(stat) if data == mark else None
             elif isinstance(error, NoAnswerError):
                 raise MetadataUnavailableError("the metadata store did not answer") from error
+            _require_time(deadline)
 
     def _receipt(self, session: int, name: str, mark: bytes) -> NodeOperation:
         path = self._path(session, name)
@@ -260,6 +264,12 @@ class Receipts:
                 turn.set_result(number)
                 return
         self._free.append(number)
+
+
+def _require_time(deadline: float) -> None:
+    """Raise `MetadataUnavailableError` if it is too late, by the loop's clock, to try again."""
+    if asyncio.get_running_loop().time() >= deadline:
+        raise MetadataUnavailableError("the metadata store does not do the write in time")
 
 
 def _zxid(stat: ZnodeStat) -> int:

@@ -285,10 +285,19 @@ class ZooKeeperLink:
             await self.send(AddWatch(self._root)).answer
             if not self._has_been_up:
                 await self.make_root()
-        except (LostError, NotSentError, NoAnswerError, MetadataClosedError):
+        except (LostError, NotSentError, MetadataClosedError):
             return  # the next connection begins anew, if there is one
+        except NoAnswerError:
+            self._cut()  # nobody else would end it, if its pings are answered
+            return
         except NodeError as error:
-            self._end(self._explain(error))
+            if not self._has_been_up:
+                self._end(self._explain(error))
+                return
+            # What worked before may work again.
+            self._failure = self._explain(error)
+            await asyncio.sleep(self.patience_seconds / 4)
+            self._cut()
             return
         if self._has_been_up:
             self._on_missed()
@@ -296,6 +305,10 @@ class ZooKeeperLink:
         self._failure = None
         self._up.set()
         self._tell(Connected())
+
+    def _cut(self) -> None:
+        if self._bridge is not None:
+            self._bridge.cut()
 
     async def make_root(self) -> None:
         """Make the scope's own node, and those above it, if they do not exist."""

@@ -53,6 +53,9 @@ RECEIVE_BYTES = 256 * 1024
 SEND_BYTES = 256 * 1024
 """What goes through the socket at once, at most (one larger message excepted)."""
 
+_DROPS_MAX = 3
+"""A server that drops so many connections during the exchange of passwords refuses us."""
+
 _FRAME = struct.Struct("!iiqi")
 _LENGTH = struct.Struct("!i")
 _XID_MAX = 2**31 - 1
@@ -192,6 +195,14 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
         self.outgoing: deque[Pending] = deque()
         self._received = bytearray()
         self._xid: int = 0
+        self._was_authenticated = False
+        self._drops = 0
+
+    def start(self) -> None:
+        """Begin the thread. Whoever wakes it never waits for it: it may be held up by a socket."""
+        super().start()
+        self._read_sock.setblocking(False)
+        self._write_sock.setblocking(False)
 
     # ---- connecting
 
@@ -223,9 +234,15 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
             if error:
                 raise AuthFailedError("the server refused the password")
             exchange.check(answer)
-        except (ConnectionDropped, SaslRefusedError) as error:
-            # A server that requires SASL closes the connection of who fails it.
+        except SaslRefusedError as error:
             raise AuthFailedError(str(error)) from error
+        except ConnectionDropped as error:
+            # A server may close the connection of who fails; but so may a network, at any time.
+            self._drops += 1
+            if self._was_authenticated or self._drops < _DROPS_MAX:
+                raise
+            raise AuthFailedError(str(error)) from error
+        self._was_authenticated = True
 
     def _ask(self, request: SASL, xid: int, timeout: float) -> tuple[int, bytes]:
         self._submit(request, timeout, xid)

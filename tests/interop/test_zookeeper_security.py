@@ -20,7 +20,9 @@ from bookie.errors import (
 )
 from bookie.metadata.connect import open_store
 from bookie.metadata.security import MetadataSecurity, SaslMechanism
-from bookie.metadata.store import Acl, MetadataStore
+from bookie.metadata.store import Acl, MetadataStore, SessionEvent
+from bookie.metadata.zookeeper import ZooKeeperStore
+from tests.conformance.streams import next_item
 from tests.servers.certificates import Authority, Certificate
 from tests.servers.processes import free_server_ports
 from tests.servers.proxy import Proxy
@@ -143,6 +145,33 @@ async def test_sasl_keeps_out_who_does_not(
     with pytest.raises(UnauthorizedError, match="user or the password"):
         async with opened(sasl_server.address, new_scope(), user, password, "digest-md5"):
             pass
+
+
+async def test_a_connection_that_breaks_during_sasl_is_no_wrong_password(
+    sasl_server: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server may go away at any moment, between the hand-shake and the proof as well."""
+    with Proxy(sasl_server.port) as proxy:
+        address = f"127.0.0.1:{proxy.port}"
+        async with opened(address, new_scope(), "ann", "correct horse", "digest-md5") as store:
+            assert isinstance(store, ZooKeeperStore)
+            bridge = store._require_open().link._bridge
+            assert bridge is not None
+            connection = bridge._client._connection
+            authenticate = connection._authenticate_with_sasl
+
+            def cut_and_authenticate(host: str, timeout: float) -> None:
+                monkeypatch.undo()
+                proxy.reset()
+                authenticate(host, timeout)
+
+            monkeypatch.setattr(connection, "_authenticate_with_sasl", cut_and_authenticate)
+            async with store.session_events() as events:
+                proxy.reset()
+                assert await next_item(events) is SessionEvent.CONNECTION_LOST
+                assert await next_item(events) is SessionEvent.RECONNECTED
+            assert proxy.accepted >= 3
+            await store.put("/after", b"")
 
 
 # ---- TLS

@@ -1,0 +1,125 @@
+"""A store on a real ZooKeeper server whose link stalls, or breaks, at the worst moment."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from kazoo.client import KazooClient
+from kazoo.security import make_acl
+
+from bookie.errors import MetadataUnavailableError, UnauthorizedError
+from bookie.metadata import zookeeper_session
+from bookie.metadata.connect import open_store
+from bookie.metadata.store import SessionEvent
+from bookie.metadata.zookeeper import ZooKeeperStore
+from bookie.metadata.zookeeper_wire import AddWatch, Exists
+from tests.conformance.streams import CREATED, DELETED, next_changes, next_item
+from tests.servers.proxy import Direction, Proxy
+from tests.servers.zookeeper import ZooKeeperServer, new_scope
+
+LOST, RECONNECTED = SessionEvent.CONNECTION_LOST, SessionEvent.RECONNECTED
+
+
+@asynccontextmanager
+async def opened(proxy: Proxy, scope: str, timeout: float = 10) -> AsyncIterator[ZooKeeperStore]:
+    uri = f"zk://127.0.0.1:{proxy.port}{scope}"
+    async with open_store(uri, session_timeout_seconds=timeout) as store:
+        assert isinstance(store, ZooKeeperStore)
+        yield store
+
+
+async def test_who_sends_never_waits_for_a_thread_that_stands_still(
+    zookeeper_server: ZooKeeperServer,
+) -> None:
+    """More wake-ups than fit into its pipe, while it waits for a silent server's hand-shake."""
+    with Proxy(zookeeper_server.port) as proxy:
+        async with opened(proxy, new_scope(), 30) as store, store.session_events() as events:
+            link = store._require_open().link
+            proxy.hold()
+            proxy.reset()
+            assert await next_item(events) is LOST
+            async with asyncio.timeout(10):
+                asked = []
+                for _ in range(2000):
+                    asked.append(link.send(Exists("/", None)))
+                    await asyncio.sleep(0)
+            proxy.heal()
+            await asyncio.wait([pending.answer for pending in asked])
+            await store.put("/after", b"")
+
+
+async def test_a_stall_behind_the_handshake_ends_with_the_connection(
+    zookeeper_server: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request that sets the watch again is not answered, and then all goes on as if nothing
+    had been: kazoo is content with such a connection."""
+    with Proxy(zookeeper_server.port) as proxy:
+        async with opened(proxy, new_scope(), 6) as store, store.session_events() as events:
+
+            def silence(root: str) -> AddWatch:
+                proxy.hold(Direction.TO_CLIENT)
+                monkeypatch.undo()
+                return AddWatch(root)
+
+            monkeypatch.setattr(zookeeper_session, "AddWatch", silence)
+            proxy.reset()
+            assert await next_item(events) is LOST
+            link = store._require_open().link
+            with pytest.raises(MetadataUnavailableError):
+                await store.get("/x")
+            await asyncio.sleep(link.patience_seconds / 2)
+            proxy.heal()
+            while await next_item(events) is not RECONNECTED:
+                pass
+            await store.put("/after", b"")
+
+
+async def test_a_store_whose_closing_is_cancelled_ends_its_session(
+    zookeeper_server: ZooKeeperServer,
+) -> None:
+    """Its ephemeral records would live on for as long as the process does."""
+    scope = new_scope()
+    with Proxy(zookeeper_server.port) as link, Proxy(zookeeper_server.port) as other:
+        async with opened(other, scope) as witness, witness.watch("/member") as changes:
+            is_leaving = asyncio.Event()
+
+            async def use() -> None:
+                async with opened(link, scope, 6) as store:
+                    await store.put("/member", b"", ephemeral=True)
+                    await store.put("/parent/x", b"")
+                    store._require_open().nodes.tidy("/parent")  # as any delete does
+                    link.delay(0.3)
+                    is_leaving.set()
+
+            async with asyncio.TaskGroup() as tasks:
+                user = tasks.create_task(use())
+                await is_leaving.wait()
+                await asyncio.sleep(0.1)
+                user.cancel()
+            async with asyncio.timeout(5):
+                assert await next_changes(changes) == [(CREATED, "/member")]
+                assert await next_changes(changes) == [(DELETED, "/member")]
+
+
+async def test_who_may_not_write_receipts_is_told_so(zookeeper_server: ZooKeeperServer) -> None:
+    """They lie beside the scope, where others may rule."""
+    parent = new_scope()
+
+    def prepare() -> None:
+        client = KazooClient(hosts=zookeeper_server.address)
+        client.start()
+        client.create(f"{parent}/ours", b"", makepath=True)
+        client.set_acls(parent, [make_acl("world", "anyone", read=True)])
+        client.stop()
+        client.close()
+
+    await asyncio.to_thread(prepare)
+    with Proxy(zookeeper_server.port) as proxy:
+        async with opened(proxy, f"{parent}/ours") as store:
+            assert await store.get("/x") is None
+            async with asyncio.timeout(5):
+                with pytest.raises(UnauthorizedError, match="receipts"):
+                    await store.put("/x", b"")
