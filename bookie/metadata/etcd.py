@@ -366,12 +366,12 @@ class EtcdStore(MetadataStore):
         """See `MetadataStore.watch`."""
         check_prefix(prefix)
         self._require_open()
-        revision = await self._watch.present()
+        position = await self._watch.present()
         self._require_open()
         if self._running is None:
-            self._running = self._tasks.create_task(self._watch.run(revision))
+            self._running = self._tasks.create_task(self._watch.run(position))
         subscription: Subscription[Change] = Subscription(overflow=Resync())
-        self._watches[subscription] = (prefix, revision)
+        self._watches[subscription] = (prefix, position.revision)
         try:
             yield subscription
         finally:
@@ -386,6 +386,7 @@ class EtcdStore(MetadataStore):
             if events:
                 subscription.push(Commit(commit.revision, events))
 
-    def _resync(self) -> None:
-        for subscription in self._watches:
+    def _resync(self, revision: int) -> None:
+        for subscription, (prefix, since) in self._watches.items():
+            self._watches[subscription] = (prefix, min(since, revision))
             subscription.push(Resync())

@@ -93,8 +93,8 @@ class CompactedError(MetadataError):
     """The revision that was asked for is no longer, or not yet, known to etcd."""
 
 
-class _StaleTokenError(MetadataUnavailableError):
-    """The request was refused, because the token of our user is no longer good."""
+class StaleTokenError(MetadataUnavailableError):
+    """The request was refused, as far as is known because our user's token is no longer good."""
 
 
 class Endpoint:
@@ -214,7 +214,7 @@ class EtcdClient:
             age = self._token_age
             try:
                 return await self._send(method, request, seconds or self.attempt_seconds)
-            except _StaleTokenError:
+            except StaleTokenError:
                 await self._authenticate(age)
             return await self._send(method, request, seconds or self.attempt_seconds)
 
@@ -249,18 +249,25 @@ class EtcdClient:
         age = self._token_age
         try:
             return await self._exchange(method, request, seconds)
-        except _StaleTokenError:
+        except StaleTokenError:
             await self._authenticate(age)
         return await self._exchange(method, request, seconds)
 
-    async def authenticate(self) -> None:
+    @property
+    def token(self) -> int:
+        """Number of the token that calls carry now."""
+        return self._token_age
+
+    async def authenticate(self, refused: int | None = None) -> None:
         """Show user and password, if there are any; later calls carry the token.
+
+        `refused` is the number of a token: nothing is done if calls carry another already.
 
         Raises:
             UnauthorizedError: etcd does not know them.
             BookieError: as `call`.
         """
-        await self._authenticate(self._token_age)
+        await self._authenticate(self._token_age if refused is None else refused)
 
     def retries(self) -> Retries:
         """Pauses for a loop over the endpoints."""
@@ -345,7 +352,7 @@ class EtcdClient:
             case grpc.StatusCode.OUT_OF_RANGE:
                 return CompactedError(f"{where}: {text}")
             case grpc.StatusCode.UNAUTHENTICATED:
-                return _StaleTokenError(f"{where} refuses the token of our user")
+                return StaleTokenError(f"{where} refuses the token of our user")
             case grpc.StatusCode.PERMISSION_DENIED:
                 user = self._security.user or "nobody"
                 return UnauthorizedError(
@@ -364,7 +371,7 @@ class EtcdClient:
 
     def _explain_refusal(self, text: str, where: str) -> BookieError:
         if "auth store is old" in text:
-            return _StaleTokenError(f"{where} has changed its users")
+            return StaleTokenError(f"{where} has changed its users")
         if "authentication failed" in text:
             return UnauthorizedError(
                 f"{where} refuses the user {self._security.user}: wrong name or password"

@@ -6,6 +6,11 @@ behind the last one delivered, so a reconnection shows nothing and reads nothing
 has forgotten that revision (compaction), or answers as another cluster, is continuity lost: then
 `Resync` is due, and the watch goes on from the present.
 
+A cluster that was restored from a backup looks like the same one, at an older revision; a watch
+from the revision behind the last one delivered would wait there in silence. A stream says at its
+beginning where its server is. If that is before what was seen, a read tells a server that lags from
+a cluster that went back; that, too, is a `Resync`.
+
 A stream can die without a sign. Whenever one was silent for the time of an attempt, it is asked for
 its progress; one that does not answer that either is replaced.
 """
@@ -14,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -29,9 +35,28 @@ from bookie.metadata.etcd_client import (
     Endpoint,
     EtcdClient,
     LostReplyError,
+    StaleTokenError,
 )
 from bookie.metadata.etcd_keys import Scope
 from bookie.metadata.keys import ROOT
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a cluster is: which one, at which revision, led for which time."""
+
+    cluster: int
+    revision: int
+    term: int
+
+    @classmethod
+    def of(cls, header: Any) -> Position:
+        """The position that the header of a response tells."""
+        return cls(header.cluster_id, header.revision, header.raft_term)
+
+    def is_behind(self, other: Position) -> bool:
+        """Whether this cannot be what became of `other`."""
+        return self.revision < other.revision or self.term < other.term
 
 
 class EtcdWatch:
@@ -42,7 +67,8 @@ class EtcdWatch:
         scope: the keys.
         tasks: where tasks beside `run` are born.
         on_commit: takes every commit of the scope from `start` on, once and in order.
-        on_resync: is called where commits may be missing.
+        on_resync: is called where commits may be missing, with the revision of the last commit
+            before those that come next: less than what was delivered if the cluster is another.
     """
 
     def __init__(
@@ -51,7 +77,7 @@ class EtcdWatch:
         scope: Scope,
         tasks: asyncio.TaskGroup,
         on_commit: Callable[[Commit], None],
-        on_resync: Callable[[], None],
+        on_resync: Callable[[int], None],
     ) -> None:
         self._client = client
         self._scope = scope
@@ -60,35 +86,42 @@ class EtcdWatch:
         self._on_resync = on_resync
         self._next = 0
         """The first revision that was not delivered."""
-        self._cluster = 0
+        self._seen = Position(0, 0, 0)
+        """The furthest that streams, and the reads that they were begun after, have told."""
+        self._refused_token = -1
+        """Number of the token with which the last stream was refused; -1 = it was not."""
         self._parts: list[Any] = []
         self._heard_at = 0.0
 
-    async def present(self) -> int:
-        """The revision of the last commit of the cluster, by a read that it agreed on."""
+    async def present(self) -> Position:
+        """Where the cluster is, by a read that it agreed on."""
         start, end = self._scope.below(ROOT)
         request = pb.RangeRequest(key=start, range_end=end, count_only=True, limit=1)
         response = await self._client.read(RANGE, request)
-        self._cluster = response.header.cluster_id
-        return int(response.header.revision)
+        return Position.of(response.header)
 
-    async def run(self, revision: int) -> None:
-        """Deliver what was committed after `revision`, for ever."""
-        self._next = revision + 1
+    async def run(self, position: Position) -> None:
+        """Deliver what was committed after `position`, for ever."""
+        self._begin(position)
         retries = self._client.retries()
         while True:
             try:
                 if not self._next:
-                    self._next = await self.present() + 1
-                    self._on_resync()
+                    self._begin(await self.present())
+                    self._on_resync(self._next - 1)
                 await self._follow()
             except CompactedError:
                 self._next = 0
             except BookieError:
-                # Not answered, or refused: our user's rights may come back.
+                # Not answered, or refused: the next stream has a new token, and our user's rights
+                # may come back.
                 await asyncio.sleep(retries.pause())
             else:
                 retries = self._client.retries()
+
+    def _begin(self, position: Position) -> None:
+        self._seen = position
+        self._next = position.revision + 1
 
     async def _follow(self) -> None:
         """Run one stream until it breaks.
@@ -97,14 +130,19 @@ class EtcdWatch:
             CompactedError: continuity is lost.
             MetadataUnavailableError: the stream broke before it delivered anything.
         """
-        began_at, endpoint = self._next, self._client.endpoint()
+        if self._refused_token >= 0:
+            await self._client.authenticate(self._refused_token)
+            self._refused_token = -1
+        began_at, endpoint, token = self._next, self._client.endpoint(), self._client.token
         self._parts = []
         self._heard_at = asyncio.get_running_loop().time()
         call = self._client.open_stream(endpoint, WATCH)
         guard = self._tasks.create_task(self._guard(call))
         try:
             await self._read(call, endpoint)
-        except MetadataUnavailableError:
+        except MetadataUnavailableError as error:
+            if isinstance(error, StaleTokenError):
+                self._refused_token = token
             self._client.leave(endpoint)
             if self._next == began_at:
                 raise
@@ -126,6 +164,8 @@ class EtcdWatch:
             while (response := await call.read()) is not aio.EOF:
                 self._heard_at = asyncio.get_running_loop().time()
                 self._client.hear()
+                if response.created and not response.canceled:
+                    await self._compare(Position.of(response.header), endpoint)
                 self._take(response, endpoint)
         except aio.AioRpcError as error:
             raise self._client.explain(error, endpoint) from None
@@ -155,15 +195,22 @@ class EtcdWatch:
                     call.cancel()
                     return
 
+    async def _compare(self, position: Position, endpoint: Endpoint) -> None:
+        """Find out whether a cluster that says it is at `position` went back."""
+        if position.is_behind(self._seen) and (await self.present()).is_behind(self._seen):
+            raise CompactedError(f"etcd at {endpoint.address} was restored to an older state")
+
     def _take(self, response: Any, endpoint: Endpoint) -> None:
-        if response.header.cluster_id != self._cluster:
+        if response.header.cluster_id != self._seen.cluster:
             raise CompactedError(f"etcd at {endpoint.address} is another cluster than before")
         if response.canceled:
             if response.compact_revision:
                 raise CompactedError(f"etcd at {endpoint.address} has forgotten {self._next}")
-            raise LostReplyError(
+            # Most of all because of our token, which cannot be told from the reason everywhere.
+            raise StaleTokenError(
                 f"etcd at {endpoint.address} ended a watch: {response.cancel_reason}"
             )
+        self._see(response.header)
         self._parts += response.events
         if response.fragment or response.created:
             return
@@ -177,6 +224,12 @@ class EtcdWatch:
                 continue
             self._next = revision + 1
             self._on_commit(Commit(revision, tuple(map(self._event, together))))
+
+    def _see(self, header: Any) -> None:
+        seen = self._seen
+        self._seen = Position(
+            seen.cluster, max(seen.revision, header.revision), max(seen.term, header.raft_term)
+        )
 
     def _event(self, event: Any) -> WatchEvent:
         kv = event.kv

@@ -225,6 +225,24 @@ async def test_a_token_that_the_server_forgot_is_renewed(guarded_server: EtcdSer
         assert record.created_by_self
 
 
+async def test_a_watch_of_a_store_that_is_quiet_renews_its_token(
+    guarded_server: EtcdServer,
+) -> None:
+    """Nothing but the watch notices that the token is gone."""
+    async with (
+        open_store(guarded_server.uri("/mine"), security=BOOKIE) as store,
+        store.watch("/") as changes,
+    ):
+        await store.put("/w", b"")
+        assert await next_changes(changes) == [(CREATED, "/w")]
+        await guarded_server.member.restart()
+        async with open_store(guarded_server.uri("/mine"), security=BOOKIE) as writer:
+            await writer.put("/v", b"")
+            assert await next_changes(changes) == [(CREATED, "/v")]
+            await writer.delete("/v")
+            await writer.delete("/w")
+
+
 # ---- nobody there
 
 

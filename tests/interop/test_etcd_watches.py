@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -165,6 +166,44 @@ async def test_a_restart_of_the_server_costs_no_change(scope: str) -> None:
             assert record.created_by_self
     finally:
         server.stop()
+
+
+async def test_a_cluster_that_was_restored_from_a_backup_is_a_resync(scope: str) -> None:
+    """It says that it is the same cluster, and its next revisions were delivered long ago."""
+    server = EtcdServer()
+    try:
+        server.start()
+        async with EtcdStore(server.endpoints, scope) as store, store.watch("/") as changes:
+            for i in range(20):
+                await store.put(f"/{i}", b"")
+            await next_changes(changes, 20)
+            await server.member.restore_empty()
+            assert isinstance(await next_item(changes), Resync)
+            async with (
+                EtcdStore(server.endpoints, scope) as writer,
+                store.watch("/") as more,
+            ):
+                for i in range(3):
+                    await writer.put("/after", b"%d" % i)
+                    assert [event.key for event in await next_events(changes)] == ["/after"]
+                    assert [event.key for event in await next_events(more)] == ["/after"]
+    finally:
+        server.stop()
+
+
+async def test_a_server_that_lags_is_no_restored_one(
+    store: EtcdStore, writer: MetadataStore, link: Proxy
+) -> None:
+    """What a stream says at its beginning is compared with a read before it counts."""
+    async with store.watch("/") as changes:
+        await writer.put("/0", b"")
+        assert await next_changes(changes) == [(CREATED, "/0")]
+        watch, reads = store._watch, store.client.calls["Range"]
+        watch._seen = replace(watch._seen, revision=watch._seen.revision + 1)
+        link.reset()
+        await writer.put("/1", b"")
+        assert await next_changes(changes) == [(CREATED, "/1")]
+        assert store.client.calls["Range"] <= reads + 1
 
 
 async def test_a_resumed_watch_equals_the_history(

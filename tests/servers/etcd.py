@@ -199,6 +199,12 @@ class EtcdMember:
         self.start()
         await asyncio.to_thread(self.wait_ready)
 
+    async def restore_empty(self) -> None:
+        """Kill it and start it as from a backup of its beginning: the same cluster without data."""
+        self.kill()
+        shutil.rmtree(self._directory)
+        await self.restart()
+
     def pause(self) -> None:
         """Stop it in its tracks (SIGSTOP): connections stand, nobody answers."""
         os.kill(self.pid, signal.SIGSTOP)
