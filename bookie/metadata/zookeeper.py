@@ -68,6 +68,7 @@ from bookie.metadata.zookeeper_tree import (
     View,
     from_node_acl,
     is_virtual,
+    overtaken_stat,
     require_representable,
     require_representable_key,
     stat_of,
@@ -336,17 +337,7 @@ class ZooKeeperStore(MetadataStore):
         else:
             found = await opened.nodes.stat_written(put, committed.zxid, opened.link.deadline())
             if found is None:
-                # It was written again, or is gone: any version that it does not have now is right.
-                return Stat(
-                    key,
-                    committed.zxid << 32,
-                    committed.zxid,
-                    None,
-                    None,
-                    put.ephemeral,
-                    put.ephemeral,
-                    first_version=False,
-                )
+                return overtaken_stat(put, plan.operations[index], committed.zxid)
             key, stat = found
         self._known.learn(key, stat)
         return stat_of(key, stat, committed.session)

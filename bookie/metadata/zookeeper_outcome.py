@@ -106,7 +106,9 @@ class Receipts:
         self._free: list[int] = []
         self._count = 0
         self._waiting: deque[asyncio.Future[int]] = deque()
-        self._written: set[tuple[int, str]] = set()
+        self._session = 0
+        self._written: set[str] = set()
+        """Receipts that exist in this session."""
         self._marks = 0
 
     async def commit(
@@ -170,7 +172,7 @@ class Receipts:
                 await self._mend(session, name, refused.code)
                 _require_time(deadline)
                 continue
-            self._written.add((session, name))
+            self._note(session, name)
             return Committed(results[:-1], 0, session)
 
     async def _find_out(
@@ -194,12 +196,12 @@ class Receipts:
             if isinstance(error, MultiRefusedError):
                 await self._mend(session, _BARRIER, error.code)
             elif error is None:
-                self._written.add((session, _BARRIER))
+                self._note(session, _BARRIER)
                 if isinstance(missing, NodeError) and missing.code == NO_NODE:
                     return None
                 if missing is None:
                     data, stat = receipt.answer.result()
-                    self._written.add((session, name))
+                    self._note(session, name)
                     return _zxid(stat) if data == mark else None
             elif isinstance(error, NoAnswerError):
                 raise MetadataUnavailableError("the metadata store did not answer") from error
@@ -207,9 +209,18 @@ class Receipts:
 
     def _receipt(self, session: int, name: str, mark: bytes) -> NodeOperation:
         path = self._path(session, name)
-        if (session, name) in self._written:
+        if session == self._session and name in self._written:
             return SetData(path, mark, -1)
         return CreateNode(path, mark, OPEN_ACL_UNSAFE, EPHEMERAL)
+
+    def _note(self, session: int, name: str, *, exists: bool = True) -> None:
+        if session != self._session:
+            # The receipts of an older session went with it.
+            self._session, self._written = session, set()
+        if exists:
+            self._written.add(name)
+        else:
+            self._written.discard(name)
 
     def _path(self, session: int, name: str) -> str:
         return f"{self.base}/{session & 0xFFFFFFFFFFFFFFFF:016x}-{name}"
@@ -217,9 +228,9 @@ class Receipts:
     async def _mend(self, session: int, name: str, code: int) -> None:
         """A receipt is there, or is not, against what we thought."""
         if code == NODE_EXISTS:
-            self._written.add((session, name))
+            self._note(session, name)
         elif code == NO_NODE:
-            self._written.discard((session, name))
+            self._note(session, name, exists=False)
             try:
                 await self._link.send(
                     CreateNode(self.base, None, OPEN_ACL_UNSAFE, CONTAINER)

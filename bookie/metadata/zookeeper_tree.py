@@ -94,6 +94,30 @@ def stat_of(key: str, stat: ZnodeStat, session: int) -> Stat:
     )
 
 
+def overtaken_stat(put: Put, operation: NodeOperation, zxid: int) -> Stat:
+    """What a put left that was done, but whose answer was lost and that others wrote over since.
+
+    Its version follows from that of before, or from its birth; where neither is known it is one
+    that no record has. Whoever compares with it hears that it is not the latest.
+    """
+    if isinstance(operation, CreateNode):
+        version = zxid << _DATA_VERSION_BITS
+    elif put.version is not None and put.version != NOT_EXISTS:
+        version = put.version + 1
+    else:
+        version = 0
+    return Stat(
+        put.key,
+        version,
+        zxid,
+        created_ms=None,
+        modified_ms=None,
+        ephemeral=put.ephemeral,
+        created_by_self=put.ephemeral,
+        first_version=isinstance(operation, CreateNode),
+    )
+
+
 def is_virtual(data: bytes | None) -> bool:
     """Whether a node with this data is no record."""
     return data is None or data == KEPT

@@ -29,6 +29,7 @@ from bookie.metadata.zookeeper_tree import (
     birth_of,
     data_version_of,
     from_node_acl,
+    overtaken_stat,
     require_representable,
     to_node_acl,
     version_of,
@@ -157,6 +158,15 @@ def test_a_version_tells_the_node_and_its_own_version() -> None:
     assert (birth_of(version), data_version_of(version)) == (2**40, 9)
     assert version_of(stat(6)) > version_of(stat(5, 1000))
     assert data_version_of(2**31 + 5) == 2**31 - 1
+
+
+def test_a_write_that_was_overtaken_has_a_version_from_before_the_present_one() -> None:
+    before = version_of(stat(5, 2))
+    written = overtaken_stat(Put("/a", b"", before), SetData("/s/a", b"", 2), 9)
+    assert (written.version, written.revision) == (version_of(stat(5, 3)), 9)
+    created = overtaken_stat(Put("/a", b""), CreateNode("/s/a", b""), 9)
+    assert (birth_of(created.version), data_version_of(created.version)) == (9, 0)
+    assert overtaken_stat(Put("/a", b""), SetData("/s/a", b"", -1), 9).version == 0
 
 
 @pytest.mark.parametrize("key", ["/a\n", "/\x7f", "/\ue000", "/\U0001f600", "/\x85"])
