@@ -14,7 +14,13 @@ from pathlib import Path
 CASES = range(1, 163)
 
 NOT_OURS: dict[range, str] = {
+    range(
+        25, 26
+    ): "no configuration file of ZooKeeper's client: the section [metadata] says it all",
     range(28, 29): "no scheme of a user's own: the four backends are all there are",
+    range(
+        36, 37
+    ): "no answer that could grow too large: reads are sent one by one, each of one value",
     range(38, 41): "no sequence keys of several dimensions and no secondary indexes: `sequential`"
     " numbers records, and what is looked up has a key of its own",
     range(85, 96): "no table view: nothing here keeps a whole prefix of typed records, the bookie"
@@ -26,14 +32,6 @@ NOT_OURS: dict[range, str] = {
     ): "end to end: the client's tests write, read, recover and fence on real bookies",
 }
 """Cases that no test can show, because we do without what they are about; each with the reason."""
-
-ELSEWHERE: dict[range, str] = {
-    range(25, 26): "ZooKeeper's client configuration: tests of that backend",
-    range(36, 37): "ZooKeeper's frame limit: tests of that backend",
-    range(42, 85): "locks, elections, counters, sessions and the cache: tests of the recipes",
-    range(155, 159): "kills, stops, lost replies and compaction: faults on real servers",
-}
-"""Cases that belong to other tests; they name them as soon as they are there."""
 
 _MENTION = re.compile(r"\bCases? ([0-9][0-9, -]*)")
 
