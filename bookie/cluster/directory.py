@@ -14,6 +14,7 @@ from types import MappingProxyType, TracebackType
 from typing import Self
 
 from bookie.cluster import keys
+from bookie.env import jitter
 from bookie.errors import (
     BookieUnreachableError,
     FormatError,
@@ -110,7 +111,7 @@ class BookieDirectory:
             async for change in changes:
                 retry_seconds = RETRY_SECONDS_MIN
                 while not await self._apply(change):
-                    await asyncio.sleep(retry_seconds)
+                    await asyncio.sleep(retry_seconds * (0.5 + jitter()))
                     retry_seconds = min(2 * retry_seconds, RETRY_SECONDS_MAX)
                     change = Resync()  # noqa: PLW2901  (what was missed meanwhile is unknown)
         except MetadataClosedError:

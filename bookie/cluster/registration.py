@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Self
 
 from bookie.cluster import keys
+from bookie.env import jitter
 from bookie.errors import (
     BadVersionError,
     IdentityError,
@@ -173,7 +174,7 @@ class BookieRegistration:
                 try:
                     await self._occupy()
                 except (MetadataUnavailableError, SessionLostError):
-                    await asyncio.sleep(retry_seconds)
+                    await asyncio.sleep(retry_seconds * (0.5 + jitter()))
                     retry_seconds = min(2 * retry_seconds, RETRY_SECONDS_MAX)
                 except MetadataClosedError:
                     return
