@@ -9,8 +9,8 @@ store and is set again after each reconnection, followed by `Resync`.
 What ZooKeeper cannot do exactly as the interface says:
 
 - A transaction may be seen as several commits of one revision: events do not say where one ends.
-- A version is compared with the node's own version, which begins anew with each node; whether it
-  speaks of the present node is decided here, by what this connection has seen (`KnownRecords`).
+- A version is compared with the node's own, which begins anew with each node; that it speaks of the
+  present node is known here (`KnownRecords`), unless others delete and create it at that moment.
 - The times are those of the node: a record that was put on a virtual parent is as old as that, and
   its `first_version` is False.
 - A virtual parent whose last ephemeral child went with its session is hidden from listings, and
@@ -56,12 +56,12 @@ from bookie.metadata.security import MetadataSecurity
 from bookie.metadata.store import DELETIONS_MAX, MetadataStore
 from bookie.metadata.subscription import Subscription
 from bookie.metadata.zookeeper_changes import DELETED, ChangeReader
+from bookie.metadata.zookeeper_known import KnownRecords
 from bookie.metadata.zookeeper_nodes import NodeReader, refusal
-from bookie.metadata.zookeeper_outcome import Committed, Receipts
+from bookie.metadata.zookeeper_outcome import CONFLICTS, Committed, OutdatedError, Receipts
 from bookie.metadata.zookeeper_session import ZooKeeperLink
 from bookie.metadata.zookeeper_thread import NodeError, NodeEvent
 from bookie.metadata.zookeeper_tree import (
-    KnownRecords,
     Plan,
     Planner,
     Scope,
@@ -75,11 +75,7 @@ from bookie.metadata.zookeeper_tree import (
     to_node_acl,
 )
 from bookie.metadata.zookeeper_wire import (
-    BAD_VERSION,
-    NO_CHILDREN_FOR_EPHEMERALS,
     NO_NODE,
-    NODE_EXISTS,
-    NOT_EMPTY,
     Exists,
     GetACL,
     GetData,
@@ -91,9 +87,6 @@ from bookie.protocol.session import SessionEvent
 
 SCAN_AHEAD = 32
 """Records of a scan that are asked for before the first of them is taken: 16 MiB at most."""
-
-_CONFLICTS = {BAD_VERSION, NO_NODE, NODE_EXISTS, NOT_EMPTY, NO_CHILDREN_FOR_EPHEMERALS}
-"""What was seen, or believed, is not so (any more): look again."""
 
 RECEIPTS_SUFFIX = ".receipts"
 """The receipts of a scope's stores lie below a node of its name and this."""
@@ -149,7 +142,7 @@ class ZooKeeperStore(MetadataStore):
             session_timeout_seconds=self.session_timeout_seconds,
             security=self._security,
             on_event=self._take_event,
-            on_quiet=self._flush_events,
+            on_quiet=self._take_quiet,
             on_missed=self._missed_events,
             announce=self._announce,
         )
@@ -264,24 +257,31 @@ class ZooKeeperStore(MetadataStore):
         opened = self._require_open()
         if not operations:
             return []
-        deadline, losses = opened.link.deadline(), opened.link.losses
-        view = self._known.view(operations, opened.nodes.kept)
+        link = opened.link
+        deadline, losses = link.deadline(), link.losses
+        is_known = True
         while True:
+            session, view = await link.usable(deadline), None
+            connection = link.connection
+            if is_known:
+                view = self._known.view(operations, opened.nodes.kept, session)
             if view is None:
                 view = await self._judged(opened, operations, deadline)
-            session, begun_at = opened.link.session, boot_time_seconds()
+            begun_at = boot_time_seconds()
             plan = Planner(self._scope, operations, view, session).plan()
             try:
-                committed = await opened.receipts.commit(plan.operations, deadline, losses)
-            except MultiRefusedError as refused:
-                if refused.code not in _CONFLICTS:
+                committed = await opened.receipts.commit(
+                    plan.operations, deadline, losses, connection
+                )
+            except (MultiRefusedError, OutdatedError) as refused:
+                if isinstance(refused, MultiRefusedError) and refused.code not in CONFLICTS:
                     path = plan.operations[refused.index].path
                     raise refusal(NodeError(refused.code), self._scope.key(path)) from refused
                 if asyncio.get_running_loop().time() >= deadline:
                     raise MetadataUnavailableError(
                         f"others keep writing to {operations[0].key}"
                     ) from refused
-                view = None
+                is_known = False
                 continue
             opened.link.tell_written(begun_at)
             return await self._finish(opened, operations, plan, committed)
@@ -426,13 +426,17 @@ class ZooKeeperStore(MetadataStore):
             return
         if node_event.kind == DELETED:
             key = self._scope.key(node_event.path)
-            self._known.forget(key)
+            self._known.note_deletion(key, node_event.zxid)
             opened.nodes.note_deletion(key)
         if (event := opened.reader.read(node_event)) is None:
             return
         if self._group and (event.revision is None or self._group[0].revision != event.revision):
             self._flush_events()
         self._group.append(event)
+
+    def _take_quiet(self) -> None:
+        self._flush_events()
+        self._known.note_quiet()
 
     def _flush_events(self) -> None:
         """Hand out the events of one commit, as far as they are here."""

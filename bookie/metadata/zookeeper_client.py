@@ -125,13 +125,17 @@ class Bridge:
             except OSError:
                 return  # it is broken already
 
-    def send(self, request: Request, session: int | None = None) -> Pending:
+    def send(
+        self, request: Request, session: int | None = None, connection: int | None = None
+    ) -> Pending:
         """Send a request; everything sent in one turn of the loop goes out together.
+
+        It leaves only in this session and through the connection of this number, if given.
 
         Its `answer` raises `NodeError`, `MultiRefusedError`, `NotSentError` or `LostError`.
         """
         loop = self._loop
-        pending = Pending(request, loop.create_future(), loop.time(), session)
+        pending = Pending(request, loop.create_future(), loop.time(), session, connection)
         if not self._outbox:
             loop.call_soon(self._flush)
         self._outbox.append(pending)

@@ -38,11 +38,14 @@ from bookie.metadata.zookeeper_thread import (
     SessionEndedError,
 )
 from bookie.metadata.zookeeper_wire import (
+    BAD_VERSION,
     CONTAINER,
     EPHEMERAL,
     NO_AUTH,
+    NO_CHILDREN_FOR_EPHEMERALS,
     NO_NODE,
     NODE_EXISTS,
+    NOT_EMPTY,
     OPEN_ACL_UNSAFE,
     CreateNode,
     GetData,
@@ -57,6 +60,9 @@ from bookie.metadata.zookeeper_wire import (
 RECEIPTS_MAX = 128
 """Writes under way at once; more wait for their turn."""
 
+CONFLICTS = {BAD_VERSION, NO_NODE, NODE_EXISTS, NOT_EMPTY, NO_CHILDREN_FOR_EPHEMERALS}
+"""Codes of refusals that say: what was seen, or believed, is not so (any more)."""
+
 _BARRIER = "barrier"
 
 
@@ -68,6 +74,11 @@ class Link(Protocol):
         """How many sessions were lost so far."""
         ...
 
+    @property
+    def connection(self) -> int:
+        """The number of the latest connection."""
+        ...
+
     async def usable(self, deadline: float) -> int:
         """The session, when there is a connection that can be used.
 
@@ -76,9 +87,15 @@ class Link(Protocol):
         """
         ...
 
-    def send(self, request: Request, session: int | None = None) -> Pending:
+    def send(
+        self, request: Request, session: int | None = None, connection: int | None = None
+    ) -> Pending:
         """As `Bridge.send`."""
         ...
+
+
+class OutdatedError(Exception):
+    """Nothing was done: what the write was made of was seen through an earlier connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,14 +129,20 @@ class Receipts:
         self._marks = 0
 
     async def commit(
-        self, operations: Sequence[NodeOperation], deadline: float, losses: int
+        self,
+        operations: Sequence[NodeOperation],
+        deadline: float,
+        losses: int,
+        connection: int | None = None,
     ) -> Committed:
         """Do all operations at once; returns when that is certain.
 
         `losses` is what `Link.losses` said when the caller began: with a session lost since then,
-        what the caller knows does not hold any more.
+        what the caller knows does not hold any more. `connection` is the only one through which
+        they may be sent, if they rest on what it told.
 
         Raises:
+            OutdatedError: there is another connection now; nothing was done.
             MultiRefusedError: nothing was done, because of the operation at its index.
             SessionLostError: the session ended; nothing was done, or what was done went with it.
             MetadataUnavailableError: no answer until `deadline`; the outcome is unknown if it says
@@ -127,12 +150,17 @@ class Receipts:
         """
         number = await self._take(deadline)
         try:
-            return await self._commit(operations, str(number), deadline, losses)
+            return await self._commit(operations, str(number), deadline, losses, connection)
         finally:
             self._give_back(number)
 
     async def _commit(
-        self, operations: Sequence[NodeOperation], name: str, deadline: float, losses: int
+        self,
+        operations: Sequence[NodeOperation],
+        name: str,
+        deadline: float,
+        losses: int,
+        connection: int | None,
     ) -> Committed:
         self._marks += 1
         mark = b"%d" % self._marks
@@ -142,9 +170,11 @@ class Receipts:
                 raise SessionLostError(
                     "the session with the metadata store ended before the write; nothing was done"
                 )
+            if connection not in (None, self._link.connection):
+                raise OutdatedError
             multi = Multi([*operations, self._receipt(session, name, mark)])
             try:
-                results = await self._link.send(multi, session).answer
+                results = await self._link.send(multi, session, connection).answer
             except NotSentError:
                 _require_time(deadline)
                 continue

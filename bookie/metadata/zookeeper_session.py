@@ -98,6 +98,8 @@ class ZooKeeperLink:
         self.session = 0
         self.losses = 0
         """How many sessions were lost so far."""
+        self.connection = 0
+        """The number of the latest connection; what an older one told may not hold."""
         self._hosts = hosts
         self._root = root
         self._security = security
@@ -199,11 +201,13 @@ class ZooKeeperLink:
                 raise self._final
         return self.session
 
-    def send(self, request: Request, session: int | None = None) -> Pending:
+    def send(
+        self, request: Request, session: int | None = None, connection: int | None = None
+    ) -> Pending:
         """See `Bridge.send`."""
         if self._bridge is None:
             raise MetadataClosedError("the metadata store is closed")
-        return self._bridge.send(request, session)
+        return self._bridge.send(request, session, connection)
 
     async def read(self, request: Request, deadline: float) -> Any:
         """The answer to a request that changes nothing, asked again until there is one.
@@ -241,8 +245,8 @@ class ZooKeeperLink:
         match notice:
             case NodeEvent():
                 self._on_event(notice)
-            case thread.Connected(session, password, timeout_seconds):
-                self.session, self._password = session, password
+            case thread.Connected(session, password, timeout_seconds, number):
+                self.session, self._password, self.connection = session, password, number
                 if self._monitor is None:
                     self.timeout_seconds = timeout_seconds
                 self._prepare_anew()

@@ -101,6 +101,8 @@ class Connected:
     session: int
     password: bytes
     timeout_seconds: float
+    number: int
+    """Of the connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +134,15 @@ Notice: TypeAlias = NodeEvent | Connected | Disconnected | Expired | Refused | A
 class Pending:
     """A request on its way, and the future of its answer."""
 
-    __slots__ = ("answer", "begun_at", "is_sent", "request", "session")
+    __slots__ = ("answer", "begun_at", "connection", "is_sent", "request", "session")
 
     def __init__(
-        self, request: Request, answer: asyncio.Future[Any], begun_at: float, session: int | None
+        self,
+        request: Request,
+        answer: asyncio.Future[Any],
+        begun_at: float,
+        session: int | None,
+        connection: int | None,
     ) -> None:
         self.request = request
         self.answer = answer
@@ -143,6 +150,8 @@ class Pending:
         """By the loop's clock."""
         self.session = session
         """The session in which alone it may be sent; None is any."""
+        self.connection = connection
+        """Likewise the connection, by its number."""
         self.is_sent = False
 
 
@@ -197,6 +206,7 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
         self._xid: int = 0
         self._was_authenticated = False
         self._drops = 0
+        self._number = 0
 
     def start(self) -> None:
         """Begin the thread. Whoever wakes it never waits for it: it may be held up by a socket."""
@@ -214,6 +224,7 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
 
     def _connect(self, host: str, hostip: str, port: int) -> tuple[float, float]:
         self._received.clear()
+        self._number += 1
         try:
             read_timeout, connect_timeout = super()._connect(host, hostip, port)
         except Exception as error:
@@ -222,7 +233,7 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
         # kazoo waits for two thirds of what the server granted.
         granted = read_timeout * 1.5 / 1000
         client = self.client
-        client.post([Connected(client._session_id, client._session_passwd, granted)])
+        client.post([Connected(client._session_id, client._session_passwd, granted, self._number)])
         return read_timeout, connect_timeout
 
     def _authenticate_with_sasl(self, host: str, timeout: float) -> None:
@@ -324,7 +335,9 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
             message = bytearray()
             while self.outgoing and len(message) < SEND_BYTES:
                 pending = self.outgoing.popleft()
-                if pending.session not in (None, client._session_id):
+                if pending.session not in (None, client._session_id) or (
+                    pending.connection not in (None, self._number)
+                ):
                     client.post([(pending, None, NotSentError())])
                     continue
                 # From here on some of it may reach the server.

@@ -26,8 +26,8 @@ leave it out; see `zookeeper_changes`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 from bookie.errors import BadRequestError, InvalidKeyError
 from bookie.metadata.keys import ROOT, ancestors, parent_of
@@ -52,6 +52,9 @@ KEPT = b"\0bookie: parent of sequential records\0"
 
 ANY = -1
 """ZooKeeper's expected version that fits every node."""
+
+_PASSED_VERSIONS_MAX = 32
+"""A record written so often is taken over without passing its versions."""
 
 _DATA_VERSION_BITS = 32
 _DATA_VERSION_MAX = 2**31 - 1
@@ -295,10 +298,22 @@ class Planner:
             self._plan.results[index] = self._add(SetData(path, put.value, expected))
 
     def _take_over(self, index: int, put: Put, node: Node) -> None:
-        """Delete and create at once: ZooKeeper never changes the owner of a node."""
-        self._announce()
-        self._add(DeleteNode(self._scope.path(put.key), node.data_version))
-        self._create(index, put)
+        """Delete and create at once: ZooKeeper never changes the owner of a node.
+
+        Guarded, because two who take over begin with nodes of equal versions. The new node is
+        written until it has a version that the old one never had, so that who knows only that one
+        cannot write to it; many versions would be too many writes, and are not passed.
+        """
+        path = self._scope.path(put.key)
+        self._announce(guarded=True)
+        self._add(DeleteNode(path, node.data_version))
+        if node.data_version >= _PASSED_VERSIONS_MAX:
+            self._create(index, put)
+        else:
+            self._create(index, replace(put, value=b""))
+            for _ in range(node.data_version):
+                self._add(SetData(path, b"", ANY))
+            self._plan.results[index] = self._add(SetData(path, put.value, ANY))
         self._announce()
 
     def _do_sequential(self, index: int, put: Put) -> None:
@@ -404,66 +419,3 @@ def from_node_acl(acl: Iterable[ACL]) -> list[Acl]:
         )
         for one in acl
     ]
-
-
-class KnownRecords:
-    """Which node stands behind a key, as far as answers and events have told on this connection.
-
-    It lets a write that expects a version go out at once: the server compares what it can, and
-    this says that the version speaks of the present node. What it does not know costs a read.
-    """
-
-    SIZE_MAX = 50_000
-
-    def __init__(self) -> None:
-        self._nodes: dict[str, Node] = {}
-
-    def learn(self, key: str, stat: ZnodeStat) -> None:
-        """A record was read or written."""
-        nodes = self._nodes
-        if key not in nodes and len(nodes) >= self.SIZE_MAX:
-            del nodes[next(iter(nodes))]
-        nodes[key] = Node(stat.czxid, stat.version, stat.ephemeralOwner, True, 0)
-
-    def forget(self, key: str) -> None:
-        """It was deleted, or converted."""
-        self._nodes.pop(key, None)
-
-    def ephemeral(self) -> list[str]:
-        """The keys of those that end with a session."""
-        return [key for key, node in self._nodes.items() if node.owner]
-
-    def clear(self) -> None:
-        """Events may have been missed."""
-        self._nodes.clear()
-
-    def view(self, operations: Sequence[Operation], kept: Mapping[str, object]) -> View | None:
-        """A view good enough to try the operations with; None if something must be read first.
-
-        `kept` are the parents known to stay, below which sequential records may be created.
-        """
-        view = View()
-        for operation in operations:
-            node = self._nodes.get(operation.key)
-            version = operation.version
-            if isinstance(operation, Put) and operation.sequential:
-                if parent_of(operation.key) not in kept:
-                    return None
-            elif isinstance(operation, Put) and version in (None, NOT_EXISTS):
-                if node is not None and (version == NOT_EXISTS or operation.ephemeral):
-                    return None
-                if node is not None:
-                    view.nodes[operation.key] = node
-            elif node is None or (version is not None and birth_of(version) != node.birth):
-                return None
-            elif isinstance(operation, Put) and operation.ephemeral and not node.owner:
-                return None  # it is refused
-            else:
-                view.nodes[operation.key] = _expected(node, version)
-        return view
-
-
-def _expected(node: Node, version: int | None) -> Node:
-    if version is None:
-        return node
-    return Node(node.birth, data_version_of(version), node.owner, True, 0)

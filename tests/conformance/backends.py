@@ -32,6 +32,7 @@ class Difference(enum.Enum):
     """What a backend cannot do exactly as the interface says; each is named with a reason."""
 
     VERSIONS_RESTART = "versions begin anew when a key is deleted and created again"
+    LIVES_RACE = "a write that races with a deletion and creation may take one life for the other"
     COMMITS_SPLIT = "a transaction may be seen as several commits of one revision"
     NO_TIMES = "records have no times of creation and modification"
     ACCESS_CONTROL = "records have access control"
@@ -227,6 +228,7 @@ class ZooKeeperBackend(Backend):
     has_siblings = True
     differences = MappingProxyType(
         {
+            Difference.LIVES_RACE: "the server compares a number that begins anew with each node",
             Difference.COMMITS_SPLIT: "events do not say where a transaction ends",
             Difference.ACCESS_CONTROL: "every node has a list of who may do what",
             Difference.BASIC_NAMES: "the server refuses what Java writes as two characters",

@@ -17,11 +17,11 @@ from bookie.metadata import zookeeper_sasl
 from bookie.metadata.changes import ChangeKind
 from bookie.metadata.records import NOT_EXISTS, Acl, Check, Delete, Put
 from bookie.metadata.zookeeper_changes import CHANGED, CREATED, DELETED, ChangeReader
+from bookie.metadata.zookeeper_known import KnownRecords
 from bookie.metadata.zookeeper_sasl import DigestMd5, SaslRefusedError
 from bookie.metadata.zookeeper_thread import NodeEvent
 from bookie.metadata.zookeeper_tree import (
     KEPT,
-    KnownRecords,
     Node,
     Planner,
     Scope,
@@ -226,14 +226,18 @@ def test_a_second_guard_counts_what_the_transaction_wrote_before() -> None:
 
 
 def test_a_take_over_is_a_deletion_and_a_creation_at_once() -> None:
-    view = View({"/e": record(4, owner=SESSION + 1)})
-    operations = plan([Put("/e", b"x", record(4).version, ephemeral=True)], view)
+    view = View({"/e": record(2, owner=SESSION + 1)}, guard=9)
+    operations = plan([Put("/e", b"x", record(2).version, ephemeral=True)], view)
     assert operations == [
-        OPEN,
-        DeleteNode("/s/e", 4),
-        CreateNode("/s/e", b"x", flags=1),
+        SetData("/s", None, 9),
+        DeleteNode("/s/e", 2),
+        CreateNode("/s/e", b"", flags=1),
+        *(SetData("/s/e", b"", -1), SetData("/s/e", b"", -1), SetData("/s/e", b"x", -1)),
         OPEN,
     ]
+    view = View({"/e": record(1000, owner=SESSION + 1)}, guard=9)
+    operations = plan([Put("/e", b"x", record(1000).version, ephemeral=True)], view)
+    assert operations[2:] == [CreateNode("/s/e", b"x", flags=1), OPEN]
 
 
 def test_absence_is_checked_by_a_creation_that_is_taken_back() -> None:
@@ -261,16 +265,36 @@ def test_a_known_record_needs_no_read_and_an_earlier_life_does() -> None:
     known.learn("/a", stat(5, 3))
     now, before = version_of(stat(5, 2)), version_of(stat(4, 3))
     for operation in (Put("/a", b"", now), Delete("/a", now), Check("/a", now)):
-        view = known.view([operation], {})
+        view = known.view([operation], {}, SESSION)
         assert view is not None
         assert view.nodes["/a"] == record(2)
     for operation in (Put("/a", b"", before), Delete("/a", before), Check("/a", before)):
-        assert known.view([operation], {}) is None
+        assert known.view([operation], {}, SESSION) is None
     known.forget("/a")
-    assert known.view([Delete("/a")], {}) is None
-    assert known.view([Put("/a", b"")], {}) == View()
-    assert known.view([Put("/l/n-", b"", sequential=True)], {}) is None
-    assert known.view([Put("/l/n-", b"", sequential=True)], {"/l": None}) == View()
+    assert known.view([Delete("/a")], {}, SESSION) is None
+    assert known.view([Put("/a", b"")], {}, SESSION) == View()
+    assert known.view([Put("/l/n-", b"", sequential=True)], {}, SESSION) is None
+    assert known.view([Put("/l/n-", b"", sequential=True)], {"/l": None}, SESSION) == View()
+
+
+def test_an_answer_that_an_event_has_overtaken_is_not_learned() -> None:
+    known = KnownRecords()
+    known.note_deletion("/a", 9)
+    known.note_quiet()
+    known.learn("/a", stat(8))
+    assert known.view([Delete("/a")], {}, SESSION) is None
+    known.learn("/a", stat(9))  # a take-over deletes and creates at once
+    assert known.view([Delete("/a")], {}, SESSION) is not None
+
+
+def test_a_known_record_of_another_session_is_read_before_it_is_taken_over() -> None:
+    known = KnownRecords()
+    known.learn("/a", stat(5, 3, owner=SESSION + 1))
+    version = version_of(stat(5, 3))
+    take_over = [Put("/a", b"", version, ephemeral=True)]
+    assert known.view(take_over, {}, SESSION) is None
+    assert known.view(take_over, {}, SESSION + 1) is not None
+    assert known.view([Put("/a", b"", version)], {}, SESSION) is not None
 
 
 def test_what_is_known_is_bounded() -> None:
@@ -278,7 +302,11 @@ def test_what_is_known_is_bounded() -> None:
     known.SIZE_MAX = 3
     for number in range(5):
         known.learn(f"/{number}", stat())
-    assert [number for number in range(5) if known.view([Delete(f"/{number}")], {})] == [2, 3, 4]
+    assert [number for number in range(5) if known.view([Delete(f"/{number}")], {}, SESSION)] == [
+        2,
+        3,
+        4,
+    ]
 
 
 def test_access_control_goes_to_zookeeper_and_back() -> None:
