@@ -137,6 +137,7 @@ class EtcdStore(MetadataStore):
                 probe=self._probe,
                 renew=self._renew,
                 announce=self._announce,
+                begun_at=self._lease.asked_at,
             )
             await self._monitor.__aenter__()
         except BaseException:

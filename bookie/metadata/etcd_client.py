@@ -218,8 +218,12 @@ class EtcdClient:
                 await self._authenticate(age)
             return await self._send(method, request, seconds or self.attempt_seconds)
 
-    async def read(self, method: Method, request: Any) -> Any:
+    async def read(
+        self, method: Method, request: Any, before: Callable[[], object] = lambda: None
+    ) -> Any:
         """Send a request that may be repeated, until it is answered or `operation_seconds` passed.
+
+        `before` is called before each attempt.
 
         Raises:
             MetadataUnavailableError: no endpoint answered in time, or etcd has no room.
@@ -229,6 +233,7 @@ class EtcdClient:
         deadline = loop.time() + self.operation_seconds
         retries: Retries | None = None
         while True:
+            before()
             try:
                 return await self.call(method, request)
             except LostReplyError:

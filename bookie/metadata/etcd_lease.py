@@ -12,6 +12,7 @@ import math
 from contextlib import suppress
 
 from bookie._pb import etcd_pb2 as pb
+from bookie.env import boot_time_seconds
 from bookie.errors import BookieError, SessionLostError
 from bookie.metadata.etcd_client import GRANT, KEEP_ALIVE, REVOKE, EtcdClient
 from bookie.metadata.etcd_keys import Scope
@@ -24,8 +25,10 @@ WRITES_MAX = 64
 class EtcdLease:
     """One lease. etcd ends it when `timeout_seconds`, rounded up, passed without a proof."""
 
-    def __init__(self, client: EtcdClient, scope: Scope, lease_id: int) -> None:
+    def __init__(self, client: EtcdClient, scope: Scope, lease_id: int, asked_at: float) -> None:
         self.id = lease_id
+        self.asked_at = asked_at
+        """When the request that etcd granted was sent, by `boot_time_seconds`."""
         self._client = client
         self._scope = scope
         self._free: list[Receipt] = []
@@ -46,11 +49,17 @@ class EtcdLease:
         A lease whose grant was not answered holds nothing and ends by itself.
         """
         request = pb.LeaseGrantRequest(ttl=max(1, math.ceil(timeout_seconds)))
+        asked_at = boot_time_seconds()
+
+        def note() -> None:
+            nonlocal asked_at
+            asked_at = boot_time_seconds()
+
         if answer_seconds is None:
-            response = await client.read(GRANT, request)
+            response = await client.read(GRANT, request, note)
         else:
             response = await client.call(GRANT, request, seconds=answer_seconds)
-        return cls(client, scope, response.id)
+        return cls(client, scope, response.id, asked_at)
 
     async def prove(self, seconds: float) -> None:
         """Keep the lease alive for another timeout.

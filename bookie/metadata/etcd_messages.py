@@ -8,6 +8,7 @@ from typing import Any
 from bookie._pb import etcd_pb2 as pb
 from bookie.errors import BadRequestError
 from bookie.metadata.etcd_keys import Scope
+from bookie.metadata.keys import ROOT
 
 OPERATIONS_MAX = 100
 """Compares, writes or reads in a plain Txn. etcd takes 128 by default, counted along every way into
@@ -84,14 +85,18 @@ def nested(
     )
 
 
-def conjunction(compares: list[pb.Compare], writes: list[pb.RequestOp]) -> list[pb.RequestOp]:
+def conjunction(
+    scope: Scope, compares: list[pb.Compare], writes: list[pb.RequestOp]
+) -> list[pb.RequestOp]:
     """Txns that together write if all compares hold; else etcd refuses the Txn that they are in.
 
     A Txn holds only so many compares, and one nested in it cannot undo what stands beside it. But
     etcd carries nothing out of a Txn in which any operation that is due cannot be: so every group
-    whose compares do not hold asks for a revision of the future (`CompactedError`).
+    whose compares do not hold asks for a revision of the future (`CompactedError`), of a key of the
+    scope: a user may have no right to any other.
     """
-    refusal = pb.RequestOp(request_range=pb.RangeRequest(key=b"/", revision=2**63 - 1))
+    key, _ = scope.below(ROOT)
+    refusal = pb.RequestOp(request_range=pb.RangeRequest(key=key, revision=2**63 - 1))
     longest = max(len(compares), len(writes))
     if longest > _GROUP_OPERATIONS * _GROUPS_MAX:
         raise BadRequestError("a transaction touches too many keys and ancestors of keys")
@@ -105,9 +110,9 @@ def conjunction(compares: list[pb.Compare], writes: list[pb.RequestOp]) -> list[
     ]
 
 
-def grouped(operations: list[pb.RequestOp]) -> list[pb.RequestOp]:
+def grouped(scope: Scope, operations: list[pb.RequestOp]) -> list[pb.RequestOp]:
     """The same as Txns, of which etcd takes more."""
-    return conjunction([], operations)
+    return conjunction(scope, [], operations)
 
 
 def ungrouped(responses: Iterable[Any]) -> Iterator[Any]:

@@ -300,7 +300,7 @@ class Transaction:
         own = messages.mod(receipt.key, receipt.revision)
         if self._is_large:
             # What failed takes a read of its own to learn; see `reads`.
-            then = messages.conjunction(compares, writes)
+            then = messages.conjunction(self._scope, compares, writes)
             otherwise = [messages.stat(receipt.key)]
             return pb.TxnRequest(compare=[own], success=then, failure=otherwise)
         return pb.TxnRequest(compare=[own, *compares], success=writes, failure=reads)
@@ -344,7 +344,7 @@ class Transaction:
         It was too large to read in the instant in which it failed. If an operation fails by a later
         state, then it fails; else the Txn is made again.
         """
-        return pb.TxnRequest(success=messages.grouped(self._reads.operations()))
+        return pb.TxnRequest(success=messages.grouped(self._scope, self._reads.operations()))
 
     def learn(self, receipt: Receipt, response: pb.TxnResponse) -> None:
         """Take the response to `reads`; raises as `take` does."""
@@ -428,7 +428,7 @@ class Transaction:
             for operation in self._operations
             if isinstance(operation, Put)
         ]
-        return pb.TxnRequest(success=messages.grouped(reads))
+        return pb.TxnRequest(success=messages.grouped(self._scope, reads))
 
     def part_confirmation(self, revision: int) -> pb.RequestOp:
         """Reads the state before `revision`, and then what was written at it."""

@@ -9,12 +9,15 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
 import bookie
+from bookie.env import boot_time_seconds
 from bookie.errors import MetadataUnavailableError, SessionLostError
 from bookie.metadata.etcd import EtcdStore
+from bookie.metadata.etcd_client import GRANT, EtcdClient, LostReplyError, Method
 from bookie.metadata.store import (
     EXPIRY_EVENTS,
     NOT_EXISTS,
@@ -52,6 +55,29 @@ async def store(link: Proxy, scope: str) -> AsyncIterator[EtcdStore]:
 async def observer(etcd_server: EtcdServer, scope: str) -> AsyncIterator[MetadataStore]:
     async with EtcdStore(etcd_server.endpoints, scope) as found:
         yield found
+
+
+async def test_the_first_lease_counts_from_its_request(
+    etcd_server: EtcdServer, scope: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not from the reply, which may be late; requests that were not answered do not count."""
+    send, asked, answered = EtcdClient._send, [], []
+
+    async def note(self: EtcdClient, method: Method, request: Any, seconds: float) -> Any:
+        if method is not GRANT:
+            return await send(self, method, request, seconds)
+        asked.append(boot_time_seconds())
+        if len(asked) == 1:
+            raise LostReplyError("the test lost the request")
+        response = await send(self, method, request, seconds)
+        await asyncio.sleep(0.01)
+        answered.append(boot_time_seconds())
+        return response
+
+    monkeypatch.setattr(EtcdClient, "_send", note)
+    async with EtcdStore(etcd_server.endpoints, scope) as store:
+        begun_at = store._monitor._machine.proven_at
+        assert asked[0] < begun_at <= asked[1] < answered[0]
 
 
 async def _take(events: AsyncIterator[SessionEvent], expected: tuple[SessionEvent, ...]) -> None:
