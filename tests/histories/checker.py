@@ -13,26 +13,37 @@ M3    a revision has one value, everywhere and for ever: that of the write that 
 M4    a conflict is justified by another version at some instant of the call; a write that did
       nothing is seen by nobody
 M5    what belonged to a session is gone when its end is known
-M6    what belongs to a session stays while it lives and nobody deletes it
+M6    a record stays until somebody deletes it or the session that it belongs to ends; whatever a
+      watch says was deleted, somebody deleted
 M7    tokens of a lock grow; accepted effects come in the order of tokens. That holders overlap in
       time is no offence, no store can prevent it: `overlap_seconds` measures it
 M8    a watch says everything once, in order, commits whole, and its mirror is what there is
-M9    a client's reads do not go back
+M9    a client's reads do not go back, also from one key to another: what it wrote, read or deleted
+      is what it sees from then on, or something newer; what it saw absent does not come back
 M10   no number of a counter is given twice, and later calls get greater ones
 ====  ==============================================================================================
 
 Equivalence of backends (M11) is shown by running the same operations on all of them, and what a
 backend's durability is (M12) by killing its processes; neither shows in a history.
 
+A listing at the end of a watch is a current read of every key, also of those that it lacks. Reads
+that are not current are held to M9 only: a backend may show old states for ever to those who
+neither write nor ask for the newest.
+
+A replacement as ephemeral takes the record over: from then on it belongs to the session of whoever
+replaced it, and the end of the session that had it before says nothing about it.
+
 Where an outcome is unknown every possibility is allowed, so nothing is ever searched for.
 """
 
 from __future__ import annotations
 
+import bisect
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import TypeAlias, TypeVar
 
 from tests.histories.history import (
     FOREVER,
@@ -58,9 +69,11 @@ def check(history: History) -> list[str]:
     """One sentence per offence, with the rule that it breaks."""
     writes = _of(history, Write)
     keys = {write.key for write in writes} | {read.key for read in _of(history, Read)}
+    keys |= {key for watched in _of(history, Watched) for key in watched.final}
     offences = list(_check_order(writes))
+    views = _Views(history)
     for key in sorted(keys):
-        offences += _Register(key, history).offences()
+        offences += _Register(key, history, views).offences()
     offences += _check_sessions_reads(_of(history, Read), writes)
     offences += _check_locks(_of(history, Acquisition), _of(history, Effect))
     offences += _check_numbers(_of(history, Drawn))
@@ -122,28 +135,72 @@ class _End:
     certain: bool
 
 
+_Owner: TypeAlias = tuple[str, int]
+"""Client and session."""
+_NOBODY: _Owner = ("", 0)
+"""The owner of a persistent record."""
+
+
+class _Views:
+    """How far each client had seen into the order of all commits."""
+
+    def __init__(self, history: History) -> None:
+        points: dict[str, list[tuple[float, int]]] = defaultdict(list)
+        for entry in history:
+            if isinstance(entry, Write | Read | Effect) and entry.revision >= 0:
+                points[entry.client].append((entry.returned, entry.revision))
+        self._moments: dict[str, list[float]] = {}
+        self._revisions: dict[str, list[int]] = {}
+        for client, seen in points.items():
+            seen.sort()
+            self._moments[client] = [moment for moment, _ in seen]
+            self._revisions[client] = list(accumulate((number for _, number in seen), max))
+
+    def before(self, client: str, moment: float) -> int:
+        """The newest revision in what was answered to the client before; -1 if nothing was."""
+        index = bisect.bisect_left(self._moments.get(client, []), moment)
+        return self._revisions[client][index - 1] if index else -1
+
+
 class _Register:
     """The history of one key."""
 
-    def __init__(self, key: str, history: History) -> None:
+    def __init__(self, key: str, history: History, views: _Views) -> None:
         self.key = key
+        self.views = views
         self.writes = [write for write in _of(history, Write) if write.key == key]
         self.reads = [read for read in _of(history, Read) if read.key == key]
         self.session_ends = _of(history, SessionEnd)
+        self.watches = [w for w in _of(history, Watched) if key.startswith(w.prefix)]
         self.by_value = {w.value: w for w in self.writes if w.verb is not Verb.DELETE}
         self.states: dict[int, _State] = {}
-        self.seen_values = {read.value for read in self.reads}
+        self.chain: list[_State] = []
+        self.stood_by: dict[int, float] = {}
+        """By when a state had certainly been made."""
+        seen_values = {read.value for read in self.reads}
         self.deletions = [w for w in self.writes if w.verb is Verb.DELETE]
+        self.lost = [
+            write
+            for write in self.writes
+            if write.outcome is Outcome.UNKNOWN
+            and write.verb is not Verb.DELETE
+            and write.value not in seen_values
+        ]
+        """Neither answered nor seen: nobody knows whether they happened."""
 
     def offences(self) -> Iterator[str]:
         yield from self._collect()
-        chain = [self.states[revision] for revision in sorted(self.states)]
-        yield from self._check_chain(chain)
+        self.chain = [self.states[revision] for revision in sorted(self.states)]
+        yield from self._check_chain()
         for read in self.reads:
-            yield from self._check_read(read, chain)
+            yield from self._check_read(read)
+            yield from self._check_view(read)
+        for watched in self.watches:
+            yield from self._check_listing(watched)
+        yield from self._check_told_deletions()
         for write in self.writes:
             if write.outcome is Outcome.CONFLICT:
-                yield from self._check_conflict(write, chain)
+                yield from self._check_conflict(write)
 
     # ---- states
 
@@ -153,6 +210,7 @@ class _Register:
             if write.verb is not Verb.DELETE:
                 state = _State(write.revision, write.version, write.value, write)
                 self.states[write.revision] = state
+                self.stood_by[write.revision] = write.returned
         for read in self.reads:
             if read.value is None:
                 continue
@@ -167,6 +225,8 @@ class _Register:
                 yield f"M2: {read.value!r} of {self.key} was seen before it was written"
             seen = _State(read.revision, read.version, read.value, source)
             known = self.states.setdefault(read.revision, seen)
+            stood_by = self.stood_by.get(read.revision, FOREVER)
+            self.stood_by[read.revision] = min(stood_by, read.returned)
             if (known.value, known.version) != (read.value, read.version):
                 yield (
                     f"M3: revision {read.revision} of {self.key} is {known.value!r} with version"
@@ -178,15 +238,15 @@ class _Register:
                     f" and seen at {read.revision}"
                 )
 
-    def _check_chain(self, chain: list[_State]) -> Iterator[str]:
+    def _check_chain(self) -> Iterator[str]:
         consumed: Counter[int] = Counter()
-        for index, state in enumerate(chain):
-            before = chain[index - 1] if index else None
+        for index, state in enumerate(self.chain):
+            before = self.chain[index - 1] if index else None
             write = state.write
             if write.outcome is not Outcome.OK:
                 continue
             if write.verb is Verb.CREATE:
-                if before is not None and not self._may_end(before, write.returned):
+                if before is not None and not self._may_be_over(before, write.returned):
                     yield f"M1: {self.key} was created at {state.revision} over {before.revision}"
             elif before is None or (
                 write.expected is not None and before.version != write.expected
@@ -200,7 +260,7 @@ class _Register:
         for deletion in _happened(self.deletions):
             victims = [
                 state
-                for state in chain
+                for state in self.chain
                 if deletion.expected in (None, state.version)
                 and state.write.called <= deletion.returned
             ]
@@ -212,81 +272,128 @@ class _Register:
             if count > 1:
                 yield f"M1: revision {revision} of {self.key} was replaced {count} times"
 
+    def _same_version(self, version: int | None) -> list[_State]:
+        """States with this version: several where versions begin anew with a record."""
+        return [state for state in self.chain if state.version == version]
+
     def _deletions_of(self, state: _State) -> Iterator[_End]:
-        """Everything that may have deleted the state."""
+        """Everything that may have deleted the record while it had this state."""
         for deletion in self.deletions:
             if deletion.outcome not in (Outcome.OK, Outcome.UNKNOWN):
                 continue
             if deletion.expected in (None, state.version):
-                # Versions may begin anew with a record: then it may be another one's.
-                same = [s for s in self.states.values() if s.version == state.version]
                 certain = (
                     deletion.outcome is Outcome.OK
                     and deletion.expected is not None
-                    and len(same) == 1
+                    and len(self._same_version(state.version)) == 1
                 )
                 yield _End(deletion.called, deletion.returned, certain)
-        owner = self._owner(state)
+        yield from self._session_ends(self._owner(state), certain=True)
+
+    def _session_ends(self, owner: _Owner | None, *, certain: bool) -> Iterator[_End]:
         for end in self.session_ends:
             if owner is None or owner == (end.client, end.session):
-                yield _End(end.called, end.returned, certain=owner is not None)
+                yield _End(end.called, end.returned, certain and owner is not None)
 
-    def _owner(self, state: _State) -> tuple[str, int] | None:
-        """Client and session of whoever created the record; session 0 if it is nobody's.
+    def _owner(self, state: _State) -> _Owner | None:
+        """Whose the record was in this state; None if that cannot be known."""
+        for one in reversed(self.chain[: self.chain.index(state) + 1]):
+            write = one.write
+            if write.session:
+                return write.client, write.session
+            if write.verb is Verb.CREATE:
+                return _NOBODY
+            # It replaced what it found, and that may have been one of those.
+            if any(
+                lost.called <= write.returned
+                and (lost.verb is Verb.CREATE or write.expected is None)
+                for lost in self.lost
+            ):
+                return None
+        return None
 
-        None if the creation was neither answered nor seen, only what replaced it.
+    def _run_from(self, state: _State) -> list[_State]:
+        """The state and those that replaced it, up to a new creation."""
+        run = [state]
+        for later in self.chain[self.chain.index(state) + 1 :]:
+            if later.write.verb is Verb.CREATE:
+                break
+            run.append(later)
+        return run
+
+    def _ends_of_record(self, state: _State) -> Iterator[_End]:
+        """Everything that may have deleted the record that had this state, then or later.
+
+        What was replaced was not deleted, so that only the last of its states matters. A lost
+        creation may have been replaced by whom a number deceived: then every state does.
         """
-        creations = [
-            one
-            for one in self.states.values()
-            if one.revision <= state.revision and one.write.verb is Verb.CREATE
-        ]
-        if not creations:
-            return None
-        write = max(creations, key=lambda one: one.revision).write
-        doubtful = any(
-            other.verb is Verb.CREATE
-            and other.outcome is Outcome.UNKNOWN
-            and other.value not in self.seen_values
-            and other.called <= state.write.returned
-            for other in self.writes
-        )
-        return None if doubtful else (write.client, write.session or -1)
+        run = self._run_from(state)
+        yield from self._ends_after(run[-1])
+        if any(lost.verb is Verb.CREATE for lost in self.lost):
+            for one in run[:-1]:
+                yield from (replace(end, certain=False) for end in self._deletions_of(one))
 
-    def _ends_of(self, state: _State, chain: list[_State]) -> Iterator[_End]:
+    def _ends_after(self, last: _State) -> Iterator[_End]:
+        """Everything that may have deleted the record whose last known state it is."""
+        owner = self._owner(last)
+        replacements = [
+            lost
+            for lost in self.lost
+            if lost.verb is Verb.REPLACE and lost.expected in (None, last.version)
+        ]
+        is_taken = any(lost.session for lost in replacements)
+        for end in self._deletions_of(last):
+            by_session = any(
+                (e.called, e.returned) == (end.called, end.returned) for e in self.session_ends
+            )
+            yield replace(end, certain=end.certain and not (by_session and is_taken))
+        for lost in replacements:
+            heir = (lost.client, lost.session) if lost.session else owner
+            yield from self._session_ends(heir, certain=False)
+            for deletion in self.deletions:
+                if deletion.outcome in (Outcome.OK, Outcome.UNKNOWN) and (
+                    deletion.expected is None or len(self._same_version(deletion.expected)) > 1
+                ):
+                    yield _End(deletion.called, deletion.returned, certain=False)
+
+    def _ends_of(self, state: _State) -> Iterator[_End]:
+        """Everything that may have ended the state."""
         yield from self._deletions_of(state)
         for write in self.writes:
             unknown = write.verb is Verb.REPLACE and write.outcome is Outcome.UNKNOWN
             if unknown and write.expected in (None, state.version):
                 yield _End(write.called, FOREVER, certain=False)
-        index = chain.index(state)
-        if index + 1 < len(chain):
-            later = chain[index + 1].write
-            yield _End(later.called, later.returned, certain=True)
+        index = self.chain.index(state)
+        if index + 1 < len(self.chain):
+            later = self.chain[index + 1]
+            yield _End(later.write.called, self.stood_by[later.revision], certain=True)
 
-    def _may_end(self, state: _State, by: float) -> bool:
+    def _may_be_over(self, state: _State, by: float) -> bool:
         """Whether the record may have been deleted by then, after it had this state."""
         return any(
             end.called <= by and end.returned >= state.write.called
-            for end in self._deletions_of(state)
+            for end in self._ends_of_record(state)
         )
 
     # ---- reads
 
-    def _check_read(self, read: Read, chain: list[_State]) -> Iterator[str]:
+    def _check_read(self, read: Read) -> Iterator[str]:
+        if not read.is_current:
+            return
         if read.value is None:
-            if read.is_current and self._existed_throughout(read.called, read.returned, chain):
+            if self._existed_throughout(read.called, read.returned):
                 yield f"M6: {self.key} was absent at {read.called}, and nobody deleted it"
-            return
-        state = self.states.get(read.revision)
-        if not read.is_current or state is None:
-            return
-        for end in self._ends_of(state, chain):
-            if end.certain and end.returned < read.called:
+        elif read.revision in self.states:
+            yield from self._check_not_over(read.revision, read.called)
+
+    def _check_not_over(self, revision: int, at: float) -> Iterator[str]:
+        state = self.states[revision]
+        for end in self._ends_of(state):
+            if end.certain and end.returned < at:
                 rule = "M5" if self._is_by_session(state, end) else "M2"
                 yield (
-                    f"{rule}: revision {read.revision} of {self.key} was over at"
-                    f" {end.returned}, and seen at {read.called}"
+                    f"{rule}: revision {revision} of {self.key} was over at"
+                    f" {end.returned}, and seen at {at}"
                 )
                 return
 
@@ -296,45 +403,122 @@ class _Register:
             for e in self.session_ends
         )
 
-    def _existed_throughout(self, start: float, stop: float, chain: list[_State]) -> bool:
+    def _existed_throughout(self, start: float, stop: float) -> bool:
         """Whether some record certainly stood from `start` to `stop`: created, never deleted."""
-        for state in chain:
-            if state.write.outcome is not Outcome.OK or state.write.returned >= start:
-                continue
-            run = self._run_from(state, chain)
-            ends = [end for one in run for end in self._deletions_of(one)]
-            if not any(end.called <= stop for end in ends if end.returned >= state.write.called):
-                return True
-        return False
+        return any(
+            self.stood_by[state.revision] < start and not self._may_be_over(state, stop)
+            for state in self.chain
+        )
 
-    def _run_from(self, state: _State, chain: list[_State]) -> list[_State]:
-        """The state and those that replaced it, up to a new creation."""
-        run = [state]
-        for later in chain[chain.index(state) + 1 :]:
-            if later.write.verb is Verb.CREATE:
-                break
-            run.append(later)
-        for write in self.writes:
-            # A replacement that was neither answered nor seen may have led to any other.
-            unknown = write.verb is Verb.REPLACE and write.outcome is Outcome.UNKNOWN
-            if unknown and write.value not in self.seen_values:
-                run.append(_State(-1, -2, write.value, write))
-        return run
+    def _check_listing(self, watched: Watched) -> Iterator[str]:
+        """The listing at the end was made when all was over that was to be told."""
+        revision = watched.final.get(self.key)
+        if revision is None:
+            if self._existed_throughout(watched.until, FOREVER):
+                yield f"M6: {self.key} was not in the last listing, and nobody deleted it"
+        elif revision in self.states:
+            yield from self._check_not_over(revision, watched.until)
+        elif not self.lost:
+            yield f"M3: the last listing has revision {revision} of {self.key}, which nobody wrote"
+
+    def _check_view(self, read: Read) -> Iterator[str]:
+        """M9: what the client was told before the read, of this key or of any other."""
+        view = self.views.before(read.client, read.called)
+        newest = self._newest(view)
+        if read.value is None:
+            if newest is not None and not self._may_be_over(newest, read.returned):
+                yield (
+                    f"M9: {read.client} saw no {self.key} at {read.called}, knew revision"
+                    f" {newest.revision}, and nobody deleted it"
+                )
+            return
+        known = -1 if newest is None else newest.revision
+        over = [revision for revision in self._told(Seen.DELETED) if revision <= view]
+        known = max([known, *(revision + 1 for revision in over)])
+        if read.revision < known:
+            yield (
+                f"M9: {read.client} saw revision {read.revision} of {self.key} at {read.called},"
+                f" and had seen that of revision {view}"
+            )
+        elif read.revision <= self._buried(read.client, read.called):
+            yield (
+                f"M9: {read.client} saw revision {read.revision} of {self.key} at {read.called},"
+                " and knew it to be deleted"
+            )
+
+    def _newest(self, view: int) -> _State | None:
+        """The newest state for whoever saw everything up to the revision `view`."""
+        return next((state for state in reversed(self.chain) if state.revision <= view), None)
+
+    def _buried(self, client: str, moment: float) -> int:
+        """The newest revision that the client had deleted itself, or seen to be gone."""
+        buried = -1
+        for deletion in _happened(self.deletions):
+            if deletion.client == client and deletion.returned < moment:
+                victims = self._same_version(deletion.expected)
+                buried = max(buried, min((one.revision for one in victims), default=-1))
+        may_be_several = any(lost.verb is Verb.CREATE for lost in self.lost)
+        for read in self.reads:
+            if read.client == client and read.value is None and read.returned < moment:
+                known = self._newest(self.views.before(client, read.called))
+                if known is not None:
+                    last = known if may_be_several else self._run_from(known)[-1]
+                    buried = max(buried, last.revision)
+        return buried
+
+    # ---- what watches told
+
+    def _told(self, *kinds: Seen) -> list[int]:
+        """Revisions of this key that watches told, in order."""
+        return sorted(
+            {
+                notice.revision
+                for watched in self.watches
+                for notice in watched.notices
+                if isinstance(notice, Notice) and notice.key == self.key and notice.kind in kinds
+            }
+        )
+
+    def _check_told_deletions(self) -> Iterator[str]:
+        victims: Counter[int] = Counter()
+        made = self._told(Seen.CREATED, Seen.MODIFIED)
+        for revision in self._told(Seen.DELETED):
+            before = self._newest(revision - 1)
+            later = [state for state in self.chain if state.revision > revision]
+            by = self.stood_by[later[0].revision] if later else FOREVER
+            known = -1 if before is None else before.revision
+            if any(known < one < revision for one in made) or before is None:
+                # Of a write that nobody else saw: it is enough that somebody deleted something.
+                ends = [*self._session_ends(None, certain=False)]
+                ends += [_End(w.called, w.returned, certain=False) for w in self.deletions]
+                explained = bool(self.lost) and any(end.called <= by for end in ends)
+            else:
+                victims[known] += 1
+                start = before.write.called
+                ends = list(self._ends_after(before))
+                explained = any(end.called <= by and end.returned >= start for end in ends)
+            if not explained:
+                yield f"M6: {self.key} was deleted at revision {revision}, and nobody did that"
+        for known, count in victims.items():
+            if count > 1 and not self.lost:
+                yield f"M6: revision {known} of {self.key} was deleted {count} times"
 
     # ---- conflicts
 
-    def _check_conflict(self, write: Write, chain: list[_State]) -> Iterator[str]:
+    def _check_conflict(self, write: Write) -> Iterator[str]:
         start, stop = write.called, write.returned
         if write.verb is Verb.CREATE:
             if not self._may_have_existed(start, stop):
                 yield f"M4: {self.key} could not be created at {start}, and there was none"
             return
-        for state in chain:
+        for state in self.chain:
             if write.expected is not None and state.version != write.expected:
                 continue
-            if state.write.outcome is not Outcome.OK or state.write.returned >= start:
+            if self.stood_by[state.revision] >= start:
                 continue
-            if not any(end.called <= stop for end in self._ends_of(state, chain)):
+            if write.session and self._owner(state) in (None, _NOBODY):
+                continue  # nobody takes over what is not ephemeral
+            if not any(end.called <= stop for end in self._ends_of(state)):
                 yield (
                     f"M4: version {write.expected} of {self.key} was refused at {start}, and it"
                     " was the newest all the time"
@@ -346,12 +530,10 @@ class _Register:
             made = write.outcome in (Outcome.OK, Outcome.UNKNOWN)
             if write.verb is not Verb.CREATE or not made or write.called > stop:
                 continue
-            state = next((s for s in self.states.values() if s.write is write), None)
+            state = next((s for s in self.chain if s.write is write), None)
             if state is None:
                 return True
-            chain = [self.states[revision] for revision in sorted(self.states)]
-            run = self._run_from(state, chain)
-            ends = [end for one in run for end in self._deletions_of(one)]
+            ends = self._ends_of_record(state)
             if not any(end.certain and end.returned < start for end in ends):
                 return True
         return False

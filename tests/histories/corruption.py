@@ -1,4 +1,7 @@
-"""Ways in which a good history can be made a bad one, each with the rules that it breaks."""
+"""Ways in which a good history can be made a bad one, each with the rules that it breaks.
+
+Those of watches and of the end are in `corruption_of_watches`, which registers them here as well.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,11 @@ from tests.histories.history import (
     Drawn,
     Effect,
     Entry,
-    Gap,
     History,
-    Notice,
     Outcome,
     Read,
-    Seen,
     SessionEnd,
     Verb,
-    Watched,
     Write,
 )
 
@@ -126,7 +125,7 @@ def a_replacement_did_nothing(history: History, dice: random.Random) -> History 
 
 
 @breaks("M1")
-def a_version_unheard_of_was_deleted(history: History, dice: random.Random) -> History | None:
+def a_version_unheard_of_wasdeleted(history: History, dice: random.Random) -> History | None:
     deletion = choose(
         dice,
         [w for w in of(history, Write) if w.verb is Verb.DELETE and w.outcome is Outcome.OK],
@@ -243,6 +242,7 @@ def a_read_is_stale(history: History, dice: random.Random) -> History | None:
         for old in written(history)
         for new in written(history)
         if read.key == old.key == new.key
+        and read.is_current
         and read.value is not None
         and old.revision < new.revision
         and new.returned < read.called
@@ -283,6 +283,7 @@ def a_record_that_nobody_deleted_is_absent(history: History, dice: random.Random
         for read in of(history, Read)
         for write in written(history)
         if read.key == write.key
+        and read.is_current
         and write.returned < read.called
         and read.value is not None
         and not _deletable(history, write)
@@ -317,6 +318,87 @@ def a_record_outlives_its_session(history: History, dice: random.Random) -> Hist
     end = SessionEnd("other", 1, last + 3, last + 4)
     late = Read("third", leased.key, last + 5, last + 6, leased.value, revision, revision)
     return [*history, leased, end, late]
+
+
+@breaks("M9", "M6")
+def a_client_does_not_see_what_it_created(history: History, dice: random.Random) -> History | None:
+    alone = [
+        write
+        for write in written(history)
+        if write.verb is Verb.CREATE
+        and not any(
+            other.called <= write.returned + 1 and other.returned >= write.called
+            for other in history
+            if isinstance(other, SessionEnd)
+            or (isinstance(other, Write) and other.key == write.key and other is not write)
+        )
+    ]
+    write = choose(dice, alone)
+    if write is None:
+        return None
+    at = write.returned
+    own = Read(write.client, write.key, at + 0.1, at + 0.2, None, is_current=False)
+    return [*history, own]
+
+
+@breaks("M9", "M2")
+def a_client_sees_what_itdeleted(history: History, dice: random.Random) -> History | None:
+    found = choose(dice, deleted(history))
+    if found is None:
+        return None
+    deletion, write = found
+    at = deletion.returned
+    return [*history, _seen(write, deletion.client, at, is_current=False)]
+
+
+@breaks("M9", "M2")
+def a_client_goes_back_by_way_of_another_key(
+    history: History, dice: random.Random
+) -> History | None:
+    """It read or wrote something that came after the state that it sees."""
+    pairs = [
+        (old, other)
+        for old in written(history)
+        for new in written(history)
+        for other in written(history)
+        if old.key == new.key != other.key and old.revision < new.revision < other.revision
+    ]
+    found = choose(dice, pairs)
+    if found is None:
+        return None
+    old, other = found
+    end = max(old.returned, other.returned)
+    return [
+        *history,
+        _seen(other, "traveller", end, is_current=False),
+        _seen(old, "traveller", end + 1, is_current=False),
+    ]
+
+
+def _seen(write: Write, client: str, at: float, *, is_current: bool) -> Read:
+    return Read(
+        client,
+        write.key,
+        at + 0.1,
+        at + 0.2,
+        write.value,
+        write.version,
+        write.revision,
+        is_current,
+    )
+
+
+def deleted(history: History) -> list[tuple[Write, Write]]:
+    """Deletions that happened, and what they deleted."""
+    return [
+        (deletion, write)
+        for deletion in of(history, Write)
+        for write in written(history)
+        if deletion.verb is Verb.DELETE
+        and deletion.outcome is Outcome.OK
+        and deletion.key == write.key
+        and deletion.expected == write.version
+    ]
 
 
 @breaks("M9")
@@ -389,119 +471,3 @@ def numbers_go_back(history: History, dice: random.Random) -> History | None:
         return None
     a, b = found
     return swapped(history, (a, replace(a, number=b.number)), (b, replace(b, number=a.number)))
-
-
-# ---- watches
-
-
-def _with_notices(
-    history: History,
-    dice: random.Random,
-    change: Callable[[list[Notice | Gap], int], list[Notice | Gap] | None],
-    suits: Callable[[Watched, list[Notice | Gap], int], bool] = lambda *_: True,
-) -> History | None:
-    places = [
-        (watched, index)
-        for watched in of(history, Watched)
-        for index, notice in enumerate(watched.notices)
-        if isinstance(notice, Notice) and suits(watched, list(watched.notices), index)
-    ]
-    found = choose(dice, places)
-    if found is None:
-        return None
-    watched, index = found
-    notices = change(list(watched.notices), index)
-    if notices is None:
-        return None
-    return swapped(history, (watched, replace(watched, notices=tuple(notices))))
-
-
-def _has_no_gap(watched: Watched, notices: list[Notice | Gap], index: int) -> bool:
-    return not any(isinstance(notice, Gap) for notice in notices)
-
-
-@breaks("M8")
-def a_watch_misses_a_write(history: History, dice: random.Random) -> History | None:
-    known = {(w.key, w.revision): w for w in written(history)}
-
-    def suits(watched: Watched, notices: list[Notice | Gap], index: int) -> bool:
-        notice = notices[index]
-        if not isinstance(notice, Notice) or not _has_no_gap(watched, notices, index):
-            return False
-        write = known.get((notice.key, notice.revision))
-        return write is not None and watched.since < write.called < write.returned < watched.until
-
-    return _with_notices(history, dice, lambda notices, i: notices[:i] + notices[i + 1 :], suits)
-
-
-@breaks("M8")
-def a_watch_says_it_twice(history: History, dice: random.Random) -> History | None:
-    return _with_notices(history, dice, lambda notices, i: [*notices[:i], notices[i], *notices[i:]])
-
-
-@breaks("M8")
-def a_watch_turns_the_order(history: History, dice: random.Random) -> History | None:
-    def suits(watched: Watched, notices: list[Notice | Gap], i: int) -> bool:
-        later = notices[i + 1] if i + 1 < len(notices) else None
-        here = notices[i]
-        return (
-            isinstance(here, Notice)
-            and isinstance(later, Notice)
-            and here.revision < later.revision
-        )
-
-    return _with_notices(
-        history,
-        dice,
-        lambda notices, i: [*notices[:i], notices[i + 1], notices[i], *notices[i + 2 :]],
-        suits,
-    )
-
-
-@breaks("M8")
-def a_watch_tears_a_commit(history: History, dice: random.Random) -> History | None:
-    def tear(notices: list[Notice | Gap], i: int) -> list[Notice | Gap]:
-        here = notices[i]
-        assert isinstance(here, Notice)
-        return [*notices[:i], here, replace(here, key="/h/torn", batch=-7), *notices[i + 1 :]]
-
-    return _with_notices(history, dice, tear)
-
-
-@breaks("M8")
-def a_watch_tells_of_a_write_that_nobody_made(
-    history: History, dice: random.Random
-) -> History | None:
-    def invent(notices: list[Notice | Gap], i: int) -> list[Notice | Gap]:
-        return [*notices, Notice(Seen.CREATED, "/h/nobody", 10**9, 10**9)]
-
-    return _with_notices(history, dice, invent)
-
-
-@breaks("M8")
-def a_watch_mistakes_the_kind(history: History, dice: random.Random) -> History | None:
-    def suits(watched: Watched, notices: list[Notice | Gap], i: int) -> bool:
-        here = notices[i]
-        before = [n for n in notices[:i] if isinstance(n, Notice) and isinstance(here, Notice)]
-        return (
-            isinstance(here, Notice)
-            and here.kind is Seen.MODIFIED
-            and any(n.key == here.key for n in before)
-            and _has_no_gap(watched, notices, i)
-        )
-
-    def mistake(notices: list[Notice | Gap], i: int) -> list[Notice | Gap]:
-        here = notices[i]
-        assert isinstance(here, Notice)
-        return [*notices[:i], replace(here, kind=Seen.CREATED), *notices[i + 1 :]]
-
-    return _with_notices(history, dice, mistake, suits)
-
-
-@breaks("M8")
-def a_mirror_is_not_what_there_is(history: History, dice: random.Random) -> History | None:
-    watched = choose(dice, of(history, Watched))
-    if watched is None:
-        return None
-    mirror = {**watched.mirror, "/h/a": watched.mirror.get("/h/a", 0) + 1}
-    return swapped(history, (watched, replace(watched, mirror=mirror)))

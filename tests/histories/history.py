@@ -51,7 +51,10 @@ class Write:
     revision: int = -1
     """Likewise the revision; -1 for a deletion, which returns none."""
     session: int = 0
-    """Not 0: the record is ephemeral, and lives as long as this session of the client."""
+    """Not 0: the record is ephemeral, and lives as long as this session of the client.
+
+    For a replacement: it takes an ephemeral record over.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,8 @@ class Read:
     version: int = -1
     revision: int = -1
     is_current: bool = True
-    """Whether the backend promises the newest state, or only none older than this client saw."""
+    """Whether it has to show the newest state (all reads of most backends do, and those after a
+    sync of any), or only none older than this client saw."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +157,7 @@ class Watched:
     mirror: dict[str, int] = field(hash=False)
     """What its consumer believed at the end: key → revision."""
     final: dict[str, int] = field(hash=False)
-    """What there was."""
+    """What there was after a sync, once everybody was done: a current read of every key."""
 
 
 Entry: TypeAlias = Write | Read | SessionEnd | Acquisition | Effect | Drawn | Watched

@@ -13,7 +13,7 @@ import pytest
 from bookie.metadata.memory import MemoryStore
 from bookie.metadata.store import MetadataStore
 from tests.histories.checker import check, overlap_seconds
-from tests.histories.corruption import CORRUPTIONS
+from tests.histories.corruption_of_watches import CORRUPTIONS
 from tests.histories.history import (
     FOREVER,
     Acquisition,
@@ -38,14 +38,17 @@ CREATE, REPLACE, DELETE = Verb.CREATE, Verb.REPLACE, Verb.DELETE
 
 
 @functools.cache
-def recorded(seed: int) -> tuple[History, Counter[str]]:
-    """A history of the store in memory, in virtual time, with faults."""
+def recorded(seed: int, *, is_current: bool) -> tuple[History, Counter[str]]:
+    """A history of the store in memory, in virtual time, with faults.
+
+    Not `is_current`: written down as of a backend whose reads may be old unless they are synced.
+    """
 
     async def main() -> tuple[History, Counter[str]]:
         async with AsyncExitStack() as stack:
 
             async def open_session() -> MetadataStore:
-                store = MemoryStore(f"histories-{seed}", session_timeout_seconds=5.0)
+                store = MemoryStore(f"histories-{seed}-{is_current}", session_timeout_seconds=5.0)
                 return await stack.enter_async_context(store)
 
             async def expire(store: MetadataStore) -> None:
@@ -61,15 +64,21 @@ def recorded(seed: int) -> tuple[History, Counter[str]]:
                 store.reconnect()
 
             faults = Faults(expire, disconnect, reconnect)
-            history, struck = await record_history(open_session, faults, seed)
+            history, struck = await record_history(
+                open_session, faults, seed, is_current=is_current
+            )
             return history, Counter(struck)
 
     return simulated_loop(seed, list(Mode)[seed % 3]).run(main())
 
 
+CURRENT = pytest.mark.parametrize("is_current", [True, False], ids=["current", "synced"])
+
+
+@CURRENT
 @pytest.mark.parametrize("seed", SEEDS)
-def test_histories_of_a_correct_store_are_accepted(seed: int) -> None:
-    history, _ = recorded(seed)
+def test_histories_of_a_correct_store_are_accepted(seed: int, is_current: bool) -> None:
+    history, _ = recorded(seed, is_current=is_current)
     assert "\n".join(check(history)) == ""
 
 
@@ -77,12 +86,17 @@ def test_the_histories_hold_what_they_are_for() -> None:
     """Conflicts, unknown outcomes, lost sessions, gaps in watches, refused effects."""
     struck: Counter[str] = Counter()
     outcomes: Counter[Outcome] = Counter()
-    gaps = refused = 0
+    gaps = refused = taken = 0
     for seed in SEEDS:
-        history, faults = recorded(seed)
+        history, faults = recorded(seed, is_current=True)
         struck += faults
         outcomes += Counter(entry.outcome for entry in history if isinstance(entry, Write))
         refused += sum(isinstance(entry, Effect) and entry.revision < 0 for entry in history)
+        taken += sum(
+            entry.verb is REPLACE and entry.session > 0 and entry.outcome is OK
+            for entry in history
+            if isinstance(entry, Write)
+        )
         for entry in history:
             if isinstance(entry, Watched):
                 gaps += sum(isinstance(notice, Gap) for notice in entry.notices)
@@ -90,14 +104,16 @@ def test_the_histories_hold_what_they_are_for() -> None:
     assert min(outcomes[outcome] for outcome in (OK, CONFLICT, UNKNOWN)) >= 20
     assert gaps >= 3
     assert refused >= 1
+    assert taken >= 20
 
 
+@CURRENT
 @pytest.mark.parametrize("name", sorted(CORRUPTIONS))
-def test_a_corrupted_history_is_found_out(name: str) -> None:
+def test_a_corrupted_history_is_found_out(name: str, is_current: bool) -> None:
     corruption = CORRUPTIONS[name]
     applied = 0
     for seed in SEEDS:
-        history, _ = recorded(seed)
+        history, _ = recorded(seed, is_current=is_current)
         corrupted = corruption.corrupt(list(history), random.Random(f"{name}/{seed}"))
         if corrupted is None:
             continue
@@ -135,6 +151,23 @@ LOST_REPLACE = write(REPLACE, 3, FOREVER, UNKNOWN, expected=10)
 LOST_DELETE = write(DELETE, 3, FOREVER, UNKNOWN, expected=10)
 LEASED = write(CREATE, 1, 2, OK, 10, session=1)
 END = SessionEnd("a", 1, 5, 6)
+TAKEN = write(REPLACE, 3, 4, OK, 20, expected=10, client="b", session=1)
+LOST_TAKING = write(REPLACE, 3, FOREVER, UNKNOWN, expected=10, client="b", session=1)
+HEIRS_END = SessionEnd("b", 1, 9, 10)
+
+
+def old(read: Read, client: str = "c") -> Read:
+    """A read that need not show the newest state."""
+    return replace(read, is_current=False, client=client)
+
+
+def watched(*notices: Notice, final: dict[str, int] | None = None, until: float = 100.0) -> Watched:
+    """A watch whose mirror is what the last listing said."""
+    return Watched("w", "/k", 0, until, notices, final or {}, final or {})
+
+
+TOLD = Notice(Seen.CREATED, "/k", 10, 10)
+GONE = Notice(Seen.DELETED, "/k", 11, 11)
 
 
 @pytest.mark.parametrize(
@@ -223,7 +256,8 @@ END = SessionEnd("a", 1, 5, 6)
         ),
         pytest.param(
             [
-                LOST,
+                replace(LOST, session=1),
+                END,
                 Watched(
                     "w",
                     "/k",
@@ -236,10 +270,121 @@ END = SessionEnd("a", 1, 5, 6)
             ],
             id="a watch tells of a lost creation",
         ),
+        pytest.param(
+            [LEASED, TAKEN, END, read(TAKEN, 7, 8)],
+            id="taken over, it outlives the session that had it",
+        ),
+        pytest.param(
+            [LEASED, TAKEN, HEIRS_END, read(None, 11, 12)],
+            id="and ends with that of its new owner",
+        ),
+        pytest.param(
+            [LEASED, LOST_TAKING, END, read(None, 7, 8)],
+            id="a lost taking-over did not happen",
+        ),
+        pytest.param(
+            [LEASED, LOST_TAKING, END, read(LOST_TAKING, 7, 8, 20)],
+            id="or it did",
+        ),
+        pytest.param(
+            [LEASED, LOST_TAKING, END, HEIRS_END, write(CREATE, 11, 12, OK, 30)],
+            id="or it did, and nobody knows",
+        ),
+        pytest.param(
+            [CREATED, replace(TAKEN, outcome=CONFLICT, revision=-1, version=-1)],
+            id="what is persistent is not taken over",
+        ),
+        pytest.param(
+            [CREATED, write(DELETE, 3, 4, OK, expected=10), old(read(CREATED, 5, 6))],
+            id="another client's old read of what was deleted",
+        ),
+        pytest.param(
+            [LEASED, END, *(old(read(LEASED, at, at + 1)) for at in range(10, 99, 10))],
+            id="whoever never asks for the newest may see the old for ever",
+        ),
     ],
 )
 def test_strange_histories_are_accepted(history: History) -> None:
     assert check(history) == []
+
+
+DELETED = write(DELETE, 3, 4, OK, expected=10)
+
+
+@pytest.mark.parametrize(
+    ("rule", "history"),
+    [
+        pytest.param(
+            "M9",
+            [CREATED, *(old(read(None, at, at + 1), "a") for at in range(10, 99, 10))],
+            id="a creation that its own client never sees",
+        ),
+        pytest.param(
+            "M9",
+            [CREATED, DELETED, *(old(read(CREATED, at, at + 1), "a") for at in range(10, 99, 10))],
+            id="a deletion that its own client never sees",
+        ),
+        pytest.param(
+            "M5",
+            [LEASED, END, old(read(LEASED, 10, 11)), read(LEASED, 12, 13)],
+            id="a leased record that whoever syncs sees after its session",
+        ),
+        pytest.param("M6", [CREATED, watched(TOLD, GONE)], id="gone at the end, undeleted"),
+        pytest.param(
+            "M2",
+            [CREATED, DELETED, watched(TOLD, final={"/k": 10})],
+            id="deleted, there at the end",
+        ),
+        pytest.param(
+            "M5", [LEASED, END, watched(TOLD, final={"/k": 10})], id="leased, there at the end"
+        ),
+        pytest.param(
+            "M6",
+            [CREATED, watched(TOLD, GONE, until=1.5)],
+            id="a deletion that a watch told, and nobody did",
+        ),
+        pytest.param(
+            "M6",
+            [LEASED, TAKEN, END, read(None, 7, 8)],
+            id="taken over, and gone with the old owner",
+        ),
+        pytest.param(
+            "M5",
+            [LEASED, TAKEN, HEIRS_END, read(TAKEN, 11, 12)],
+            id="taken over, and there after the new owner",
+        ),
+        pytest.param(
+            "M1",
+            [LEASED, TAKEN, replace(TAKEN, client="c", value="too", revision=30, version=30)],
+            id="taken over by two",
+        ),
+        pytest.param(
+            "M9",
+            [
+                CREATED,
+                REPLACED,
+                old(read(None, 5, 6, 0)),
+                Read("c", "/other", 7, 8, "other", 30, 30, is_current=False),
+                write(CREATE, 5, 6, OK, 30, key="/other", value="other", client="b"),
+                old(read(CREATED, 9, 10)),
+            ],
+            id="what was seen of another key came after the state that is seen",
+        ),
+        pytest.param(
+            "M9",
+            [
+                CREATED,
+                write(DELETE, 3, FOREVER, UNKNOWN, expected=10),
+                old(read(CREATED, 5, 6)),
+                old(read(None, 7, 8)),
+                old(read(CREATED, 9, 10)),
+            ],
+            id="what a client saw to be gone comes back",
+        ),
+    ],
+)
+def test_small_wrong_histories_are_refused(rule: str, history: History) -> None:
+    assert rule in {offence.partition(":")[0] for offence in check(history)}
 
 
 def test_the_overlap_of_holders_is_measured() -> None:

@@ -29,6 +29,7 @@ from bookie.metadata.store import (
     ChangeKind,
     MetadataStore,
     Put,
+    Record,
     Resync,
     SessionEvent,
     Stat,
@@ -52,6 +53,7 @@ from tests.histories.history import (
 )
 
 REGISTERS = "/h"
+NAMES = "abcd"
 FENCE = "/h/fence"
 LOCK = "/lock"
 EFFECT = "/effect"
@@ -95,9 +97,9 @@ class Person:
     # ---- registers
 
     async def use_registers(self, steps: int) -> None:
-        """Read, create, replace and delete a few records at random."""
+        """Read, create, replace, take over and delete a few records at random."""
         for _ in range(steps):
-            key = f"{REGISTERS}/{self.dice.choice('abcd')}"
+            key = f"{REGISTERS}/{self.dice.choice(NAMES)}"
             async with self.quiet:
                 match self.dice.randrange(6):
                     case 0 | 1:
@@ -113,26 +115,27 @@ class Person:
             await asyncio.sleep(0)
 
     async def _read(self, key: str) -> None:
+        is_synced = self.dice.randrange(3) == 0
         called = self.recorder.now()
         try:
+            if is_synced:
+                await self.store.sync()
             record = await self.store.get(key)
         except MetadataUnavailableError:
             return
-        returned = self.recorder.now()
+        read = _read(self.name, key, called, self.recorder.now(), record)
         if record is None:
             self.known.pop(key, None)
-            read = Read(self.name, key, called, returned, None)
         else:
             self.known[key] = record.stat
-            stat = record.stat
-            value = record.value.decode()
-            read = Read(self.name, key, called, returned, value, stat.version, _number(stat))
-        self.recorder.history.append(replace(read, is_current=self.is_current))
+        self.recorder.history.append(replace(read, is_current=self.is_current or is_synced))
 
     async def _write(self, verb: Verb, key: str, expected: int) -> None:
         value = f"{self.name}-{next(self.values)}"
-        # A deletion of the fence's neighbours tells nothing about sessions: only some are leased.
-        ephemeral = verb is Verb.CREATE and self.dice.randrange(3) == 0
+        # Some are leased, and some of those are taken over, also from oneself.
+        ephemeral = self.dice.randrange(2) == 0 and (
+            verb is Verb.CREATE or (verb is Verb.REPLACE and self.known[key].ephemeral)
+        )
         write = Write(
             self.name,
             verb,
@@ -242,13 +245,22 @@ class Watcher:
     async def follow(self) -> None:
         """Watch to the end, and write down what was seen."""
         async with self._store.watch(REGISTERS) as changes:
-            self.mirror = await self._list()
+            self.mirror = _revisions(await self._list())
             since = self._recorder.now()
             self.stands.set()
             while FENCE not in self.mirror:
                 await self._take(await anext(changes))
+        called = self._recorder.now()
         await self._store.sync()
-        final = await self._list()
+        records = await self._list()
+        returned = self._recorder.now()
+        # It came after a sync, so that it is a current read of every key, also of those that are
+        # not there.
+        self._recorder.history += [
+            _read(self._name, key, called, returned, records.get(key))
+            for key in sorted({*records, FENCE, *(f"{REGISTERS}/{name}" for name in NAMES)})
+        ]
+        final = _revisions(records)
         self._recorder.history.append(
             Watched(
                 self._name, REGISTERS, since, self.until, tuple(self._notices), self.mirror, final
@@ -258,7 +270,7 @@ class Watcher:
     async def _take(self, change: Change) -> None:
         if isinstance(change, Resync):
             self._notices.append(Gap())
-            self.mirror = await self._list()
+            self.mirror = _revisions(await self._list())
             return
         batch = next(self._batches)
         for event in change.events:
@@ -270,13 +282,10 @@ class Watcher:
             else:
                 self.mirror[event.key] = revision
 
-    async def _list(self) -> dict[str, int]:
+    async def _list(self) -> dict[str, Record]:
         while True:
             try:
-                return {
-                    record.key: _number(record.stat)
-                    async for record in self._store.scan_children(REGISTERS)
-                }
+                return {record.key: record async for record in self._store.scan_children(REGISTERS)}
             except MetadataUnavailableError:
                 await asyncio.sleep(0.01)
 
@@ -379,7 +388,7 @@ async def record_history(
         faults: what may be done to one.
         seed: of all dice; with virtual time, of the whole run.
         load: how much.
-        is_current: whether the backend's reads show the newest state.
+        is_current: whether the backend's reads show the newest state, also without a sync.
         splits: whether the backend may deliver one commit in pieces.
     """
     recorder = Recorder()
@@ -435,3 +444,16 @@ async def _write_fence(person: Person, watchers: list[Watcher], recorder: Record
 def _number(stat: Stat) -> int:
     assert stat.revision is not None, "histories need order numbers"
     return stat.revision
+
+
+def _revisions(records: dict[str, Record]) -> dict[str, int]:
+    return {key: _number(record.stat) for key, record in records.items()}
+
+
+def _read(client: str, key: str, called: float, returned: float, record: Record | None) -> Read:
+    """What a read showed, as one of the newest state."""
+    if record is None:
+        return Read(client, key, called, returned, None)
+    stat = record.stat
+    value = record.value.decode()
+    return Read(client, key, called, returned, value, stat.version, _number(stat))
