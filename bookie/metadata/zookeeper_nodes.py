@@ -250,10 +250,23 @@ class NodeReader:
     async def stat_written(
         self, put: Put, zxid: int, deadline: float
     ) -> tuple[str, ZnodeStat] | None:
-        """Key and stat of a put of the write `zxid`; None if it is gone or was written again."""
-        if not put.sequential:
+        """Key and stat of a put of the write `zxid`; None if it is gone or was written again.
+
+        Raises:
+            MetadataUnavailableError: we may not look, or nothing tells the number any more.
+        """
+        try:
+            if put.sequential:
+                return await self._numbered_by(put, zxid, deadline)
             stat = await self._link.read(Exists(self._scope.path(put.key), None), deadline)
-            return (put.key, stat) if stat is not None and stat.mzxid == zxid else None
+        except NodeError as error:
+            raise MetadataUnavailableError(
+                f"{put.key} was written; ZooKeeper does not tell what became of it: {error.code}"
+            ) from error
+        return (put.key, stat) if stat is not None and stat.mzxid == zxid else None
+
+    async def _numbered_by(self, put: Put, zxid: int, deadline: float) -> tuple[str, ZnodeStat]:
+        """Key and stat of the sequential record that the write `zxid` made."""
         parent, name = parent_of(put.key), put.key.rpartition("/")[2]
         names = await self._link.read(GetChildren(self._scope.path(parent), None), deadline)
         keys = [f"{parent.rstrip('/')}/{n}" for n in names if _is_numbered(n, name)]
@@ -261,7 +274,9 @@ class NodeReader:
         for key, stat in zip(keys, stats, strict=True):
             if stat is not None and stat.czxid == zxid:
                 return key, stat
-        return None
+        raise MetadataUnavailableError(
+            f"{put.key} was written, and is gone; the answer with its number was lost"
+        )
 
     # ----
 

@@ -39,6 +39,7 @@ from kazoo.protocol.connection import (
 from kazoo.protocol.serialization import SASL, Close, Exists, Watch
 from kazoo.protocol.states import KeeperState
 
+from bookie.env import boot_time_seconds
 from bookie.metadata.zookeeper_sasl import DigestMd5, SaslRefusedError
 from bookie.metadata.zookeeper_wire import (
     CONNECTION_LOSS,
@@ -207,6 +208,7 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
         self._was_authenticated = False
         self._drops = 0
         self._number = 0
+        self._heard_at = 0.0
 
     def start(self) -> None:
         """Begin the thread. Whoever wakes it never waits for it: it may be held up by a socket."""
@@ -230,6 +232,7 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
         except Exception as error:
             self.client.post([AttemptFailed(error.__context__ or error)])
             raise
+        self._heard_at = boot_time_seconds()
         # kazoo waits for two thirds of what the server granted.
         granted = read_timeout * 1.5 / 1000
         client = self.client
@@ -298,6 +301,7 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
         if not piece:
             raise ConnectionDropped("the server closed the connection")
         self._received += piece
+        self._heard_at = boot_time_seconds()
 
     def _take(
         self, frame: bytes, xid: int, zxid: int, error: int, batch: list[Answered | Notice]
@@ -331,6 +335,9 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
         """Send what waits, in few pieces; called when the loop, or kazoo's `stop`, woke us."""
         self._read_sock.recv(4096)
         client = self.client
+        if client._pending and boot_time_seconds() - self._heard_at > read_timeout:
+            # kazoo takes whatever it sends for a ping, and waits for an answer only to its own.
+            raise ConnectionDropped("the server is silent")
         while self.outgoing or client._queue:
             message = bytearray()
             while self.outgoing and len(message) < SEND_BYTES:

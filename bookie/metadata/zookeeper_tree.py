@@ -42,6 +42,7 @@ from bookie.metadata.zookeeper_wire import (
     CreateNode,
     DeleteNode,
     Id,
+    Multi,
     NodeOperation,
     SetData,
     ZnodeStat,
@@ -55,6 +56,12 @@ ANY = -1
 
 _PASSED_VERSIONS_MAX = 32
 """A record written so often is taken over without passing its versions."""
+
+REQUEST_BYTES_MAX = 1_000_000
+"""The most bytes of one transaction as it is sent."""
+
+_OVERHEAD_BYTES_MAX = 256
+"""Of an operation beside path, data and its own access control list."""
 
 _DATA_VERSION_BITS = 32
 _DATA_VERSION_MAX = 2**31 - 1
@@ -254,9 +261,14 @@ class Planner:
         self._is_guarded = False
 
     def plan(self) -> Plan:
-        """The operations, in an order that ZooKeeper can follow."""
+        """The operations, in an order that ZooKeeper can follow.
+
+        Raises:
+            InvalidKeyError: they are too large for one request.
+        """
         for index in range(len(self._operations)):
             self._do(index)
+        _require_sendable(self._plan.operations)
         return self._plan
 
     def _do(self, index: int) -> None:
@@ -380,6 +392,22 @@ class Planner:
     def _add(self, operation: NodeOperation) -> int:
         self._plan.operations.append(operation)
         return len(self._plan.operations) - 1
+
+
+def _require_sendable(operations: Sequence[NodeOperation]) -> None:
+    """A server ends the connection of who sends it more than 1 MiB (``jute.maxbuffer``)."""
+    at_most = 0
+    for operation in operations:
+        data = None if isinstance(operation, DeleteNode | CheckVersion) else operation.data
+        at_most += _OVERHEAD_BYTES_MAX + 3 * len(operation.path) + len(data or b"")
+    if at_most <= REQUEST_BYTES_MAX:
+        return
+    size = len(Multi(operations).serialize())
+    if size > REQUEST_BYTES_MAX:
+        raise InvalidKeyError(
+            f"with the parents of its keys this takes {size} bytes in one request to ZooKeeper,"
+            f" which takes at most {REQUEST_BYTES_MAX}"
+        )
 
 
 def removal(scope: Scope, key: str, data_version: int, guard: int) -> list[NodeOperation]:

@@ -12,7 +12,13 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from bookie.errors import BadVersionError, KeyExistsError, MetadataUnavailableError, NoSuchKeyError
+from bookie.errors import (
+    BadVersionError,
+    BookieError,
+    KeyExistsError,
+    MetadataUnavailableError,
+    NoSuchKeyError,
+)
 from bookie.metadata.connect import open_store
 from bookie.metadata.store import (
     NOT_EXISTS,
@@ -26,7 +32,7 @@ from bookie.metadata.store import (
     Stat,
 )
 from bookie.metadata.zookeeper import ZooKeeperStore
-from tests.servers.proxy import Proxy
+from tests.servers.proxy import Direction, Proxy
 from tests.servers.zookeeper import ZooKeeperServer, new_scope
 
 
@@ -145,6 +151,23 @@ async def test_a_sequential_create_whose_answer_is_lost_leaves_no_orphan(
     assert stat.created_by_self == ephemeral
 
 
+async def test_a_sequential_record_that_is_gone_before_its_number_is_known(pair: Pair) -> None:
+    """Somebody took it from the queue at once: there is no key to acknowledge."""
+    first = await pair.store.put("/queue/n-", b"0", sequential=True)
+    await pair.witness.delete(first.key)
+    async with pair.witness.watch("/queue") as changes:
+        pair.proxy.hold(Direction.TO_CLIENT)
+        async with asyncio.TaskGroup() as tasks:
+            put = tasks.create_task(_failure(pair.store.put("/queue/n-", b"1", sequential=True)))
+            change = await anext(changes)
+            assert isinstance(change, Commit)
+            await pair.witness.delete(change.events[0].key)
+            pair.proxy.reset()
+            pair.proxy.heal()
+    assert isinstance(put.result(), MetadataUnavailableError)
+    assert "was written, and is gone" in str(put.result())
+
+
 async def test_a_transaction_whose_answer_is_lost_was_done_whole(pair: Pair) -> None:
     old = await pair.store.put("/old", b"")
     kept = await pair.store.put("/kept", b"")
@@ -232,3 +255,11 @@ async def test_a_watch_that_missed_something_says_so(pair: Pair) -> None:
 
 async def _as_coroutine(awaitable: Awaitable[Stat]) -> Stat:
     return await awaitable
+
+
+async def _failure(awaitable: Awaitable[Stat]) -> BookieError | None:
+    try:
+        await awaitable
+    except BookieError as error:
+        return error
+    return None

@@ -10,10 +10,10 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.security import make_acl
 
-from bookie.errors import MetadataUnavailableError, UnauthorizedError
+from bookie.errors import InvalidKeyError, MetadataUnavailableError, UnauthorizedError
 from bookie.metadata import zookeeper_session
 from bookie.metadata.connect import open_store
-from bookie.metadata.store import SessionEvent
+from bookie.metadata.store import Put, SessionEvent
 from bookie.metadata.zookeeper import ZooKeeperStore
 from bookie.metadata.zookeeper_wire import AddWatch, Exists
 from tests.conformance.streams import CREATED, DELETED, next_changes, next_item
@@ -123,3 +123,48 @@ async def test_who_may_not_write_receipts_is_told_so(zookeeper_server: ZooKeeper
             async with asyncio.timeout(5):
                 with pytest.raises(UnauthorizedError, match="receipts"):
                     await store.put("/x", b"")
+
+
+async def test_a_silent_server_is_left_also_by_who_keeps_asking(
+    zookeeper_server: ZooKeeperServer,
+) -> None:
+    """Whatever is sent counts as a ping for kazoo, so that it never sends one itself."""
+    with Proxy(zookeeper_server.port) as one, Proxy(zookeeper_server.port) as two:
+        uri = f"zk://127.0.0.1:{one.port},127.0.0.1:{two.port}{new_scope()}"
+        async with (
+            open_store(uri, session_timeout_seconds=4) as store,
+            store.session_events() as events,
+            asyncio.TaskGroup() as tasks,
+        ):
+            assert isinstance(store, ZooKeeperStore)
+            link = store._require_open().link
+
+            async def ask() -> None:
+                while True:
+                    link.send(Exists("/", None))
+                    await asyncio.sleep(0.05)
+
+            asking = tasks.create_task(ask())
+            used, other = (one, two) if one.accepted else (two, one)
+            before = other.accepted
+            used.hold()
+            while await next_item(events) is not RECONNECTED:
+                pass
+            assert other.accepted > before
+            asking.cancel()
+            await store.put("/after", b"")
+            used.heal()
+
+
+async def test_a_request_that_is_too_large_is_refused_before_it_is_sent(
+    zookeeper_server: ZooKeeperServer,
+) -> None:
+    """The server would end the connection, again and again."""
+    with Proxy(zookeeper_server.port) as proxy:
+        async with opened(proxy, new_scope()) as store:
+            deep = "/abcdef" * 60
+            puts = [Put(f"/{number:02}{deep}", b"") for number in range(100)]
+            with pytest.raises(InvalidKeyError, match="bytes in one request"):
+                await store.transaction(puts)
+            assert proxy.accepted == 1
+            await store.transaction(puts[:20])
