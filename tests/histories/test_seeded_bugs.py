@@ -120,6 +120,38 @@ class UndeadLeases(MemoryStore):
             await super().transaction([Put(record.key, record.value)])
 
 
+class TakenOverInVain(MemoryStore):
+    """Who takes a record over changes its value, and it stays with the session that had it."""
+
+    async def transaction(self, operations: Sequence[Operation]) -> list[Stat | None]:
+        return await super().transaction(
+            [
+                replace(o, ephemeral=False)
+                if isinstance(o, Put) and o.key.startswith("/h/") and (o.version or 0) > 0
+                else o
+                for o in operations
+            ]
+        )
+
+
+class ForgetsOwnWrites(MemoryStore):
+    """Now and then a read comes from before the own write, unless a sync went before."""
+
+    async def transaction(self, operations: Sequence[Operation]) -> list[Stat | None]:
+        stale = self.__dict__.setdefault("stale", {})
+        for operation in operations:
+            stale[operation.key] = await super().get(operation.key)
+        return await super().transaction(operations)
+
+    async def sync(self) -> None:
+        self.__dict__["stale"] = {}
+        await super().sync()
+
+    async def get(self, key: str) -> Record | None:
+        stale = self.__dict__.setdefault("stale", {})
+        return stale.pop(key) if key in stale else await super().get(key)
+
+
 BUGS = {
     StaleReads: {"M2", "M9", "M5", "M6"},
     LostUpdates: {"M1"},
@@ -128,6 +160,8 @@ BUGS = {
     DeafWatches: {"M8"},
     SlowWatches: {"M8"},
     UndeadLeases: {"M1", "M3", "M4", "M5", "M8"},
+    TakenOverInVain: {"M5", "M6"},
+    ForgetsOwnWrites: {"M9"},
 }
 
 
@@ -157,7 +191,10 @@ def _offences(kind: type[MemoryStore], seed: int) -> list[str]:
                 if isinstance(store, UndeadLeases):
                     await store.revive(owned)
 
-            history, _ = await record_history(open_session, Faults(expire), seed)
+            is_current = kind is not ForgetsOwnWrites
+            history, _ = await record_history(
+                open_session, Faults(expire), seed, is_current=is_current
+            )
             return check(history)
 
     return simulated_loop(seed).run(main())
