@@ -22,12 +22,21 @@ from bookie.metadata.keys import ROOT, ancestors, is_under, parent_of
 from bookie.metadata.records import NOT_EXISTS, SEQUENCE_DIGITS_MIN, Check, Operation, Put
 from bookie.metadata.zookeeper_outcome import Link
 from bookie.metadata.zookeeper_thread import LostError, NoAnswerError, NodeError, NotSentError
-from bookie.metadata.zookeeper_tree import KEPT, Node, Scope, View, is_virtual, removal
+from bookie.metadata.zookeeper_tree import (
+    KEPT,
+    Node,
+    Scope,
+    View,
+    from_node_acl,
+    is_virtual,
+    removal,
+)
 from bookie.metadata.zookeeper_wire import (
     INVALID_ACL,
     NO_AUTH,
     NO_NODE,
     Exists,
+    GetACL,
     GetChildren,
     GetData,
     Multi,
@@ -124,7 +133,28 @@ class NodeReader:
                 not is_virtual(data),
                 latest.numChildren,
             )
+        await self._read_acls(operations, view, deadline)
         return view
+
+    async def _read_acls(
+        self, operations: Sequence[Operation], view: View, deadline: float
+    ) -> None:
+        """The access control of records that are ephemeral, and are to be so again."""
+        keys = []
+        for operation in operations:
+            node = view.nodes.get(operation.key)
+            if isinstance(operation, Put) and operation.ephemeral and node and node.owner:
+                keys.append(operation.key)
+        answers = await self._ask([GetACL(self._scope.path(key)) for key in keys], deadline)
+        for key, answer in zip(keys, answers, strict=True):
+            if answer is None:
+                continue  # it is gone, and the write will find that out
+            acl = from_node_acl(answer[0])
+            if any(one.scheme == "digest" and one.id.endswith(":x") for one in acl):
+                raise UnauthorizedError(
+                    f"{key} cannot be taken over: ZooKeeper does not show us who may do what to it"
+                )
+            view.acls[key] = tuple(acl)
 
     # ---- what is to be seen
 

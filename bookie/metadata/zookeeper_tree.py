@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from bookie.errors import BadRequestError, InvalidKeyError
+from bookie.errors import BadRequestError, InvalidKeyError, UnsupportedError
 from bookie.metadata.keys import ROOT, ancestors, parent_of
 from bookie.metadata.records import NOT_EXISTS, Acl, Check, Delete, Operation, Put, Stat
 from bookie.metadata.zookeeper_wire import (
@@ -211,6 +211,9 @@ class View:
     guard: int = ANY
     """The version of the scope's node, read before all others."""
 
+    acls: dict[str, tuple[Acl, ...]] = field(default_factory=dict)
+    """Of records that may be taken over: who takes over keeps others out, and in, as before."""
+
     def find(self, key: str) -> JudgedRecord | None:
         """As `judge` asks."""
         node = self.nodes.get(key)
@@ -295,7 +298,12 @@ class Planner:
             self._make_parents(put.key)
             self._create(index, put)
         elif not node.is_record:
-            if put.ephemeral:
+            if put.acl is not None and node.children:
+                raise UnsupportedError(
+                    f"ZooKeeper cannot set access control in the transaction that puts {put.key},"
+                    " because other keys lie below it; put it without, and then set_acl"
+                )
+            if put.ephemeral or put.acl is not None:
                 self._virtually(DeleteNode(path, node.data_version), guarded=True)
                 self._create(index, put)
             else:
@@ -317,6 +325,8 @@ class Planner:
         cannot write to it; many versions would be too many writes, and are not passed.
         """
         path = self._scope.path(put.key)
+        if put.acl is None:
+            put = replace(put, acl=self._view.acls.get(put.key))
         self._announce(guarded=True)
         self._add(DeleteNode(path, node.data_version))
         if node.data_version >= _PASSED_VERSIONS_MAX:
@@ -383,8 +393,8 @@ class Planner:
         """Open or close a bracket; a guarded one fails if virtual parents changed since `view`."""
         expected = ANY
         if guarded and not self._is_guarded:
-            # What this transaction itself wrote before counts.
-            expected = self._view.guard + self._brackets
+            # What this transaction itself wrote before counts; the server's count overflows.
+            expected = (self._view.guard + self._brackets + 2**31) % 2**32 - 2**31
             self._is_guarded = True
         self._brackets += 1
         self._add(SetData(self._scope.root, None, expected))

@@ -17,6 +17,7 @@ from bookie.errors import (
     MetadataUnavailableError,
     NoSuchKeyError,
     UnauthorizedError,
+    UnsupportedError,
 )
 from bookie.metadata.connect import open_store
 from bookie.metadata.security import MetadataSecurity, SaslMechanism
@@ -106,6 +107,30 @@ async def test_a_record_says_who_may_do_what(zookeeper_server: ZooKeeperServer) 
         with pytest.raises(BadRequestError, match="access control"):
             await store.put("/c", b"", acl=[Acl("auth", "", READ)])
         assert not await store.exists("/c")
+
+
+async def test_access_control_is_kept_or_the_write_refused(
+    zookeeper_server: ZooKeeperServer,
+) -> None:
+    address, scope = zookeeper_server.address, new_scope()
+    async with (
+        opened(address, scope, "ann", "secret") as ann,
+        opened(address, scope) as nobody,
+    ):
+        acl = [Acl("world", "anyone", frozenset({"read", "write", "delete"}))]
+        await ann.put("/parent/below", b"")
+        with pytest.raises(UnsupportedError, match="/parent"):
+            await ann.put("/parent", b"", acl=acl)
+        assert await ann.get("/parent") is None
+        stat = await ann.put("/mine", b"1", ephemeral=True, acl=acl)
+        await nobody.sync()
+        await nobody.put("/mine", b"2", version=stat.version, ephemeral=True)
+        assert await nobody.get_acl("/mine") == acl
+        hidden = [Acl("auth", "", ALL), Acl("world", "anyone", frozenset({"read", "delete"}))]
+        stat = await ann.put("/hidden", b"1", ephemeral=True, acl=hidden)
+        await nobody.sync()
+        with pytest.raises(UnauthorizedError, match="/hidden"):
+            await nobody.put("/hidden", b"2", version=stat.version, ephemeral=True)
 
 
 # ---- SASL

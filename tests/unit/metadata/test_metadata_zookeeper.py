@@ -12,7 +12,7 @@ from kazoo.protocol import connection, serialization
 from kazoo.protocol.states import ZnodeStat
 from packaging.version import Version
 
-from bookie.errors import BadRequestError, InvalidKeyError
+from bookie.errors import BadRequestError, InvalidKeyError, UnsupportedError
 from bookie.metadata import zookeeper_sasl
 from bookie.metadata.changes import ChangeKind
 from bookie.metadata.records import NOT_EXISTS, Acl, Check, Delete, Put
@@ -275,6 +275,20 @@ def test_a_known_record_needs_no_read_and_an_earlier_life_does() -> None:
     assert known.view([Put("/a", b"")], {}, SESSION) == View()
     assert known.view([Put("/l/n-", b"", sequential=True)], {}, SESSION) is None
     assert known.view([Put("/l/n-", b"", sequential=True)], {"/l": None}, SESSION) == View()
+
+
+def test_a_guard_follows_the_server_past_its_greatest_version() -> None:
+    view = View({"/e": record(0, owner=SESSION + 1), "/p/x": None, "/p": None}, guard=2**31 - 1)
+    writes = [Put("/p/x", b""), Put("/e", b"x", record(0).version, ephemeral=True)]
+    guards = [o.version for o in plan([*writes], view) if isinstance(o, SetData) and o.path == "/s"]
+    assert guards == [-1, -1, -(2**31) + 1, -1]
+
+
+def test_access_control_on_what_has_children_is_refused() -> None:
+    acl = (Acl("world", "anyone", frozenset({"read"})),)
+    parent = Node(5, 0, 0, is_record=False, children=1)
+    with pytest.raises(UnsupportedError, match="/p"):
+        plan([Put("/p", b"x", acl=acl)], View({"/p": parent}, guard=3))
 
 
 def test_an_answer_that_an_event_has_overtaken_is_not_learned() -> None:
