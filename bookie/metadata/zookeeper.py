@@ -318,9 +318,11 @@ class ZooKeeperStore(MetadataStore):
                     opened.nodes.tidy(parent_of(operation.key))
                 continue
             assert index is not None, "every put has a result"
-            stats.append(await self._written(opened, operation, index, plan, committed))
+            written = await self._written(opened, operation, index, plan, committed)
+            stats.append(written)
             if operation.sequential:
-                opened.nodes.note_kept(parent_of(operation.key))
+                number = int(written.key[len(operation.key) :])
+                opened.nodes.note_kept(parent_of(operation.key), number)
         return stats
 
     async def _written(

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from bookie.errors import (
     BadRequestError,
     BookieError,
+    InvalidKeyError,
     MetadataUnavailableError,
     UnauthorizedError,
 )
@@ -47,6 +48,9 @@ from bookie.metadata.zookeeper_wire import (
 
 _PRUNE_ROUNDS = 10
 _REMEMBERED_MAX = 10_000
+
+SEQUENCE_MAX = 2**31 - 2**20
+"""No number from here on is asked for: at 2^31 they turn negative, and many ask without reading."""
 
 
 class ReadingLink(Link, Protocol):
@@ -97,8 +101,11 @@ class NodeReader:
         self._suspects.pop(key, None)
         self._suspect(parent_of(key))
 
-    def note_kept(self, key: str) -> None:
-        """A sequential record was created below `key`."""
+    def note_kept(self, key: str, number: int) -> None:
+        """A sequential record of that number was created below `key`."""
+        if number >= SEQUENCE_MAX:
+            self.kept.pop(key, None)  # the next one reads, and is refused
+            return
         self.kept[key] = None
         if len(self.kept) > _REMEMBERED_MAX:
             del self.kept[next(iter(self.kept))]
@@ -133,6 +140,7 @@ class NodeReader:
                 not is_virtual(data),
                 latest.numChildren,
             )
+        _require_numbers(operations, dict(zip(keys, stats, strict=True)))
         await self._read_acls(operations, view, deadline)
         return view
 
@@ -361,6 +369,23 @@ def _keys_of(operations: Sequence[Operation]) -> list[str]:
         ):
             keys.update(dict.fromkeys(ancestors(operation.key)))
     return list(keys)
+
+
+def _require_numbers(operations: Sequence[Operation], stats: dict[str, ZnodeStat | None]) -> None:
+    for operation in operations:
+        if isinstance(operation, Put) and operation.sequential:
+            parent = parent_of(operation.key)
+            stat = stats.get(parent)
+            if stat is not None and numbers_used(stat) >= SEQUENCE_MAX:
+                raise InvalidKeyError(f"ZooKeeper's numbers for records below {parent} are used up")
+
+
+def numbers_used(stat: ZnodeStat) -> int:
+    """How many children a node has had; the next sequential one gets this number.
+
+    Source: DataNode.copyStat, which tells twice that, less the children of now, in 32 bits.
+    """
+    return int((stat.cversion + stat.numChildren) % 2**32 // 2)
 
 
 def _may_be_virtual(stat: ZnodeStat | None) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from importlib import metadata
+from typing import cast
 
 import pytest
 from kazoo.client import KazooClient
@@ -18,8 +20,14 @@ from bookie.metadata.changes import ChangeKind
 from bookie.metadata.records import NOT_EXISTS, Acl, Check, Delete, Put
 from bookie.metadata.zookeeper_changes import CHANGED, CREATED, DELETED, ChangeReader
 from bookie.metadata.zookeeper_known import KnownRecords
+from bookie.metadata.zookeeper_nodes import (
+    SEQUENCE_MAX,
+    NodeReader,
+    ReadingLink,
+    numbers_used,
+)
 from bookie.metadata.zookeeper_sasl import DigestMd5, SaslRefusedError
-from bookie.metadata.zookeeper_thread import NodeEvent
+from bookie.metadata.zookeeper_thread import NodeEvent, Pending
 from bookie.metadata.zookeeper_tree import (
     KEPT,
     Node,
@@ -38,6 +46,7 @@ from bookie.metadata.zookeeper_wire import (
     CheckVersion,
     CreateNode,
     DeleteNode,
+    Exists,
     Multi,
     MultiRefusedError,
     NodeOperation,
@@ -289,6 +298,38 @@ def test_access_control_on_what_has_children_is_refused() -> None:
     parent = Node(5, 0, 0, is_record=False, children=1)
     with pytest.raises(UnsupportedError, match="/p"):
         plan([Put("/p", b"x", acl=acl)], View({"/p": parent}, guard=3))
+
+
+@pytest.mark.parametrize(("made", "now"), [(0, 0), (7, 3), (2**30 + 5, 4), (2**31 - 1, 1)])
+def test_the_next_number_is_told_by_what_the_server_counts(made: int, now: int) -> None:
+    cversion = (2 * made - now + 2**31) % 2**32 - 2**31  # as Java overflows
+    node = stat()._replace(cversion=cversion, numChildren=now)
+    assert numbers_used(node) == made
+
+
+class _CountingLink:
+    """Answers reads of a scope whose /q has had almost all children that it can have."""
+
+    connection = losses = session = 0
+    is_up = True
+
+    async def usable(self, deadline: float) -> int:
+        return 0
+
+    def send(self, request: Exists, *_: object) -> Pending:
+        answer = asyncio.get_running_loop().create_future()
+        answer.set_result(stat()._replace(cversion=-(2**21), dataLength=5))
+        return Pending(request, answer, 0.0, None, None)
+
+
+async def test_numbers_that_would_turn_negative_are_not_asked_for() -> None:
+    nodes = NodeReader(cast("ReadingLink", _CountingLink()), SCOPE)
+    nodes.note_kept("/q", SEQUENCE_MAX - 1)
+    assert "/q" in nodes.kept
+    nodes.note_kept("/q", SEQUENCE_MAX)
+    assert "/q" not in nodes.kept
+    with pytest.raises(InvalidKeyError, match="used up"):
+        await nodes.view([Put("/q/n-", b"", sequential=True)], 0.0)
 
 
 def test_an_answer_that_an_event_has_overtaken_is_not_learned() -> None:
