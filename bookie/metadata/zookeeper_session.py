@@ -285,6 +285,10 @@ class ZooKeeperLink:
         self._preparing = self._tasks.create_task(self._prepare())
 
     async def _prepare(self) -> None:
+        if self._has_been_up:
+            # Before the watch is asked for, so before anything that it tells. Whoever lists because
+            # of it waits until the link is usable, so until the watch is there.
+            self._on_missed()
         try:
             await self.send(AddWatch(self._root)).answer
             if not self._has_been_up:
@@ -303,8 +307,6 @@ class ZooKeeperLink:
             await asyncio.sleep(self.patience_seconds / 4)
             self._cut()
             return
-        if self._has_been_up:
-            self._on_missed()
         self._has_been_up = True
         self._failure = None
         self._up.set()
