@@ -78,8 +78,9 @@ def connect(
     """A client of the cluster whose metadata is at `metadata_uri`; enter it to connect.
 
     Args:
-        metadata_uri: ``local:///directory`` or ``memory://name``. What ``zk://`` and ``etcd://``
-            need besides, TLS and credentials, comes from the settings of the section [metadata].
+        metadata_uri: ``local:///directory``, ``zk://host:2181/scope``, ``etcd://host:2379/scope``
+            or ``memory://name``. What servers need besides, TLS and credentials, comes from the
+            settings of the section [metadata].
         session_timeout_seconds: of the session with the metadata store.
         rpc: message sizes and keepalive; those of the section ``[rpc]`` when None.
         settings: of the section ``[client]``, such as ``add_timeout_seconds=10``. What is not given

@@ -16,7 +16,6 @@ from __future__ import annotations
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import SplitResult, unquote, urlsplit
@@ -93,8 +92,6 @@ def open_store(
         )
     servers = parse_servers(uri, parts)
     module, name = _SERVERS[parts.scheme]
-    if find_spec(module) is None:
-        raise ConfigurationError(f"this build has no metadata backend for {parts.scheme}:// yet")
     from bookie.metadata.security import MetadataSecurity
 
     backend = getattr(import_module(module), name)
@@ -146,6 +143,18 @@ def _host(uri: str, text: str, default_port: int) -> Host:
     if not 1 <= int(port) <= 65535:
         raise wrong
     return Host(name, int(port))
+
+
+def require_shared(uri: str) -> None:
+    """Refuse a store that no other process can see.
+
+    Raises:
+        ConfigurationError: it is one, or `split_uri` refuses the URI.
+    """
+    if split_uri(uri).scheme == "memory":
+        raise ConfigurationError(
+            f"{uri} is seen by one process only; bookies need local:///, zk:// or etcd://"
+        )
 
 
 def split_uri(uri: str) -> SplitResult:

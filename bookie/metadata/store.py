@@ -2,8 +2,8 @@
 
 A store is a tree of records under absolute keys such as ``/ledgers/0000000000000000042``. The one
 idea: a backend decides nothing. What a put, a delete or a transaction means is written down here
-and in `judge`, so that code written on one backend runs on all of them (memory, a local LMDB
-directory, and later ZooKeeper and etcd).
+and in `judge`, so that code written on one backend runs on all of them: memory, a local directory,
+ZooKeeper and etcd.
 
 - **Versions** are opaque integers for compare-and-set; they grow over the life of one record.
   ``NOT_EXISTS`` (-1) as an expected version means "must not exist". **Revisions** number the

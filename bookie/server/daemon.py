@@ -32,7 +32,7 @@ from bookie.config import Settings, Sources, Supervision, require_bookie_id
 from bookie.env import Failpoints, ThreadWorkers, system_environment
 from bookie.errors import BookieError, StorageFailedError
 from bookie.formats.registration import Endpoint
-from bookie.metadata.connect import open_store
+from bookie.metadata.connect import open_store, require_shared
 from bookie.metadata.security import security_of
 from bookie.metadata.store import MetadataStore
 from bookie.node.start import StartedBookie, start_bookie
@@ -75,6 +75,7 @@ async def run_daemon(sources: Sources, supervision: Supervision, failpoints: str
     """
     first = sources.first_settings()
     require_bookie_id(first)
+    require_shared(first.metadata.uri)
     configure_logging(first.log.level, first.log.format, bookie=first.bookie.id)
     live = LiveSettings(sources, await fetch_cluster_settings(first))
     settings = live.settings

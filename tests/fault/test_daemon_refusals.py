@@ -40,6 +40,7 @@ async def used(home: Home) -> Home:
         ("listen", "prot", 1, "unknown setting listen.prot; did you mean port?"),
         ("listen", "port", 70000, "listen.port"),
         ("metadata", "uri", "mysql://x", "must begin with local:///, memory://"),
+        ("metadata", "uri", "memory://x", "memory://x is seen by one process only; bookies need"),
         ("bookie", "id", "", "bookie.id must be set"),
         ("bookie", "id", "a/b", "bookie.id"),
         ("storage", "journal_dir", "/proc/journal", "cannot use the directory /proc/journal"),

@@ -52,9 +52,14 @@ async def local_cluster(
 
     Raises:
         DirectoryLockedError: another supervisor uses the directory.
-        ConfigurationError: the directory holds another cluster than asked for.
+        ConfigurationError: the directory holds another cluster than asked for, or other processes
+            cannot see the metadata store.
         ShuttingDownError: a bookie did not start; the message is what it said.
     """
+    if metadata_uri is not None:
+        from bookie.metadata.connect import require_shared
+
+        require_shared(metadata_uri)
     make_directory(directory)
     with locked(directory):
         layout = prepare(
