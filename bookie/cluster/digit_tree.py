@@ -35,7 +35,7 @@ class DigitTree:
         """
         # A float would pass, and leave a key behind that no listing gets over.
         if not isinstance(number, int) or not 0 <= number <= self.maximum:
-            raise BadRequestError(f"{number!r} is not in 0 … {self.maximum}")
+            raise BadRequestError(f"{number!r} is not a ledger id")
         return "/".join((self.root, *self._names(number)))
 
     def _names(self, number: int) -> list[str]:
