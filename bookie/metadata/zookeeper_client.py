@@ -130,7 +130,7 @@ class Bridge:
     ) -> Pending:
         """Send a request; everything sent in one turn of the loop goes out together.
 
-        It leaves only in this session and through the connection of this number, if given.
+        It leaves only in the `session` and through the `connection` of these numbers, if given.
 
         Its `answer` raises `NodeError`, `MultiRefusedError`, `NotSentError` or `LostError`.
         """

@@ -3,7 +3,7 @@
 A connection that breaks between a write and its answer leaves the writer in the dark, and to look
 at the record does not help: somebody else may have written the same value, or the next one. So each
 write carries a *receipt*: one more operation in its transaction that writes a mark, used once, into
-a small ephemeral node of this session. After a reconnection that node tells the truth: with the
+a small ephemeral node of the store's. After a reconnection that node tells the truth: with the
 mark the write was done, and the node's zxid is that of the write; without it, it never will be,
 because a server refuses what a session sent before it moved.
 
@@ -125,7 +125,7 @@ class Receipts:
         self._waiting: deque[asyncio.Future[int]] = deque()
         self._session = 0
         self._written: set[str] = set()
-        """Receipts that exist in this session."""
+        """Receipts that exist, as ephemeral nodes of `_session`."""
         self._marks = 0
 
     async def commit(

@@ -51,7 +51,7 @@ class Write:
     revision: int = -1
     """Likewise the revision; -1 for a deletion, which returns none."""
     session: int = 0
-    """Not 0: the record is ephemeral, and lives as long as this session of the client.
+    """Not 0: the record is ephemeral, and lives as long as the client's session of this number.
 
     For a replacement: it takes an ephemeral record over.
     """

@@ -194,7 +194,7 @@ class MetadataCache(Generic[T]):
         return await self._write(key, value, NOT_EXISTS, ephemeral=ephemeral)
 
     async def put(self, key: str, value: T, *, ephemeral: bool = False) -> Stat:
-        """Create or replace a record; an ephemeral one becomes this session's.
+        """Create or replace a record; an ephemeral one becomes that of the store's session.
 
         Raises:
             KeyExistsError: the record is persistent, and the put is not.

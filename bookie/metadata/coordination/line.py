@@ -196,7 +196,7 @@ class Line:
         if again:
             await self._store.sync()
             for record in await self._find(guid):
-                # What an earlier session of ours made is about to go.
+                # What a former lease of the store made is about to go.
                 if record.created_by_self:
                     return _place(record.stat, guid, in_doubt=True)
         stat = (await self._store.transaction(operations))[0]

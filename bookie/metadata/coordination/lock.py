@@ -352,7 +352,7 @@ class Lock:
         elif record.created_by_self:
             self._place = with_stat(place, record.stat)
         else:
-            # It is our earlier session's and about to go: the new session takes it, at its place.
+            # It belongs to the store's former lease and is about to go: taken over, at its place.
             try:
                 stat = await self._store.put(
                     place.key, encode_claim(self._claim), version=record.version, ephemeral=True
