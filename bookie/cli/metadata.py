@@ -326,6 +326,7 @@ def migrate(
     """Copy a whole scope to another store, whatever the kinds of the two, and compare them.
 
     The source stays as it is. Cut off, it may be done again: it goes on where it was.
+    The numbering of sequential records does not move: empty queues before.
     """
     from bookie.cli.output import print_record
 
