@@ -132,7 +132,8 @@ class EtcdMember:
     def start(self) -> None:
         """Start the process; `wait_ready` says when it serves."""
         assert self._process is None
-        self._ready.clear()
+        # One for each life: the reader of the former life may set its own as late as it likes.
+        self._ready = threading.Event()
         self._process = subprocess.Popen(
             self._arguments,
             stdin=subprocess.DEVNULL,
@@ -141,16 +142,19 @@ class EtcdMember:
             text=True,
         )
         PIDS.add(self._process.pid)
-        threading.Thread(target=self._read_log, args=(self._process,), daemon=True).start()
+        threading.Thread(
+            target=self._read_log, args=(self._process, self._ready), daemon=True
+        ).start()
 
-    def _read_log(self, process: subprocess.Popen[str]) -> None:
+    def _read_log(self, process: subprocess.Popen[str], ready: threading.Event) -> None:
         assert process.stderr is not None
-        for line in process.stderr:
-            self._lines.append(line.rstrip())
-            if "ready to serve client requests" in line:
-                self._ready.set()
+        with process.stderr:  # closed by its only reader, at the end of the process
+            for line in process.stderr:
+                self._lines.append(line.rstrip())
+                if "ready to serve client requests" in line:
+                    ready.set()
         process.wait()
-        self._ready.set()  # it ended: whoever waits finds out
+        ready.set()  # it ended: whoever waits finds out
 
     def wait_ready(self) -> None:
         """Return when it serves; a member of a cluster does when it has a leader."""
@@ -189,8 +193,6 @@ class EtcdMember:
             process.kill()
             process.wait()
             PIDS.discard(process.pid)
-            assert process.stderr is not None
-            process.stderr.close()
 
     async def restart(self) -> None:
         """Kill it if it runs, and start it on the same data."""
