@@ -13,12 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from bookie.api import connect
 from bookie.cli import app
 from bookie.cluster.directory import BookieDirectory
 from bookie.errors import ShuttingDownError
 from bookie.metadata.connect import open_store
 from bookie.server.local.cluster import local_cluster, start_all
 from bookie.server.local.process import child_environment
+from tests.fault.metadata_servers import SHARED
 
 SECONDS_MAX = 60.0
 UP = "The cluster is up. In another terminal:"
@@ -103,6 +105,33 @@ async def test_comes_up_goes_down_and_comes_back(
     words = ["cluster", "bookies", "-m", uri, "-o", "json"]
     assert await loop.run_in_executor(None, app.run, words) == 0
     assert [row["state"] for row in json.loads(capsys.readouterr().out)] == ["missing", "missing"]
+
+
+@pytest.mark.parametrize("kind", sorted(SHARED))
+async def test_a_cluster_on_a_metadata_server(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Three processes; one is killed under a writer, who then leaves its ledger open."""
+    uri = SHARED[kind](request).uri
+    written = [b"%d" % number for number in range(40)]
+    async with (
+        supervisor(tmp_path, "--bookies", "3", "--metadata", uri) as started,
+        asyncio.timeout(SECONDS_MAX),
+    ):
+        await started.until(UP)
+        async with connect(uri) as client:
+            assert sorted(client.bookies()) == ["bookie-1", "bookie-2", "bookie-3"]
+            writer = await client.create_ledger()
+            await writer.append_many(written[:20])
+            os.kill(pids(tmp_path)["bookie-2"], signal.SIGKILL)
+            await started.until("bookie-2 was killed by SIGKILL")
+            await writer.append_many(written[20:])
+        async with connect(uri) as client:
+            reader = await client.open_ledger(writer.ledger_id, recover=True)
+            read = [entry.payload async for entry in reader.read(0, reader.last_entry_id)]
+            assert read == written
+        started.process.send_signal(signal.SIGINT)
+        assert await started.end() == 0
 
 
 async def test_death_is_reported_and_repaired_when_asked(tmp_path: Path) -> None:

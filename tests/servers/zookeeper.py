@@ -211,6 +211,24 @@ def four_letters(port: int, word: str) -> str:
     return answer.decode(errors="replace")
 
 
+_PASSWORD_SALT = 0xB3415C00
+_JAVA_RANDOM = 0x5DEECE66D
+
+
+def password_of(session_id: int) -> bytes:
+    """The password of a session, which the server makes of the id alone.
+
+    Source: ZooKeeperServer.generatePasswd, and java.util.Random.nextBytes.
+    """
+    mask = (1 << 48) - 1
+    state = ((session_id ^ _PASSWORD_SALT) ^ _JAVA_RANDOM) & mask
+    password = b""
+    for _ in range(4):
+        state = (state * _JAVA_RANDOM + 0xB) & mask
+        password += (state >> 16).to_bytes(4, "little")
+    return password
+
+
 def expire_session(hosts: str, session_id: int, password: bytes) -> None:
     """End a session as its server would after a long silence: a second client closes it."""
     client = KazooClient(hosts=hosts, client_id=(session_id, password), timeout=10)

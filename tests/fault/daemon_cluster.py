@@ -1,0 +1,115 @@
+"""Three ``bookie serve`` processes on one metadata store, and a client of theirs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from bookie.api import BookKeeper, WriterHandle, connect
+from bookie.cluster.instance import initialize_cluster
+from bookie.errors import BookieError
+from bookie.metadata.connect import open_store
+from bookie.server.local.layout import free_ports
+from tests.fault.daemon_process import Daemon, Home, serving
+from tests.unit.client.real_cluster import until
+
+SESSION_TIMEOUT_SECONDS = 2.0
+BOOKIES = ("b1", "b2", "b3")
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonCluster:
+    """Bookies that run, and a client."""
+
+    daemons: dict[str, Daemon]
+    client: BookKeeper
+
+    async def registered(self, *bookies: str) -> None:
+        """Wait until the client sees these bookies and no others; by default all three."""
+        await until(lambda: set(self.client.bookies()) == set(bookies or BOOKIES))
+
+    async def create(self) -> WriterHandle:
+        """A ledger on three bookies, which goes on without one."""
+        return await self.client.create_ledger(
+            ensemble_size=3, write_quorum_size=3, ack_quorum_size=2
+        )
+
+    async def create_again(self) -> WriterHandle:
+        """Create one as soon as that is possible: the store answers, the bookies are back."""
+        while True:
+            try:
+                return await self.create()
+            except BookieError as error:
+                if not error.retryable:
+                    raise
+                await asyncio.sleep(0.1)
+
+
+def home_of(uri: str, path: Path, name: str, session: Mapping[str, object] | None = None) -> Home:
+    """The settings of a bookie that has never run; `session` are those of its section."""
+    home = path / name
+    home.mkdir()
+    port, http_port = free_ports(2)
+    return Home(
+        home,
+        {
+            "bookie": {"id": name},
+            "listen": {"port": port},
+            "metadata": {"uri": uri, "session_timeout_seconds": SESSION_TIMEOUT_SECONDS},
+            "session": dict(session or {}),
+            "storage": {"journal_dir": f"{home}/journal", "ledgers_dir": f"{home}/ledgers"},
+            "http": {"port": http_port},
+        },
+    )
+
+
+@asynccontextmanager
+async def daemon_cluster(
+    uri: str, path: Path, sessions: Mapping[str, Mapping[str, object]] | None = None
+) -> AsyncIterator[DaemonCluster]:
+    """Start a new cluster; what still runs at the end is killed.
+
+    `sessions` are settings of the section ``[session]`` by bookie.
+    """
+    async with open_store(uri) as store:
+        await initialize_cluster(store)
+    async with AsyncExitStack() as stack:
+        daemons = {}
+        for name in BOOKIES:
+            home = home_of(uri, path, name, (sessions or {}).get(name))
+            daemons[name] = await stack.enter_async_context(serving(home.write()))
+        for daemon in daemons.values():
+            await daemon.until("registered")
+        client = await stack.enter_async_context(
+            connect(uri, session_timeout_seconds=SESSION_TIMEOUT_SECONDS)
+        )
+        yield DaemonCluster(daemons, client)
+
+
+@dataclass(slots=True)
+class Appending:
+    """Entries that were acknowledged, one after the other."""
+
+    writer: WriterHandle
+    acknowledged: int = 0
+
+    async def run(self) -> None:
+        """Append without an end; any error ends the test."""
+        while True:
+            await self.writer.append(b"%d" % self.acknowledged)
+            self.acknowledged += 1
+
+    async def goes_on(self) -> None:
+        """Wait until more entries were acknowledged."""
+        before = self.acknowledged
+        await until(lambda: self.acknowledged >= before + 10)
+
+    async def check(self, client: BookKeeper) -> None:
+        """Close the ledger; everything that was acknowledged is in it."""
+        await self.writer.close()
+        reader = await client.open_ledger(self.writer.ledger_id)
+        payloads = [entry.payload async for entry in reader.read(0, reader.last_entry_id)]
+        assert payloads[: self.acknowledged] == [b"%d" % n for n in range(self.acknowledged)]
