@@ -15,8 +15,9 @@ M4    a conflict is justified by another version at some instant of the call; a 
 M5    what belonged to a session is gone when its end is known
 M6    a record stays until somebody deletes it or the session that it belongs to ends; whatever a
       watch says was deleted, somebody deleted
-M7    tokens of a lock grow; accepted effects come in the order of tokens. That holders overlap in
-      time is no offence, no store can prevent it: `overlap_seconds` measures it
+M7    tokens of a lock grow; accepted effects come in the order of tokens, and none is accepted
+      that was begun when a greater token was known. That holders overlap in time is no offence, no
+      store can prevent it: `overlap_seconds` measures it
 M8    a watch says everything once, in order, commits whole, and its mirror is what there is
 M9    a client's reads do not go back, also from one key to another: what it wrote, read or deleted
       is what it sees from then on, or something newer; what it saw absent does not come back
@@ -47,6 +48,7 @@ from typing import TypeAlias, TypeVar
 
 from tests.histories.history import (
     FOREVER,
+    SOME_SESSION,
     Acquisition,
     Drawn,
     Effect,
@@ -139,6 +141,11 @@ _Owner: TypeAlias = tuple[str, int]
 """Client and session."""
 _NOBODY: _Owner = ("", 0)
 """The owner of a persistent record."""
+
+
+def _owner_by(write: Write) -> _Owner | None:
+    """Whose the record is that a leased write made; None if its client had several sessions."""
+    return None if write.session == SOME_SESSION else (write.client, write.session)
 
 
 class _Views:
@@ -300,7 +307,7 @@ class _Register:
         for one in reversed(self.chain[: self.chain.index(state) + 1]):
             write = one.write
             if write.session:
-                return write.client, write.session
+                return _owner_by(write)
             if write.verb is Verb.CREATE:
                 return _NOBODY
             # It replaced what it found, and that may have been one of those.
@@ -348,7 +355,7 @@ class _Register:
             )
             yield replace(end, certain=end.certain and not (by_session and is_taken))
         for lost in replacements:
-            heir = (lost.client, lost.session) if lost.session else owner
+            heir = _owner_by(lost) if lost.session else owner
             yield from self._session_ends(heir, certain=False)
             for deletion in self.deletions:
                 if deletion.outcome in (Outcome.OK, Outcome.UNKNOWN) and (
@@ -575,6 +582,12 @@ def _check_locks(acquisitions: list[Acquisition], effects: list[Effect]) -> Iter
             greatest = max(greatest, effect.token)
             if (effect.client, effect.token) not in owners:
                 yield f"M7: {effect.client} had no token {effect.token} of {lock}"
+            given = max((a.token for a in held if a.returned < effect.called), default=-1)
+            if given > effect.token:
+                yield (
+                    f"M7: {effect.client} acted under {lock} with token {effect.token} at"
+                    f" {effect.called}, when {given} had been given"
+                )
 
 
 def overlap_seconds(history: History) -> float:

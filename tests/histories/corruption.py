@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TypeVar
 
 from tests.histories.history import (
@@ -449,6 +450,22 @@ def an_effect_comes_after_the_next_holders(history: History, dice: random.Random
     return swapped(
         history, (a, replace(a, revision=b.revision)), (b, replace(b, revision=a.revision))
     )
+
+
+@breaks("M7")
+def a_holder_acts_when_another_one_has_the_lock(
+    history: History, dice: random.Random
+) -> History | None:
+    """Nobody else acts after it, so that the order of effects is that of tokens."""
+    held = sorted(of(history, Acquisition), key=lambda one: one.token)
+    found = choose(dice, [(a, b) for a, b in pairwise(held) if a.client != b.client])
+    if found is None:
+        return None
+    a, b = found
+    before = [e for e in of(history, Effect) if e.revision >= 0 and e.token <= a.token]
+    last = max((e.revision for e in before), default=b.token)
+    late = Effect(a.client, a.lock, a.token, b.returned + 0.1, b.returned + 0.2, last)
+    return [entry for entry in history if not isinstance(entry, Effect)] + [*before, late]
 
 
 @breaks("M7")

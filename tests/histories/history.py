@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 FOREVER = math.inf
+SOME_SESSION = -1
+"""The number of a session that nobody knows."""
 
 
 class Outcome(enum.Enum):
@@ -53,7 +55,8 @@ class Write:
     session: int = 0
     """Not 0: the record is ephemeral, and lives as long as the client's session of this number.
 
-    For a replacement: it takes an ephemeral record over.
+    For a replacement: it takes an ephemeral record over. `SOME_SESSION`: the client got another
+    session meanwhile, and nobody knows which of them it was.
     """
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from bookie.errors import (
@@ -37,6 +37,7 @@ from bookie.metadata.store import (
 from tests.conformance.faulty_store import FaultyStore
 from tests.histories.history import (
     FOREVER,
+    SOME_SESSION,
     Acquisition,
     Drawn,
     Effect,
@@ -89,16 +90,30 @@ class Person:
     is_current: bool
     """Whether the backend's reads show the newest state."""
     sessions: int = 1
+    """The number of its session, where nothing but the test ends one."""
+    session_of: Callable[[MetadataStore], int] | None = None
+    """What tells one session of a store from the next, where others end them."""
+    leases: Callable[[int], bool] = lambda _: True
+    """Whether records may be leased in the session of this number."""
+    pace_seconds: float = 0.0
+    """A pause after each step."""
+    answers: int = 0
+    """How many operations were answered so far."""
     quiet: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by each operation of which it matters in which session it was done."""
     known: dict[str, Stat] = field(default_factory=dict)
     values: itertools.count[int] = field(default_factory=itertools.count)
 
+    @property
+    def session_number(self) -> int:
+        """Of the session that it has now."""
+        return self.sessions if self.session_of is None else self.session_of(self.session)
+
     # ---- registers
 
-    async def use_registers(self, steps: int) -> None:
+    async def use_registers(self, steps: Iterable[object]) -> None:
         """Read, create, replace, take over and delete a few records at random."""
-        for _ in range(steps):
+        for _ in steps:
             key = f"{REGISTERS}/{self.dice.choice(NAMES)}"
             async with self.quiet:
                 match self.dice.randrange(6):
@@ -112,7 +127,7 @@ class Person:
                         await self._write(Verb.DELETE, key, self.known[key].version)
                     case _:
                         await self._read(key)
-            await asyncio.sleep(0)
+            await asyncio.sleep(self.pace_seconds)
 
     async def _read(self, key: str) -> None:
         is_synced = self.dice.randrange(3) == 0
@@ -121,8 +136,9 @@ class Person:
             if is_synced:
                 await self.store.sync()
             record = await self.store.get(key)
-        except MetadataUnavailableError:
+        except (MetadataUnavailableError, SessionLostError):
             return
+        self.answers += 1
         read = _read(self.name, key, called, self.recorder.now(), record)
         if record is None:
             self.known.pop(key, None)
@@ -133,8 +149,11 @@ class Person:
     async def _write(self, verb: Verb, key: str, expected: int) -> None:
         value = f"{self.name}-{next(self.values)}"
         # Some are leased, and some of those are taken over, also from oneself.
-        ephemeral = self.dice.randrange(2) == 0 and (
-            verb is Verb.CREATE or (verb is Verb.REPLACE and self.known[key].ephemeral)
+        session = self.session_number
+        ephemeral = (
+            self.dice.randrange(2) == 0
+            and (verb is Verb.CREATE or (verb is Verb.REPLACE and self.known[key].ephemeral))
+            and self.leases(session)
         )
         write = Write(
             self.name,
@@ -145,7 +164,7 @@ class Person:
             outcome=Outcome.UNKNOWN,
             value="" if verb is Verb.DELETE else value,
             expected=None if verb is Verb.CREATE else expected,
-            session=self.sessions if ephemeral else 0,
+            session=session if ephemeral else 0,
         )
         try:
             if verb is Verb.DELETE:
@@ -165,17 +184,27 @@ class Person:
         except SessionLostError:
             write = replace(write, outcome=Outcome.REFUSED)
         except MetadataUnavailableError:
-            self.recorder.history.append(write)
+            self._note(write)
             return
-        self.recorder.history.append(replace(write, returned=self.recorder.now()))
+        self.answers += 1
+        self._note(replace(write, returned=self.recorder.now()))
+
+    def _note(self, write: Write) -> None:
+        if write.session and write.session != self.session_number:
+            # Whichever session it was, that may have ended at any time since.
+            write = replace(write, session=SOME_SESSION)
+            end = SessionEnd(self.name, SOME_SESSION, write.called, FOREVER)
+            self.recorder.history.append(end)
+        self.recorder.history.append(write)
 
     # ---- recipes
 
-    async def use_locks(self, rounds: int) -> None:
+    async def use_locks(self, rounds: Iterable[object]) -> None:
         """Acquire one lock again and again, and do what it guards."""
         async with Participant(self.store) as participant:
             locks = LockManager(participant)
-            for _ in range(rounds):
+            for _ in rounds:
+                await asyncio.sleep(self.pace_seconds)
                 called = self.recorder.now()
                 try:
                     lock = await locks.acquire(LOCK, timeout_seconds=30)
@@ -191,7 +220,7 @@ class Person:
                 returned = self.recorder.now()
                 tokens[token] = Acquisition(self.name, LOCK, called, returned, token)
             await self._do(lock, token)
-            await asyncio.sleep(0)
+            await asyncio.sleep(self.pace_seconds)
         ended = self.recorder.now()
         self.recorder.history += [replace(one, ended=ended) for one in tokens.values()]
         await lock.release()
@@ -210,11 +239,12 @@ class Person:
         returned = self.recorder.now()
         self.recorder.history.append(Effect(self.name, LOCK, token, called, returned, revision))
 
-    async def draw_numbers(self, count: int) -> None:
+    async def draw_numbers(self, rounds: Iterable[object]) -> None:
         """Draw from one counter."""
         async with Participant(self.store) as participant:
             counter = Counter(participant, COUNTER)
-            for _ in range(count):
+            for _ in rounds:
+                await asyncio.sleep(self.pace_seconds)
                 called = self.recorder.now()
                 try:
                     number = await counter.next()
@@ -413,14 +443,15 @@ async def record_history(
         async with asyncio.TaskGroup() as working:
             working.create_task(nemesis.strike(load.faults))
             for person in people:
-                working.create_task(person.use_registers(load.steps))
-                working.create_task(person.use_locks(load.rounds))
-                working.create_task(person.draw_numbers(load.numbers))
-        await _write_fence(people[-1], watchers, recorder)
+                working.create_task(person.use_registers(range(load.steps)))
+                working.create_task(person.use_locks(range(load.rounds)))
+                working.create_task(person.draw_numbers(range(load.numbers)))
+        await write_fence(people[-1], watchers, recorder)
     return recorder.history, nemesis.counts
 
 
-async def _write_fence(person: Person, watchers: list[Watcher], recorder: Recorder) -> None:
+async def write_fence(person: Person, watchers: list[Watcher], recorder: Recorder) -> None:
+    """The last write of a history: watchers end when they saw it."""
     for watcher in watchers:
         watcher.until = recorder.now()
     called = recorder.now()

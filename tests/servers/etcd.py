@@ -129,6 +129,11 @@ class EtcdMember:
         assert self._process is not None
         return self._process.pid
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started and not killed; a paused one counts."""
+        return self._process is not None
+
     def start(self) -> None:
         """Start the process; `wait_ready` says when it serves."""
         assert self._process is None
