@@ -32,6 +32,7 @@ from bookie.storage.ledger_state import LedgerState
 from bookie.storage.write_cache import Generation, LedgerRuns, Run
 
 Waiter = Outcome[Reply]
+"""To be named, not called: an alias takes several times as long to make what it stands for."""
 
 OK = Reply(Status.OK)
 FENCED = Reply(Status.FENCED, "the ledger is fenced: another client took it over")
@@ -100,7 +101,7 @@ class Admission:
         state.saw_entries(run.first, run.last)
         state.max_lac = max(state.max_lac, max_lac)
         self.mark_dirty(state)
-        waiter = Waiter()
+        waiter: Waiter = Outcome()
         request.complete = _AddDone(runs, run, payload_delta, waiter, self, state)
         self.submit(request)
         return waiter
@@ -119,7 +120,7 @@ class Admission:
         """Fence the ledger, known here or not; the waiter says OK once the fence is durable."""
         if state.fenced and state.fence_durable:
             return Waiter.of(OK)
-        waiter = Waiter()
+        waiter: Waiter = Outcome()
         if state.fence_queued:
             # The record is in the queue before us: what became of it is known when we are done.
             self.submit(JournalRequest(RequestKind.FORCE, _FencedBefore(state, waiter)))
@@ -155,7 +156,7 @@ class Admission:
         return self._submit_and_wait(JournalRequest(RequestKind.FORCE, _ignore))
 
     def _submit_and_wait(self, request: JournalRequest, state: LedgerState | None = None) -> Waiter:
-        waiter = Waiter()
+        waiter: Waiter = Outcome()
 
         def complete(done: JournalRequest) -> None:
             if state is not None:
