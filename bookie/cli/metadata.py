@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from bookie.cli.metadata_load import Mix
     from bookie.metadata.records import Record, Stat
     from bookie.metadata.store import MetadataStore
+    from bookie.metadata.transfer import Exported
 
 app = typer.Typer(
     add_completion=False,
@@ -266,7 +267,7 @@ async def _export(uri: str, file: Path | None, key: str) -> None:
             if part is not None:
                 part.unlink(missing_ok=True)
             raise
-    print(f"{lines - 2} records, {len(skipped)} of sessions left out", file=sys.stderr)
+    print(f"{lines - 3} records, {len(skipped)} of sessions left out", file=sys.stderr)
 
 
 Overwrite = Annotated[
@@ -290,19 +291,23 @@ def import_(
 
     # A line ends where the file's does: other separators may be part of a key.
     text = _read(file).decode("utf-8", "replace").removesuffix("\n")
-    records = parse_export(text.split("\n"))
-    print_record(asyncio.run(_import(metadata, records, overwrite=overwrite)), output)
+    exported = parse_export(text.split("\n"))
+    print_record(asyncio.run(_import(metadata, exported, overwrite=overwrite)), output)
 
 
-async def _import(uri: str, records: list[tuple[str, bytes]], *, overwrite: bool) -> dict[str, int]:
+async def _import(uri: str, exported: Exported, *, overwrite: bool) -> dict[str, int]:
     from bookie.cli.progress import progress_bar
     from bookie.cli.stores import open_metadata
     from bookie.metadata.transfer import import_records
 
     async with open_metadata(uri) as store:
-        with progress_bar("importing", total=len(records), unit="records") as advance:
-            copied = await import_records(store, records, overwrite=overwrite, count=advance)
-    return {"written": copied.written, "equal": copied.equal}
+        with progress_bar("importing", total=len(exported.records), unit="records") as advance:
+            copied = await import_records(store, exported, overwrite=overwrite, count=advance)
+    return {
+        "written": copied.written,
+        "equal": copied.equal,
+        "numbers_go_on_above": copied.last_number,
+    }
 
 
 @app.command("migrate")
@@ -326,7 +331,8 @@ def migrate(
     """Copy a whole scope to another store, whatever the kinds of the two, and compare them.
 
     The source stays as it is. Cut off, it may be done again: it goes on where it was.
-    The numbering of sequential records does not move: empty queues before.
+    Sequential records, such as items of queues, keep their numbers, and later ones get greater
+    ones. Fencing tokens of locks are revisions of the store, which are other ones in the target.
     """
     from bookie.cli.output import print_record
 
@@ -348,6 +354,7 @@ async def _migrate(
         "written": copied.written,
         "equal": copied.equal,
         "of_sessions_left_out": copied.skipped,
+        "numbers_go_on_above": copied.last_number,
         "verified": "every record is the same in both",
     }
 

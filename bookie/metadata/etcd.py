@@ -47,11 +47,12 @@ from bookie.metadata.etcd_client import (
 )
 from bookie.metadata.etcd_convoy import Convoy, Convoys
 from bookie.metadata.etcd_keys import Scope, one_below
+from bookie.metadata.etcd_known import Known
 from bookie.metadata.etcd_lease import EtcdLease, replace
 from bookie.metadata.etcd_listing import child_names, child_records
+from bookie.metadata.etcd_numbers import last_number, raise_floor
 from bookie.metadata.etcd_receipts import Receipt, settled_revision, settlement
 from bookie.metadata.etcd_transactions import (
-    Known,
     Transaction,
     stat_of,
 )
@@ -245,6 +246,15 @@ class EtcdStore(MetadataStore):
         async for name, kv in child_records(self._client, self._scope, key, after):
             self._require_open()
             yield Record(kv.value, stat_of(name, kv, self._lease.id))
+
+    async def last_number(self) -> int:
+        """See `MetadataStore.last_number`."""
+        self._require_open()
+        return await last_number(self._client, self._scope)
+
+    async def _number_above(self, last: int) -> None:
+        self._require_open()
+        await raise_floor(self._client, self._scope, last)
 
     async def sync(self) -> None:
         """See `MetadataStore.sync`: a read always shows the last commit of any process."""

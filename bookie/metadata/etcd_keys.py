@@ -47,6 +47,14 @@ class Scope:
         """Where the last number of the sequential records `key` stands."""
         return self._prefix + b"/\0sequences" + key.encode()
 
+    def sequences(self) -> tuple[bytes, bytes]:
+        """The range of all of these: first, and first behind."""
+        return self._prefix + b"/\0sequences/", self._prefix + b"/\0sequences0"
+
+    def number_floor(self) -> bytes:
+        """Where the number stands that all sequential records are numbered above."""
+        return self._prefix + b"/\0number-floor"
+
 
 def one_below(scope: Scope, key: str) -> pb.RangeRequest:
     """Asks for any one key below `key`."""

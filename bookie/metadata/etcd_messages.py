@@ -40,6 +40,11 @@ def present(key: bytes) -> pb.Compare:
     )
 
 
+def less(key: bytes, value: bytes) -> pb.Compare:
+    """Holds if there is a record with a value before `value`, in the order of bytes."""
+    return pb.Compare(result=pb.Compare.LESS, target=pb.Compare.VALUE, key=key, value=value)
+
+
 def lease(key: bytes, owner: int) -> pb.Compare:
     """Holds if the record has this lease; a missing one has none, 0."""
     return pb.Compare(target=pb.Compare.LEASE, key=key, lease=owner)

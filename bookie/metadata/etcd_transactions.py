@@ -33,6 +33,7 @@ from bookie._pb import etcd_pb2 as pb
 from bookie.errors import MetadataUnavailableError, SessionLostError
 from bookie.metadata import etcd_messages as messages
 from bookie.metadata.etcd_keys import Scope, one_below
+from bookie.metadata.etcd_known import Known
 from bookie.metadata.etcd_receipts import Receipt, mark
 from bookie.metadata.judge import NO_OWNER, judge
 from bookie.metadata.keys import ancestors
@@ -46,9 +47,6 @@ from bookie.metadata.records import (
     check_transaction,
     sequential_key,
 )
-
-KNOWN_MAX = 4096
-"""Keys of each kind that a store remembers something of."""
 
 LIGHT_VALUE_BYTES = 16 * 1024
 LIGHT_DEPTH = 16
@@ -113,36 +111,6 @@ def owner(lease: int) -> bytes:
     return lease.to_bytes(8, "big", signed=True) if lease else NO_OWNER
 
 
-class Known:
-    """What a store remembers to guess right; whatever is forgotten costs a compare or a round."""
-
-    def __init__(self) -> None:
-        self._seen: dict[str, tuple[int, int]] = {}
-        """Sequence → the last number and the revision of its counter."""
-        self._persistent: dict[str, int] = {}
-        """Key → a version in which the record had no lease."""
-
-    def is_persistent(self, key: str, version: int) -> bool:
-        """Whether the record of that version is known to have no lease."""
-        return self._persistent.get(key) == version
-
-    def saw_persistent(self, key: str, version: int) -> None:
-        """Remember that it has none."""
-        if len(self._persistent) >= KNOWN_MAX:
-            self._persistent.clear()
-        self._persistent[key] = version
-
-    def last(self, key: str) -> tuple[int, int]:
-        """Number and mod_revision of the counter; (0, 0) if nothing is known."""
-        return self._seen.get(key, (0, 0))
-
-    def saw(self, key: str, number: int, revision: int) -> None:
-        """Remember a counter."""
-        if len(self._seen) >= KNOWN_MAX:
-            self._seen.clear()
-        self._seen[key] = (number, revision)
-
-
 class Transaction:
     """One transaction of the store, made into a Txn as often as it takes.
 
@@ -165,6 +133,7 @@ class Transaction:
         self._reads = _Reads()
         self._receipt_read = 0
         self._sequence_reads: dict[str, int] = {}
+        self._floor_read: int | None = None
         self._is_large = False
         self._lease = 0
 
@@ -209,7 +178,11 @@ class Transaction:
                     writes.append(self._delete(operation, compares))
                 case Check():
                     self._compare_version(operation.key, operation.version, compares)
-        self._sequence_reads = {}
+        self._sequence_reads, self._floor_read = {}, None
+        if self._numbers:
+            floor, (_, revision) = self._scope.number_floor(), self._known.floor
+            compares[b"#" + floor] = messages.mod(floor, revision)
+            self._floor_read = self._reads.want_value(floor)
         for key, number in self._numbers.items():
             counter, (_, revision) = self._scope.sequence(key), self._known.last(key)
             compares[b"#" + counter] = messages.mod(counter, revision)
@@ -225,7 +198,8 @@ class Transaction:
         for index, operation in enumerate(self._given):
             if isinstance(operation, Put) and operation.sequential:
                 last, _ = self._known.last(operation.key)
-                number = max(last, self._skipped.get(operation.key, 0)) + 1
+                floor, _ = self._known.floor
+                number = max(last, floor, self._skipped.get(operation.key, 0)) + 1
                 while sequential_key(operation.key, number) in named:
                     # A record made before: the counter, not read yet, has passed its number.
                     number += 1
@@ -389,9 +363,12 @@ class Transaction:
                 f"others kept changing what a transaction on {self._given[0].key} depends on"
             )
         learned = False
+        if self._floor_read is not None:
+            floor = _number(self._reads.value(self._floor_read))
+            learned = floor != self._known.floor
+            self._known.floor = floor
         for key, index in self._sequence_reads.items():
-            counter = self._reads.value(index)
-            last = (int(counter.value), counter.mod_revision) if counter is not None else (0, 0)
+            last = _number(self._reads.value(index))
             learned |= last != self._known.last(key)
             self._known.saw(key, *last)
         if learned:
@@ -467,6 +444,11 @@ class Transaction:
             else None
             for operation in self._operations
         ]
+
+
+def _number(counter: Any) -> tuple[int, int]:
+    """The number that a record holds, and its revision."""
+    return (int(counter.value), counter.mod_revision) if counter is not None else (0, 0)
 
 
 def session_lost() -> SessionLostError:

@@ -318,6 +318,15 @@ class LocalStore(MetadataStore):
             self._wake.set()
             raise
 
+    async def last_number(self) -> int:
+        """See `MetadataStore.last_number`."""
+        with self._require_open().read() as tree:
+            return tree.last_number()
+
+    async def _number_above(self, last: int) -> None:
+        environment = self._require_open()
+        await self._wait(environment.submit(lambda tree: tree.number_above(last)))
+
     async def sync(self) -> None:
         """See `MetadataStore.sync`: a read always shows the last commit of any process."""
         self._require_open()

@@ -12,6 +12,7 @@ log        version u64                    per change: kind u8 (1 created, 2 dele
                                           size u16, key
 meta       ``format``                     ``bookie-metadata 2``
 meta       ``version``                    version u64 of the last commit
+meta       ``number offset``              u64, what sequential records are numbered above commits
 ========== ============================== ====================================================
 
 All integers are big endian. Versions are numbered without gaps by our own counter, because LMDB's
@@ -124,6 +125,14 @@ class TreeReader:
         """The version of the last commit; 0 before the first."""
         data = self._get("meta", b"version")
         return 0 if data is None else int(_VERSION.unpack(data)[0])
+
+    def last_number(self) -> int:
+        """What no sequential record has a number above: commits are numbered, and this far higher.
+
+        The offset is other than 0 where records were copied from a store with greater numbers.
+        """
+        data = self._get("meta", b"number offset")
+        return self.version() + (0 if data is None else int(_VERSION.unpack(data)[0]))
 
     def find(self, key: str) -> Row | None:
         """The record of `key`, if there is one."""
@@ -246,13 +255,18 @@ class TreeWriter(TreeReader):
         """See `MetadataStore.transaction`; nothing is written when it raises a `BookieError`."""
         if not self.has_session(session):
             raise SessionLostError("the session with the metadata store ended")
-        effects = judge(operations, self, session, self.version() + 1)
+        effects = judge(operations, self, session, self.last_number() + 1)
         stats: list[Stat | None] = [None] * len(effects)
         written = self._commit([effect for effect in effects if effect is not None])
         for place, effect in enumerate(effects):
             if isinstance(effect, Write):
                 stats[place] = written[effect.key].stat(effect.key, session)
         return stats
+
+    def number_above(self, last: int) -> None:
+        """See `MetadataStore.number_above`."""
+        if last > self.last_number():
+            self._put("meta", b"number offset", _VERSION.pack(last - self.version()))
 
     def begin_session(self, session: bytes, row: SessionRow) -> None:
         """Add a session."""

@@ -21,19 +21,17 @@ What servers and networks do to a store is simulated by methods and fields of `M
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
 from bookie.env import Clock, SystemClock
-from bookie.errors import MetadataClosedError, MetadataUnavailableError, SessionLostError
-from bookie.metadata.judge import Removal, Write, judge
+from bookie.errors import MetadataClosedError, MetadataUnavailableError
+from bookie.metadata.memory_tree import tree_of
 from bookie.metadata.store import (
     Change,
-    ChangeKind,
     Commit,
     MetadataStore,
     Operation,
@@ -41,12 +39,10 @@ from bookie.metadata.store import (
     Resync,
     SessionEvent,
     Stat,
-    WatchEvent,
     check_key,
     check_prefix,
     check_transaction,
     is_under,
-    parent_of,
 )
 from bookie.metadata.subscription import Subscription
 from bookie.protocol.session import (
@@ -60,151 +56,6 @@ from bookie.protocol.session import (
     SessionState,
     Tick,
 )
-
-_trees: dict[str, _Tree] = {}
-_trees_lock = threading.Lock()
-
-
-@dataclass(frozen=True, slots=True)
-class _Node:
-    value: bytes
-    version: int
-    owner: bytes
-    version_at_creation: int
-    created_ms: int
-    modified_ms: int
-
-    def stat(self, key: str, session: bytes) -> Stat:
-        return Stat(
-            key=key,
-            version=self.version,
-            revision=self.version,
-            created_ms=self.created_ms,
-            modified_ms=self.modified_ms,
-            ephemeral=bool(self.owner),
-            created_by_self=self.owner == session,
-            first_version=self.version == self.version_at_creation,
-        )
-
-
-class _Tree:
-    """The records of one name. Every method is called with `lock` held."""
-
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
-        self.clock: Clock = SystemClock()
-        self.version = 0
-        self.nodes: dict[str, _Node] = {}
-        self.children: dict[str, set[str]] = {}
-        self.stores: list[MemoryStore] = []
-        self._sessions_begun = 0
-        self._alive: set[bytes] = set()
-        self._deadlines: dict[bytes, tuple[float, Callable[[], float]]] = {}
-        """Of sessions that are cut off: when the server ends them, and by which clock."""
-
-    def find(self, key: str) -> _Node | None:
-        return self.nodes.get(key)
-
-    def has_children(self, key: str) -> bool:
-        return bool(self.children.get(key))
-
-    def begin_session(self) -> bytes:
-        self._sessions_begun += 1
-        session = self._sessions_begun.to_bytes(8, "big")
-        self._alive.add(session)
-        return session
-
-    def is_alive(self, session: bytes) -> bool:
-        return session in self._alive
-
-    def cut_off(self, session: bytes, deadline: float, clock: Callable[[], float]) -> None:
-        """Nothing is heard of `session` from now on; it ends at `deadline`."""
-        self._deadlines[session] = (deadline, clock)
-
-    def heard(self, session: bytes) -> None:
-        """`session` is back, if it has not ended."""
-        self.let_time_pass()
-        self._deadlines.pop(session, None)
-
-    def let_time_pass(self) -> None:
-        """End the sessions whose time is over."""
-        for session, (deadline, clock) in list(self._deadlines.items()):
-            if clock() >= deadline:
-                self.end_session(session)
-
-    def end_session(self, session: bytes) -> None:
-        self._alive.discard(session)
-        self._deadlines.pop(session, None)
-        owned = sorted(key for key, node in self.nodes.items() if node.owner == session)
-        if owned:
-            self._commit(Removal(key, session) for key in owned)
-
-    def transact(self, operations: Sequence[Operation], session: bytes) -> list[Stat | None]:
-        if session not in self._alive:
-            raise SessionLostError("the session with the metadata store ended")
-        effects = judge(operations, self, session, self.version + 1)
-        self._commit(effect for effect in effects if effect is not None)
-        return [
-            self.nodes[effect.key].stat(effect.key, session) if isinstance(effect, Write) else None
-            for effect in effects
-        ]
-
-    def _commit(self, effects: Iterable[Write | Removal]) -> None:
-        version = self.version + 1
-        events = []
-        for effect in effects:
-            if isinstance(effect, Write):
-                created = effect.owner_before is None
-                self._write(effect, version)
-                kind = ChangeKind.CREATED if created else ChangeKind.MODIFIED
-            else:
-                del self.nodes[effect.key]
-                self._unlink(effect.key)
-                kind = ChangeKind.DELETED
-            events.append(WatchEvent(kind, effect.key, version))
-        if events:
-            self.version = version
-            commit = Commit(version, tuple(events))
-            for store in self.stores:
-                store.deliver(commit)
-
-    def _write(self, write: Write, version: int) -> None:
-        now_ms = self.clock.now_ms()
-        before = self.nodes.get(write.key)
-        # Changing hands begins a new life.
-        is_same_life = before is not None and before.owner == write.owner
-        self.nodes[write.key] = _Node(
-            write.value,
-            version,
-            write.owner,
-            before.version_at_creation if before is not None and is_same_life else version,
-            before.created_ms if before is not None and is_same_life else now_ms,
-            now_ms,
-        )
-        self._link(write.key)
-
-    def _link(self, key: str) -> None:
-        while key != "/":
-            parent, name = parent_of(key), key.rpartition("/")[2]
-            names = self.children.setdefault(parent, set())
-            if name in names:
-                return
-            names.add(name)
-            key = parent
-
-    def _unlink(self, key: str) -> None:
-        while key != "/" and key not in self.nodes and key not in self.children:
-            parent, name = parent_of(key), key.rpartition("/")[2]
-            names = self.children[parent]
-            names.discard(name)
-            if not names:
-                del self.children[parent]
-            key = parent
-
-
-def _tree(name: str) -> _Tree:
-    with _trees_lock:
-        return _trees.setdefault(name, _Tree())
 
 
 @dataclass(slots=True)
@@ -234,7 +85,7 @@ class MemoryStore(MetadataStore):
         self.session_timeout_seconds = session_timeout_seconds
         self.faults = Faults()
         self._clock = clock or SystemClock()
-        self._tree = _tree(name)
+        self._tree = tree_of(name)
         if clock is not None:
             self._tree.clock = clock
         self._session = b""
@@ -322,6 +173,17 @@ class MemoryStore(MetadataStore):
             self.faults.lost_replies -= 1
             raise MetadataUnavailableError("the metadata store does not answer any more")
         return stats
+
+    async def last_number(self) -> int:
+        """See `MetadataStore.last_number`."""
+        await self._reach()
+        with self._tree.lock:
+            return self._tree.last_number
+
+    async def _number_above(self, last: int) -> None:
+        await self._reach()
+        with self._tree.lock:
+            self._tree.number_above(last)
 
     async def sync(self) -> None:
         """See `MetadataStore.sync`: reads are always up to date here."""

@@ -28,6 +28,9 @@ SEQUENCE_DIGITS_MIN = 10
 SEQUENCE_DIGITS_MAX = 20
 """The digits that the number of a sequential key may have."""
 
+LAST_NUMBER_MAX = 10**18
+"""Above greater ones than this no store is told to number, so that numbers never get too long."""
+
 
 @dataclass(frozen=True, slots=True)
 class Stat:
@@ -126,7 +129,8 @@ class Put:
 
     With `sequential` a record is created whose key is `key` and a number of at least
     `SEQUENCE_DIGITS_MIN` digits, which grows and is never used twice after that key; `version` must
-    then be None or `NOT_EXISTS`.
+    then be None or `NOT_EXISTS`. Whoever wants the order of such keys compares the numbers: the
+    text of one with more digits may come first.
     """
 
     key: str

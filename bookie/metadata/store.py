@@ -28,7 +28,7 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import ClassVar, Self
 
-from bookie.errors import KeyHasChildrenError, NoSuchKeyError, UnsupportedError
+from bookie.errors import BadRequestError, KeyHasChildrenError, NoSuchKeyError, UnsupportedError
 from bookie.metadata.changes import Change, ChangeKind, Commit, Resync, WatchEvent
 from bookie.metadata.keys import (
     KEY_SIZE_BYTES_MAX,
@@ -40,6 +40,7 @@ from bookie.metadata.keys import (
     parent_of,
 )
 from bookie.metadata.records import (
+    LAST_NUMBER_MAX,
     NOT_EXISTS,
     TRANSACTION_OPERATIONS_MAX,
     TRANSACTION_SIZE_BYTES_MAX,
@@ -240,6 +241,29 @@ class MetadataStore(ABC):
         check. Raises the error of the first operation whose condition fails, as `put` and `delete`
         do; a failed check is a BadVersionError.
         """
+
+    @abstractmethod
+    async def last_number(self) -> int:
+        """A number that no sequential record of this store, whatever its key, was ever above.
+
+        It covers deleted records, too, and may be far above the greatest number that was given.
+        """
+
+    async def number_above(self, last: int) -> None:
+        """From when this returns, sequential records get numbers above `last`, whatever their key.
+
+        It is for records that are copied from another store with the numbers that they got there.
+        What is numbered above it already stays so.
+
+        Raises:
+            BadRequestError: `last` is beyond `LAST_NUMBER_MAX`.
+        """
+        if last > LAST_NUMBER_MAX:
+            raise BadRequestError(f"no store can number records above {last}")
+        await self._number_above(last)
+
+    @abstractmethod
+    async def _number_above(self, last: int) -> None: ...
 
     async def get_acl(self, key: str) -> list[Acl]:
         """Who may do what with the record of `key`.

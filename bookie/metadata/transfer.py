@@ -5,14 +5,21 @@ records of the top level, among them what makes a cluster one, are written last,
 takes half a copy for the whole. A copy that was cut off is made whole by doing it again: what is
 there already with the same value is left alone, another value is an error and changes nothing.
 
+**Numbers of sequential records** go on: before the first record is written, the target is told to
+number above all that the source has given, whatever became of them, and above all copied records
+whose names end like one. So a copied queue keeps its order, and no number is given twice. The
+greatest number is one for a whole store, as counters of single keys differ by backend.
+
 A file has one JSON object a line::
 
-    {"format": "bookie metadata", "version": 1}
+    {"format": "bookie metadata", "version": 2}
     {"key": "/ledgers/0000000000000000001", "value": "<base64>"}
     …
+    {"last_number": 17}
     {"records": 1, "sha256": "<of all lines before this one>"}
 
-A file without its last line, or whose last line does not fit, was cut off or changed.
+A file without its last line, or whose last line does not fit, was cut off or changed. Version 1 had
+no last number.
 """
 
 from __future__ import annotations
@@ -28,6 +35,7 @@ from bookie.errors import FormatError, KeyExistsError, MetadataError, NewerForma
 from bookie.metadata.keys import ROOT, parent_of
 from bookie.metadata.records import (
     NOT_EXISTS,
+    SEQUENCE_DIGITS_MIN,
     TRANSACTION_OPERATIONS_MAX,
     TRANSACTION_SIZE_BYTES_MAX,
     Put,
@@ -36,10 +44,13 @@ from bookie.metadata.store import MetadataStore
 from bookie.metadata.walk import differences, walk
 
 FORMAT = "bookie metadata"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 NARROW_CHILDREN_MAX = 20_000
 """Children of one key that every kind of store can list, with long names, in one answer."""
+
+_DIGITS_MAX = 18
+"""Of the digits that a name ends with, as many may be a number; see `LAST_NUMBER_MAX`."""
 
 Count = Callable[[int], None]
 """Hears of each record that was dealt with."""
@@ -54,6 +65,18 @@ class Copied:
     """Records that were there already, with the same value."""
     skipped: int = 0
     """Records that belong to sessions."""
+    last_number: int = 0
+    """Sequential records of the target are numbered above it."""
+
+
+@dataclass(slots=True)
+class Exported:
+    """What a file holds."""
+
+    records: list[tuple[str, bytes]] = field(default_factory=list)
+    """Keys and values."""
+    last_number: int = 0
+    """See `MetadataStore.last_number`; 0 in a file of version 1, which did not say."""
 
 
 async def export_lines(
@@ -73,18 +96,20 @@ async def export_lines(
         value = base64.b64encode(record.value).decode()
         yield seal.line({"key": record.key, "value": value})
         seal.records += 1
+    yield seal.line({"last_number": await store.last_number()})
     yield seal.last()
 
 
-def parse_export(lines: Iterable[str]) -> list[tuple[str, bytes]]:
-    """Keys and values of a file; nothing of it is used before its last line was seen.
+def parse_export(lines: Iterable[str]) -> Exported:
+    """What a file holds; nothing of it is used before its last line was seen.
 
     Raises:
         FormatError: the file is not ours, cut off or changed; the message says which line.
         NewerFormatError: a newer version wrote it.
     """
     seal = _Seal()
-    found: list[tuple[str, bytes]] = []
+    found = Exported()
+    is_numbered = False
     for number, item in _objects(lines, seal):
         match item:
             case {"format": str(name), "version": int(version)} if number == 1:
@@ -92,13 +117,20 @@ def parse_export(lines: Iterable[str]) -> list[tuple[str, bytes]]:
                     raise FormatError(f"line 1 says that the file is {name!r}, not {FORMAT!r}")
                 if version > FORMAT_VERSION:
                     raise NewerFormatError(f"the file has format {version}, newer than ours")
+                is_numbered = version < 2  # which had no such line
+            case {"last_number": int(last)} if number > 1 and not is_numbered:
+                found.last_number, is_numbered = last, True
             case {"key": str(key), "value": str(text)} if number > 1:
                 try:
-                    found.append((key, base64.b64decode(text, validate=True)))
+                    found.records.append((key, base64.b64decode(text, validate=True)))
                 except ValueError as error:
                     raise FormatError(f"the value in line {number} is not base64") from error
             case {"records": int(records), "sha256": str(digest)} if number > 1:
-                if records != len(found) or digest != seal.digest_before_last:
+                if (
+                    not is_numbered
+                    or records != len(found.records)
+                    or digest != seal.digest_before_last
+                ):
                     raise FormatError("the file was changed: its last line does not fit the others")
                 return found
             case _:
@@ -108,21 +140,24 @@ def parse_export(lines: Iterable[str]) -> list[tuple[str, bytes]]:
 
 async def import_records(
     store: MetadataStore,
-    records: Iterable[tuple[str, bytes]],
+    exported: Exported,
     *,
     overwrite: bool = False,
     count: Count = lambda _: None,
 ) -> Copied:
-    """Write `records`; the top level last.
+    """Write the records of a file; the top level last.
 
     Raises:
+        MetadataError: the store did not take over the numbering.
         KeyExistsError: a record has another value and `overwrite` is false; it is named, and what
             was written before stays.
     """
-    copied = Copied()
+    numbers = [_number_of(key) for key, _ in exported.records]
+    copied = Copied(last_number=max(exported.last_number, *numbers, 0))
+    await store.number_above(copied.last_number)
     writer = _Writer(store, copied, overwrite=overwrite, count=count)
     last: list[tuple[str, bytes]] = []
-    for key, value in records:
+    for key, value in exported.records:
         if parent_of(key) == ROOT:
             last.append((key, value))
         else:
@@ -131,6 +166,7 @@ async def import_records(
     for key, value in last:
         await writer.add(key, value)
     await writer.flush()
+    await _require_numbered_above(store, copied.last_number)
     return copied
 
 
@@ -146,14 +182,14 @@ async def migrate(
 
     Raises:
         MetadataError: somebody still uses the source and `live` is false; the target cannot list
-            that many children of one key; or the two differ after the copy, because somebody wrote
-            to one of them.
+            that many children of one key; the two differ after the copy, because somebody wrote
+            to one of them; or the target could give a number again.
         KeyExistsError: see `import_records`.
     """
-    copied = Copied()
+    copied = Copied(last_number=await _require_movable(source, target, live=live))
+    await target.number_above(copied.last_number)
     writer = _Writer(target, copied, overwrite=overwrite, count=count)
     last: list[tuple[str, bytes]] = []
-    await _require_movable(source, target, live=live)
     async for record in walk(source):
         if record.ephemeral:
             copied.skipped += 1
@@ -170,13 +206,41 @@ async def migrate(
             f"{difference.key} differs after the copy: {_describe(difference.left)} in the source, "
             f"{_describe(difference.right)} in the target; stop whoever writes and do it again"
         )
+    # With `live` numbers were given meanwhile.
+    copied.last_number = max(copied.last_number, await source.last_number())
+    await target.number_above(copied.last_number)
+    await _require_numbered_above(target, copied.last_number)
     return copied
 
 
-async def _require_movable(source: MetadataStore, target: MetadataStore, *, live: bool) -> None:
-    """Refuse before anything is written what would be refused or could not be listed after it."""
+def _number_of(key: str) -> int:
+    """The number that `key` ends with if it may be that of a sequential record, or more; else 0.
+
+    How long it is cannot be told where what stands before ends with digits, too.
+    """
+    name = key.rpartition("/")[2]
+    digits = len(name) - len(name.rstrip("0123456789"))
+    return int(name[-min(digits, _DIGITS_MAX) :]) if digits >= SEQUENCE_DIGITS_MIN else 0
+
+
+async def _require_numbered_above(store: MetadataStore, last: int) -> None:
+    found = await store.last_number()
+    if found < last:
+        raise MetadataError(
+            f"{store.backend} would number records from {found + 1} on, and numbers up to {last} "
+            "were given in the source; do not use it"
+        )
+
+
+async def _require_movable(source: MetadataStore, target: MetadataStore, *, live: bool) -> int:
+    """Refuse before anything is written what would be refused or could not be listed after it.
+
+    Returns the number that the target has to number sequential records above.
+    """
     children: Counter[str] = Counter()
+    last = await source.last_number()
     async for record in walk(source):
+        last = max(last, _number_of(record.key))
         if record.ephemeral and not record.created_by_self and not live:
             raise MetadataError(
                 f"the source is in use: {record.key} belongs to a live session; stop the bookies "
@@ -189,6 +253,7 @@ async def _require_movable(source: MetadataStore, target: MetadataStore, *, live
                 f"{key} has {count} children, which {target.backend} could not list; at most "
                 f"{NARROW_CHILDREN_MAX} can be moved there"
             )
+    return last
 
 
 def _describe(value: bytes | None) -> str:

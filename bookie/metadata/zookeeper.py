@@ -15,6 +15,8 @@ What ZooKeeper cannot do exactly as the interface says:
   its `first_version` is False.
 - A virtual parent whose last ephemeral child went with its session is hidden from listings, and
   removed, when somebody looks; one that was empty before the store connected may be listed.
+- Numbers that are raised for a copy (`number_above`) are heeded by stores that are open meanwhile
+  from their next connection on (`zookeeper_numbers`).
 - Sequential numbers begin anew below a record that was deleted itself, with all its children.
 - Keys with control characters, or characters beyond Unicode's basic plane, are refused.
 
@@ -58,6 +60,7 @@ from bookie.metadata.subscription import Subscription
 from bookie.metadata.zookeeper_changes import DELETED, ChangeReader
 from bookie.metadata.zookeeper_known import KnownRecords
 from bookie.metadata.zookeeper_nodes import NodeReader, refusal
+from bookie.metadata.zookeeper_numbers import BLOCK, NO_BLOCK, NumberBlocks
 from bookie.metadata.zookeeper_outcome import CONFLICTS, Committed, OutdatedError, Receipts
 from bookie.metadata.zookeeper_session import ZooKeeperLink
 from bookie.metadata.zookeeper_thread import NodeError, NodeEvent
@@ -66,21 +69,17 @@ from bookie.metadata.zookeeper_tree import (
     Planner,
     Scope,
     View,
-    from_node_acl,
     is_virtual,
     overtaken_stat,
     require_representable,
     require_representable_key,
     stat_of,
-    to_node_acl,
 )
 from bookie.metadata.zookeeper_wire import (
     NO_NODE,
     Exists,
-    GetACL,
     GetData,
     MultiRefusedError,
-    SetACL,
     ZnodeStat,
 )
 from bookie.protocol.session import SessionEvent
@@ -90,6 +89,9 @@ SCAN_AHEAD = 32
 
 RECEIPTS_SUFFIX = ".receipts"
 """The receipts of a scope's stores lie below a node of its name and this."""
+
+NUMBERS_SUFFIX = ".numbers"
+"""Likewise for the node with what numbers of sequential records begin with, if there is one."""
 
 _RECURSION_ROUNDS = 10
 
@@ -108,6 +110,7 @@ class _Open:
     nodes: NodeReader
     receipts: Receipts
     reader: ChangeReader
+    numbers: NumberBlocks
 
 
 class ZooKeeperStore(MetadataStore):
@@ -148,7 +151,8 @@ class ZooKeeperStore(MetadataStore):
         )
         nodes = NodeReader(link, self._scope)
         receipts = Receipts(link, self._scope.root + RECEIPTS_SUFFIX)
-        self._open = _Open(link, nodes, receipts, ChangeReader(self._scope))
+        numbers = NumberBlocks(link, self._scope.root + NUMBERS_SUFFIX)
+        self._open = _Open(link, nodes, receipts, ChangeReader(self._scope), numbers)
         try:
             await link.__aenter__()
         except BaseException:
@@ -260,6 +264,7 @@ class ZooKeeperStore(MetadataStore):
         link = opened.link
         deadline, losses = link.deadline(), link.losses
         is_known = True
+        is_numbered = any(isinstance(o, Put) and o.sequential for o in operations)
         while True:
             session, view = await link.usable(deadline), None
             connection = link.connection
@@ -268,12 +273,15 @@ class ZooKeeperStore(MetadataStore):
             if view is None:
                 view = await self._judged(opened, operations, deadline)
             begun_at = boot_time_seconds()
-            plan = Planner(self._scope, operations, view, session).plan()
+            block = await opened.numbers.present(deadline) if is_numbered else NO_BLOCK
+            plan = Planner(self._scope, operations, view, session, block.prefix).plan()
             try:
                 committed = await opened.receipts.commit(
-                    plan.operations, deadline, losses, connection
+                    [*plan.operations, *block.checks], deadline, losses, connection
                 )
             except (MultiRefusedError, OutdatedError) as refused:
+                if is_numbered:
+                    opened.numbers.forget()
                 if isinstance(refused, MultiRefusedError) and refused.code not in CONFLICTS:
                     path = plan.operations[refused.index].path
                     raise refusal(NodeError(refused.code), self._scope.key(path)) from refused
@@ -321,7 +329,7 @@ class ZooKeeperStore(MetadataStore):
             written = await self._written(opened, operation, index, plan, committed)
             stats.append(written)
             if operation.sequential:
-                number = int(written.key[len(operation.key) :])
+                number = int(written.key[len(operation.key) :]) % BLOCK
                 opened.nodes.note_kept(parent_of(operation.key), number)
         return stats
 
@@ -353,6 +361,15 @@ class ZooKeeperStore(MetadataStore):
                 return
         raise KeyHasChildrenError(f"somebody keeps creating keys below {key}")
 
+    async def last_number(self) -> int:
+        """See `MetadataStore.last_number`."""
+        opened = self._require_open()
+        return (await opened.numbers.present(opened.link.deadline())).last
+
+    async def _number_above(self, last: int) -> None:
+        opened = self._require_open()
+        await opened.numbers.raise_above(last, opened.link.deadline())
+
     async def sync(self) -> None:
         """See `MetadataStore.sync`: a write through the quorum, which all reads after it follow.
 
@@ -365,31 +382,17 @@ class ZooKeeperStore(MetadataStore):
 
     async def get_acl(self, key: str) -> list[Acl]:
         """See `MetadataStore.get_acl`."""
-        link = await self._require_record(key)
-        try:
-            acl, _ = await link.read(GetACL(self._scope.path(key)), link.deadline())
-        except NodeError as error:
-            raise refusal(error, key) from error
-        return from_node_acl(acl)
-
-    async def set_acl(self, key: str, acl: Sequence[Acl]) -> None:
-        """See `MetadataStore.set_acl`."""
-        node_acl = to_node_acl(acl)
-        link = await self._require_record(key)
-        try:
-            # Done twice is done once, so that it may be asked again like a read.
-            await link.read(SetACL(self._scope.path(key), node_acl, -1), link.deadline())
-        except NodeError as error:
-            raise refusal(error, key) from error
-
-    async def _require_record(self, key: str) -> ZooKeeperLink:
         check_key(key)
         require_representable_key(key)
         opened = self._require_open()
-        view = await opened.nodes.view([Delete(key)], opened.link.deadline())
-        if view.find(key) is None:
-            raise NoSuchKeyError(f"{key} does not exist")
-        return opened.link
+        return await opened.nodes.acl(key, opened.link.deadline())
+
+    async def set_acl(self, key: str, acl: Sequence[Acl]) -> None:
+        """See `MetadataStore.set_acl`."""
+        check_key(key)
+        require_representable_key(key)
+        opened = self._require_open()
+        await opened.nodes.set_acl(key, acl, opened.link.deadline())
 
     # ---- watches
 

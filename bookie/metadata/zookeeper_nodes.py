@@ -17,10 +17,19 @@ from bookie.errors import (
     BookieError,
     InvalidKeyError,
     MetadataUnavailableError,
+    NoSuchKeyError,
     UnauthorizedError,
 )
 from bookie.metadata.keys import ROOT, ancestors, is_under, parent_of
-from bookie.metadata.records import NOT_EXISTS, SEQUENCE_DIGITS_MIN, Check, Operation, Put
+from bookie.metadata.records import (
+    NOT_EXISTS,
+    SEQUENCE_DIGITS_MIN,
+    Acl,
+    Check,
+    Delete,
+    Operation,
+    Put,
+)
 from bookie.metadata.zookeeper_outcome import Link
 from bookie.metadata.zookeeper_thread import LostError, NoAnswerError, NodeError, NotSentError
 from bookie.metadata.zookeeper_tree import (
@@ -31,6 +40,7 @@ from bookie.metadata.zookeeper_tree import (
     from_node_acl,
     is_virtual,
     removal,
+    to_node_acl,
 )
 from bookie.metadata.zookeeper_wire import (
     INVALID_ACL,
@@ -43,6 +53,7 @@ from bookie.metadata.zookeeper_wire import (
     Multi,
     MultiRefusedError,
     Request,
+    SetACL,
     ZnodeStat,
 )
 
@@ -102,7 +113,7 @@ class NodeReader:
         self._suspect(parent_of(key))
 
     def note_kept(self, key: str, number: int) -> None:
-        """A sequential record of that number was created below `key`."""
+        """A sequential record was created below `key`; `number` is ZooKeeper's own for it."""
         if number >= SEQUENCE_MAX:
             self.kept.pop(key, None)  # the next one reads, and is refused
             return
@@ -163,6 +174,29 @@ class NodeReader:
                     f"{key} cannot be taken over: ZooKeeper does not show us who may do what to it"
                 )
             view.acls[key] = tuple(acl)
+
+    async def acl(self, key: str, deadline: float) -> list[Acl]:
+        """See `MetadataStore.get_acl`."""
+        await self._require_record(key, deadline)
+        try:
+            acl, _ = await self._link.read(GetACL(self._scope.path(key)), deadline)
+        except NodeError as error:
+            raise refusal(error, key) from error
+        return from_node_acl(acl)
+
+    async def set_acl(self, key: str, acl: Sequence[Acl], deadline: float) -> None:
+        """See `MetadataStore.set_acl`."""
+        node_acl = to_node_acl(acl)
+        await self._require_record(key, deadline)
+        try:
+            # Done twice is done once, so that it may be asked again like a read.
+            await self._link.read(SetACL(self._scope.path(key), node_acl, -1), deadline)
+        except NodeError as error:
+            raise refusal(error, key) from error
+
+    async def _require_record(self, key: str, deadline: float) -> None:
+        if (await self.view([Delete(key)], deadline)).find(key) is None:
+            raise NoSuchKeyError(f"{key} does not exist")
 
     # ---- what is to be seen
 

@@ -247,12 +247,18 @@ class Planner:
     """
 
     def __init__(
-        self, scope: Scope, operations: Sequence[Operation], view: View, session: int
+        self,
+        scope: Scope,
+        operations: Sequence[Operation],
+        view: View,
+        session: int,
+        number_prefix: str = "",
     ) -> None:
         self._scope = scope
         self._operations = operations
         self._view = view
         self._session = session
+        self._number_prefix = number_prefix
         self._plan = Plan(results=[None] * len(operations))
         self._puts = {
             operation.key: index
@@ -380,7 +386,8 @@ class Planner:
             SEQUENTIAL if put.sequential else PERSISTENT
         )
         acl = OPEN_ACL_UNSAFE if put.acl is None else to_node_acl(put.acl)
-        made = CreateNode(self._scope.path(put.key), put.value, acl, flags)
+        path = self._scope.path(put.key) + (self._number_prefix if put.sequential else "")
+        made = CreateNode(path, put.value, acl, flags)
         self._plan.results[index] = self._add(made)
 
     def _virtually(self, *operations: NodeOperation, guarded: bool = False) -> None:

@@ -112,6 +112,14 @@ class FaultyStore(MetadataStore):
             raise MetadataUnavailableError("the test lost the reply")
         return answer
 
+    async def last_number(self) -> int:
+        self._ask("last_number")
+        return await self._store.last_number()
+
+    async def _number_above(self, last: int) -> None:
+        self._ask("number_above")
+        await self._store.number_above(last)
+
     @asynccontextmanager
     async def watch(self, prefix: str) -> AsyncIterator[AsyncIterator[Change]]:
         self._ask("watch")

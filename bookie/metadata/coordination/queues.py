@@ -75,7 +75,7 @@ class Taken:
 
     @property
     def name(self) -> str:
-        """The item's name in its queue; it sorts by age."""
+        """The item's name in its queue; its number grows with every item that is put."""
         return self._item.name
 
     async def done(self) -> None:
@@ -257,7 +257,8 @@ class Queue:
 
     async def _take(self) -> Taken | None:
         taken = set(await self._store.get_children(f"{self._path}/taken"))
-        for name in await self._store.get_children(f"{self._path}/items"):
+        names = await self._store.get_children(f"{self._path}/items")
+        for name in sorted(names, key=_age):
             if name in taken:
                 continue
             item = await self._store.get(f"{self._path}/items/{name}")
@@ -293,6 +294,11 @@ class Queue:
         if record is not None and record.value == guid:
             with suppress(NoSuchKeyError, BadVersionError):
                 await self._store.delete(claim, version=record.version)
+
+
+def _age(name: str) -> tuple[int, str]:
+    """By which names of items are ordered: a longer number is greater, whatever its first digit."""
+    return len(name), name
 
 
 async def _give_back(taken: Taken | None) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
@@ -110,7 +112,7 @@ async def test_an_export_of_a_part(stores: Stores) -> None:
     source, _ = stores
     await fill(source)
     lines = [line async for line in export_lines(source, "/a")]
-    assert [key for key, _ in parse_export(lines)] == ["/a", "/a/b", "/a/b/c"]
+    assert [key for key, _ in parse_export(lines).records] == ["/a", "/a/b", "/a/b/c"]
 
 
 async def test_every_damage_of_a_file_is_refused(stores: Stores) -> None:
@@ -156,7 +158,18 @@ def test_what_is_no_export_is_refused(lines: list[str], sentence: str) -> None:
 def test_an_export_of_a_newer_version_is_refused() -> None:
     """It is not damaged; we are too old."""
     with pytest.raises(NewerFormatError):
-        parse_export(['{"format": "bookie metadata", "version": 2}'])
+        parse_export(['{"format": "bookie metadata", "version": 3}'])
+
+
+def test_an_export_of_an_older_version_says_no_number() -> None:
+    """Its names do, when it is imported."""
+    lines = [
+        '{"format": "bookie metadata", "version": 1}',
+        '{"key": "/q/n-0000000007", "value": "eA=="}',
+    ]
+    seal = {"records": 1, "sha256": hashlib.sha256(("\n".join(lines) + "\n").encode()).hexdigest()}
+    found = parse_export([*lines, json.dumps(seal)])
+    assert (found.records, found.last_number) == ([("/q/n-0000000007", b"x")], 0)
 
 
 async def test_another_value_in_the_target_stops_an_import(stores: Stores) -> None:
@@ -246,6 +259,40 @@ async def test_a_migration_that_does_not_agree_says_where(stores: Stores) -> Non
     await target.put("/foreign", b"123")
     with pytest.raises(MetadataError, match="/foreign differs after the copy: no record in the so"):
         await migrate(source, target)
+
+
+async def test_a_target_that_would_give_a_number_again_is_no_copy(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was written is there, and nobody is told that it is verified."""
+    source, target = stores
+    for _ in range(3):
+        await source.put("/q/n-", b"", sequential=True)
+    lines = [line async for line in export_lines(source)]
+
+    async def forget(_: int) -> None:
+        return
+
+    monkeypatch.setattr(target, "_number_above", forget)
+    for copy in (migrate(source, target), import_records(target, parse_export(lines))):
+        with pytest.raises(MetadataError, match="and numbers up to 3 were given in the source"):
+            await copy
+
+
+@pytest.mark.parametrize(
+    ("key", "number"),
+    [
+        ("/q/n-0000000007", 7),
+        ("/q/n-12345678901", 12_345_678_901),
+        ("/q/n-123456789", 0),
+        ("/q/n", 0),
+        ("/0000000007/n", 0),
+        ("/q/" + "9" * 30, 10**18 - 1),
+    ],
+)
+def test_what_a_name_says_of_numbers(key: str, number: int) -> None:
+    """At least ten digits at its end, and no more than any number has."""
+    assert transfer._number_of(key) == number
 
 
 async def test_differences_are_found_on_both_sides(stores: Stores) -> None:
