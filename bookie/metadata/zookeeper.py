@@ -239,8 +239,12 @@ class ZooKeeperStore(MetadataStore):
                     yield record
 
     async def _get_many(self, keys: Sequence[str]) -> list[Record | None]:
-        async with asyncio.TaskGroup() as tasks:
-            asked = [tasks.create_task(self.get(key)) for key in keys]
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                asked = [tasks.create_task(self.get(key)) for key in keys]
+        except ExceptionGroup as group:
+            # They fail together when the servers do; callers know the error of one read.
+            raise group.exceptions[0] from None
         return [task.result() for task in asked]
 
     def _record(self, key: str, data: bytes | None, stat: ZnodeStat, session: int) -> Record | None:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from bookie.errors import KeyHasChildrenError, NoSuchKeyError
+from bookie.errors import KeyHasChildrenError, MetadataUnavailableError, NoSuchKeyError
 from bookie.metadata.store import MetadataStore, Put
 from tests.conformance.backends import Backend, Difference
 from tests.conformance.streams import scan
@@ -55,6 +55,25 @@ async def test_a_scan_of_many_children_is_complete_and_ordered(store: MetadataSt
     assert await store.get_children("/many") == names
     assert await scan(store, "/many") == names
     assert await scan(store, "/many", after="00700") == names[701:]
+
+
+async def test_a_scan_in_an_outage_is_whole_or_raises_what_every_read_does(
+    cut_off_backend: Backend,
+) -> None:
+    """Case 37. It is cut off in the middle, while many records are read at once."""
+    store = await cut_off_backend.open(session_timeout_seconds=5.0)
+    await _fill(store, [f"{i:05}" for i in range(100)])
+    found = 0
+    try:
+        async for _ in store.scan_children("/many"):
+            found += 1
+            if found == 1:
+                await cut_off_backend.disconnect(store)
+    except MetadataUnavailableError:
+        assert found < 100
+    else:
+        assert found == 100
+    await cut_off_backend.reconnect(store)
 
 
 async def test_a_scan_survives_deletions_around_it(store: MetadataStore) -> None:
