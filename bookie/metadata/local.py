@@ -1,9 +1,10 @@
 """The store in a local directory: ``local:///abs/dir``, shared by the processes of one machine.
 
 LMDB holds the records (`local_tree`), one thread per process writes (`local_environment`), and
-sessions live by file locks and heartbeats (`local_sessions`). This module is what runs in the event
-loop: reads, which are short, and one task per store that keeps the session, looks after the
-sessions of others and polls for commits when the bell was not heard.
+sessions live by file locks and heartbeats (`local_sessions`), and their owner sees them as on any
+server (`session_monitor`): a probe is answered while the session's row stands and writes come to an
+end. This module is what runs in the event loop: reads, which are short, and one task per
+store that looks after the sessions of others and polls for commits when the bell was not heard.
 
 The directory must be on a file system of this machine, not on a network: neither LMDB nor the locks
 work there.
@@ -17,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
@@ -30,6 +31,7 @@ from bookie.errors import (
 from bookie.metadata.local_environment import LocalEnvironment, acquire, release
 from bookie.metadata.local_sessions import Bell, Coroner, SessionFile, begin_session
 from bookie.metadata.local_tree import SESSION_SIZE_BYTES, TreeWriter
+from bookie.metadata.session_monitor import SessionMonitor
 from bookie.metadata.store import (
     ROOT,
     Change,
@@ -47,6 +49,7 @@ from bookie.metadata.store import (
     is_under,
 )
 from bookie.metadata.subscription import Subscription
+from bookie.protocol.session import Connected, Disconnected, Expired, SessionState
 
 T = TypeVar("T")
 
@@ -78,7 +81,7 @@ class LocalStore(MetadataStore):
         self._session_file: SessionFile | None = None
         self._bell: Bell | None = None
         self._wake = asyncio.Event()
-        self._connected = True
+        self._monitor: SessionMonitor
         self._cursor = 0
         """The last commit that the watches have seen."""
         self._watches: dict[Subscription[Change], tuple[str, int]] = {}
@@ -89,11 +92,19 @@ class LocalStore(MetadataStore):
     async def __aenter__(self) -> Self:
         environment = acquire(self._directory)
         try:
-            await self._begin_session(environment)
+            file = await self._begin_session(environment)
         except BaseException:
             release(environment)
             raise
         self._environment = environment
+        self._monitor = SessionMonitor(
+            self.session_timeout_seconds,
+            probe=self._prove,
+            renew=self._renew,
+            announce=self._announce,
+            begun_at=file.beaten_at,
+        )
+        await self._monitor.__aenter__()
         await self._tasks.__aenter__()
         self._keeper = self._tasks.create_task(self._keep(environment))
         return self
@@ -110,6 +121,7 @@ class LocalStore(MetadataStore):
             self._keeper.cancel()
             # The body's own error passes by the group, which would wrap it.
             await self._tasks.__aexit__(None, None, None)
+            await self._monitor.__aexit__(None, None, None)
             await self._end_session(environment)
         finally:
             self._drop_session()
@@ -120,7 +132,7 @@ class LocalStore(MetadataStore):
                 session_watch.end(closed)
             release(environment)
 
-    async def _begin_session(self, environment: LocalEnvironment) -> None:
+    async def _begin_session(self, environment: LocalEnvironment) -> SessionFile:
         session = os.urandom(SESSION_SIZE_BYTES)
         directory, timeout_seconds = environment.sessions_directory, self.session_timeout_seconds
         files: list[SessionFile] = []
@@ -143,12 +155,12 @@ class LocalStore(MetadataStore):
             else:
                 environment.submit(undo)  # the session may still begin, behind our back
             raise
-        self._session, self._session_file = session, files[0]
-        try:
+        file = self._session_file = files[0]
+        self._session = session
+        with suppress(OSError):  # without sockets, polling must do
             self._bell = Bell(session)
-        except OSError:
-            return  # without sockets, polling must do
-        asyncio.get_running_loop().add_reader(self._bell.fileno(), self._hear)
+            asyncio.get_running_loop().add_reader(self._bell.fileno(), self._hear)
+        return file
 
     async def _end_session(self, environment: LocalEnvironment) -> None:
         session = self._session
@@ -182,12 +194,50 @@ class LocalStore(MetadataStore):
             self._session_file.close()
             self._session_file = None
 
+    async def _prove(self) -> None:
+        """Return if the session is there, our heartbeat is given, and writes come to an end."""
+        environment = self._require_open()
+        with environment.read() as tree:
+            alive = tree.has_session(self._session)
+        if not alive or self._session_file is None:
+            raise SessionLostError("the session with the metadata store ended")
+        self._require_unstuck(environment)
+        self._session_file.beat()
+
+    async def _renew(self) -> None:
+        """Go on with the session if others have not ended it, or begin one.
+
+        The heartbeat is given within a write, as others look at it once more within one before they
+        end a session.
+        """
+        environment = self._require_open()
+        self._require_unstuck(environment)
+        session, file = self._session, self._session_file
+
+        def revive(tree: TreeWriter) -> bool:
+            alive = file is not None and tree.has_session(session)
+            if alive and file is not None:
+                file.beat()
+            return alive
+
+        if not await self._wait(environment.submit(revive)):
+            self._drop_session()
+            await self._begin_session(environment)
+
+    def _require_unstuck(self, environment: LocalEnvironment) -> None:
+        seconds = environment.busy_seconds()
+        if seconds >= self.session_timeout_seconds / _STUCK_FRACTION:
+            raise MetadataUnavailableError(
+                f"a write to the metadata store in {self._directory} has not ended for "
+                f"{seconds:.1f} seconds; a process that uses it may be stopped"
+            )
+
     async def _keep(self, environment: LocalEnvironment) -> None:
-        """Beat, poll, and look after the sessions of others, until cancelled."""
+        """Poll, and look after the sessions of others, until cancelled."""
         tick_seconds = min(TICK_SECONDS, self.session_timeout_seconds / 6)
         coroner = Coroner(environment.sessions_directory, tick_seconds * INSPECTION_TICKS)
         burial: asyncio.Future[None] | None = None
-        ticks = 0
+        ticks, failing = 0, False
         while True:
             try:
                 async with asyncio.timeout(tick_seconds):
@@ -196,7 +246,7 @@ class LocalStore(MetadataStore):
                 ticks += 1
             self._wake.clear()
             try:
-                await self._keep_own_session(environment)
+                self._look_after_own(environment)
                 self._pump()
                 if burial is not None and burial.done():
                     burial.result()
@@ -204,28 +254,29 @@ class LocalStore(MetadataStore):
                 if burial is None and ticks >= INSPECTION_TICKS:
                     ticks = 0
                     burial = self._inspect(environment, coroner)
+                self._require_unstuck(environment)
             except MetadataUnavailableError:
-                burial = None
-                self._set_connected(False)
-                continue
-            stuck_seconds = self.session_timeout_seconds / _STUCK_FRACTION
-            self._set_connected(environment.busy_seconds() < stuck_seconds)
+                if burial is not None and burial.done():
+                    burial = None
+                failing = True
+                self._monitor.tell(Disconnected())
+            else:
+                if failing:
+                    failing = False
+                    self._monitor.tell(Connected())
 
-    async def _keep_own_session(self, environment: LocalEnvironment) -> None:
+    def _look_after_own(self, environment: LocalEnvironment) -> None:
+        """Show others that this process runs, and notice if they ended our session.
+
+        Also while writes are stuck and the session cannot be proven: the process that holds them up
+        holds up everybody, and when it goes on nobody shall end the sessions of all the others.
+        """
         with environment.read() as tree:
             alive = tree.has_session(self._session)
-        if alive:
-            if self._session_file is not None:
-                self._session_file.beat()
-            return
-        if self._session_file is not None:
-            # Others ended it: we were silent for too long.
-            self._set_connected(False)
-            self._announce(SessionEvent.SESSION_LOST)
-            self._drop_session()
-        await self._begin_session(environment)
-        self._set_connected(True)
-        self._announce(SessionEvent.SESSION_REESTABLISHED)
+        if alive and self._session_file is not None:
+            self._session_file.beat()
+        elif self._monitor.state is not SessionState.LOST:
+            self._monitor.tell(Expired())
 
     def _inspect(
         self, environment: LocalEnvironment, coroner: Coroner
@@ -239,11 +290,6 @@ class LocalStore(MetadataStore):
         # Not awaited: the heartbeat must not depend on the write lock.
         return environment.submit(lambda tree: coroner.bury(tree, dead))
 
-    def _set_connected(self, connected: bool) -> None:
-        if connected is not self._connected:
-            self._connected = connected
-            self._announce(SessionEvent.RECONNECTED if connected else SessionEvent.CONNECTION_LOST)
-
     def _announce(self, event: SessionEvent) -> None:
         for subscription in self._session_watches:
             subscription.push(event)
@@ -251,8 +297,7 @@ class LocalStore(MetadataStore):
     @property
     def is_session_certain(self) -> bool:
         """See `MetadataStore.is_session_certain`."""
-        file = self._session_file
-        return self._connected and file is not None and file.is_fresh
+        return self._environment is not None and self._monitor.state is SessionState.CONNECTED
 
     @asynccontextmanager
     async def session_events(self) -> AsyncIterator[AsyncIterator[SessionEvent]]:

@@ -32,7 +32,6 @@ from pathlib import Path
 from bookie.env import SystemClock, boot_time_seconds
 from bookie.errors import MetadataUnavailableError
 from bookie.metadata.local_tree import SessionRow, TreeWriter
-from bookie.protocol.session import LOST_SHARE
 
 _DEADLINE = struct.Struct(">Q")
 _GRACE_FRACTION = 3
@@ -50,15 +49,19 @@ class SessionFile:
         self.beat()
 
     def beat(self) -> None:
-        """Move the deadline to one timeout from now."""
-        self._beaten_at = boot_time_seconds()
-        deadline = self._beaten_at + self._timeout_seconds
-        os.pwrite(self._fd, _DEADLINE.pack(int(deadline * 1e9)), 0)
+        """Move the deadline to one timeout from now.
 
-    @property
-    def is_fresh(self) -> bool:
-        """Whether nobody can have ended the session by its deadline; they may be about to."""
-        return boot_time_seconds() < self._beaten_at + self._timeout_seconds * LOST_SHARE
+        Raises:
+            MetadataUnavailableError: the file system does not take it.
+        """
+        self.beaten_at = boot_time_seconds()
+        deadline = self.beaten_at + self._timeout_seconds
+        try:
+            os.pwrite(self._fd, _DEADLINE.pack(int(deadline * 1e9)), 0)
+        except OSError as error:
+            raise MetadataUnavailableError(
+                f"no heartbeat can be written to {self._path}: {error.strerror}"
+            ) from error
 
     def close(self) -> None:
         """Remove the file and free its lock."""

@@ -170,8 +170,7 @@ class LocalBackend(Backend):
 
     def stop(self, store: MetadataStore, seconds: float) -> None:
         assert isinstance(store, LocalStore)
-        assert store._session_file is not None
-        store._session_file._beaten_at -= seconds
+        _stop(store._monitor, seconds)
 
 
 class EtcdBackend(Backend):

@@ -26,6 +26,7 @@ from bookie.metadata.store import (
     Change,
     ChangeKind,
     Commit,
+    MetadataStore,
     Resync,
     SessionEvent,
 )
@@ -183,7 +184,7 @@ async def test_a_writer_killed_in_its_transaction_blocks_nobody(tmp_path: Path) 
 
 async def test_a_stuck_writer_shows_as_a_lost_connection_until_it_goes_on(tmp_path: Path) -> None:
     async with (
-        open_store(f"local://{tmp_path}", session_timeout_seconds=1.0) as store,
+        open_store(f"local://{tmp_path}", session_timeout_seconds=6.0) as store,
         store.session_events() as events,
         _worker("transaction", tmp_path, "write") as writer,
     ):
@@ -195,6 +196,42 @@ async def test_a_stuck_writer_shows_as_a_lost_connection_until_it_goes_on(tmp_pa
             assert writer.stdin is not None
             writer.stdin.write(b"go on\n")
             assert await anext(events) is SessionEvent.RECONNECTED
+
+
+async def test_a_writer_stuck_for_long_loses_the_session_for_its_owner_only(tmp_path: Path) -> None:
+    """The owner cannot know what becomes of its session; the others see that it is alive."""
+    uri = f"local://{tmp_path}"
+    async with (
+        open_store(uri, session_timeout_seconds=1.0) as store,
+        store.session_events() as session_events,
+    ):
+        await store.put("/mine", b"", ephemeral=True)
+        events = aiter(session_events)
+        async with (
+            _worker("transaction", tmp_path, "write") as writer,
+            asyncio.timeout(60),
+            asyncio.TaskGroup() as tasks,
+        ):
+            assert await _line(writer) == "inside"
+            tasks.create_task(_put_at_last(store))
+            heard = [await anext(events), await anext(events)]
+            assert writer.stdin is not None
+            writer.stdin.write(b"go on\n")
+            heard += [await anext(events), await anext(events)]
+        assert heard == list(EXPIRY_EVENTS)
+        record = await store.get("/mine")
+        assert record is not None
+        assert record.created_by_self
+
+
+async def _put_at_last(store: MetadataStore) -> None:
+    """Write until it succeeds, so that somebody waits for the lock."""
+    while True:
+        try:
+            await store.put("/a", b"")
+        except MetadataUnavailableError:
+            continue
+        return
 
 
 async def test_a_write_behind_a_stuck_writer_ends_in_a_sentence_and_still_happens(
