@@ -46,10 +46,11 @@ from bookie.metadata.etcd_client import (
     LostReplyError,
 )
 from bookie.metadata.etcd_convoy import Convoy, Convoys
-from bookie.metadata.etcd_keys import Scope, one_below
+from bookie.metadata.etcd_keys import Scope
 from bookie.metadata.etcd_known import Known
 from bookie.metadata.etcd_lease import EtcdLease, replace
 from bookie.metadata.etcd_listing import child_names, child_records
+from bookie.metadata.etcd_messages import any_below, stat
 from bookie.metadata.etcd_numbers import last_number, raise_floor
 from bookie.metadata.etcd_receipts import Receipt, settled_revision, settlement
 from bookie.metadata.etcd_transactions import (
@@ -58,7 +59,7 @@ from bookie.metadata.etcd_transactions import (
 )
 from bookie.metadata.etcd_watch import EtcdWatch
 from bookie.metadata.keys import ROOT, check_key, check_prefix, is_under
-from bookie.metadata.records import Operation, Put, Record, Stat, check_transaction
+from bookie.metadata.records import Operation, Record, Stat, check_transaction
 from bookie.metadata.security import MetadataSecurity
 from bookie.metadata.session_monitor import SessionMonitor
 from bookie.metadata.store import MetadataStore
@@ -225,11 +226,9 @@ class EtcdStore(MetadataStore):
         """See `MetadataStore.exists`."""
         check_prefix(key)
         self._require_open()
-        below = one_below(self._scope, key)
-        if key == ROOT:
-            return bool((await self._client.read(RANGE, below)).kvs)
-        itself = pb.RangeRequest(key=self._scope.key(key), keys_only=True)
-        reads = [pb.RequestOp(request_range=read) for read in (itself, below)]
+        reads = [any_below(self._scope, key)]
+        if key != ROOT:
+            reads.append(stat(self._scope.key(key)))
         response = await self._client.read(TXN, pb.TxnRequest(success=reads))
         return any(read.response_range.kvs for read in response.responses)
 
@@ -270,7 +269,7 @@ class EtcdStore(MetadataStore):
         if not operations:
             return []
         transaction = Transaction(self._scope, tuple(operations), self._known)
-        if any(isinstance(operation, Put) and operation.sequential for operation in operations):
+        if transaction.is_sequential:
             # Two at once would only take the same number away from each other.
             async with self._sequential:
                 return await self._transact(transaction)

@@ -11,7 +11,7 @@ others refuses at once instead of letting it wait.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -39,7 +39,9 @@ CALLS_MAX: Final = 128
 _PAUSE_SECONDS: Final = (0.05, 1.0)
 """The first and the longest pause after every endpoint failed to answer."""
 
-_METADATA: Final = (("hasleader", "true"),)
+_NEEDS_LEADER: Final = ("hasleader", "true")
+_METADATA: Final = aio.Metadata(_NEEDS_LEADER)
+"""As gRPC takes it without making another of it."""
 
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", -1),  # pages are bounded by us, records by the store
@@ -95,6 +97,37 @@ class CompactedError(MetadataError):
 
 class StaleTokenError(MetadataUnavailableError):
     """The request was refused, as far as is known because our user's token is no longer good."""
+
+
+class Turns:
+    """So many may do something at a time; the others wait in line. For one event loop."""
+
+    def __init__(self, most: int) -> None:
+        self._left = most
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def take(self) -> None:
+        """Wait for a turn; `give_back` is owed."""
+        if self._left:
+            self._left -= 1
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():
+                self.give_back()
+            raise
+
+    def give_back(self) -> None:
+        """End a turn; the first in line has it."""
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._left += 1
 
 
 class Endpoint:
@@ -166,8 +199,8 @@ class EtcdClient:
         self._endpoints: dict[str, Endpoint] = {}
         # Many clients spread over the members.
         self._current = int(jitter() * len(self._addresses))
-        self._under_way = asyncio.Semaphore(CALLS_MAX)
-        self._metadata: tuple[tuple[str, str], ...] = _METADATA
+        self._under_way = Turns(CALLS_MAX)
+        self._metadata = _METADATA
         self._token_age = 0
         self._authenticating = asyncio.Lock()
         self._on_connected = on_connected
@@ -210,13 +243,16 @@ class EtcdClient:
             InvalidKeyError, MetadataUnavailableError: etcd refused; nothing was done.
             MetadataClosedError: the client is closed.
         """
-        async with self._under_way:
+        await self._under_way.take()
+        try:
             age = self._token_age
             try:
                 return await self._send(method, request, seconds or self.attempt_seconds)
             except StaleTokenError:
                 await self._authenticate(age)
             return await self._send(method, request, seconds or self.attempt_seconds)
+        finally:
+            self._under_way.give_back()
 
     async def read(
         self, method: Method, request: Any, before: Callable[[], object] = lambda: None
@@ -342,7 +378,7 @@ class EtcdClient:
                 name=self._security.user, password=self._security.password
             )
             response = await self._send(_AUTHENTICATE, request, self.attempt_seconds)
-            self._metadata = (*_METADATA, ("token", response.token))
+            self._metadata = aio.Metadata(_NEEDS_LEADER, ("token", response.token))
             self._token_age += 1
 
     # ---- errors

@@ -7,7 +7,6 @@ which no key of a user contains: they come first, and all listings and watches s
 
 from __future__ import annotations
 
-from bookie._pb import etcd_pb2 as pb
 from bookie.metadata.keys import ROOT
 
 
@@ -54,9 +53,3 @@ class Scope:
     def number_floor(self) -> bytes:
         """Where the number stands that all sequential records are numbered above."""
         return self._prefix + b"/\0number-floor"
-
-
-def one_below(scope: Scope, key: str) -> pb.RangeRequest:
-    """Asks for any one key below `key`."""
-    start, end = scope.below(key)
-    return pb.RangeRequest(key=start, range_end=end, limit=1, keys_only=True)

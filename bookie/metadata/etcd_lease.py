@@ -7,14 +7,13 @@ replaced and never taken up again: it is revoked, so that its records go at once
 
 from __future__ import annotations
 
-import asyncio
 import math
 from contextlib import suppress
 
 from bookie._pb import etcd_pb2 as pb
 from bookie.env import boot_time_seconds
 from bookie.errors import BookieError, SessionLostError
-from bookie.metadata.etcd_client import GRANT, KEEP_ALIVE, REVOKE, EtcdClient
+from bookie.metadata.etcd_client import GRANT, KEEP_ALIVE, REVOKE, EtcdClient, Turns
 from bookie.metadata.etcd_keys import Scope
 from bookie.metadata.etcd_receipts import Receipt
 
@@ -33,7 +32,7 @@ class EtcdLease:
         self._scope = scope
         self._free: list[Receipt] = []
         self._receipts = 0
-        self._turns = asyncio.Semaphore(WRITES_MAX)
+        self._turns = Turns(WRITES_MAX)
 
     @classmethod
     async def grant(
@@ -82,7 +81,7 @@ class EtcdLease:
 
     async def take_receipt(self) -> Receipt:
         """A receipt for one write; `give_back` is owed."""
-        await self._turns.acquire()
+        await self._turns.take()
         if self._free:
             return self._free.pop()
         self._receipts += 1
@@ -92,7 +91,7 @@ class EtcdLease:
         """The write is over. A receipt of a write that may still happen is never used again."""
         if not receipt.is_doubtful:
             self._free.append(receipt)
-        self._turns.release()
+        self._turns.give_back()
 
 
 async def replace(

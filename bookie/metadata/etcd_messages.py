@@ -1,14 +1,21 @@
-"""The messages of which Txns are made: compares, writes and reads."""
+"""The parts of which Txns are made: compares, writes and reads.
+
+They are dictionaries, as the constructors of messages take them: a message that is put into another
+is copied, and a Txn would be copied once for each level of it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, Final, TypeAlias
 
 from bookie._pb import etcd_pb2 as pb
 from bookie.errors import BadRequestError
 from bookie.metadata.etcd_keys import Scope
 from bookie.metadata.keys import ROOT
+
+Part: TypeAlias = dict[str, Any]
+"""A compare or an operation of a Txn."""
 
 OPERATIONS_MAX = 100
 """Compares, writes or reads in a plain Txn. etcd takes 128 by default, counted along every way into
@@ -17,82 +24,99 @@ a Txn of Txns."""
 _GROUP_OPERATIONS = 50
 _GROUPS_MAX = 70
 
+# As plain numbers; to look one up in its enumeration takes as long as the rest of a compare.
+_CREATE: Final = int(pb.Compare.CREATE)
+_MOD: Final = int(pb.Compare.MOD)
+_VALUE: Final = int(pb.Compare.VALUE)
+_LEASE: Final = int(pb.Compare.LEASE)
+_GREATER: Final = int(pb.Compare.GREATER)
+_LESS: Final = int(pb.Compare.LESS)
+_NOT_EQUAL: Final = int(pb.Compare.NOT_EQUAL)
 
-def mod(key: bytes, revision: int) -> pb.Compare:
+
+def mod(key: bytes, revision: int) -> Part:
     """Holds if the record was written last at `revision`; 0 = if there is none."""
-    return pb.Compare(target=pb.Compare.MOD, key=key, mod_revision=revision)
+    return {"target": _MOD, "key": key, "mod_revision": revision}
 
 
-def version(key: bytes, expected: int) -> pb.Compare:
+def version(key: bytes, expected: int) -> Part:
     """Holds if the record has this version, which no record has that is not there."""
     return mod(key, expected or -1)
 
 
-def absent(key: bytes) -> pb.Compare:
+def absent(key: bytes) -> Part:
     """Holds if there is no record."""
-    return pb.Compare(target=pb.Compare.CREATE, key=key, create_revision=0)
+    return {"target": _CREATE, "key": key, "create_revision": 0}
 
 
-def present(key: bytes) -> pb.Compare:
+def present(key: bytes) -> Part:
     """Holds if there is a record."""
-    return pb.Compare(
-        result=pb.Compare.GREATER, target=pb.Compare.CREATE, key=key, create_revision=0
-    )
+    return {"result": _GREATER, "target": _CREATE, "key": key, "create_revision": 0}
 
 
-def less(key: bytes, value: bytes) -> pb.Compare:
+def less(key: bytes, value: bytes) -> Part:
     """Holds if there is a record with a value before `value`, in the order of bytes."""
-    return pb.Compare(result=pb.Compare.LESS, target=pb.Compare.VALUE, key=key, value=value)
+    return {"result": _LESS, "target": _VALUE, "key": key, "value": value}
 
 
-def lease(key: bytes, owner: int) -> pb.Compare:
+def lease(key: bytes, owner: int) -> Part:
     """Holds if the record has this lease; a missing one has none, 0."""
-    return pb.Compare(target=pb.Compare.LEASE, key=key, lease=owner)
+    return {"target": _LEASE, "key": key, "lease": owner}
 
 
-def leased(key: bytes) -> pb.Compare:
+def leased(key: bytes) -> Part:
     """Holds if the record has a lease, whichever."""
-    return pb.Compare(result=pb.Compare.NOT_EQUAL, target=pb.Compare.LEASE, key=key, lease=0)
+    return {"result": _NOT_EQUAL, "target": _LEASE, "key": key, "lease": 0}
 
 
-def none_below(scope: Scope, key: str) -> pb.Compare:
+def none_below(scope: Scope, key: str) -> Part:
     """Holds if there is no key below `key`."""
     # A compare of a range holds when it does for every key in it; no key has create_revision 0.
     start, end = scope.below(key)
-    compare = absent(start)
-    compare.range_end = end
-    return compare
+    return {**absent(start), "range_end": end}
 
 
-def put(key: bytes, value: bytes, owner: int) -> pb.RequestOp:
+def put(key: bytes, value: bytes, owner: int) -> Part:
     """Write a record with a lease; 0 = with none."""
-    return pb.RequestOp(request_put=pb.PutRequest(key=key, value=value, lease=owner))
+    return {"request_put": {"key": key, "value": value, "lease": owner}}
 
 
-def keep(key: bytes, value: bytes) -> pb.RequestOp:
+def keep(key: bytes, value: bytes) -> Part:
     """A put that leaves the record with the lease it has; etcd refuses it if there is none."""
-    return pb.RequestOp(request_put=pb.PutRequest(key=key, value=value, ignore_lease=True))
+    return {"request_put": {"key": key, "value": value, "ignore_lease": True}}
 
 
-def stat(key: bytes) -> pb.RequestOp:
-    """Read a record without its value."""
-    return pb.RequestOp(request_range=pb.RangeRequest(key=key, keys_only=True))
+def delete(key: bytes) -> Part:
+    """Delete a record, if there is one."""
+    return {"request_delete_range": {"key": key}}
+
+
+def read(key: bytes) -> Part:
+    """Read a record."""
+    return {"request_range": {"key": key}}
+
+
+def stat(key: bytes, *, revision: int = 0) -> Part:
+    """Read a record without its value, as it was at `revision`; 0 = as it is."""
+    return {"request_range": {"key": key, "keys_only": True, "revision": revision}}
+
+
+def any_below(scope: Scope, key: str) -> Part:
+    """Read any one key below `key`."""
+    start, end = scope.below(key)
+    return {"request_range": {"key": start, "range_end": end, "limit": 1, "keys_only": True}}
 
 
 def nested(
-    compares: list[pb.Compare],
-    then: list[pb.RequestOp],
-    otherwise: list[pb.RequestOp] | None = None,
-) -> pb.RequestOp:
+    compares: list[Part],
+    then: list[Part],
+    otherwise: list[Part] | None = None,
+) -> Part:
     """A Txn as an operation of another."""
-    return pb.RequestOp(
-        request_txn=pb.TxnRequest(compare=compares, success=then, failure=otherwise)
-    )
+    return {"request_txn": {"compare": compares, "success": then, "failure": otherwise or []}}
 
 
-def conjunction(
-    scope: Scope, compares: list[pb.Compare], writes: list[pb.RequestOp]
-) -> list[pb.RequestOp]:
+def conjunction(scope: Scope, compares: list[Part], writes: list[Part]) -> list[Part]:
     """Txns that together write if all compares hold; else etcd refuses the Txn that they are in.
 
     A Txn holds only so many compares, and one nested in it cannot undo what stands beside it. But
@@ -101,7 +125,7 @@ def conjunction(
     scope: a user may have no right to any other.
     """
     key, _ = scope.below(ROOT)
-    refusal = pb.RequestOp(request_range=pb.RangeRequest(key=key, revision=2**63 - 1))
+    refusal = {"request_range": {"key": key, "revision": 2**63 - 1}}
     longest = max(len(compares), len(writes))
     if longest > _GROUP_OPERATIONS * _GROUPS_MAX:
         raise BadRequestError("a transaction touches too many keys and ancestors of keys")
@@ -115,7 +139,7 @@ def conjunction(
     ]
 
 
-def grouped(scope: Scope, operations: list[pb.RequestOp]) -> list[pb.RequestOp]:
+def grouped(scope: Scope, operations: list[Part]) -> list[Part]:
     """The same as Txns, of which etcd takes more."""
     return conjunction(scope, [], operations)
 

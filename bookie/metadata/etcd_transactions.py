@@ -32,9 +32,10 @@ from typing import Any
 from bookie._pb import etcd_pb2 as pb
 from bookie.errors import MetadataUnavailableError, SessionLostError
 from bookie.metadata import etcd_messages as messages
-from bookie.metadata.etcd_keys import Scope, one_below
+from bookie.metadata.etcd_keys import Scope
 from bookie.metadata.etcd_known import Known
-from bookie.metadata.etcd_receipts import Receipt, mark
+from bookie.metadata.etcd_messages import Part
+from bookie.metadata.etcd_receipts import Receipt, mark, overwrite
 from bookie.metadata.judge import NO_OWNER, judge
 from bookie.metadata.keys import ancestors
 from bookie.metadata.records import (
@@ -68,7 +69,7 @@ class _Reads:
     """The state at the revision of a Txn, as far as its operations depend on it."""
 
     def __init__(self) -> None:
-        self._requests: list[pb.RangeRequest] = []
+        self._requests: list[Part] = []
         self._records: dict[str, int] = {}
         self._below: dict[str, int] = {}
         self._responses: list[Any] = []
@@ -76,18 +77,25 @@ class _Reads:
     def want_record(self, scope: Scope, key: str) -> None:
         if key not in self._records:
             self._records[key] = len(self._requests)
-            self._requests.append(pb.RangeRequest(key=scope.key(key), keys_only=True))
+            self._requests.append(messages.stat(scope.key(key)))
 
     def want_below(self, scope: Scope, key: str) -> None:
         self._below[key] = len(self._requests)
-        self._requests.append(one_below(scope, key))
+        self._requests.append(messages.any_below(scope, key))
 
     def want_value(self, key: bytes) -> int:
-        self._requests.append(pb.RangeRequest(key=key))
+        self._requests.append(messages.read(key))
         return len(self._requests) - 1
 
-    def operations(self) -> list[pb.RequestOp]:
-        return [pb.RequestOp(request_range=request) for request in self._requests]
+    def operations(self) -> list[Part]:
+        return self._requests
+
+    def operations_at(self, revision: int) -> list[Part]:
+        """The same of the state at `revision`."""
+        return [
+            {"request_range": {**request["request_range"], "revision": revision}}
+            for request in self._requests
+        ]
 
     def take(self, responses: Iterable[Any]) -> None:
         self._responses = [response.response_range for response in responses]
@@ -120,6 +128,11 @@ class Transaction:
     def __init__(self, scope: Scope, operations: Sequence[Operation], known: Known) -> None:
         self._scope = scope
         self._given = operations
+        self.is_sequential = False
+        """Whether it writes a sequential record."""
+        for operation in operations:
+            if isinstance(operation, Put) and operation.sequential:
+                self.is_sequential = True
         self._known = known
         self._rounds = 0
         self._ours: set[str] = set()
@@ -129,11 +142,12 @@ class Transaction:
         self._skipped: dict[str, int] = {}
         """Sequence → a number that is taken although its counter does not say so."""
         self._numbers: dict[str, int] = {}
-        self._operations: list[Operation] = []
-        self._reads = _Reads()
-        self._receipt_read = 0
-        self._sequence_reads: dict[str, int] = {}
-        self._floor_read: int | None = None
+        self._operations = operations
+        self._reads: _Reads
+        self._receipt_read: int
+        self._sequence_reads: dict[str, int]
+        self._floor_read: int | None
+        self._overwritten: tuple[str, int, bytes] | None = None
         self._is_large = False
         self._lease = 0
 
@@ -141,11 +155,27 @@ class Transaction:
 
     def request(self, receipt: Receipt) -> pb.TxnRequest:
         """The Txn by what is known; the write that replaces `receipt`."""
+        self._overwritten = self._find_overwritten()
+        if self._overwritten is not None:
+            key, version, value = self._overwritten
+            self._lease = receipt.lease
+            return overwrite(receipt, self._scope.key(key), value, version)
         compares, writes = self._prepare(receipt.lease)
         self._receipt_read = self._reads.want_value(receipt.key)
         return self._assemble(receipt, compares, [mark(receipt), *writes])
 
-    def part(self, lease: int) -> pb.RequestOp:
+    def _find_overwritten(self) -> tuple[str, int, bytes] | None:
+        """Key, version and value, if it only replaces a record that is known to have no lease."""
+        put = self._given[0]
+        if len(self._given) > 1 or not isinstance(put, Put):
+            return None
+        if put.ephemeral or put.version is None:
+            return None
+        if not self._known.is_persistent(put.key, put.version):
+            return None
+        return put.key, put.version, put.value
+
+    def part(self, lease: int) -> Part:
         """The same as one of several in a Txn that has the receipt; for a light transaction."""
         compares, writes = self._prepare(lease)
         return messages.nested(compares, writes, self._reads.operations())
@@ -153,22 +183,25 @@ class Transaction:
     @property
     def is_light(self) -> bool:
         """Whether it is small enough to share a Txn with others."""
-        (first, *more) = self._given
-        if isinstance(first, Put) and (first.sequential or len(first.value) > LIGHT_VALUE_BYTES):
+        if len(self._given) > 1 or self.is_sequential:
             return False
-        return not more and first.key.count("/") <= LIGHT_DEPTH
+        (only,) = self._given
+        if isinstance(only, Put) and len(only.value) > LIGHT_VALUE_BYTES:
+            return False
+        return only.key.count("/") <= LIGHT_DEPTH
 
     @property
     def key(self) -> str:
         """The first key that it names."""
         return self._given[0].key
 
-    def _prepare(self, lease: int) -> tuple[list[pb.Compare], list[pb.RequestOp]]:
+    def _prepare(self, lease: int) -> tuple[list[Part], list[Part]]:
         self._lease = lease
-        self._number()
+        if self.is_sequential:
+            self._number()
         self._reads = _Reads()
-        compares: dict[bytes, pb.Compare] = {}
-        writes = []
+        compares: dict[bytes, Part] = {}
+        writes: list[Part] = []
         for operation in self._operations:
             self._reads.want_record(self._scope, operation.key)
             match operation:
@@ -193,7 +226,7 @@ class Transaction:
     def _number(self) -> None:
         """Replace sequential puts by the puts of the next numbers."""
         self._numbers = {}
-        self._operations = list(self._given)
+        self._operations = numbered = list(self._given)
         named = {operation.key for operation in self._given}
         for index, operation in enumerate(self._given):
             if isinstance(operation, Put) and operation.sequential:
@@ -204,16 +237,15 @@ class Transaction:
                     # A record made before: the counter, not read yet, has passed its number.
                     number += 1
                 self._numbers[operation.key] = number
-                self._operations[index] = replace(
+                numbered[index] = replace(
                     operation,
                     key=sequential_key(operation.key, number),
                     version=NOT_EXISTS,
                     sequential=False,
                 )
-        if self._numbers:
-            check_transaction(self._operations)
+        check_transaction(numbered)
 
-    def _put(self, put: Put, compares: dict[bytes, pb.Compare]) -> pb.RequestOp:
+    def _put(self, put: Put, compares: dict[bytes, Part]) -> Part:
         key = self._scope.key(put.key)
         lease = self._lease if put.ephemeral else 0
         if put.version is not None and put.version != NOT_EXISTS:
@@ -250,7 +282,7 @@ class Transaction:
             compares[b"/" + key] = messages.none_below(self._scope, put.key)
         return messages.put(key, put.value, lease)
 
-    def _delete(self, delete: Delete, compares: dict[bytes, pb.Compare]) -> pb.RequestOp:
+    def _delete(self, delete: Delete, compares: dict[bytes, Part]) -> Part:
         key = self._scope.key(delete.key)
         if delete.version is None:
             compares[key] = messages.present(key)
@@ -258,16 +290,16 @@ class Transaction:
             compares[key] = messages.version(key, delete.version)
         self._reads.want_below(self._scope, delete.key)
         compares[b"/" + key] = messages.none_below(self._scope, delete.key)
-        return pb.RequestOp(request_delete_range=pb.DeleteRangeRequest(key=key))
+        return messages.delete(key)
 
-    def _compare_version(self, key: str, version: int, compares: dict[bytes, pb.Compare]) -> None:
+    def _compare_version(self, key: str, version: int, compares: dict[bytes, Part]) -> None:
         name = self._scope.key(key)
         compares[name] = (
             messages.absent(name) if version == NOT_EXISTS else messages.version(name, version)
         )
 
     def _assemble(
-        self, receipt: Receipt, compares: list[pb.Compare], writes: list[pb.RequestOp]
+        self, receipt: Receipt, compares: list[Part], writes: list[Part]
     ) -> pb.TxnRequest:
         reads = self._reads.operations()
         self._is_large = max(len(compares), len(writes), len(reads)) > messages.OPERATIONS_MAX
@@ -292,6 +324,8 @@ class Transaction:
         responses: Iterable[Any] = response.responses
         if response.succeeded:
             receipt.revision = revision = response.header.revision
+            if self._overwritten is not None:
+                return [self._written(self._overwritten[0], revision, is_new=False)]
             for key, number in self._numbers.items():
                 self._known.saw(key, number, revision)
             if self._is_large:
@@ -301,6 +335,9 @@ class Transaction:
             return self._results(revision, written)
         if self._is_large:
             raise session_lost()
+        if self._overwritten is not None:
+            self._prepare(self._lease)  # says what was read
+            self._receipt_read = self._reads.want_value(receipt.key)
         self._learn(receipt, responses)
         return None
 
@@ -343,9 +380,14 @@ class Transaction:
             if len(inner) > 1:
                 return stat_of(put.key, inner[1].response_range.kvs[0], self._lease)
         is_new = put.version in (None, NOT_EXISTS) and put.key not in self._ours
-        if not put.ephemeral:
-            self._known.saw_persistent(put.key, revision)
-        return Stat(put.key, revision, revision, None, None, put.ephemeral, put.ephemeral, is_new)
+        if put.ephemeral:
+            return Stat(put.key, revision, revision, None, None, True, True, is_new)
+        return self._written(put.key, revision, is_new=is_new)
+
+    def _written(self, key: str, revision: int, *, is_new: bool) -> Stat:
+        """What became of a record without a lease."""
+        self._known.saw_persistent(key, revision)
+        return Stat(key, revision, revision, None, None, False, False, is_new)
 
     def _learn(self, receipt: Receipt, responses: Iterable[Any]) -> None:
         """From the reads of a Txn whose conditions did not hold."""
@@ -397,23 +439,16 @@ class Transaction:
     def confirmation(self, revision: int) -> pb.TxnRequest:
         """Reads what was written at `revision`, for `confirmed`."""
         reads = [
-            pb.RequestOp(
-                request_range=pb.RangeRequest(
-                    key=self._scope.key(operation.key), keys_only=True, revision=revision
-                )
-            )
+            messages.stat(self._scope.key(operation.key), revision=revision)
             for operation in self._operations
             if isinstance(operation, Put)
         ]
         return pb.TxnRequest(success=messages.grouped(self._scope, reads))
 
-    def part_confirmation(self, revision: int) -> pb.RequestOp:
+    def part_confirmation(self, revision: int) -> Part:
         """Reads the state before `revision`, and then what was written at it."""
-        reads = self._reads.operations()
-        for read in reads:
-            read.request_range.revision = revision - 1
-        record = messages.stat(self._scope.key(self.key))
-        record.request_range.revision = revision
+        reads = self._reads.operations_at(revision - 1)
+        record = messages.stat(self._scope.key(self.key), revision=revision)
         return messages.nested([], [*reads, record])
 
     def confirm_part(self, revision: int, response: Any) -> list[Stat | None] | None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from typing import Final
+
 from bookie.errors import InvalidKeyError
 
 KEY_SIZE_BYTES_MAX = 480
@@ -9,6 +12,9 @@ KEY_SIZE_BYTES_MAX = 480
 
 ROOT = "/"
 """The parent of all keys; it has no record of its own."""
+
+_PLAIN: Final = re.compile(r"(?:/(?!\.\.?(?:/|\Z))[^/\0]+)+").fullmatch
+"""Matches keys whose segments are good. Most are ASCII besides, and need no other look."""
 
 
 def check_key(key: str) -> str:
@@ -19,6 +25,8 @@ def check_key(key: str) -> str:
             segment or a NUL character, is longer than `KEY_SIZE_BYTES_MAX`, or is not valid
             Unicode.
     """
+    if len(key) <= KEY_SIZE_BYTES_MAX and key.isascii() and _PLAIN(key):
+        return key
     if not key.startswith("/") or key == ROOT:
         raise InvalidKeyError(f"the key {key!r} must start with a slash and name a record")
     if any(segment in ("", ".", "..") for segment in key[1:].split("/")):

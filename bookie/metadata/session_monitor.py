@@ -66,6 +66,7 @@ class SessionMonitor:
         self._clock = clock
         begun_at = clock() if begun_at is None else begun_at
         self._machine = SessionMachine(timeout_seconds, begun_at, jitter)
+        self._deadline = self._machine.deadline
         self._tasks = asyncio.TaskGroup()
         self._keeper: asyncio.Task[None] | None = None
         self._asking: asyncio.Task[None] | None = None
@@ -74,8 +75,7 @@ class SessionMonitor:
     @property
     def state(self) -> SessionState:
         """As of now: a pause of the process that nobody noticed yet is noticed by asking."""
-        deadline = self._machine.deadline
-        if deadline is not None and self._clock() >= deadline:
+        if self._deadline is not None and self._clock() >= self._deadline:
             # Before it, time alone changes nothing; and every tick wakes the keeper.
             self.tell(Tick())
         return self._machine.state
@@ -87,6 +87,7 @@ class SessionMonitor:
     def tell(self, event: MonitorEvent) -> None:
         """Let the machine take what the connection, or the answer to any request, says."""
         effects = self._machine.step(event, self._clock())
+        self._deadline = self._machine.deadline
         for effect in effects:
             match effect:
                 case Announce(session_event):
@@ -107,6 +108,7 @@ class SessionMonitor:
         traceback: TracebackType | None,
     ) -> None:
         self._machine.step(Closed(), self._clock())
+        self._deadline = None
         for task in (self._keeper, self._asking):
             if task is not None:
                 task.cancel()
@@ -117,7 +119,7 @@ class SessionMonitor:
         """Owe the machine its ticks."""
         while True:
             self._changed.clear()
-            deadline = self._machine.deadline
+            deadline = self._deadline
             pause = None if deadline is None else max(0.0, deadline - self._clock())
             try:
                 async with asyncio.timeout(pause):

@@ -282,8 +282,9 @@ class MetadataStore(ABC):
 
     def _refuse_acl(self, operations: Sequence[Operation]) -> None:
         """For backends without access control: refuse operations that ask for it."""
-        if any(isinstance(o, Put) and o.acl is not None for o in operations):
-            raise self._no_access_control()
+        for operation in operations:
+            if isinstance(operation, Put) and operation.acl is not None:
+                raise self._no_access_control()
 
     def _no_access_control(self) -> UnsupportedError:
         return UnsupportedError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from bookie._pb import etcd_pb2 as pb
 from bookie.metadata import etcd_messages as messages
 from bookie.metadata.etcd_keys import Scope
@@ -9,7 +11,7 @@ from bookie.metadata.etcd_keys import Scope
 SCOPE = Scope("/mine")
 
 
-def _keys(operations: list[pb.RequestOp]) -> set[bytes]:
+def _keys(operations: Iterable[pb.RequestOp]) -> set[bytes]:
     """All keys that are read or written, in whatever case."""
     found: set[bytes] = set()
     for operation in operations:
@@ -34,6 +36,6 @@ def test_a_large_transaction_touches_nothing_outside_its_scope() -> None:
         messages.conjunction(SCOPE, compares, writes),
         messages.grouped(SCOPE, [messages.stat(key) for key in keys]),
     ):
-        found = _keys(operations)
+        found = _keys(pb.TxnRequest(success=operations).success)
         assert found > set(keys)
         assert all(first <= key < behind for key in found)
