@@ -26,7 +26,7 @@ made again.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from bookie._pb import etcd_pb2 as pb
@@ -35,6 +35,7 @@ from bookie.metadata import etcd_messages as messages
 from bookie.metadata.etcd_keys import Scope
 from bookie.metadata.etcd_known import Known
 from bookie.metadata.etcd_messages import Part
+from bookie.metadata.etcd_reads import Reads, owner
 from bookie.metadata.etcd_receipts import Receipt, mark, overwrite
 from bookie.metadata.judge import NO_OWNER, judge
 from bookie.metadata.keys import ancestors
@@ -55,68 +56,6 @@ LIGHT_DEPTH = 16
 
 ROUNDS_MAX = 1000
 """How often a Txn is made again because a guess was wrong."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """What a read says of a record; the judge asks for no more."""
-
-    version: int
-    owner: bytes
-
-
-class _Reads:
-    """The state at the revision of a Txn, as far as its operations depend on it."""
-
-    def __init__(self) -> None:
-        self._requests: list[Part] = []
-        self._records: dict[str, int] = {}
-        self._below: dict[str, int] = {}
-        self._responses: list[Any] = []
-
-    def want_record(self, scope: Scope, key: str) -> None:
-        if key not in self._records:
-            self._records[key] = len(self._requests)
-            self._requests.append(messages.stat(scope.key(key)))
-
-    def want_below(self, scope: Scope, key: str) -> None:
-        self._below[key] = len(self._requests)
-        self._requests.append(messages.any_below(scope, key))
-
-    def want_value(self, key: bytes) -> int:
-        self._requests.append(messages.read(key))
-        return len(self._requests) - 1
-
-    def operations(self) -> list[Part]:
-        return self._requests
-
-    def operations_at(self, revision: int) -> list[Part]:
-        """The same of the state at `revision`."""
-        return [
-            {"request_range": {**request["request_range"], "revision": revision}}
-            for request in self._requests
-        ]
-
-    def take(self, responses: Iterable[Any]) -> None:
-        self._responses = [response.response_range for response in responses]
-
-    def value(self, index: int) -> Any:
-        kvs = self._responses[index].kvs
-        return kvs[0] if kvs else None
-
-    # What `judge` calls a tree.
-
-    def find(self, key: str) -> _Found | None:
-        kv = self.value(self._records[key])
-        return _Found(kv.mod_revision, owner(kv.lease)) if kv is not None else None
-
-    def has_children(self, key: str) -> bool:
-        return bool(self._responses[self._below[key]].kvs)
-
-
-def owner(lease: int) -> bytes:
-    """Who owns a record, as the judge says it."""
-    return lease.to_bytes(8, "big", signed=True) if lease else NO_OWNER
 
 
 class Transaction:
@@ -143,7 +82,7 @@ class Transaction:
         """Sequence → a number that is taken although its counter does not say so."""
         self._numbers: dict[str, int] = {}
         self._operations = operations
-        self._reads: _Reads
+        self._reads: Reads
         self._receipt_read: int
         self._sequence_reads: dict[str, int]
         self._floor_read: int | None
@@ -199,7 +138,7 @@ class Transaction:
         self._lease = lease
         if self.is_sequential:
             self._number()
-        self._reads = _Reads()
+        self._reads = Reads()
         compares: dict[bytes, Part] = {}
         writes: list[Part] = []
         for operation in self._operations:
