@@ -9,8 +9,8 @@ store and is set again after each reconnection, followed by `Resync`.
 What ZooKeeper cannot do exactly as the interface says:
 
 - A transaction may be seen as several commits of one revision: events do not say where one ends.
-- A version is compared with the node's own, which begins anew with each node; that it speaks of the
-  present node is known here (`KnownRecords`), unless others delete and create it at that moment.
+- A version speaks of one life of a record (`zookeeper_births`), unless a program other than bookie
+  creates it anew at that moment.
 - The times are those of the node: a record that was put on a virtual parent is as old as that, and
   its `first_version` is False.
 - A virtual parent whose last ephemeral child went with its session is hidden from listings, and
@@ -32,24 +32,19 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from bookie.env import boot_time_seconds
 from bookie.errors import (
     InvalidKeyError,
     KeyHasChildrenError,
     MetadataClosedError,
-    MetadataUnavailableError,
     NoSuchKeyError,
 )
 from bookie.metadata.changes import Change, Commit, Resync, WatchEvent
 from bookie.metadata.connect import Host
-from bookie.metadata.judge import judge
-from bookie.metadata.keys import ROOT, check_key, check_prefix, is_under, parent_of
+from bookie.metadata.keys import ROOT, check_key, check_prefix, is_under
 from bookie.metadata.records import (
     Acl,
     Check,
-    Delete,
     Operation,
-    Put,
     Record,
     Stat,
     check_transaction,
@@ -60,17 +55,13 @@ from bookie.metadata.subscription import Subscription
 from bookie.metadata.zookeeper_changes import DELETED, ChangeReader
 from bookie.metadata.zookeeper_known import KnownRecords
 from bookie.metadata.zookeeper_nodes import NodeReader, refusal
-from bookie.metadata.zookeeper_numbers import BLOCK, NO_BLOCK, NumberBlocks
-from bookie.metadata.zookeeper_outcome import CONFLICTS, Committed, OutdatedError, Receipts
+from bookie.metadata.zookeeper_numbers import NumberBlocks
+from bookie.metadata.zookeeper_outcome import Receipts
 from bookie.metadata.zookeeper_session import ZooKeeperLink
 from bookie.metadata.zookeeper_thread import NodeError, NodeEvent
 from bookie.metadata.zookeeper_tree import (
-    Plan,
-    Planner,
     Scope,
-    View,
     is_virtual,
-    overtaken_stat,
     require_representable,
     require_representable_key,
     stat_of,
@@ -79,27 +70,22 @@ from bookie.metadata.zookeeper_wire import (
     NO_NODE,
     Exists,
     GetData,
-    MultiRefusedError,
     ZnodeStat,
 )
+from bookie.metadata.zookeeper_writer import Writer
 from bookie.protocol.session import SessionEvent
 
 SCAN_AHEAD = 32
 """Records of a scan that are asked for before the first of them is taken: 16 MiB at most."""
 
-RECEIPTS_SUFFIX = ".receipts"
-"""The receipts of a scope's stores lie below a node of its name and this."""
-
 NUMBERS_SUFFIX = ".numbers"
-"""Likewise for the node with what numbers of sequential records begin with, if there is one."""
+"""What numbers of sequential records begin with is in a node of the scope's name and this, if there
+is one."""
 
 _RECURSION_ROUNDS = 10
 
 _TIDY_SECONDS_MAX = 2.0
 """How long a store that is being closed removes empty parents; others find what is left."""
-
-_NO_NUMBER = 10**19
-"""Stands for the number that the server is going to give; beyond all that it can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +95,7 @@ class _Open:
     link: ZooKeeperLink
     nodes: NodeReader
     receipts: Receipts
+    writer: Writer
     reader: ChangeReader
     numbers: NumberBlocks
 
@@ -132,7 +119,7 @@ class ZooKeeperStore(MetadataStore):
         self._hosts = ",".join(str(host) for host in hosts)
         self._security = security
         self._scope = Scope(scope)
-        self._known = KnownRecords()
+        self._known = KnownRecords(self._scope)
         self._watches: dict[Subscription[Change], str] = {}
         self._session_watches: set[Subscription[SessionEvent]] = set()
         self._group: list[WatchEvent] = []
@@ -149,10 +136,11 @@ class ZooKeeperStore(MetadataStore):
             on_missed=self._missed_events,
             announce=self._announce,
         )
-        nodes = NodeReader(link, self._scope)
-        receipts = Receipts(link, self._scope.root + RECEIPTS_SUFFIX)
+        nodes = NodeReader(link, self._scope, self._known.births)
+        receipts = Receipts(link)
         numbers = NumberBlocks(link, self._scope.root + NUMBERS_SUFFIX)
-        self._open = _Open(link, nodes, receipts, ChangeReader(self._scope), numbers)
+        writer = Writer(link, self._scope, nodes, receipts, self._known, numbers)
+        self._open = _Open(link, nodes, receipts, writer, ChangeReader(self._scope), numbers)
         try:
             await link.__aenter__()
         except BaseException:
@@ -263,98 +251,7 @@ class ZooKeeperStore(MetadataStore):
         for operation in operations:
             require_representable(operation)
         opened = self._require_open()
-        if not operations:
-            return []
-        link = opened.link
-        deadline, losses = link.deadline(), link.losses
-        is_known = True
-        is_numbered = any(isinstance(o, Put) and o.sequential for o in operations)
-        while True:
-            session, view = await link.usable(deadline), None
-            connection = link.connection
-            if is_known:
-                view = self._known.view(operations, opened.nodes.kept, session)
-            if view is None:
-                view = await self._judged(opened, operations, deadline)
-            begun_at = boot_time_seconds()
-            block = await opened.numbers.present(deadline) if is_numbered else NO_BLOCK
-            plan = Planner(self._scope, operations, view, session, block.prefix).plan()
-            try:
-                committed = await opened.receipts.commit(
-                    [*plan.operations, *block.checks], deadline, losses, connection
-                )
-            except (MultiRefusedError, OutdatedError) as refused:
-                if is_numbered:
-                    opened.numbers.forget()
-                if isinstance(refused, MultiRefusedError) and refused.code not in CONFLICTS:
-                    path = plan.operations[refused.index].path
-                    raise refusal(NodeError(refused.code), self._scope.key(path)) from refused
-                if asyncio.get_running_loop().time() >= deadline:
-                    raise MetadataUnavailableError(
-                        f"others keep writing to {operations[0].key}"
-                    ) from refused
-                is_known = False
-                continue
-            opened.link.tell_written(begun_at)
-            return await self._finish(opened, operations, plan, committed)
-
-    async def _judged(
-        self, opened: _Open, operations: Sequence[Operation], deadline: float
-    ) -> View:
-        """What there is now, in which the operations can be done; else the error of the first."""
-        while True:
-            try:
-                view = await opened.nodes.view(operations, deadline)
-            except NodeError as error:
-                raise refusal(error, operations[0].key) from error
-            session = opened.link.session.to_bytes(8, "big", signed=True)
-            try:
-                judge(operations, view, session, _NO_NUMBER)
-            except KeyHasChildrenError:
-                keys = [operation.key for operation in operations]
-                if not await opened.nodes.sweep(keys, deadline):
-                    raise
-                continue
-            return view
-
-    async def _finish(
-        self, opened: _Open, operations: Sequence[Operation], plan: Plan, committed: Committed
-    ) -> list[Stat | None]:
-        stats: list[Stat | None] = []
-        for operation, index in zip(operations, plan.results, strict=True):
-            if not isinstance(operation, Put):
-                stats.append(None)
-                if isinstance(operation, Delete):
-                    self._known.forget(operation.key)
-                    opened.nodes.note_deletion(operation.key)  # the event may come later
-                    opened.nodes.tidy(parent_of(operation.key))
-                continue
-            assert index is not None, "every put has a result"
-            written = await self._written(opened, operation, index, plan, committed)
-            stats.append(written)
-            if operation.sequential:
-                number = int(written.key[len(operation.key) :]) % BLOCK
-                opened.nodes.note_kept(parent_of(operation.key), number)
-        return stats
-
-    async def _written(
-        self, opened: _Open, put: Put, index: int, plan: Plan, committed: Committed
-    ) -> Stat:
-        key, stat = put.key, None
-        if committed.results is not None:
-            result = committed.results[index]
-            if isinstance(result, ZnodeStat):
-                stat = result
-            else:
-                path, stat = result
-                key = self._scope.key(path)
-        else:
-            found = await opened.nodes.stat_written(put, committed.zxid, opened.link.deadline())
-            if found is None:
-                return overtaken_stat(put, plan.operations[index], committed.zxid)
-            key, stat = found
-        self._known.learn(key, stat)
-        return stat_of(key, stat, committed.session)
+        return await opened.writer.write(operations) if operations else []
 
     async def delete_recursive(self, key: str, *, condition: Check | None = None) -> None:
         """See `MetadataStore.delete_recursive`; parents of sequential records go, too."""

@@ -1,7 +1,7 @@
 """Which node stands behind a key, as far as one connection has told.
 
-It lets a write that expects a version go out at once: the server compares what it can, and this
-says that the version speaks of the present node. What it does not know costs a read.
+It lets a write that expects a version go out at once: this says of which life of the record the
+version speaks, and the server that there was no birth since. What it does not know costs a read.
 
 Answers are learned when whoever asked has its turn, which may be after events that came behind
 them; so deletions are remembered, and what they ended is not learned any more.
@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 
 from bookie.metadata.keys import parent_of
 from bookie.metadata.records import NOT_EXISTS, Operation, Put
-from bookie.metadata.zookeeper_tree import Node, View, birth_of, data_version_of
+from bookie.metadata.zookeeper_births import KnownBirths, counters_of, is_for_one_life
+from bookie.metadata.zookeeper_tree import Node, Scope, View, birth_of, data_version_of
 from bookie.metadata.zookeeper_wire import ZnodeStat
 
 _DELETIONS_MAX = 10_000
@@ -28,7 +29,9 @@ class KnownRecords:
 
     SIZE_MAX = 50_000
 
-    def __init__(self) -> None:
+    def __init__(self, scope: Scope) -> None:
+        self.births = KnownBirths()
+        self._scope = scope
         self._nodes: dict[str, Node] = {}
         self._deletions: deque[dict[str, int]] = deque([{}], maxlen=3)
 
@@ -62,6 +65,7 @@ class KnownRecords:
     def clear(self) -> None:
         """Events may have been missed."""
         self._nodes.clear()
+        self.births.clear()
 
     def view(
         self, operations: Sequence[Operation], kept: Mapping[str, object], session: int
@@ -88,6 +92,15 @@ class KnownRecords:
                 return None  # it is refused, or a take-over, which must know its guard
             else:
                 view.nodes[operation.key] = _expected(node, version)
+        return self._with_births(view, operations)
+
+    def _with_births(self, view: View, operations: Sequence[Operation]) -> View | None:
+        for operation in operations:
+            if operation.key in view.nodes and is_for_one_life(operation):
+                births = self.births.find(counters_of(self._scope.path(operation.key)))
+                if births is None:
+                    return None
+                view.births.update(births)
         return view
 
 

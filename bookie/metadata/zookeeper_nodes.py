@@ -30,6 +30,12 @@ from bookie.metadata.records import (
     Operation,
     Put,
 )
+from bookie.metadata.zookeeper_births import (
+    KnownBirths,
+    counters_of,
+    is_for_one_life,
+    make_counter,
+)
 from bookie.metadata.zookeeper_outcome import Link
 from bookie.metadata.zookeeper_thread import LostError, NoAnswerError, NodeError, NotSentError
 from bookie.metadata.zookeeper_tree import (
@@ -88,9 +94,10 @@ class ReadingLink(Link, Protocol):
 class NodeReader:
     """Reads nodes below a scope, many at a time."""
 
-    def __init__(self, link: ReadingLink, scope: Scope) -> None:
+    def __init__(self, link: ReadingLink, scope: Scope, births: KnownBirths) -> None:
         self._link = link
         self._scope = scope
+        self._births = births
         self.kept: dict[str, None] = {}
         """Parents known to stay, so that sequential records may be created below them."""
         self._suspects: dict[str, None] = {}
@@ -126,16 +133,28 @@ class NodeReader:
     async def view(self, operations: Sequence[Operation], deadline: float) -> View:
         """The nodes that decide about a transaction, each as it was at some moment since the call.
 
-        The scope's own node is read first; whatever changed since fails a guarded write.
+        The scope's own node and the counters of births are read first; whatever changed since
+        fails a write that rests on them.
+
+        Raises:
+            UnauthorizedError: the counters are missing, and we may not make them.
         """
+        keys, counters = _keys_of(operations), self._counters_of(operations)
+        paths = [self._scope.root, *counters, *map(self._scope.path, keys)]
         while True:
-            keys = _keys_of(operations)
-            paths = [self._scope.root, *map(self._scope.path, keys)]
             root, *stats = await self._ask([Exists(path, None) for path in paths], deadline)
-            if root is not None:
+            births = dict(zip(counters, stats, strict=False))
+            missing = next((counter for counter, stat in births.items() if stat is None), None)
+            if missing is not None:
+                await make_counter(self._link, missing)
+            elif root is None:
+                await self._link.make_root()
+            else:
                 break
-            await self._link.make_root()
-        view = View(guard=root.version)
+        stats = stats[len(counters) :]
+        view = View(guard=root.version, births={c: stat.version for c, stat in births.items()})
+        for counter, version in view.births.items():
+            self._births.learn(counter, version)
         doubtful = [key for key, stat in zip(keys, stats, strict=True) if _may_be_virtual(stat)]
         asked = await self._ask([GetData(self._scope.path(k), None) for k in doubtful], deadline)
         found = dict(zip(doubtful, asked, strict=True))
@@ -154,6 +173,13 @@ class NodeReader:
         _require_numbers(operations, dict(zip(keys, stats, strict=True)))
         await self._read_acls(operations, view, deadline)
         return view
+
+    def _counters_of(self, operations: Sequence[Operation]) -> list[str]:
+        counters: dict[str, None] = {}
+        for operation in operations:
+            if is_for_one_life(operation):
+                counters.update(dict.fromkeys(counters_of(self._scope.path(operation.key))))
+        return list(counters)
 
     async def _read_acls(
         self, operations: Sequence[Operation], view: View, deadline: float

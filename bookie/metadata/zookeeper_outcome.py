@@ -8,8 +8,8 @@ mark the write was done, and the node's zxid is that of the write; without it, i
 because a server refuses what a session sent before it moved.
 
 A receipt is one of a few nodes, and belongs to one write until its outcome is known; that bounds
-the writes under way, too. Receipts lie beside the scope, out of sight of its watches, in a
-container that vanishes with the last session.
+the writes under way, too. Receipts lie outside of all scopes, where no store lists, watches or
+deletes them, and go with their session; their names begin with its number.
 
 Before a receipt is read, a write of our own goes through the quorum: it is behind everything that
 was sent before, on whichever server we are now, and a leader that was deposed cannot answer it.
@@ -39,7 +39,6 @@ from bookie.metadata.zookeeper_thread import (
 )
 from bookie.metadata.zookeeper_wire import (
     BAD_VERSION,
-    CONTAINER,
     EPHEMERAL,
     NO_AUTH,
     NO_CHILDREN_FOR_EPHEMERALS,
@@ -62,6 +61,12 @@ RECEIPTS_MAX = 128
 
 CONFLICTS = {BAD_VERSION, NO_NODE, NODE_EXISTS, NOT_EMPTY, NO_CHILDREN_FOR_EPHEMERALS}
 """Codes of refusals that say: what was seen, or believed, is not so (any more)."""
+
+HOME = "/.bookie"
+"""What belongs to no scope lies below this node: receipts, and the counters of births."""
+
+RECEIPTS = f"{HOME}/receipts"
+"""The node below which the receipts of all sessions lie."""
 
 _BARRIER = "barrier"
 
@@ -114,9 +119,7 @@ class Committed:
 class Receipts:
     """The receipts of one store."""
 
-    def __init__(self, link: Link, base: str) -> None:
-        self.base = base
-        """The node below which they lie."""
+    def __init__(self, link: Link) -> None:
         self.found_done = 0
         """Writes so far whose answer was lost and that turned out to be done."""
         self._link = link
@@ -253,7 +256,7 @@ class Receipts:
             self._written.discard(name)
 
     def _path(self, session: int, name: str) -> str:
-        return f"{self.base}/{session & 0xFFFFFFFFFFFFFFFF:016x}-{name}"
+        return f"{RECEIPTS}/{session & 0xFFFFFFFFFFFFFFFF:016x}-{name}"
 
     async def _mend(self, session: int, name: str, code: int) -> None:
         """A receipt is there, or is not, against what we thought."""
@@ -261,22 +264,16 @@ class Receipts:
             self._note(session, name)
         elif code == NO_NODE:
             self._note(session, name, exists=False)
+            self._link.send(CreateNode(HOME, None))  # what comes next tells whether it is there
             try:
-                await self._link.send(
-                    CreateNode(self.base, None, OPEN_ACL_UNSAFE, CONTAINER)
-                ).answer
+                await self._link.send(CreateNode(RECEIPTS, None)).answer
             except NodeError as error:
                 if error.code != NODE_EXISTS:
-                    raise self._refusal(error.code) from error
+                    raise _refusal(error.code) from error
             except (NotSentError, LostError, NoAnswerError):
                 return  # whoever needs it asks again
         else:
-            raise self._refusal(code)
-
-    def _refusal(self, code: int) -> BookieError:
-        if code == NO_AUTH:
-            return UnauthorizedError(f"ZooKeeper does not let us create nodes below {self.base}")
-        return MetadataUnavailableError(f"ZooKeeper refuses a receipt in {self.base}: error {code}")
+            raise _refusal(code)
 
     # ---- who has which
 
@@ -311,6 +308,12 @@ def _require_time(deadline: float) -> None:
     """Raise `MetadataUnavailableError` if it is too late, by the loop's clock, to try again."""
     if asyncio.get_running_loop().time() >= deadline:
         raise MetadataUnavailableError("the metadata store does not do the write in time")
+
+
+def _refusal(code: int) -> BookieError:
+    if code in (NO_AUTH, NO_NODE):
+        return UnauthorizedError(f"ZooKeeper does not let us create nodes below {RECEIPTS}")
+    return MetadataUnavailableError(f"ZooKeeper refuses a receipt in {RECEIPTS}: error {code}")
 
 
 def _zxid(stat: ZnodeStat) -> int:

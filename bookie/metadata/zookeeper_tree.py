@@ -18,7 +18,8 @@ it, and would take that record along with its last child.
 Nothing in ZooKeeper says whether a node is still the one that was read: its version begins at 0
 again when it is deleted and created. For virtual parents that is settled by the scope's own node
 (`Guard`): every write that makes, removes or converts one also writes that node, and whoever relies
-on having seen one demands its version. For records it is settled by `version_of`, see there.
+on having seen one demands its version. For records it is settled by counters of births, see
+`zookeeper_births`.
 
 The same writes to the scope's node bracket what concerns virtual parents only, so that watches can
 leave it out; see `zookeeper_changes`.
@@ -32,6 +33,7 @@ from dataclasses import dataclass, field, replace
 from bookie.errors import BadRequestError, InvalidKeyError, UnsupportedError
 from bookie.metadata.keys import ROOT, ancestors, parent_of
 from bookie.metadata.records import NOT_EXISTS, Acl, Check, Delete, Operation, Put, Stat
+from bookie.metadata.zookeeper_births import counter_of, counters_of, is_for_one_life
 from bookie.metadata.zookeeper_wire import (
     ACL,
     EPHEMERAL,
@@ -54,9 +56,6 @@ KEPT = b"\0bookie: parent of sequential records\0"
 ANY = -1
 """ZooKeeper's expected version that fits every node."""
 
-_PASSED_VERSIONS_MAX = 32
-"""A record written so often is taken over without passing its versions."""
-
 REQUEST_BYTES_MAX = 1_000_000
 """The most bytes of one transaction as it is sent."""
 
@@ -72,8 +71,8 @@ _PERMISSIONS = {"read": 1, "write": 2, "create": 4, "delete": 8, "admin": 16}
 def version_of(stat: ZnodeStat) -> int:
     """The version of a record: the write that created its node, and ZooKeeper's own version of it.
 
-    ZooKeeper compares only the latter. The former tells whether the version speaks of the present
-    node at all, which is checked before the comparison is left to the server.
+    ZooKeeper compares only the latter. The former tells whether the version speaks of the node that
+    was seen; that there is none other by now is what the counter of births says.
     """
     version: int = (stat.czxid << _DATA_VERSION_BITS) | stat.version
     return version
@@ -211,6 +210,9 @@ class View:
     guard: int = ANY
     """The version of the scope's node, read before all others."""
 
+    births: dict[str, int] = field(default_factory=dict)
+    """The versions of the counters of births that matter, from before the nodes were seen."""
+
     acls: dict[str, tuple[Acl, ...]] = field(default_factory=dict)
     """Of records that may be taken over: who takes over keeps others out, and in, as before."""
 
@@ -237,6 +239,8 @@ class Plan:
 
     operations: list[NodeOperation] = field(default_factory=list)
     results: list[int | None] = field(default_factory=list)
+    counters: int = 0
+    """How many operations, the first ones, concern counters of births."""
 
 
 class Planner:
@@ -268,6 +272,9 @@ class Planner:
         self._made: set[str] = set()
         self._brackets = 0
         self._is_guarded = False
+        self._demanded: dict[str, int] = {}
+        self._born: set[str] = set()
+        """Counters of births: the versions that they must have, and those to be written."""
 
     def plan(self) -> Plan:
         """The operations, in an order that ZooKeeper can follow.
@@ -277,13 +284,32 @@ class Planner:
         """
         for index in range(len(self._operations)):
             self._do(index)
-        _require_sendable(self._plan.operations)
-        return self._plan
+        counters = self._counters()
+        plan = Plan(
+            counters + self._plan.operations,
+            [None if place is None else place + len(counters) for place in self._plan.results],
+            len(counters),
+        )
+        _require_sendable(plan.operations)
+        return plan
+
+    def _counters(self) -> list[NodeOperation]:
+        """Before all else: what the transaction itself creates does not speak against it."""
+        return [
+            SetData(counter, None, self._demanded.get(counter, ANY))
+            if counter in self._born
+            else CheckVersion(counter, self._demanded[counter])
+            for counter in sorted(self._born.union(self._demanded))
+        ]
 
     def _do(self, index: int) -> None:
         operation = self._operations[index]
         if operation.key in self._made:
             return
+        node = self._view.nodes.get(operation.key)
+        if node is not None and node.is_record and is_for_one_life(operation):
+            for counter in counters_of(self._scope.path(operation.key)):
+                self._demanded[counter] = self._view.births[counter]
         match operation:
             case Put(sequential=True):
                 self._do_sequential(index, operation)
@@ -291,7 +317,6 @@ class Planner:
                 self._made.add(operation.key)
                 self._do_put(index, operation)
             case Delete():
-                node = self._view.nodes[operation.key]
                 assert node is not None, "what is absent was refused before"
                 self._add(DeleteNode(self._scope.path(operation.key), node.data_version))
             case Check():
@@ -326,22 +351,15 @@ class Planner:
     def _take_over(self, index: int, put: Put, node: Node) -> None:
         """Delete and create at once: ZooKeeper never changes the owner of a node.
 
-        Guarded, because two who take over begin with nodes of equal versions. The new node is
-        written until it has a version that the old one never had, so that who knows only that one
-        cannot write to it; many versions would be too many writes, and are not passed.
+        The new node is written once more, because it is not in its first version.
         """
         path = self._scope.path(put.key)
         if put.acl is None:
             put = replace(put, acl=self._view.acls.get(put.key))
-        self._announce(guarded=True)
+        self._announce()
         self._add(DeleteNode(path, node.data_version))
-        if node.data_version >= _PASSED_VERSIONS_MAX:
-            self._create(index, put)
-        else:
-            self._create(index, replace(put, value=b""))
-            for _ in range(node.data_version):
-                self._add(SetData(path, b"", ANY))
-            self._plan.results[index] = self._add(SetData(path, put.value, ANY))
+        self._create(index, replace(put, value=b""))
+        self._plan.results[index] = self._add(SetData(path, put.value, ANY))
         self._announce()
 
     def _do_sequential(self, index: int, put: Put) -> None:
@@ -376,6 +394,7 @@ class Planner:
             self._made.add(above)
             path, data = self._scope.path(above), KEPT if is_numbered else None
             if node is None:
+                self._born.add(counter_of(path))
                 self._virtually(CreateNode(path, data))
             else:
                 # Harmless if it is KEPT already.
@@ -386,7 +405,11 @@ class Planner:
             SEQUENTIAL if put.sequential else PERSISTENT
         )
         acl = OPEN_ACL_UNSAFE if put.acl is None else to_node_acl(put.acl)
-        path = self._scope.path(put.key) + (self._number_prefix if put.sequential else "")
+        path = self._scope.path(put.key)
+        if put.sequential:
+            path += self._number_prefix
+        else:
+            self._born.add(counter_of(path))
         made = CreateNode(path, put.value, acl, flags)
         self._plan.results[index] = self._add(made)
 

@@ -1,4 +1,4 @@
-"""What kazoo's protocol lacks: watches on a whole tree, containers, and transactions of all kinds.
+"""What kazoo's protocol lacks: watches on a whole tree, and transactions of all kinds.
 
 Request bodies follow ZooKeeper's jute records (big endian; strings and buffers with a length of 4
 bytes, -1 for null). Opcodes and flags are those of servers 3.6 and later.
@@ -58,11 +58,7 @@ __all__ = [
 PERSISTENT = 0
 EPHEMERAL = 1
 SEQUENTIAL = 2
-CONTAINER = 4
-"""Flags of a create. A container is removed by the server after its last child is gone."""
-
-CONTAINER_OWNER = -(2**63)
-"""What a container has in place of the session that owns an ephemeral node."""
+"""Flags of a create."""
 
 OK = 0
 RUNTIME_INCONSISTENCY = -2
@@ -81,7 +77,6 @@ SESSION_MOVED = -118
 """Error codes of replies. Source: KeeperException.Code."""
 
 _CREATE2 = 15
-_CREATE_CONTAINER = 19
 _MULTI = 14
 _ERROR = -1
 _HEADER = struct.Struct("!iBi")
@@ -126,11 +121,11 @@ class CreateNode(NamedTuple):
 
     @property
     def type(self) -> int:
-        """Containers have an opcode of their own."""
-        return _CREATE_CONTAINER if self.flags == CONTAINER else _CREATE2
+        """The opcode."""
+        return _CREATE2
 
     def serialize(self) -> bytearray:
-        """The body; the same for both opcodes."""
+        """The body."""
         body: bytearray = Create2(self.path, self.data, self.acl, self.flags).serialize()
         return body
 
@@ -188,7 +183,7 @@ class Multi(NamedTuple):
                 # Those before it "failed" with 0, those after it with an inconsistency.
                 if code not in (OK, RUNTIME_INCONSISTENCY) and refused is None:
                     refused = MultiRefusedError(len(results), code)
-            elif kind in (_CREATE2, _CREATE_CONTAINER):
+            elif kind == _CREATE2:
                 path, offset = read_string(buffer, offset)
                 result = (path, ZnodeStat._make(stat_struct.unpack_from(buffer, offset)))
                 offset += stat_struct.size

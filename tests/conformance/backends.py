@@ -22,7 +22,7 @@ from bookie.metadata.session_monitor import SessionMonitor
 from bookie.metadata.store import MetadataStore
 from bookie.metadata.zookeeper import ZooKeeperStore
 from tests.servers.etcd import EtcdServer
-from tests.servers.proxy import Proxy
+from tests.servers.proxy import Direction, Proxy
 from tests.servers.zookeeper import ZooKeeperServer, expire_session, new_scope
 
 _names = itertools.count()
@@ -32,7 +32,6 @@ class Difference(enum.Enum):
     """What a backend cannot do exactly as the interface says; each is named with a reason."""
 
     VERSIONS_RESTART = "versions begin anew when a key is deleted and created again"
-    LIVES_RACE = "a write that races with a deletion and creation may take one life for the other"
     COMMITS_SPLIT = "a transaction may be seen as several commits of one revision"
     NO_TIMES = "records have no times of creation and modification"
     ACCESS_CONTROL = "records have access control"
@@ -86,7 +85,12 @@ class Backend(ABC):
 
     async def reconnect(self, store: MetadataStore) -> None:
         """Join `store` again."""
-        raise NotImplementedError
+        if self.can_disconnect:
+            raise NotImplementedError
+
+    async def delay(self, store: MetadataStore) -> None:
+        """Let `store` hear nothing of what the servers do and answer, until `reconnect`."""
+        await asyncio.sleep(0)  # where nothing lies between, nothing can be late
 
     async def open(self, *, session_timeout_seconds: float = 30.0) -> MetadataStore:
         """A new session; it ends with the test."""
@@ -217,6 +221,9 @@ class EtcdBackend(Backend):
     async def disconnect(self, store: MetadataStore) -> None:
         self._links[store].refuse()
 
+    async def delay(self, store: MetadataStore) -> None:
+        self._links[store].hold(Direction.TO_CLIENT)
+
     async def reconnect(self, store: MetadataStore) -> None:
         self._links[store].heal()
 
@@ -228,7 +235,6 @@ class ZooKeeperBackend(Backend):
     has_siblings = True
     differences = MappingProxyType(
         {
-            Difference.LIVES_RACE: "the server compares a number that begins anew with each node",
             Difference.COMMITS_SPLIT: "events do not say where a transaction ends",
             Difference.ACCESS_CONTROL: "every node has a list of who may do what",
             Difference.BASIC_NAMES: "the server refuses what Java writes as two characters",
@@ -272,6 +278,9 @@ class ZooKeeperBackend(Backend):
 
     async def disconnect(self, store: MetadataStore) -> None:
         self._links[store].refuse()
+
+    async def delay(self, store: MetadataStore) -> None:
+        self._links[store].hold(Direction.TO_CLIENT)
 
     async def reconnect(self, store: MetadataStore) -> None:
         self._links[store].heal()

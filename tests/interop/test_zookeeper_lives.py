@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import AsyncExitStack
+from typing import Any
 
 import pytest
 
 from bookie.errors import BadVersionError, NoSuchKeyError
 from bookie.metadata.connect import open_store
 from bookie.metadata.store import MetadataStore, SessionEvent
+from bookie.metadata.zookeeper import ZooKeeperStore
+from bookie.metadata.zookeeper_outcome import Committed
 from tests.conformance.streams import CREATED, DELETED, next_changes, next_item
 from tests.servers.proxy import Direction, Proxy
 from tests.servers.zookeeper import ZooKeeperServer, new_scope
@@ -148,3 +151,48 @@ async def test_what_an_event_ended_is_not_believed(net: Net) -> None:
     with pytest.raises(BadVersionError):
         await net.first.put("/k", b"overwritten", version=old.version)
     assert await version_of(net.third, "/k") == new.version
+
+
+async def test_a_number_given_again_is_another_life(net: Net) -> None:
+    """A queue is removed with all that was in it, and begun anew by others."""
+    await net.first.put("/queue", b"")
+    first = await net.first.put("/queue/n-", b"old", sequential=True)
+    await net.second.sync()
+    net.link.hold(Direction.TO_CLIENT)
+    await net.second.delete_recursive("/queue")
+    await net.second.put("/queue", b"")
+    again = await net.second.put("/queue/n-", b"new", sequential=True)
+    assert again.key == first.key
+    async with asyncio.TaskGroup() as tasks:
+        late = tasks.create_task(is_refused(net.first.delete(first.key, version=first.version)))
+        await asyncio.sleep(0.1)
+        net.link.heal()
+    assert late.result()
+    assert await version_of(net.third, again.key) == again.version
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+async def test_an_owner_who_comes_between_reading_and_writing_stays(
+    net: Net, monkeypatch: pytest.MonkeyPatch, is_own: bool
+) -> None:
+    """A lease ends and another begins while somebody takes it over, or writes what was its own."""
+    former = net.first if is_own else net.third
+    stat = await former.put("/lock", b"old", ephemeral=True)
+    await net.first.sync()
+    assert isinstance(net.first, ZooKeeperStore)
+    receipts = net.first._require_open().receipts
+    commit = receipts.commit
+
+    async def commit_late(*plan: Any) -> Committed:
+        monkeypatch.undo()
+        await former.delete("/lock")
+        await net.second.put("/lock", b"new", ephemeral=True)
+        return await commit(*plan)
+
+    monkeypatch.setattr(receipts, "commit", commit_late)
+    version = None if is_own else stat.version
+    assert await is_refused(net.first.put("/lock", b"stolen", version=version, ephemeral=True))
+    await net.third.sync()
+    record = await net.third.get("/lock")
+    assert record is not None
+    assert record.value == b"new"

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import ModuleType
 
 import pytest
 from kazoo.client import KazooClient
 from kazoo.security import make_acl
 
 from bookie.errors import InvalidKeyError, MetadataUnavailableError, UnauthorizedError
-from bookie.metadata import zookeeper_session
+from bookie.metadata import zookeeper_births, zookeeper_outcome, zookeeper_session
 from bookie.metadata.connect import open_store
 from bookie.metadata.store import Put, SessionEvent
 from bookie.metadata.zookeeper import ZooKeeperStore
@@ -104,24 +105,33 @@ async def test_a_store_whose_closing_is_cancelled_ends_its_session(
                 assert await next_changes(changes) == [(DELETED, "/member")]
 
 
-async def test_who_may_not_write_receipts_is_told_so(zookeeper_server: ZooKeeperServer) -> None:
-    """They lie beside the scope, where others may rule."""
+@pytest.mark.parametrize(
+    ("module", "name"), [(zookeeper_outcome, "RECEIPTS"), (zookeeper_births, "BASE")]
+)
+async def test_who_may_not_write_beside_the_scopes_is_told_so(
+    zookeeper_server: ZooKeeperServer,
+    monkeypatch: pytest.MonkeyPatch,
+    module: ModuleType,
+    name: str,
+) -> None:
+    """Receipts and counters of births lie where others may rule."""
     parent = new_scope()
 
     def prepare() -> None:
         client = KazooClient(hosts=zookeeper_server.address)
         client.start()
-        client.create(f"{parent}/ours", b"", makepath=True)
+        client.create(parent, b"")
         client.set_acls(parent, [make_acl("world", "anyone", read=True)])
         client.stop()
         client.close()
 
     await asyncio.to_thread(prepare)
+    monkeypatch.setattr(module, name, f"{parent}/below")
     with Proxy(zookeeper_server.port) as proxy:
-        async with opened(proxy, f"{parent}/ours") as store:
+        async with opened(proxy, new_scope()) as store:
             assert await store.get("/x") is None
             async with asyncio.timeout(5):
-                with pytest.raises(UnauthorizedError, match="receipts"):
+                with pytest.raises(UnauthorizedError, match=f"{parent}/below"):
                     await store.put("/x", b"")
 
 

@@ -17,7 +17,14 @@ from packaging.version import Version
 from bookie.errors import BadRequestError, InvalidKeyError, UnsupportedError
 from bookie.metadata import zookeeper_sasl
 from bookie.metadata.changes import ChangeKind
-from bookie.metadata.records import NOT_EXISTS, Acl, Check, Delete, Put
+from bookie.metadata.records import NOT_EXISTS, Acl, Check, Delete, Operation, Put
+from bookie.metadata.zookeeper_births import (
+    BASE,
+    COUNTERS,
+    KnownBirths,
+    counter_of,
+    counters_of,
+)
 from bookie.metadata.zookeeper_changes import CHANGED, CREATED, DELETED, ChangeReader
 from bookie.metadata.zookeeper_known import KnownRecords
 from bookie.metadata.zookeeper_nodes import (
@@ -190,7 +197,22 @@ def test_the_mark_of_a_parent_that_stays_is_no_value() -> None:
 
 
 def plan(operations: list[Put | Delete | Check], view: View) -> list[NodeOperation]:
-    return Planner(SCOPE, operations, view, SESSION).plan().operations
+    """Without what concerns counters of births."""
+    planned = Planner(SCOPE, operations, view, SESSION).plan()
+    return planned.operations[planned.counters :]
+
+
+def births(*keys: str, version: int = 4) -> dict[str, int]:
+    """Counters that somebody read."""
+    return {counter: version for key in keys for counter in counters_of(SCOPE.path(key))}
+
+
+def known_records() -> KnownRecords:
+    """Nothing but all counters of births."""
+    known = KnownRecords(SCOPE)
+    for counter in range(COUNTERS):
+        known.births.learn(f"{BASE}/{counter:04}", 4)
+    return known
 
 
 def record(version: int = 0, owner: int = 0) -> Node:
@@ -214,8 +236,11 @@ def test_missing_parents_are_made_inside_brackets() -> None:
 def test_a_record_of_the_transaction_is_made_before_those_below_it() -> None:
     view = View({"/a/b": None, "/a": None}, guard=3)
     planned = Planner(SCOPE, [Put("/a/b", b"2"), Put("/a", b"1")], view, SESSION).plan()
-    assert planned.operations == [CreateNode("/s/a", b"1"), CreateNode("/s/a/b", b"2")]
-    assert planned.results == [1, 0]
+    assert planned.operations[planned.counters :] == [
+        CreateNode("/s/a", b"1"),
+        CreateNode("/s/a/b", b"2"),
+    ]
+    assert planned.results == [planned.counters + 1, planned.counters]
 
 
 def test_a_virtual_parent_is_converted_only_if_it_is_still_one() -> None:
@@ -235,18 +260,75 @@ def test_a_second_guard_counts_what_the_transaction_wrote_before() -> None:
 
 
 def test_a_take_over_is_a_deletion_and_a_creation_at_once() -> None:
-    view = View({"/e": record(2, owner=SESSION + 1)}, guard=9)
-    operations = plan([Put("/e", b"x", record(2).version, ephemeral=True)], view)
-    assert operations == [
-        SetData("/s", None, 9),
+    view = View({"/e": record(2, owner=SESSION + 1)}, births=births("/e"))
+    put = Put("/e", b"x", record(2).version, ephemeral=True)
+    assert plan([put], view) == [
+        OPEN,
         DeleteNode("/s/e", 2),
         CreateNode("/s/e", b"", flags=1),
-        *(SetData("/s/e", b"", -1), SetData("/s/e", b"", -1), SetData("/s/e", b"x", -1)),
+        SetData("/s/e", b"x", -1),
         OPEN,
     ]
-    view = View({"/e": record(1000, owner=SESSION + 1)}, guard=9)
-    operations = plan([Put("/e", b"x", record(1000).version, ephemeral=True)], view)
-    assert operations[2:] == [CreateNode("/s/e", b"x", flags=1), OPEN]
+    # Of two who take over, and of an old owner who writes, one finds that another was first.
+    counter = SetData(counter_of("/s/e"), None, 4)
+    assert Planner(SCOPE, [put], view, SESSION).plan().operations[0] == counter
+
+
+def test_what_creates_counts_and_what_has_a_version_demands_that_nobody_did() -> None:
+    view = View(
+        {
+            "/new": None,
+            "/a/new": None,
+            "/a": None,
+            "/old": record(2),
+            "/gone": record(),
+            "/n": None,
+        },
+        births=births("/old", "/gone"),
+    )
+    writes: list[Operation] = [
+        Put("/new", b""),
+        Put("/a/new", b""),
+        Put("/old", b"", record(2).version),
+        Delete("/gone", record().version),
+        Put("/any", b""),
+    ]
+    planned = Planner(SCOPE, writes, view, SESSION).plan()
+    assert set(planned.operations[: planned.counters]) == {
+        *(SetData(counter_of(f"/s/{key}"), None, -1) for key in ("new", "a", "a/new", "any")),
+        *(CheckVersion(counter_of(f"/s/{key}"), 4) for key in ("old", "gone")),
+    }
+    free: list[Operation] = [Put("/old", b""), Delete("/gone"), Put("/q/x", b"", sequential=True)]
+    assert Planner(SCOPE, free, view, SESSION).plan().counters == 0
+
+
+def test_a_name_that_may_have_been_numbered_has_the_counter_of_its_parent_too() -> None:
+    assert counters_of("/s/a") == (counter_of("/s/a"),)
+    assert counters_of("/s/a/n-123456789") == (counter_of("/s/a/n-123456789"),)
+    numbered = "/s/a/n-0123456789"
+    assert counters_of(numbered) == (counter_of(numbered), counter_of("/s/a"))
+
+
+def test_births_are_known_by_the_latest_answer() -> None:
+    known = KnownBirths()
+    known.learn("/c", 5)
+    known.learn("/c", 4)
+    assert known.find(["/c"]) == {"/c": 5}
+    assert known.find(["/c", "/d"]) is None
+    known.clear()
+    assert known.find(["/c"]) is None
+
+
+def test_a_version_is_worth_nothing_without_the_births() -> None:
+    known = KnownRecords(SCOPE)
+    known.learn("/a", stat(5, 3))
+    version = version_of(stat(5, 3))
+    assert known.view([Put("/a", b"", version)], {}, SESSION) is None
+    assert known.view([Put("/a", b"")], {}, SESSION) is not None
+    known.births.learn(counter_of("/s/a"), 7)
+    view = known.view([Put("/a", b"", version)], {}, SESSION)
+    assert view is not None
+    assert view.births == {counter_of("/s/a"): 7}
 
 
 def test_absence_is_checked_by_a_creation_that_is_taken_back() -> None:
@@ -270,7 +352,7 @@ def test_the_parent_of_sequential_records_stays() -> None:
 
 
 def test_a_known_record_needs_no_read_and_an_earlier_life_does() -> None:
-    known = KnownRecords()
+    known = known_records()
     known.learn("/a", stat(5, 3))
     now, before = version_of(stat(5, 2)), version_of(stat(4, 3))
     for operation in (Put("/a", b"", now), Delete("/a", now), Check("/a", now)):
@@ -287,8 +369,8 @@ def test_a_known_record_needs_no_read_and_an_earlier_life_does() -> None:
 
 
 def test_a_guard_follows_the_server_past_its_greatest_version() -> None:
-    view = View({"/e": record(0, owner=SESSION + 1), "/p/x": None, "/p": None}, guard=2**31 - 1)
-    writes = [Put("/p/x", b""), Put("/e", b"x", record(0).version, ephemeral=True)]
+    view = View({"/v": virtual(), "/p/x": None, "/p": None}, guard=2**31 - 1)
+    writes = [Put("/p/x", b""), Put("/v", b"x")]
     guards = [o.version for o in plan([*writes], view) if isinstance(o, SetData) and o.path == "/s"]
     assert guards == [-1, -1, -(2**31) + 1, -1]
 
@@ -323,7 +405,7 @@ class _CountingLink:
 
 
 async def test_numbers_that_would_turn_negative_are_not_asked_for() -> None:
-    nodes = NodeReader(cast("ReadingLink", _CountingLink()), SCOPE)
+    nodes = NodeReader(cast("ReadingLink", _CountingLink()), SCOPE, KnownBirths())
     nodes.note_kept("/q", SEQUENCE_MAX - 1)
     assert "/q" in nodes.kept
     nodes.note_kept("/q", SEQUENCE_MAX)
@@ -333,7 +415,7 @@ async def test_numbers_that_would_turn_negative_are_not_asked_for() -> None:
 
 
 def test_an_answer_that_an_event_has_overtaken_is_not_learned() -> None:
-    known = KnownRecords()
+    known = known_records()
     known.note_deletion("/a", 9)
     known.note_quiet()
     known.learn("/a", stat(8))
@@ -343,7 +425,7 @@ def test_an_answer_that_an_event_has_overtaken_is_not_learned() -> None:
 
 
 def test_a_known_record_of_another_session_is_read_before_it_is_taken_over() -> None:
-    known = KnownRecords()
+    known = known_records()
     known.learn("/a", stat(5, 3, owner=SESSION + 1))
     version = version_of(stat(5, 3))
     take_over = [Put("/a", b"", version, ephemeral=True)]
@@ -353,7 +435,7 @@ def test_a_known_record_of_another_session_is_read_before_it_is_taken_over() -> 
 
 
 def test_what_is_known_is_bounded() -> None:
-    known = KnownRecords()
+    known = known_records()
     known.SIZE_MAX = 3
     for number in range(5):
         known.learn(f"/{number}", stat())

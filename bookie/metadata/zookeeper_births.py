@@ -1,0 +1,109 @@
+"""Births of nodes, counted, so that a write with a version cannot meet another life of its record.
+
+ZooKeeper compares a node's own version, which begins at 0 again when the node is deleted and
+created. Which life a version speaks of is known from events, but events come late: others may have
+deleted and created the record meanwhile, and its new life may have reached the same number.
+
+So births are counted. There is a fixed number of *counters*, nodes outside of all scopes; each path
+has one of them, by a checksum. Every transaction that creates nodes also writes their counters, and
+every transaction that is right for one life of a record only demands of its counter the version
+that it had when the record was seen: whatever created the path since, after whatever deletion, also
+that at the end of a session, fails it. It then reads the counter, behind it the record, and is
+judged again. Births of other paths with the same counter fail it as well, which costs that much and
+nothing else; so do own births on the way, whose answers tell the counter.
+
+A number that ZooKeeper gives to a sequential record comes again only in another life of the parent,
+so for such names the parent's counter stands in for that of the path, which is not known before.
+
+Counters are shared by all scopes of the servers, because scopes may overlap, and are never deleted.
+Programs other than bookie do not count: what they create is told from what they deleted by events
+alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from zlib import crc32
+
+from bookie.errors import UnauthorizedError
+from bookie.metadata.keys import parent_of
+from bookie.metadata.records import NOT_EXISTS, SEQUENCE_DIGITS_MIN, Operation, Put
+from bookie.metadata.zookeeper_outcome import HOME, Link
+from bookie.metadata.zookeeper_thread import LostError, NoAnswerError, NodeError, NotSentError
+from bookie.metadata.zookeeper_wire import NODE_EXISTS, CreateNode, Multi, Request
+
+COUNTERS = 1024
+"""How many there are; the same for everybody who uses the servers."""
+
+BASE = f"{HOME}/births"
+"""The node below which they lie."""
+
+
+def counter_of(path: str) -> str:
+    """The path of the counter that is written when a node is created at `path`."""
+    return f"{BASE}/{crc32(path.encode()) % COUNTERS:04}"
+
+
+def counters_of(path: str) -> tuple[str, ...]:
+    """The counters of which one at least is written whenever a node is created at `path`."""
+    digits = len(path) - len(path.rstrip("0123456789"))
+    if digits < SEQUENCE_DIGITS_MIN:
+        return (counter_of(path),)
+    return (counter_of(path), counter_of(parent_of(path)))
+
+
+def is_for_one_life(operation: Operation) -> bool:
+    """Whether an operation on a record that exists is right for the life that was seen only."""
+    if isinstance(operation, Put) and operation.ephemeral:
+        return not operation.sequential and operation.version != NOT_EXISTS
+    return operation.version not in (None, NOT_EXISTS)
+
+
+class KnownBirths:
+    """The versions of counters as far as answers have told.
+
+    A version that is out of date fails a transaction and harms nothing. One that is newer than what
+    is known of a record is right as well: events come in order with answers, so that the record was
+    alive when the counter had it.
+    """
+
+    def __init__(self) -> None:
+        self._versions: dict[str, int] = {}
+
+    def learn(self, counter: str, version: int) -> None:
+        """A counter was read or written; answers may be learned out of order."""
+        self._versions[counter] = max(version, self._versions.get(counter, -1))
+
+    def find(self, counters: Iterable[str]) -> dict[str, int] | None:
+        """Their versions, if all are known."""
+        found = {}
+        for counter in counters:
+            if (version := self._versions.get(counter)) is None:
+                return None
+            found[counter] = version
+        return found
+
+    def clear(self) -> None:
+        """There is another connection."""
+        self._versions.clear()
+
+
+async def make_counter(link: Link, counter: str) -> None:
+    """Make a counter that is missing; on servers that have none yet, all of them.
+
+    Raises:
+        UnauthorizedError: the server does not let us.
+    """
+    every = [CreateNode(f"{BASE}/{number:04}", None) for number in range(COUNTERS)]
+    steps: list[Request] = [CreateNode(HOME, None), Multi([CreateNode(BASE, None), *every])]
+    for step in steps:
+        link.send(step)  # others may have done it; what comes last tells
+    try:
+        await link.send(CreateNode(counter, None)).answer
+    except NodeError as error:
+        if error.code != NODE_EXISTS:
+            raise UnauthorizedError(
+                f"ZooKeeper does not let us create nodes below {BASE}: error {error.code}"
+            ) from error
+    except (LostError, NotSentError, NoAnswerError):
+        return  # whoever needs it asks again
