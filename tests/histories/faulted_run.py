@@ -28,18 +28,31 @@ from tests.histories.history import FOREVER, History, SessionEnd
 from tests.histories.workload import Person, Recorder, Watcher, write_fence
 from tests.servers.proxy import Proxy
 
-SESSION_SECONDS = 3.0
-
 LEASES_MAX = 2
 """So many session timeouts after all is healed, what belonged to lost sessions is gone: a server
 that becomes leader gives everybody a whole lease once more, and may have become it just now."""
 
-MARGIN_SECONDS = 30.0
-"""What a busy machine may add to any wait."""
-
 MARKS = "/marks"
 _LOOK_SECONDS = 0.02
 _PEOPLE = 3
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How a run is made."""
+
+    pace_seconds: float = 0.02
+    """How long each part of a client pauses after each step."""
+    session_seconds: float = 3.0
+    margin_seconds: float = 30.0
+    """What a busy machine may add to any wait."""
+    kind: type[FaultyStore] = FaultyStore
+    """What stands between clients and their stores: one with a bug, to see that it is found."""
+
+    @property
+    def absence_seconds(self) -> float:
+        """No session survives such a silence: servers round up what they grant."""
+        return self.session_seconds * 1.1 + 0.6
 
 
 class ClientFault(enum.Enum):
@@ -102,6 +115,7 @@ class Run:
 
     servers: Servers
     seed: int
+    manner: Manner
     recorder: Recorder = field(default_factory=Recorder)
     people: list[Person] = field(default_factory=list)
     ways: dict[str, Way] = field(default_factory=dict)
@@ -142,7 +156,7 @@ class Run:
         key = f"{MARKS}/{person.name}-{session}-{self.recorder.now():.0f}"
         made_at = self.recorder.now()
         try:
-            await person.session.put(key, b"", version=NOT_EXISTS, ephemeral=True)
+            await person.store.put(key, b"", version=NOT_EXISTS, ephemeral=True)
         except (MetadataUnavailableError, SessionLostError):
             return False
         if person.session_number != session:
@@ -196,8 +210,9 @@ class Run:
             late = [p.name for p in self.people if p.answers < answers[p.name] + 5]
             return late + self.overdue()
 
+        limit = LEASES_MAX * self.manner.session_seconds + self.manner.margin_seconds
         try:
-            async with asyncio.timeout(LEASES_MAX * SESSION_SECONDS + MARGIN_SECONDS):
+            async with asyncio.timeout(limit):
                 while waits_for():  # noqa: ASYNC110  (states of many parts)
                     await asyncio.sleep(_LOOK_SECONDS)
         except TimeoutError:
@@ -216,7 +231,7 @@ class Run:
 
     def _duration(self, fault: Fault) -> float:
         if fault.outlasts_sessions:
-            return SESSION_SECONDS * 1.3
+            return self.manner.absence_seconds
         is_short = fault.kills or fault is Fault.STOP_FOLLOWER
         return 0.7 if is_short else self.servers.silence_seconds
 
@@ -226,10 +241,11 @@ class Run:
         for fault in faults:
             person = dice.choice(self.people)
             way = self.ways[person.name]
+            await self._until_marked(person)
             self.counts[fault.name] += 1
             match fault:
                 case ClientFault.LOST_REPLY:
-                    async with asyncio.timeout(MARGIN_SECONDS * 2):
+                    async with asyncio.timeout(self.manner.margin_seconds * 2):
                         await way.lose_reply()
                 case ClientFault.RESET:
                     way.reset()
@@ -238,16 +254,21 @@ class Run:
                     await asyncio.sleep(0.5)
                 case ClientFault.ABSENCE:
                     way.hold()
-                    await asyncio.sleep(SESSION_SECONDS * 1.3)
+                    await asyncio.sleep(self.manner.absence_seconds)
                 case ClientFault.EXPIRY:
                     await self._expire(person)
             way.heal()
             await self._progress(10, person)
 
+    async def _until_marked(self, person: Person) -> None:
+        async with asyncio.timeout(self.manner.margin_seconds * 2):
+            while not self.is_marked(person, person.session_number):  # noqa: ASYNC110  (of two)
+                await asyncio.sleep(_LOOK_SECONDS)
+
     async def _expire(self, person: Person) -> None:
         before = person.session_number
         other = next(one for one in self.people if one is not person)
-        async with asyncio.timeout(MARGIN_SECONDS * 2):
+        async with asyncio.timeout(self.manner.margin_seconds * 2):
             while person.session_number == before:
                 with suppress(BookieError):
                     await self.servers.expire(person.session, other.session)
@@ -257,24 +278,24 @@ class Run:
         """Return when somebody was answered so often again, or this one was."""
         people = self.people if person is None else [person]
         wanted = {one.name: one.answers + count for one in people}
-        async with asyncio.timeout(MARGIN_SECONDS * 2):
+        async with asyncio.timeout(self.manner.margin_seconds * 2):
             while all(p.answers < wanted[p.name] for p in people):  # noqa: ASYNC110  (of several)
                 await asyncio.sleep(_LOOK_SECONDS)
 
 
 @asynccontextmanager
 async def _opened(
-    servers: Servers, seed: int, pace_seconds: float
+    servers: Servers, seed: int, manner: Manner
 ) -> AsyncIterator[tuple[Run, MetadataStore]]:
     """The clients of a run, connected, and its witness."""
-    run = Run(servers, seed)
+    run = Run(servers, seed, manner)
     with ExitStack() as proxies:
         async with AsyncExitStack() as stores:
 
             async def connect(ports: Sequence[int]) -> MetadataStore:
                 uri = servers.uri(ports)
                 return await stores.enter_async_context(
-                    open_store(uri, session_timeout_seconds=SESSION_SECONDS)
+                    open_store(uri, session_timeout_seconds=manner.session_seconds)
                 )
 
             for number in range(_PEOPLE):
@@ -283,13 +304,13 @@ async def _opened(
                 session = await connect(way.ports)
                 person = Person(
                     name,
-                    FaultyStore(session),
+                    manner.kind(session),
                     session,
                     run.recorder,
                     random.Random(f"{seed}/{number}"),
                     servers.reads_are_current,
                     session_of=servers.session_of,
-                    pace_seconds=pace_seconds,
+                    pace_seconds=manner.pace_seconds,
                 )
                 person.leases = _leases(run, person)
                 run.people.append(person)
@@ -305,8 +326,7 @@ async def record_under_faults(
     seed: int,
     faults: Sequence[Fault],
     client_faults: Sequence[ClientFault],
-    *,
-    pace_seconds: float = 0.02,
+    manner: Manner = Manner(),
 ) -> tuple[History, Counter[str]]:
     """Run clients through these faults; what they did and saw, and how often each fault was.
 
@@ -316,16 +336,16 @@ async def record_under_faults(
             own, so that a seed gives a similar history and not the same one.
         faults: what befalls the servers, one after the other.
         client_faults: what befalls clients meanwhile, one after the other.
-        pace_seconds: how long each part of a client pauses after each step.
+        manner: how.
 
     Raises:
         AssertionError: the clients do not go on, or something outlives its session.
     """
-    async with _opened(servers, seed, pace_seconds) as (run, other):
+    async with _opened(servers, seed, manner) as (run, other):
         splits = servers.splits_commits
         watchers = [Watcher("w", other, run.recorder, splits=splits)]
         watchers += [
-            Watcher(person.name, person.session, run.recorder, splits=splits)
+            Watcher(person.name, person.store, run.recorder, splits=splits)
             for person in run.people[:2]
         ]
         async with asyncio.TaskGroup() as watching:

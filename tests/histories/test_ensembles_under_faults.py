@@ -9,7 +9,7 @@ import pytest
 
 from tests.histories.checker import check, overlap_seconds
 from tests.histories.ensembles import EtcdServers, Fault, Servers, ZooKeeperServers
-from tests.histories.faulted_run import ClientFault, record_under_faults
+from tests.histories.faulted_run import ClientFault, Manner, record_under_faults
 from tests.histories.history import (
     Acquisition,
     Drawn,
@@ -54,11 +54,9 @@ async def _run(servers: Servers, seed: int) -> int:
     client_faults = list(ClientFault)
     dice.shuffle(faults)
     dice.shuffle(client_faults)
-    pace_seconds = dice.uniform(0.001, 0.03) if seed else 0.02
+    manner = Manner(pace_seconds=dice.uniform(0.001, 0.03)) if seed else Manner()
     print(f"seed {seed}: {[f.name for f in faults]}, {[f.name for f in client_faults]}")
-    history, struck = await record_under_faults(
-        servers, seed, faults, client_faults, pace_seconds=pace_seconds
-    )
+    history, struck = await record_under_faults(servers, seed, faults, client_faults, manner)
     kinds = Counter(type(entry) for entry in history)
     outcomes = Counter(entry.outcome for entry in history if isinstance(entry, Write))
     notices = [n for entry in history if isinstance(entry, Watched) for n in entry.notices]
