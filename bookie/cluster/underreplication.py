@@ -28,7 +28,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
@@ -42,6 +42,7 @@ from bookie.errors import (
     KeyExistsError,
     MetadataClosedError,
     MetadataError,
+    MetadataUnavailableError,
     NoSuchKeyError,
 )
 from bookie.formats.underreplicated import (
@@ -68,6 +69,8 @@ class _Held:
     token: str
     mark_version: int | None
     """Of the mark when we locked it; None while nobody knows whether we did, or still do."""
+    may_have_ended: bool = False
+    """Whether it was to be deleted together with the mark, and nobody knows if it was."""
 
 
 class UnderreplicationManager:
@@ -214,6 +217,7 @@ class UnderreplicationManager:
         """Say that a ledger that we locked has all its copies, and give it back.
 
         False if it stays marked: it was marked again meanwhile, or the lock is not ours any more.
+        If this raises or is cancelled, it may have happened all the same; the next call finds out.
 
         Raises:
             BadRequestError: it was never locked here.
@@ -222,21 +226,37 @@ class UnderreplicationManager:
             held = self._held.get(ledger_id)
             if held is None or held.mark_version is None:
                 raise BadRequestError(f"ledger {ledger_id} is not locked by this worker")
-            lock = await self._own_lock(ledger_id, held)
-            if lock is None:
-                del self._held[ledger_id]
-                return False
-            operations: list[Operation] = [
-                Delete(_MARKS.key(ledger_id), held.mark_version),
-                Delete(_LOCKS.key(ledger_id), lock),
-            ]
             try:
-                await self._store.transaction(operations)
-            except (BadVersionError, NoSuchKeyError):
-                await self._give_back(ledger_id, held)
-                return False
+                return await self._end(ledger_id, held, held.mark_version)
+            except MetadataUnavailableError:
+                held = self._held[ledger_id]
+                if not held.may_have_ended:
+                    raise
+            return await self._end(ledger_id, held, held.mark_version)
+
+    async def _end(self, ledger_id: int, held: _Held, mark_version: int | None) -> bool:
+        mark = _MARKS.key(ledger_id)
+        if held.may_have_ended:
+            await self._store.sync()  # what was not answered may be newer than what we read
+        lock = await self._own_lock(ledger_id, held)
+        if lock is None:
+            is_over = held.may_have_ended and await self._store.get(mark) is None
             del self._held[ledger_id]
-            return True
+            return is_over
+        operations: list[Operation] = [
+            Delete(mark, mark_version),
+            Delete(_LOCKS.key(ledger_id), lock),
+        ]
+        self._held[ledger_id] = replace(held, may_have_ended=True)
+        try:
+            await self._store.transaction(operations)
+        except (BadVersionError, NoSuchKeyError):
+            # What was not answered may have come first, late.
+            is_over = held.may_have_ended and await self._store.get(mark) is None
+            await self._give_back(ledger_id, held)
+            return is_over
+        del self._held[ledger_id]
+        return True
 
     async def release(self, ledger_id: int) -> None:
         """Give a ledger back that stays marked; fine if it is not locked, or not by us any more."""

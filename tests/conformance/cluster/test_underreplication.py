@@ -447,3 +447,74 @@ async def test_a_damaged_mark_is_named_by_its_key(
     await store.put(keys.LOST_BOOKIE_DELAY, b"soon")
     with pytest.raises(FormatError, match=keys.LOST_BOOKIE_DELAY):
         await manager.lost_bookie_recovery_delay()
+
+
+async def _one_in_hand(backend: Backend) -> tuple[UnderreplicationManager, FaultyStore]:
+    faulty = FaultyStore(await backend.open())
+    manager = UnderreplicationManager(faulty, "worker-1")
+    await manager.mark(7, ["b1"])
+    assert await manager.acquire(7)
+    return manager, faulty
+
+
+async def test_a_repair_whose_reply_was_lost_is_known_to_be_over(backend: Backend) -> None:
+    manager, faulty = await _one_in_hand(backend)
+    faulty.lost_replies = 1
+    assert await manager.mark_replicated(7)
+    assert await manager.find(7) is None
+    assert await manager.worker_of(7) is None
+
+
+async def test_a_repair_that_did_not_reach_the_store_is_told_again(backend: Backend) -> None:
+    manager, faulty = await _one_in_hand(backend)
+    faulty.lost_requests = 1
+    assert await manager.mark_replicated(7)
+    assert await manager.find(7) is None
+
+
+@pytest.mark.parametrize("happens", [True, False])
+async def test_a_repair_that_nobody_could_tell_of_is_found_out_about_later(
+    backend: Backend, happens: bool
+) -> None:
+    """The store goes away with the answer, or before the request."""
+    manager, faulty = await _one_in_hand(backend)
+
+    def go_away(*_: object) -> None:
+        faulty.is_down = True
+
+    if happens:
+        faulty.lost_replies, faulty.after_write = 1, go_away
+    else:
+        faulty.lost_requests, faulty.before_write = 1, go_away
+    with pytest.raises(MetadataUnavailableError):
+        await manager.mark_replicated(7)
+    faulty.is_down = False
+    faulty.before_write = faulty.after_write = lambda *_: None
+    assert await manager.mark_replicated(7)
+    assert await manager.find(7) is None
+    with pytest.raises(BadRequestError, match="not locked"):
+        await manager.mark_replicated(7)
+
+
+async def test_a_repair_of_a_cancelled_caller_is_found_out_about(backend: Backend) -> None:
+    manager, faulty = await _one_in_hand(backend)
+    faulty.hold_reply, happened = asyncio.Event(), asyncio.Event()
+    faulty.after_write = lambda _: happened.set()
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+        call = tasks.create_task(manager.mark_replicated(7))
+        await happened.wait()
+        call.cancel()
+    assert await manager.mark_replicated(7)
+
+
+async def test_a_lost_reply_hides_no_later_mark(backend: Backend) -> None:
+    """It was repaired, and marked again before anybody knew."""
+    manager, faulty = await _one_in_hand(backend)
+    faulty.lost_replies = 1
+    faulty.after_write = lambda _: setattr(faulty, "is_down", True)
+    with pytest.raises(MetadataUnavailableError):
+        await manager.mark_replicated(7)
+    faulty.is_down, faulty.after_write = False, lambda _: None
+    await UnderreplicationManager(await backend.open(), "worker-2").mark(7, ["b2"])
+    assert not await manager.mark_replicated(7)
+    assert await _replicas(manager, 7) == ("b2",)
