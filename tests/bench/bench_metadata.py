@@ -1,10 +1,11 @@
 """How fast a metadata store is, beside the same operations done with bare calls to its server.
 
-    python -m tests.bench.bench_metadata [etcd zk] [--members 1 3] [--seconds 0.15]
+    python -m tests.bench.bench_metadata [memory local etcd zk] [--members 1 3] [--seconds 0.15]
 
 Nothing is asserted. Both sides do what the other does (a create that must not find the key, a write
 of a version, a delete of a version), in turns, with the same server and number of callers; wanted
-are 80 % of the bare calls. The server's data lies in memory, so that what the client costs shows.
+are 80 % of the bare calls. A server's data lies in memory, so that what the client costs shows.
+What stands beside the stores without a server says `metadata_embedded`.
 A ledger's life is one create, three writes of its version, ten reads and one delete.
 """
 
@@ -20,7 +21,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from bookie.server.loop import run
-from tests.bench import metadata_etcd, metadata_zookeeper
+from tests.bench import metadata_embedded, metadata_etcd, metadata_zookeeper
 
 ROUNDS = 15
 """Turns of each side. A shared machine is twice as fast at one time as a second later: short turns
@@ -53,9 +54,12 @@ Contest = Callable[[int], AbstractAsyncContextManager[dict[str, Contender]]]
 """Starts so many servers and opens both sides: ``{"ours": …, "bare": …}``."""
 
 CONTESTS: dict[str, Contest] = {
+    "memory": metadata_embedded.memory_contest,
+    "local": metadata_embedded.local_contest,
     "etcd": metadata_etcd.contest,
     "zk": metadata_zookeeper.contest,
 }
+WITHOUT_SERVERS = ("memory", "local")
 
 
 async def _mix(side: Contender, name: str, reads: int, stop: Callable[[], bool]) -> int:
@@ -128,7 +132,7 @@ async def _compare(sides: dict[str, Contender], seconds: float) -> None:
 
 async def _main(arguments: argparse.Namespace) -> None:
     for name in arguments.stores or CONTESTS:
-        for members in arguments.members:
+        for members in [0] if name in WITHOUT_SERVERS else arguments.members:
             print(f"\n{name}, servers: {members}")
             async with CONTESTS[name](members) as sides:
                 await _compare(sides, arguments.seconds)

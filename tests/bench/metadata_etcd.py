@@ -10,30 +10,11 @@ from grpc import aio
 
 from bookie._pb import etcd_pb2 as pb
 from bookie.metadata.etcd import EtcdStore
-from bookie.metadata.store import NOT_EXISTS
+from tests.bench.metadata_embedded import Ours
 from tests.servers.etcd import EtcdCluster, EtcdServer
 
 if TYPE_CHECKING:
     from tests.bench.bench_metadata import Contender
-
-
-class Ours:
-    """The store."""
-
-    def __init__(self, store: EtcdStore) -> None:
-        self._store = store
-
-    async def get(self, key: str) -> object:
-        return await self._store.get(key)
-
-    async def create(self, key: str, value: bytes) -> int:
-        return (await self._store.put(key, value, version=NOT_EXISTS)).version
-
-    async def write(self, key: str, value: bytes, version: int) -> int:
-        return (await self._store.put(key, value, version=version)).version
-
-    async def delete(self, key: str, version: int) -> None:
-        await self._store.delete(key, version=version)
 
 
 class Bare:

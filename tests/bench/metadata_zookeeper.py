@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from kazoo.client import KazooClient
 
 from bookie.metadata.connect import open_store
-from bookie.metadata.store import NOT_EXISTS, MetadataStore
+from tests.bench.metadata_embedded import Ours
 from tests.servers.zookeeper import ZooKeeperEnsemble, single_server
 
 if TYPE_CHECKING:
@@ -20,25 +20,6 @@ if TYPE_CHECKING:
 
 _PARENTS = ("/mix", "/ledgers")
 """Both sides keep something there, as a cluster in use does; else each last delete removes them."""
-
-
-class Ours:
-    """The store, with its watch on everything."""
-
-    def __init__(self, store: MetadataStore) -> None:
-        self._store = store
-
-    async def get(self, key: str) -> object:
-        return await self._store.get(key)
-
-    async def create(self, key: str, value: bytes) -> int:
-        return (await self._store.put(key, value, version=NOT_EXISTS)).version
-
-    async def write(self, key: str, value: bytes, version: int) -> int:
-        return (await self._store.put(key, value, version=version)).version
-
-    async def delete(self, key: str, version: int) -> None:
-        await self._store.delete(key, version=version)
 
 
 class Bare:

@@ -489,7 +489,7 @@ async def test_a_repair_that_nobody_could_tell_of_is_found_out_about_later(
     with pytest.raises(MetadataUnavailableError):
         await manager.mark_replicated(7)
     faulty.is_down = False
-    faulty.before_write = faulty.after_write = lambda *_: None
+    faulty.before_write, faulty.after_write = lambda: None, lambda _: None
     assert await manager.mark_replicated(7)
     assert await manager.find(7) is None
     with pytest.raises(BadRequestError, match="not locked"):
