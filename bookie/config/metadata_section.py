@@ -52,6 +52,12 @@ class MetadataSettings(Section):
         description="How user and password are shown to ZooKeeper: digest is its own scheme,"
         " digest-md5 is SASL, none is not at all. etcd has one way of its own.",
     )
+    access: Literal["open", "user"] = Field(
+        default="open",
+        description="Who may read and write what is put on ZooKeeper: open is everybody who reaches"
+        " the server, user is that user alone. The same for all that use the cluster. What lies"
+        " there already stays as it is; in etcd roles say it.",
+    )
 
     @field_validator("uri", "configuration_uri")
     @classmethod

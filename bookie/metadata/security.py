@@ -13,6 +13,10 @@ SaslMechanism: TypeAlias = Literal["none", "digest", "digest-md5"]
 """How user and password are shown to ZooKeeper: not at all, as its scheme ``digest``, or by SASL
 with DIGEST-MD5. etcd has one way of its own, whatever is said here."""
 
+Access: TypeAlias = Literal["open", "user"]
+"""Who may read and write what a store puts on ZooKeeper, if a put says nothing else: everybody, or
+the user alone."""
+
 
 @dataclass(frozen=True, slots=True)
 class MetadataSecurity:
@@ -32,6 +36,7 @@ class MetadataSecurity:
     user: str = ""
     password: str = field(default="", repr=False)
     sasl_mechanism: SaslMechanism = "none"
+    access: Access = "open"
 
     def __post_init__(self) -> None:
         if (self.tls_certificate_file is None) != (self.tls_key_file is None):
@@ -47,6 +52,11 @@ class MetadataSecurity:
             raise ConfigurationError("metadata.user and metadata.password go together")
         if self.sasl_mechanism != "none" and not self.user:
             raise ConfigurationError("metadata.sasl_mechanism needs metadata.user")
+        if self.access == "user" and self.sasl_mechanism == "none":
+            raise ConfigurationError(
+                'metadata.access = "user" needs metadata.sasl_mechanism: without it ZooKeeper '
+                "does not learn who the user is"
+            )
 
     @property
     def uses_tls(self) -> bool:
@@ -67,6 +77,7 @@ def security_of(settings: MetadataSettings) -> MetadataSecurity:
         user=settings.user,
         password=settings.password.get_secret_value(),
         sasl_mechanism=settings.sasl_mechanism,
+        access=settings.access,
     )
 
 

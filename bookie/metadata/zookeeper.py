@@ -118,7 +118,7 @@ class ZooKeeperStore(MetadataStore):
         require_representable_key(scope)
         self._hosts = ",".join(str(host) for host in hosts)
         self._security = security
-        self._scope = Scope(scope)
+        self._scope = Scope(scope, security.access)
         self._known = KnownRecords(self._scope)
         self._watches: dict[Subscription[Change], str] = {}
         self._session_watches: set[Subscription[SessionEvent]] = set()
@@ -129,6 +129,7 @@ class ZooKeeperStore(MetadataStore):
         link = ZooKeeperLink(
             self._hosts,
             self._scope.root,
+            self._scope.acl,
             session_timeout_seconds=self.session_timeout_seconds,
             security=self._security,
             on_event=self._take_event,
@@ -138,7 +139,7 @@ class ZooKeeperStore(MetadataStore):
         )
         nodes = NodeReader(link, self._scope, self._known.births)
         receipts = Receipts(link)
-        numbers = NumberBlocks(link, self._scope.root + NUMBERS_SUFFIX)
+        numbers = NumberBlocks(link, self._scope.root + NUMBERS_SUFFIX, self._scope.acl)
         writer = Writer(link, self._scope, nodes, receipts, self._known, numbers)
         self._open = _Open(link, nodes, receipts, writer, ChangeReader(self._scope), numbers)
         try:

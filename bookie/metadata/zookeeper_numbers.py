@@ -14,12 +14,14 @@ before, until its next connection or until one of its writes is refused.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bookie.errors import FormatError, MetadataUnavailableError
 from bookie.metadata.zookeeper_nodes import ReadingLink, refusal
 from bookie.metadata.zookeeper_thread import LostError, NoAnswerError, NodeError, NotSentError
 from bookie.metadata.zookeeper_wire import (
+    ACL,
     BAD_VERSION,
     NO_NODE,
     NODE_EXISTS,
@@ -62,9 +64,10 @@ NO_BLOCK = NumberBlock(0, ())
 class NumberBlocks:
     """The block of the scope whose numbers stand in the node `path`."""
 
-    def __init__(self, link: ReadingLink, path: str) -> None:
+    def __init__(self, link: ReadingLink, path: str, acl: Sequence[ACL]) -> None:
         self._link = link
         self._path = path
+        self._acl = acl
         self._known: NumberBlock | None = None
         self._connection = 0
 
@@ -93,7 +96,7 @@ class NumberBlocks:
             block, version = await self._read(deadline)
             if block.number >= number:
                 return
-            change: NodeOperation = CreateNode(self._path, data)
+            change: NodeOperation = CreateNode(self._path, data, self._acl)
             if version is not None:
                 change = SetData(self._path, data, version)
             try:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import uuid
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Self
@@ -27,6 +27,7 @@ from bookie.errors import (
     UnauthorizedError,
 )
 from bookie.metadata import zookeeper_thread as thread
+from bookie.metadata.keys import ancestors
 from bookie.metadata.security import MetadataSecurity
 from bookie.metadata.session_monitor import SessionMonitor
 from bookie.metadata.zookeeper_client import Bridge, describe_failure
@@ -40,6 +41,7 @@ from bookie.metadata.zookeeper_thread import (
     Pending,
 )
 from bookie.metadata.zookeeper_wire import (
+    ACL,
     NO_AUTH,
     NO_NODE,
     NODE_EXISTS,
@@ -74,6 +76,7 @@ class ZooKeeperLink:
     Args:
         hosts: ``host:port,host:port``.
         root: the path to watch; made if it does not exist.
+        acl: with which it is made; what lies above it is open.
         session_timeout_seconds: what is asked of the server; `timeout_seconds` is what it granted.
         security: TLS files and credentials.
         on_event: takes each event of a node below `root`.
@@ -86,6 +89,7 @@ class ZooKeeperLink:
         self,
         hosts: str,
         root: str,
+        acl: Sequence[ACL],
         *,
         session_timeout_seconds: float,
         security: MetadataSecurity,
@@ -102,6 +106,7 @@ class ZooKeeperLink:
         """The number of the latest connection; what an older one told may not hold."""
         self._hosts = hosts
         self._root = root
+        self._acl = acl
         self._security = security
         self._on_event = on_event
         self._on_quiet = on_quiet
@@ -318,11 +323,10 @@ class ZooKeeperLink:
 
     async def make_root(self) -> None:
         """Make the scope's own node, and those above it, if they do not exist."""
-        segments = self._root[1:].split("/")
-        for depth in range(1, len(segments) + 1):
-            path = "/" + "/".join(segments[:depth])
+        above = [CreateNode(path, None) for path in reversed(ancestors(self._root))]
+        for node in (*above, CreateNode(self._root, None, self._acl)):
             try:
-                await self.send(CreateNode(path, None)).answer
+                await self.send(node).answer
             except NodeError as error:
                 # Who may not create it may still use it, if it is there.
                 if error.code not in (NODE_EXISTS, NO_AUTH):

@@ -33,9 +33,11 @@ from dataclasses import dataclass, field, replace
 from bookie.errors import BadRequestError, InvalidKeyError, UnsupportedError
 from bookie.metadata.keys import ROOT, ancestors, parent_of
 from bookie.metadata.records import NOT_EXISTS, Acl, Check, Delete, Operation, Put, Stat
+from bookie.metadata.security import Access
 from bookie.metadata.zookeeper_births import counter_of, counters_of, is_for_one_life
 from bookie.metadata.zookeeper_wire import (
     ACL,
+    CREATOR_ALL_ACL,
     EPHEMERAL,
     OPEN_ACL_UNSAFE,
     PERSISTENT,
@@ -133,11 +135,18 @@ def is_virtual(data: bytes | None) -> bool:
 
 
 class Scope:
-    """Where the keys of a store lie. `path` and `key` are inverses below the scope."""
+    """Where the keys of a store lie. `path` and `key` are inverses below the scope.
 
-    def __init__(self, path: str) -> None:
+    Args:
+        path: of the scope's own node.
+        access: to whom nodes in the scope are open, unless a put says otherwise.
+    """
+
+    def __init__(self, path: str, access: Access = "open") -> None:
         self.root = path
         """The scope's own node."""
+        self.acl: Sequence[ACL] = CREATOR_ALL_ACL if access == "user" else OPEN_ACL_UNSAFE
+        """What nodes are made with."""
 
     def path(self, key: str) -> str:
         """The path of a key's node."""
@@ -377,7 +386,7 @@ class Planner:
             return
         # There is no check for absence, but a create that is taken back fails like one.
         self._make_parents(check.key)
-        self._virtually(CreateNode(path, None), DeleteNode(path, ANY))
+        self._virtually(CreateNode(path, None, self._scope.acl), DeleteNode(path, ANY))
 
     def _make_parents(self, key: str, *, is_sequential: bool = False) -> None:
         nodes, parent = self._view.nodes, parent_of(key)
@@ -395,7 +404,7 @@ class Planner:
             path, data = self._scope.path(above), KEPT if is_numbered else None
             if node is None:
                 self._born.add(counter_of(path))
-                self._virtually(CreateNode(path, data))
+                self._virtually(CreateNode(path, data, self._scope.acl))
             else:
                 # Harmless if it is KEPT already.
                 self._virtually(SetData(path, data, node.data_version), guarded=True)
@@ -404,7 +413,7 @@ class Planner:
         flags = (EPHEMERAL if put.ephemeral else PERSISTENT) | (
             SEQUENTIAL if put.sequential else PERSISTENT
         )
-        acl = OPEN_ACL_UNSAFE if put.acl is None else to_node_acl(put.acl)
+        acl = self._scope.acl if put.acl is None else to_node_acl(put.acl)
         path = self._scope.path(put.key)
         if put.sequential:
             path += self._number_prefix

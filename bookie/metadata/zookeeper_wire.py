@@ -30,10 +30,11 @@ from kazoo.protocol.serialization import (
 )
 from kazoo.protocol.serialization import Delete as DeleteNode
 from kazoo.protocol.states import ZnodeStat
-from kazoo.security import ACL, OPEN_ACL_UNSAFE, Id
+from kazoo.security import ACL, CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, Id
 
 __all__ = [
     "ACL",
+    "CREATOR_ALL_ACL",
     "OPEN_ACL_UNSAFE",
     "AddWatch",
     "CheckVersion",

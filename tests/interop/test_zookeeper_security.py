@@ -20,7 +20,7 @@ from bookie.errors import (
     UnsupportedError,
 )
 from bookie.metadata.connect import open_store
-from bookie.metadata.security import MetadataSecurity, SaslMechanism
+from bookie.metadata.security import Access, MetadataSecurity, SaslMechanism
 from bookie.metadata.store import Acl, MetadataStore, SessionEvent
 from bookie.metadata.zookeeper import ZooKeeperStore
 from tests.conformance.streams import next_item
@@ -46,10 +46,15 @@ async def opened(
     user: str = "",
     password: str = "",
     mechanism: SaslMechanism = "digest",
+    access: Access = "open",
     **files: Path,
 ) -> AsyncIterator[MetadataStore]:
     security = MetadataSecurity(
-        user=user, password=password, sasl_mechanism=mechanism if user else "none", **files
+        user=user,
+        password=password,
+        sasl_mechanism=mechanism if user else "none",
+        access=access,
+        **files,
     )
     uri = f"zk://{address}{scope}"
     async with open_store(uri, session_timeout_seconds=3, security=security) as store:
@@ -131,6 +136,50 @@ async def test_access_control_is_kept_or_the_write_refused(
         await nobody.sync()
         with pytest.raises(UnauthorizedError, match="/hidden"):
             await nobody.put("/hidden", b"2", version=stat.version, ephemeral=True)
+
+
+async def test_a_store_may_keep_all_that_it_writes_to_its_user(
+    zookeeper_server: ZooKeeperServer,
+) -> None:
+    address, scope = zookeeper_server.address, new_scope()
+    async with (
+        opened(address, scope, "ann", "secret", access="user") as ann,
+        opened(address, scope, "ann", "secret", access="user") as ann_again,
+        opened(address, scope, "bob", "secret", access="user") as bob,
+        opened(address, new_scope(), "bob", "secret", access="user") as bob_elsewhere,
+        opened(address, scope) as nobody,
+    ):
+        stat = await ann.put("/above/record", b"1", ephemeral=True)
+        numbered = await ann.put("/queue/item-", b"1", sequential=True)
+        shown = await ann.put("/shown", b"1", acl=[Acl("world", "anyone", READ)])
+        for other in (bob, nobody):
+            await other.sync()
+            for key in ("/above/record", numbered.key):
+                with pytest.raises(UnauthorizedError, match=key):
+                    await other.get(key)
+            for key in ("/new", "/above/new", "/queue/new"):
+                with pytest.raises(UnauthorizedError):
+                    await other.put(key, b"")
+            for key in ("/", "/above", "/queue"):
+                with pytest.raises(UnauthorizedError):
+                    await other.get_children(key)
+            assert await other.exists(shown.key)
+        await ann_again.sync()
+        await ann_again.put("/above/record", b"2", version=stat.version, ephemeral=True)
+        await ann_again.put("/queue/item-", b"2", sequential=True)
+        await ann_again.number_above(5_000_000_000)
+        late = await ann_again.put("/late-", b"", sequential=True)
+        assert int(late.key.removeprefix("/late-")) > 5_000_000_000
+        record = await ann.get("/above/record")
+        assert record is not None
+        assert record.value == b"2"
+        await ann.sync()
+        for key in ("/above/record", numbered.key, late.key):
+            (entry,) = await ann.get_acl(key)
+            assert (entry.scheme, entry.permissions) == ("digest", ALL)
+        # What the stores of all scopes share is open to all.
+        await bob_elsewhere.put("/mine", b"")
+        await ann.delete_recursive("/above")
 
 
 # ---- SASL

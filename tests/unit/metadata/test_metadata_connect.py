@@ -123,6 +123,7 @@ def test_without_settings_there_is_neither_tls_nor_user() -> None:
         ({"user": "a"}, "go together"),
         ({"password": "a"}, "go together"),
         ({"sasl_mechanism": "digest"}, "needs metadata.user"),
+        ({"access": "user"}, "needs metadata.sasl_mechanism"),
         ({"sasl_mechanism": "kerberos"}, "sasl_mechanism"),
     ],
 )
