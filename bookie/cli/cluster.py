@@ -56,13 +56,10 @@ def nuke(metadata: Metadata, yes: Yes = False) -> None:
     registered, or while keys that are no cluster's lie in the same scope.
     """
     if not yes:
-        import sys
-
         status = asyncio.run(_status(metadata))
-        question = f"Delete cluster {status['instance_id']} with {status['ledgers']} ledgers?"
-        if not sys.stdin.isatty():
-            raise typer.BadParameter("a cluster is not deleted unasked; give --yes")
-        confirm(question, yes=False)
+        confirm(
+            f"Delete cluster {status['instance_id']} with {status['ledgers']} ledgers?", yes=False
+        )
     if not asyncio.run(_nuke(metadata)):
         print("there was no cluster")
 

@@ -344,7 +344,7 @@ def delete(
     yes: Yes = False,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Delete a ledger with all its entries. Asks first when typed by a person."""
+    """Delete a ledger with all its entries. Asks first."""
     from bookie.cli.entries import delete_ledger
     from bookie.server.loop import run
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bookie.cli.options import Metadata, Output, OutputFormat, Yes, confirm
+from bookie.cli.options import Metadata, Output, OutputFormat, Yes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -124,9 +124,14 @@ def put(
     create: Annotated[
         bool, typer.Option("--create", help="Only if there is no record yet.")
     ] = False,
+    yes: Yes = False,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Write a record and print its new version."""
+    """Write a record and print its new version.
+
+    Asks before it overwrites what makes a cluster one: its id, its layout, cookies, the metadata of
+    ledgers.
+    """
     from bookie.cli.output import print_record
 
     if (value is None) == (file is None):
@@ -134,6 +139,10 @@ def put(
     if create and version is not None:
         raise typer.BadParameter("--create and --version contradict each other")
     octets = value.encode() if value is not None else _read(file)
+    if not yes and not create:
+        from bookie.cli.metadata_questions import ask, of_overwriting
+
+        ask(asyncio.run(of_overwriting(metadata, key, octets)))
     stat = asyncio.run(_put(metadata, key, octets, -1 if create else version))
     print_record({"key": stat.key, "version": stat.version}, output)
 
@@ -159,11 +168,14 @@ def delete(
     ] = False,
     yes: Yes = False,
 ) -> None:
-    """Delete a record; with --recursive everything below it, too."""
+    """Delete a record; with --recursive everything below it, too. Asks first."""
     if recursive and version is not None:
         raise typer.BadParameter("--recursive and --version contradict each other")
-    what = "everything below and at" if recursive else "the record"
-    confirm(f"Delete {what} {key}?", yes=yes)
+    if not yes:
+        from bookie.cli.metadata_questions import ask, of_deleting, of_deleting_all
+
+        about = of_deleting_all(metadata, key) if recursive else of_deleting(metadata, key)
+        ask(asyncio.run(about))
     asyncio.run(_delete(metadata, key, version, recursive=recursive))
 
 
@@ -271,7 +283,7 @@ async def _export(uri: str, file: Path | None, key: str) -> None:
 
 
 Overwrite = Annotated[
-    bool, typer.Option("--overwrite", help="Replace records that have another value.")
+    bool, typer.Option("--overwrite", help="Replace records that have another value; asks first.")
 ]
 
 
@@ -280,6 +292,7 @@ def import_(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="What export wrote; - is stdin.")],
     metadata: Metadata,
     overwrite: Overwrite = False,
+    yes: Yes = False,
     output: Output = OutputFormat.TABLE,
 ) -> None:
     """Write the records of an exported file; those that are there with the same value stay.
@@ -292,6 +305,10 @@ def import_(
     # A line ends where the file's does: other separators may be part of a key.
     text = _read(file).decode("utf-8", "replace").removesuffix("\n")
     exported = parse_export(text.split("\n"))
+    if overwrite and not yes:
+        from bookie.cli.metadata_questions import ask, of_importing
+
+        ask(asyncio.run(of_importing(metadata, exported)))
     print_record(asyncio.run(_import(metadata, exported, overwrite=overwrite)), output)
 
 
@@ -326,6 +343,7 @@ def migrate(
         bool, typer.Option("--live", help="Also while sessions (bookies) use the source.")
     ] = False,
     overwrite: Overwrite = False,
+    yes: Yes = False,
     output: Output = OutputFormat.TABLE,
 ) -> None:
     """Copy a whole scope to another store, whatever the kinds of the two, and compare them.
@@ -336,6 +354,10 @@ def migrate(
     """
     from bookie.cli.output import print_record
 
+    if overwrite and not yes:
+        from bookie.cli.metadata_questions import ask, of_migrating
+
+        ask(asyncio.run(of_migrating(source, target, target_config)))
     found = asyncio.run(_migrate(source, target, target_config, live=live, overwrite=overwrite))
     print_record(found, output)
 

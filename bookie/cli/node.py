@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from bookie.cli.options import Metadata, Output, OutputFormat
+from bookie.cli.options import Metadata, Output, OutputFormat, Yes, confirm
 
 TIMEOUT_SECONDS = 5.0
 POLL_SECONDS = 0.3
@@ -119,15 +119,21 @@ def gc(
         bool, typer.Option("--suspend", help="Delete and compact nothing until --resume.")
     ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Delete and compact again.")] = False,
+    yes: Yes = False,
     output: Output = OutputFormat.TABLE,
 ) -> None:
     """Have a bookie look for deleted ledgers now, and free their space; it does so by itself, too.
 
     A ledger goes once two listings do not have it: `bookie node info` shows the outcome. The
-    bookie takes this only from its own machine.
+    bookie takes this only from its own machine. With --force it asks first.
     """
     if force + suspend + resume > 1:
         raise typer.BadParameter("give at most one of --force, --suspend and --resume")
+    if force:
+        confirm(
+            f"Let {bookie} delete every ledger that the cluster does not list, however many?",
+            yes=yes,
+        )
     action = "force" if force else "suspend" if suspend else "resume" if resume else "run"
     _print(asyncio.run(_ask(metadata, bookie, "garbage", {"action": action})), output)
 

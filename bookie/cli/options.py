@@ -66,7 +66,7 @@ PasswordFile = Annotated[
 
 Yes = Annotated[
     bool,
-    typer.Option("--yes", "-y", help="Do not ask."),
+    typer.Option("--yes", "-y", help="Do not ask. Needed where there is no terminal to ask at."),
 ]
 
 
@@ -81,15 +81,35 @@ def read_password(path: Path | None) -> bytes:
     return path.read_bytes().removesuffix(b"\n").removesuffix(b"\r")
 
 
+class UnconfirmedError(typer.TyperException):
+    """Nobody can be asked, and nobody said yes beforehand."""
+
+    exit_code = 2
+
+
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask before something that cannot be undone; a script (no terminal) is not asked.
+    """Ask before something that cannot be undone; `question` says what exactly.
+
+    Where standard input is no terminal, nobody can be asked, and only ``--yes`` will do: a script
+    that forgot it changes nothing.
 
     Raises:
-        typer.Abort: the answer was no.
+        UnconfirmedError: there is no terminal.
+        typer.Abort: the answer was no, or the input ended.
+        KeyboardInterrupt: the answer was Ctrl-C.
     """
     import sys
 
-    if yes or not sys.stdin.isatty():
+    if yes:
         return
-    if not typer.confirm(question, err=True):
+    if sys.stdin is None or not sys.stdin.isatty():
+        raise UnconfirmedError(f"without a terminal this needs --yes: {question}")
+    try:
+        agreed = typer.confirm(question, err=True)
+    except typer.Abort as abort:
+        print(file=sys.stderr)  # what follows begins a line of its own
+        if isinstance(abort.__context__, KeyboardInterrupt):
+            raise KeyboardInterrupt from None
+        raise
+    if not agreed:
         raise typer.Abort

@@ -77,6 +77,25 @@ def registration(bookie_id: str, *, read_only: bool) -> str:
     return f"{READ_ONLY if read_only else WRITABLE}/{_checked(bookie_id)}"
 
 
+def essential(key: str) -> str | None:
+    """What a cluster keeps at `key` that it cannot do without, for people; None for other keys."""
+    match key.split("/")[1:]:
+        case ["INSTANCEID"]:
+            return "the cluster's id"
+        case ["LAYOUT"]:
+            return "how the cluster's ledgers lie in the store"
+        case ["REMOVAL"]:
+            return "the identity of a cluster that is being removed"
+        case ["IDGEN", _]:
+            return "the ledger ids that are not taken yet"
+        case ["cookies", bookie]:
+            return f"the cookie of bookie {bookie}"
+        case ["ledgers", *_]:
+            return "the metadata of a ledger"
+        case _:
+            return None
+
+
 def is_writable(key: str) -> bool:
     """Whether `key` registers a bookie as writable."""
     return key.startswith(WRITABLE + "/")

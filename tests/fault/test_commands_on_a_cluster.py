@@ -178,11 +178,11 @@ def test_list_status_and_delete(shell: Shell) -> None:
     assert ledger in listed()
     status = json.loads(shell.ok("cluster", "status", "-o", "json"))
     assert (status["writable_bookies"], status["ledgers"]) == (3, len(listed()))
-    assert json.loads(shell.ok("ledger", "delete", ledger, "-o", "json"))["deleted"] is True
+    assert json.loads(shell.ok("ledger", "delete", ledger, "-y", "-o", "json"))["deleted"] is True
     assert ledger not in listed()
     assert shell.refused("ledger", "show", ledger) == f"ledger {ledger} does not exist"
     assert shell.refused("ledger", "read", ledger) == f"ledger {ledger} does not exist"
-    assert shell.refused("ledger", "delete", ledger) == f"ledger {ledger} does not exist"
+    assert shell.refused("ledger", "delete", ledger, "--yes") == f"ledger {ledger} does not exist"
 
 
 def test_password(shell: Shell) -> None:
@@ -238,7 +238,7 @@ def test_a_bookie_deletes_what_was_deleted(shell: Shell) -> None:
     shell.ok("ledger", "append", ledger, stdin=b"one\n" * 1000)
     shell.ok("ledger", "delete", ledger, "--yes")
     words = ("node", "gc", bookie, "-o", "json")
-    assert json.loads(shell.ok(*words, "--force"))["garbage_suspended"] is False
+    assert json.loads(shell.ok(*words, "--force", "--yes"))["garbage_suspended"] is False
     status = json.loads(shell.ok("node", "info", bookie, "-o", "json"))
     for _ in range(100):
         if status["garbage_deleted_ledgers"]:

@@ -19,6 +19,7 @@ from bookie.cluster.instance import initialize_cluster
 from bookie.formats.cookie import Cookie, CookieState, encode_cookie
 from bookie.metadata.connect import open_store
 from bookie.metadata.store import MetadataStore
+from bookie.metadata.walk import walk
 
 _names = itertools.count()
 
@@ -134,6 +135,83 @@ def test_delete_one_and_all(uri: str, capsys: pytest.CaptureFixture[str]) -> Non
     assert bookie("metadata", "delete", "/a", "--recursive", "--yes") == 0
     assert bookie("metadata", "ls", "-r", "-o", "json") == 0
     assert json.loads(capsys.readouterr().out) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "question"),
+    [
+        (["metadata", "delete", "/note"], "Delete /note, a record of 4 bytes?"),
+        (["metadata", "delete", "/cookies/b1"], "Delete /cookies/b1, the cookie of bookie b1?"),
+        (
+            ["metadata", "delete", "-r", "/"],
+            "Delete all 7 records at and below /, 1 of live sessions; among them how the cluster's"
+            " ledgers lie in the store, the cluster's id, the cookie of bookie b1 and the metadata"
+            " of a ledger?",
+        ),
+        (["metadata", "put", "/INSTANCEID", "x"], "Overwrite /INSTANCEID, the cluster's id?"),
+        (["metadata", "put", "/LAYOUT", "x"], "Overwrite /LAYOUT, how the cluster's ledgers lie"),
+        (["metadata", "put", "/ledgers/1", "x"], "Overwrite /ledgers/1, the metadata of a ledger?"),
+        (["cookie", "delete", "b1"], "Forget that bookie b1 ever stored anything?"),
+        (["namespace", "delete", "orders"], "Delete the namespace orders?"),
+        (["ledger", "delete", "7"], "Delete ledger 7 with all its entries?"),
+        (["node", "gc", "b1", "--force"], "Let b1 delete every ledger that the cluster does not"),
+        (["rebuild", "index"], "Make the index in /var/lib/bookie/ledgers again?"),
+    ],
+)
+def test_nothing_is_destroyed_unasked(
+    words: list[str], question: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a terminal nobody can be asked: misused, with the question that --yes answers."""
+    uri = f"local://{tmp_path}"
+
+    async def fill(store: MetadataStore) -> None:
+        await initialize_cluster(store)
+        for key in ("/note", "/cookies/b1", "/ledgers/1"):
+            await store.put(key, b"note")
+        await store.put("/config/namespaces/orders", b"")
+        await store.put("/live", b"", ephemeral=True)
+        options = [] if words[0] == "rebuild" else ["-m", uri]
+        assert await asyncio.to_thread(bookie, *words, *options) == 2
+        said = capsys.readouterr()
+        assert said.out == ""
+        assert said.err.startswith(f"bookie: without a terminal this needs --yes: {question}")
+        assert said.err.count("\n") == 1
+        assert len([record async for record in walk(store)]) == 7
+        assert await store.exists("/note")
+
+    on(uri, fill)
+
+
+def test_what_destroys_nothing_is_not_asked_about(
+    uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """New records, other people's, and the same values again."""
+    assert bookie("metadata", "put", "/cookies/b1", "x") == 0
+    assert bookie("metadata", "put", "/cookies/b1", "x") == 0
+    assert bookie("metadata", "put", "/note", "x") == 0
+    assert bookie("metadata", "put", "/note", "y") == 0
+    assert bookie("metadata", "put", "/cookies/b1", "y", "--create") == 1
+    assert bookie("metadata", "put", "/cookies/b1", "y", "--yes") == 0
+    assert bookie("node", "gc", "b1", "--suspend") == 1, "asked nothing, and found no bookie"
+    file = tmp_path / "some.jsonl"
+    other = f"memory://cli-{next(_names)}"
+    assert bookie("metadata", "export", str(file)) == 0
+    assert bookie("metadata", "import", str(file), "--overwrite", "-m", other) == 0
+    assert bookie("metadata", "migrate", uri, other, "--overwrite") == 0
+    capsys.readouterr()
+    for key in ("/cookies/b1", "/note"):
+        assert bookie("metadata", "put", key, "z", "-m", other, "--yes") == 0
+    capsys.readouterr()
+    for words in (["import", str(file), "-m", other], ["migrate", uri, other]):
+        assert bookie("metadata", *words, "--overwrite") == 2
+        said = capsys.readouterr().err
+        assert f"--yes: Give 2 records of {other} other values: /cookies/b1 and /note?" in said
+        assert bookie("metadata", "get", "/note", "-m", other) == 0
+        assert capsys.readouterr().out == "z"
+    assert bookie("metadata", "import", str(file), "-m", other, "--overwrite", "--yes") == 0
+    capsys.readouterr()
+    assert bookie("metadata", "get", "/note", "-m", other) == 0
+    assert capsys.readouterr().out == "y"
 
 
 def test_watch_prints_what_others_do(tmp_path: Path) -> None:

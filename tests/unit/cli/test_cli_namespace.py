@@ -113,7 +113,7 @@ def test_a_cluster_is_nuked_when_told_twice(uri: str, capsys: pytest.CaptureFixt
     assert "there was no cluster" in capsys.readouterr().out
     assert bookie("cluster", "init") == 0
     assert bookie("cluster", "nuke") == 2
-    assert "--yes" in capsys.readouterr().err
+    assert "without a terminal this needs --yes: Delete cluster " in capsys.readouterr().err
     assert on(uri, lambda store: store.exists(keys.LAYOUT))
     assert bookie("cluster", "nuke", "--yes") == 0
     assert on(uri, lambda store: store.get_children("/")) == []

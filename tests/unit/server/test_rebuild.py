@@ -50,7 +50,7 @@ def words(machine: Machine) -> list[str]:
     """The command."""
     journal, ledgers = str(machine.journal), str(machine.root / "ledgers")
     where = ["--journal-dir", journal, "--ledgers-dir", ledgers]
-    return ["rebuild", "index", *where, "-o", "json"]
+    return ["rebuild", "index", *where, "--yes", "-o", "json"]
 
 
 async def test_the_index_is_made_again_and_the_old_one_kept(

@@ -1,0 +1,109 @@
+"""What commands of ``bookie metadata`` are about to destroy, as a question to whoever typed them.
+
+Each function looks into the store and returns the question, or None if nothing would be destroyed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bookie.cli.options import confirm
+from bookie.cli.stores import open_metadata
+from bookie.cluster.keys import essential
+from bookie.errors import NoSuchKeyError
+from bookie.metadata.walk import differences, walk
+
+if TYPE_CHECKING:
+    from bookie.metadata.transfer import Exported
+
+SHOWN_MAX = 5
+"""Of what is about to be destroyed, so many are named one by one."""
+
+
+def ask(question: str | None) -> None:
+    """Go on if there is no question, or if the answer is yes; raises as `confirm` does."""
+    if question is not None:
+        confirm(question, yes=False)
+
+
+async def of_overwriting(uri: str, key: str, value: bytes) -> str | None:
+    """Of a put: only what a cluster cannot do without is asked about."""
+    what = essential(key)
+    if what is None:
+        return None
+    async with open_metadata(uri) as store:
+        there = await store.get(key)
+    return None if there is None or there.value == value else f"Overwrite {key}, {what}?"
+
+
+async def of_deleting(uri: str, key: str) -> str:
+    """Of one record.
+
+    Raises:
+        NoSuchKeyError: there is none.
+    """
+    async with open_metadata(uri) as store:
+        there = await store.get(key)
+    if there is None:
+        raise NoSuchKeyError(f"{key} does not exist")
+    return f"Delete {key}, {essential(key) or f'a record of {len(there.value)} bytes'}?"
+
+
+async def of_deleting_all(uri: str, key: str) -> str:
+    """Of everything at and below `key`.
+
+    Raises:
+        NoSuchKeyError: there is nothing.
+    """
+    records, ephemeral, dear = 0, 0, set()
+    async with open_metadata(uri) as store:
+        async for record in walk(store, key):
+            records += 1
+            ephemeral += record.ephemeral
+            if (what := essential(record.key)) is not None:
+                dear.add(what)
+    if not records:
+        raise NoSuchKeyError(f"there is nothing at or below {key}")
+    question = f"Delete all {records} records at and below {key}"
+    if ephemeral:
+        question += f", {ephemeral} of live sessions"
+    if dear:
+        question += f"; among them {_some(sorted(dear))}"
+    return question + "?"
+
+
+async def of_importing(uri: str, exported: Exported) -> str | None:
+    """Of records that get another value from a file."""
+    replaced = []
+    async with open_metadata(uri) as store:
+        for key, value in exported.records:
+            there = await store.get(key)
+            if there is not None and there.value != value:
+                replaced.append(key)
+    return _of_replacing(uri, replaced)
+
+
+async def of_migrating(source: str, target: str, target_config: Path | None) -> str | None:
+    """Of records of the target that get another value from the source."""
+    async with open_metadata(source) as left, open_metadata(target, target_config) as right:
+        replaced = [
+            found.key
+            async for found in differences(left, right)
+            if found.left is not None and found.right is not None
+        ]
+    return _of_replacing(target, replaced)
+
+
+def _of_replacing(uri: str, keys: list[str]) -> str | None:
+    if not keys:
+        return None
+    return f"Give {len(keys)} records of {uri} other values: {_some(keys)}?"
+
+
+def _some(words: list[str]) -> str:
+    """The first few, and how many more."""
+    shown = words[:SHOWN_MAX]
+    if len(words) > SHOWN_MAX:
+        shown.append(f"{len(words) - SHOWN_MAX} more")
+    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
