@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
-__all__ = ["BookKeeper", "__version__", "connect"]
+__all__ = ["BookKeeper", "__version__", "connect", "coordinate"]
 
 if TYPE_CHECKING:
-    from bookie.api import BookKeeper, connect
+    from bookie.api import BookKeeper, connect, coordinate
 
-_LAZY = {"BookKeeper": "bookie.api", "connect": "bookie.api"}
+_LAZY = dict.fromkeys(("BookKeeper", "connect", "coordinate"), "bookie.api")
 
 
 def __getattr__(name: str) -> object:

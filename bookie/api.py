@@ -1,4 +1,4 @@
-"""The public surface: connect to a cluster, create, open, list and delete ledgers.
+"""The public surface: connect to a cluster, create, open, list and delete ledgers; coordinate.
 
 ::
 
@@ -9,7 +9,15 @@
         async for entry in reader.read():
             print(entry.entry_id, entry.payload)
 
-Everything runs in the event loop that entered `connect`. Any loop will do; uvloop is faster.
+Services that need locks, elections, groups, queues or counters of their own have them in a metadata
+store, with a scope of their own::
+
+    async with coordinate("etcd://127.0.0.1:2379/orders") as me:
+        async with await LockManager(me).acquire("/locks/billing") as lock:
+            ...
+
+Everything runs in the event loop that entered `connect` or `coordinate`. Any loop will do; uvloop
+is faster.
 """
 
 from __future__ import annotations
@@ -18,7 +26,7 @@ import asyncio
 import hmac
 import random
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
@@ -46,7 +54,20 @@ from bookie.formats.digest import DigestType, derive_key
 from bookie.formats.entry import Entry
 from bookie.formats.ledger_metadata import Fragment, LedgerMetadata, LedgerState, Versioned
 from bookie.formats.registration import Registration
+from bookie.formats.service_instance import ServiceInstance
 from bookie.metadata.connect import SESSION_TIMEOUT_SECONDS, open_store
+from bookie.metadata.coordination.barriers import DoubleBarrier
+from bookie.metadata.coordination.cache import JsonCodec, MetadataCache
+from bookie.metadata.coordination.counters import Counter
+from bookie.metadata.coordination.discovery import Discovery
+from bookie.metadata.coordination.election import Election, LeaderState
+from bookie.metadata.coordination.lock import Lock, LockState
+from bookie.metadata.coordination.locks import LockManager
+from bookie.metadata.coordination.membership import Group
+from bookie.metadata.coordination.participant import Participant
+from bookie.metadata.coordination.queues import Queue
+from bookie.metadata.coordination.read_write_locks import ReadWriteLocks
+from bookie.metadata.records import Check, Delete, Put
 from bookie.metadata.security import MetadataSecurity, security_of
 from bookie.protocol.placement import choose_ensemble
 from bookie.protocol.quorum import Quorum
@@ -54,11 +75,30 @@ from bookie.protocol.quorum import Quorum
 __all__ = [
     "UNCLAIMED",
     "BookKeeper",
+    "Check",
+    "Counter",
+    "Delete",
+    "Discovery",
+    "DoubleBarrier",
+    "Election",
     "Entry",
+    "Group",
+    "JsonCodec",
+    "LeaderState",
     "LedgerMetadata",
+    "Lock",
+    "LockManager",
+    "LockState",
+    "MetadataCache",
+    "Participant",
+    "Put",
+    "Queue",
+    "ReadWriteLocks",
     "ReaderHandle",
+    "ServiceInstance",
     "WriterHandle",
     "connect",
+    "coordinate",
 ]
 
 UNCLAIMED = "bookie.unclaimed"
@@ -99,6 +139,36 @@ def connect(
         session_timeout_seconds=session_timeout_seconds,
         security=security_of(loaded.metadata),
     )
+
+
+@asynccontextmanager
+async def coordinate(
+    metadata_uri: str, *, session_timeout_seconds: float = SESSION_TIMEOUT_SECONDS
+) -> AsyncIterator[Participant]:
+    """This process's part in a service's coordination; every recipe is made with it.
+
+    It has a session of its own. When the block is left, and when the session ends, everything that
+    recipes hold through it is free for others: locks, offices, memberships, items not done. What a
+    lock protects must be guarded besides, by `Lock.token`, or by `Lock.check` in a transaction of
+    `Participant.store`: a process that was stopped learns last that it has lost it.
+
+    Args:
+        metadata_uri: as for `connect`, but with a scope that no cluster of bookies uses: a cluster
+            is not removed while foreign keys lie in its scope.
+        session_timeout_seconds: how long others wait for a process that died or cannot be reached.
+
+    Raises:
+        ConfigurationError: the URI or a setting of [metadata] is wrong.
+        MetadataUnavailableError: the store does not answer.
+    """
+    security = security_of(load_settings(None).metadata)
+    async with (
+        open_store(
+            metadata_uri, session_timeout_seconds=session_timeout_seconds, security=security
+        ) as store,
+        Participant(store) as participant,
+    ):
+        yield participant
 
 
 class BookKeeper:
