@@ -111,6 +111,7 @@ bench: $(VENV)/.test ## one bookie beside the ceilings of this machine; prints, 
 	$(BIN)/python -m tests.bench.bench_reclaim
 	$(BIN)/python -m tests.bench.bench_metadata
 	$(BIN)/python -m tests.bench.bench_ledgers
+	$(BIN)/python -m tests.bench.bench_settings
 
 # ---- check it -------------------------------------------------------------------------------------
 
