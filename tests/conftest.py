@@ -28,6 +28,13 @@ settings.load_profile("default")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+
+@pytest.fixture
+def is_soak(pytestconfig: pytest.Config) -> bool:
+    """Whether tests take their long counts: ``--hypothesis-profile=soak``."""
+    return bool(pytestconfig.getoption("hypothesis_profile", None) == "soak")
+
+
 THREAD_END_SECONDS_MAX = 5.0
 """A thread that was told to end has ended by then, even on a busy machine."""
 

@@ -55,6 +55,11 @@ class Backend(ABC):
         """A store of its own; servers come from `request`, files go into `directory`."""
         self._stack = AsyncExitStack()
 
+    @property
+    @abstractmethod
+    def uri(self) -> str:
+        """Where the store is, for who opens it by its URI."""
+
     @abstractmethod
     def session(
         self, *, session_timeout_seconds: float = 30.0
@@ -125,6 +130,10 @@ class MemoryBackend(Backend):
         super().__init__(request, directory)
         self._uri = f"memory://conformance-{next(_names)}"
 
+    @property
+    def uri(self) -> str:
+        return self._uri
+
     def sibling(self) -> AbstractAsyncContextManager[MetadataStore]:
         return open_store(self._uri + "-2")
 
@@ -156,6 +165,10 @@ class LocalBackend(Backend):
     def __init__(self, request: pytest.FixtureRequest, directory: Path) -> None:
         super().__init__(request, directory)
         self._uri = f"local://{directory}/metadata"
+
+    @property
+    def uri(self) -> str:
+        return self._uri
 
     def sibling(self) -> AbstractAsyncContextManager[MetadataStore]:
         return open_store(self._uri + "-2")
@@ -195,8 +208,12 @@ class EtcdBackend(Backend):
         self._scope = f"/conformance-{next(_names)}"
         self._links: dict[MetadataStore, Proxy] = {}
 
+    @property
+    def uri(self) -> str:
+        return f"etcd://127.0.0.1:{self._server.member.port}{self._scope}"
+
     def sibling(self) -> AbstractAsyncContextManager[MetadataStore]:
-        return open_store(f"etcd://127.0.0.1:{self._server.member.port}{self._scope}-2")
+        return open_store(self.uri + "-2")
 
     @asynccontextmanager
     async def session(
@@ -251,8 +268,12 @@ class ZooKeeperBackend(Backend):
         self._scope = new_scope()
         self._links: dict[MetadataStore, Proxy] = {}
 
+    @property
+    def uri(self) -> str:
+        return f"zk://{self._server.address}{self._scope}"
+
     def sibling(self) -> AbstractAsyncContextManager[MetadataStore]:
-        return open_store(f"zk://{self._server.address}{self._scope}-2")
+        return open_store(self.uri + "-2")
 
     @asynccontextmanager
     async def session(

@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from tests.conformance.backends import BACKENDS
+
 CASES = range(1, 163)
 
 NOT_OURS: dict[range, str] = {
@@ -26,12 +28,31 @@ NOT_OURS: dict[range, str] = {
     range(85, 96): "no table view: nothing here keeps a whole prefix of typed records, the bookie"
     " directory and the typed cache are the two views there are",
     range(96, 99): "no event synchronizer: last writer wins on wall clocks loses writes",
-    range(134, 135): "the auditor belongs to repair, which is not built yet",
-    range(
-        152, 154
-    ): "end to end: the client's tests write, read, recover and fence on real bookies",
 }
 """Cases that no test can show, because we do without what they are about; each with the reason."""
+
+_LMDB = "about the files of LMDB, which only `local` has"
+_DISK = "nothing lies between a process and its disk that an outage could cut"
+_MACHINE = "a test cannot move the clock of a machine; sessions count by `boot_time_seconds`"
+_COMPACTED = "only etcd forgets former revisions; elsewhere a Resync is shown by outages"
+
+NOT_SHOWN: dict[str, dict[int, str]] = {
+    "memory": {
+        30: _LMDB,
+        155: "no process can be killed that has a session of its own in the memory of another",
+        158: _COMPACTED,
+    },
+    "local": {
+        26: _DISK,
+        110: _DISK,
+        112: _DISK,
+        158: _COMPACTED,
+        162: _MACHINE,
+    },
+    "etcd": {30: _LMDB, 162: _MACHINE},
+    "zk": {30: _LMDB, 158: _COMPACTED, 162: _MACHINE},
+}
+"""By backend: cases that no test shows on it, although one does on another; with the reason."""
 
 _MENTION = re.compile(r"\bCases? ([0-9][0-9, -]*)")
 
@@ -57,11 +78,27 @@ def spans(numbers: Iterable[int]) -> str:
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
-def named_in(directory: Path) -> Iterator[tuple[str, set[int]]]:
-    """Every test below `directory` with the cases that it names."""
+_WORDS = {"memory": "memory", "local": "local", "etcd": "etcd", "zk": "zookeeper"}
+"""What the names of files contain whose tests are about one backend."""
+
+
+def backends_of(path: Path, fixtures: set[str]) -> set[str]:
+    """The backends that a test of the file `path` runs on, by what it asks for.
+
+    What is about no backend in particular (the machine of all sessions, the layouts of ledgers) is
+    shown for all of them.
+    """
+    if any("cut_off_backend" in fixture for fixture in fixtures):
+        return {name for name, kind in BACKENDS.items() if kind.can_disconnect}
+    return {name for name, word in _WORDS.items() if word in path.stem} or set(BACKENDS)
+
+
+def named_in(directory: Path) -> Iterator[tuple[str, set[str], set[int]]]:
+    """Every test below `directory` with its backends and the cases that it names."""
     for path in sorted(directory.rglob("test_*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 named = cases_of(ast.get_docstring(node))
                 if named:
-                    yield f"{path.name}::{node.name}", named
+                    fixtures = {argument.arg for argument in node.args.args}
+                    yield f"{path.name}::{node.name}", backends_of(path, fixtures), named

@@ -4,21 +4,43 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.conformance.cases import CASES, NOT_OURS, cases_of, named_in, spans
+from tests.conformance.backends import BACKENDS
+from tests.conformance.cases import (
+    CASES,
+    NOT_OURS,
+    NOT_SHOWN,
+    backends_of,
+    cases_of,
+    named_in,
+    spans,
+)
 
 _TESTS = Path(__file__).resolve().parents[1]
 
 
 def test_every_case_is_shown_or_explained() -> None:
-    """No case is forgotten, and no reason outlives the test that made it wrong."""
-    shown: dict[int, list[str]] = {}
-    for test, cases in named_in(_TESTS):
-        for case in cases:
-            shown.setdefault(case, []).append(test)
+    """No case is forgotten on any backend, and no reason outlives the test that made it wrong."""
+    shown: dict[str, set[int]] = {name: set() for name in BACKENDS}
+    for _, backends, cases in named_in(_TESTS):
+        for backend in backends:
+            shown[backend] |= cases
     excused = {case for numbers in NOT_OURS for case in numbers}
-    assert spans(set(CASES) - shown.keys() - excused) == ""
-    assert spans(shown.keys() - set(CASES)) == ""
-    assert {case: shown[case] for case in excused & shown.keys()} == {}
+    for backend, found in shown.items():
+        reasons = excused | NOT_SHOWN[backend].keys()
+        assert (backend, spans(set(CASES) - found - reasons)) == (backend, "")
+        assert (backend, spans(found - set(CASES))) == (backend, "")
+        assert (backend, spans(found & reasons)) == (backend, "")
+
+
+def test_the_backends_of_a_test_are_known_by_its_file_and_what_it_asks_for() -> None:
+    """A test of one backend, of those that can be cut off, of all."""
+    assert backends_of(Path("interop/test_etcd_watches.py"), {"store"}) == {"etcd"}
+    assert backends_of(Path("interop/test_zookeeper_lives.py"), {"store"}) == {"zk"}
+    assert backends_of(Path("unit/test_metadata_local.py"), set()) == {"local"}
+    cut_off = backends_of(Path("conformance/test_sessions.py"), {"new_cut_off_backend"})
+    assert cut_off == {"memory", "etcd", "zk"}
+    assert backends_of(Path("conformance/test_records.py"), {"store"}) == set(BACKENDS)
+    assert backends_of(Path("unit/test_protocol_session.py"), set()) == set(BACKENDS)
 
 
 def test_a_docstring_names_its_cases() -> None:

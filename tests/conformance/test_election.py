@@ -76,6 +76,21 @@ async def test_the_next_in_line_follows_and_then_leads(new_client: NewClient) ->
     await second.election.close()
 
 
+async def test_who_audits_is_known_to_all_and_followed_by_the_next(new_client: NewClient) -> None:
+    """Case 134: the one auditor of a cluster is whoever leads."""
+    first, second = Candidate(await new_client()), Candidate(await new_client())
+    assert await first.leader() is await second.leader() is None
+    assert await first.election.elect(b"auditor-1") is LEADING
+    async with asyncio.TaskGroup() as tasks:
+        waiting = tasks.create_task(second.turns(LEADING))
+        assert await second.election.elect(b"auditor-2") is FOLLOWING
+        assert await first.leader() == await second.leader() == b"auditor-1"
+        assert not waiting.done()
+        await first.election.close()
+    assert await second.leader() == b"auditor-2"
+    await second.election.close()
+
+
 async def test_a_leader_whose_record_was_deleted_leads_again(client: Client) -> None:
     """Case 57."""
     candidate = Candidate(client)

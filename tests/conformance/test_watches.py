@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from itertools import pairwise
 
 import pytest
 
 from bookie.errors import BadVersionError, NoSuchKeyError
 from bookie.metadata.store import Check, Commit, Delete, MetadataStore, Put, Resync
+from bookie.metadata.subscription import Subscription
 from tests.conformance.backends import Backend, Difference
 from tests.conformance.streams import (
     CREATED,
@@ -119,15 +121,17 @@ async def test_a_watch_begins_when_it_is_entered(backend: Backend) -> None:
             assert await next_changes(changes) == [(CREATED, "/after")]
 
 
-async def test_a_mirror_of_four_busy_sessions_equals_the_store(backend: Backend) -> None:
-    """Case 159."""
+async def test_a_mirror_of_four_busy_sessions_equals_the_store(
+    backend: Backend, is_soak: bool
+) -> None:
+    """Case 159: a thousand changes, ten thousand in a soak."""
     stores = [await backend.open() for _ in range(4)]
     observer = await backend.open()
     mirror: dict[str, int | None] = {}
     revisions: list[int] = []
 
     async def work(store: MetadataStore, number: int) -> None:
-        for i in range(60):
+        for i in range(2500 if is_soak else 250):
             key = f"/m/{(i * 7 + number) % 13}"
             if i % 5 == 4:
                 try:
@@ -137,12 +141,15 @@ async def test_a_mirror_of_four_busy_sessions_equals_the_store(backend: Backend)
             else:
                 await store.put(key, b"%d" % i)
 
-    async with observer.watch("/m") as changes:
+    async def all_work() -> None:
         async with asyncio.TaskGroup() as tasks:
             for number, store in enumerate(stores):
                 tasks.create_task(work(store, number))
         await stores[0].sync()
         await stores[0].put("/m/end", b"")
+
+    async with observer.watch("/m") as changes, asyncio.TaskGroup() as tasks:
+        tasks.create_task(all_work())
         while "/m/end" not in mirror:
             change = await next_item(changes)
             assert not isinstance(change, Resync)
@@ -172,3 +179,26 @@ async def test_an_observer_reads_what_an_event_told_it(backend: Backend) -> None
             record = await observer.get("/a")
             assert record is not None
             assert (record.value, record.version) == (b"%d" % i, stat.version)
+
+
+async def test_what_a_store_tells_it_tells_in_the_loop_of_who_asked(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Case 16: whatever threads a backend has."""
+    push, threads = Subscription.push, set[int]()
+
+    def noting_push(self: Subscription[object], item: object) -> None:
+        threads.add(threading.get_ident())
+        push(self, item)
+
+    monkeypatch.setattr(Subscription, "push", noting_push)
+    store, other = await backend.open(), await backend.open()
+    async with store.watch("/") as changes, store.session_events() as events:
+        async with asyncio.TaskGroup() as tasks:
+            for i in range(20):
+                tasks.create_task(other.put(f"/{i}", b""))
+        await next_events(changes, 20)
+        await backend.expire(store)
+        async with asyncio.timeout(60):
+            await anext(events)
+    assert threads == {threading.get_ident()}

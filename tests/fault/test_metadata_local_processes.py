@@ -124,6 +124,7 @@ async def test_four_processes_count_exactly(tmp_path: Path) -> None:
 async def test_a_killed_holder_loses_its_leases_at_once_and_in_one_change(
     tmp_path: Path,
 ) -> None:
+    """Case 155."""
     async with open_store(f"local://{tmp_path}") as store, store.watch("/leases") as changes:
         async with _worker("hold", tmp_path, 5, timeout_seconds=30.0) as holder:
             assert await _line(holder) == "ready"
@@ -143,6 +144,7 @@ async def test_a_killed_holder_loses_its_leases_at_once_and_in_one_change(
 
 
 async def test_a_stopped_holder_loses_its_leases_and_learns_it(tmp_path: Path) -> None:
+    """Case 156."""
     async with (
         open_store(f"local://{tmp_path}") as store,
         store.watch("/leases") as changes,

@@ -238,11 +238,13 @@ async def test_deleting_what_was_just_listed_ends_no_listing(
 
 @LAYOUTS
 async def test_what_was_there_before_is_in_every_listing(
-    backend: Backend, layout: LedgerLayout
+    backend: Backend, layout: LedgerLayout, is_soak: bool
 ) -> None:
-    """Case 131: writers create and delete while others list."""
+    """Case 131: ten writers create and delete while ten others list; for two seconds in a soak."""
     stores = [await backend.open() for _ in range(4)]
-    kept = [*range(0, 400, 4), *range(2**40, 2**40 + 100, 5)]
+    clock = asyncio.get_running_loop().time
+    until = clock() + (2.0 if is_soak else 0.0)
+    kept = [*range(0, 1100, 11), *range(2**40, 2**40 + 220, 11)]
     await _fill(stores[0], layout, kept)
     for store in stores:
         await store.sync()
@@ -250,26 +252,29 @@ async def test_what_was_there_before_is_in_every_listing(
 
     async def churn(store: MetadataStore, residue: int) -> None:
         ledgers = LedgerManager(store, layout)
-        base = 0
+        turn = 0
         while not done.is_set():
-            for ledger_id in (base % 400 + residue, 2**40 + 5 * (base % 20) + residue):
+            # Between what is kept, and nobody else's.
+            for ledger_id in (11 * (turn % 100) + residue, 2**40 + 11 * (turn % 20) + residue):
                 await ledgers.create(_metadata(ledger_id))
                 await ledgers.delete(ledger_id)
-            base += 4
+            turn += 1
 
     async def check(store: MetadataStore) -> None:
         ledgers = LedgerManager(store, layout)
-        for _ in range(5):
+        listings = 0
+        while listings < 2 or clock() < until:
+            listings += 1
             found = await _list(ledgers)
             assert found == sorted(set(found))
             assert set(kept) <= set(found)
 
     async with asyncio.TaskGroup() as tasks:
-        for residue, store in enumerate(stores[:2], start=1):
-            tasks.create_task(churn(store, residue))
+        for residue in range(1, 11):
+            tasks.create_task(churn(stores[residue % 2], residue))
         async with asyncio.TaskGroup() as checks:
-            for store in stores:
-                checks.create_task(check(store))
+            for number in range(10):
+                checks.create_task(check(stores[number % 4]))
         done.set()
 
 

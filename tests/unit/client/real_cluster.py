@@ -1,4 +1,4 @@
-"""A cluster in this process: real bookies on real files behind real gRPC, metadata in memory."""
+"""A cluster in this process: real bookies on real files behind real gRPC, metadata anywhere."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ WAIT_SECONDS_MAX = 20.0
 class RealCluster:
     """Bookies b0, b1, … that can be stopped and started again."""
 
-    def __init__(self, directory: Path, store: MetadataStore, instance_id: str) -> None:
-        self.uri = f"memory://{directory.name}"
+    def __init__(self, directory: Path, uri: str, store: MetadataStore, instance_id: str) -> None:
+        self.uri = uri
         self.store = store
         self.bookies: dict[int, Bookie] = {}
         self._directory = directory
@@ -99,11 +99,14 @@ class RealCluster:
 
 
 @asynccontextmanager
-async def real_cluster(directory: Path, bookies: int = 3) -> AsyncIterator[RealCluster]:
-    """A new cluster with so many bookies."""
-    async with open_store(f"memory://{directory.name}") as store:
+async def real_cluster(
+    directory: Path, bookies: int = 3, *, uri: str = ""
+) -> AsyncIterator[RealCluster]:
+    """A new cluster with so many bookies; its metadata in the store of `uri`, or in memory."""
+    uri = uri or f"memory://{directory.name}"
+    async with open_store(uri) as store:
         instance_id = await initialize_cluster(store)
-        async with RealCluster(directory, store, instance_id) as cluster:
+        async with RealCluster(directory, uri, store, instance_id) as cluster:
             for number in range(bookies):
                 await cluster.start(number)
             yield cluster
