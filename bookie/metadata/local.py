@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
@@ -117,12 +117,13 @@ class LocalStore(MetadataStore):
     ) -> None:
         environment, self._environment = self._require_open(), None
         assert self._keeper is not None
+        self._keeper.cancel()
         try:
-            self._keeper.cancel()
-            # The body's own error passes by the group, which would wrap it.
-            await self._tasks.__aexit__(None, None, None)
-            await self._monitor.__aexit__(None, None, None)
-            await self._end_session(environment)
+            async with AsyncExitStack() as steps:  # all of them, also when one is cancelled
+                steps.push_async_callback(self._end_session, environment)
+                steps.push_async_callback(self._monitor.__aexit__, None, None, None)
+                # The body's own error passes by the group, which would wrap it.
+                steps.push_async_callback(self._tasks.__aexit__, None, None, None)
         finally:
             self._drop_session()
             closed = MetadataClosedError("the metadata store is closed")
@@ -360,7 +361,9 @@ class LocalStore(MetadataStore):
                 environment.submit(lambda tree: tree.transact(operations, session))
             )
         except SessionLostError:
-            self._wake.set()
+            # Before whoever wrote hears of it, as everybody who watches the session must.
+            if self._session == session:
+                self._monitor.tell(Expired())
             raise
 
     async def last_number(self) -> int:

@@ -45,8 +45,12 @@ class SessionFile:
         self._path = _path(directory, session)
         self._timeout_seconds = timeout_seconds
         self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        self.beat()
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.beat()
+        except BaseException:
+            self.close()
+            raise
 
     def beat(self) -> None:
         """Move the deadline to one timeout from now.

@@ -204,7 +204,7 @@ async def test_a_writer_stuck_for_long_loses_the_session_for_its_owner_only(tmp_
     """The owner cannot know what becomes of its session; the others see that it is alive."""
     uri = f"local://{tmp_path}"
     async with (
-        open_store(uri, session_timeout_seconds=1.0) as store,
+        open_store(uri, session_timeout_seconds=6.0) as store,
         store.session_events() as session_events,
     ):
         await store.put("/mine", b"", ephemeral=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import struct
 import threading
 import warnings
@@ -21,6 +22,7 @@ from bookie.errors import (
     FormatError,
     MetadataUnavailableError,
     NoSuchKeyError,
+    SessionLostError,
 )
 from bookie.metadata import local_environment, local_tree
 from bookie.metadata.connect import open_store
@@ -28,7 +30,14 @@ from bookie.metadata.local import LocalStore
 from bookie.metadata.local_environment import LocalEnvironment
 from bookie.metadata.local_sessions import Coroner, SessionFile
 from bookie.metadata.local_tree import SessionRow, TreeWriter
-from bookie.metadata.store import Commit, MetadataStore, Put, Resync, SessionEvent
+from bookie.metadata.store import (
+    EXPIRY_EVENTS,
+    Commit,
+    MetadataStore,
+    Put,
+    Resync,
+    SessionEvent,
+)
 from bookie.metadata.subscription import Subscription
 
 T = TypeVar("T")
@@ -224,6 +233,50 @@ async def test_a_cancelled_opening_leaves_no_session(tmp_path: Path) -> None:
         assert len(os.listdir(tmp_path / "sessions")) == 1
         with store._require_open().read() as tree:
             assert list(tree.sessions()) == [store._session]
+
+
+async def test_leaving_while_cancelled_ends_everything(tmp_path: Path) -> None:
+    """A cancellation that is pending when the store is left ends none of the steps early."""
+    async with open_store(f"local://{tmp_path}") as other:
+        before, task = asyncio.all_tasks(), asyncio.current_task()
+        assert task is not None
+        opened = open_store(f"local://{tmp_path}")
+        store = await opened.__aenter__()
+        await store.put("/mine", b"", ephemeral=True)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opened.__aexit__(None, None, None)
+        task.uncancel()
+        assert asyncio.all_tasks() == before
+        assert not await other.exists("/mine")
+        assert len(list((tmp_path / "sessions").iterdir())) == 1
+
+
+def test_a_session_file_that_cannot_be_written_is_not_left(tmp_path: Path) -> None:
+    descriptors = len(os.listdir("/proc/self/fd"))
+    _, hard = limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        with pytest.raises(MetadataUnavailableError, match="File too large"):
+            SessionFile(tmp_path, b"s" * 16, 1.0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list(tmp_path.iterdir()) == []
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+async def test_a_refused_write_tells_of_the_lost_session_first(tmp_path: Path) -> None:
+    async with (
+        open_store(f"local://{tmp_path}") as store,
+        store.session_events() as events,
+    ):
+        assert isinstance(store, LocalStore)
+        environment, session = store._require_open(), store._session
+        await environment.submit(lambda tree: tree.end_session(session))
+        with pytest.raises(SessionLostError):
+            await store.put("/a", b"")
+        assert not store.is_session_certain
+        assert [await anext(events) for _ in EXPIRY_EVENTS] == list(EXPIRY_EVENTS)
 
 
 async def test_a_cancelled_write_still_happens(tmp_path: Path) -> None:
