@@ -262,6 +262,8 @@ async def test_who_waits_too_long_leaves_the_line(new_client: NewClient) -> None
     held = await holder.locks.try_acquire(PATH)
     with pytest.raises(OperationTimeoutError):
         await waiter.locks.acquire(PATH, timeout_seconds=0.05)
+    # Soon: on a slow machine the claim may not even have been answered by then.
+    await until_found(lambda: _has_claims(holder, 1))
     async with asyncio.TaskGroup() as group:
         patient = group.create_task(waiter.locks.acquire(PATH))
         await until_found(lambda: _has_claims(holder, 2))
