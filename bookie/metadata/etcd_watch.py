@@ -1,15 +1,19 @@
 """Changes as etcd tells them: one watch on the whole scope, in commit order, without a gap.
 
 All events of one revision are of one transaction and make one `Commit`; a response that etcd split
-(``fragment``) is taken when its last part is there. A broken stream is resumed at the revision
-behind the last one delivered, so a reconnection shows nothing and reads nothing. Only where etcd
+(``fragment``) is taken when its last part is there. A broken stream is resumed behind the last
+revision delivered, so a reconnection shows nothing and reads nothing. Only where etcd
 has forgotten that revision (compaction), or answers as another cluster, is continuity lost: then
 `Resync` is due, and the watch goes on from the present.
 
 A cluster that was restored from a backup looks like the same one, at an older revision; a watch
 from the revision behind the last one delivered would wait there in silence. A stream says at its
 beginning where its server is. If that is before what was seen, a read tells a server that lags from
-a cluster that went back; that, too, is a `Resync`.
+a cluster that went back; that, too, is a `Resync`. A cluster that went back may have come further
+again than it was. So a stream begins with the last commit that was delivered, not behind it: a
+cluster that does not tell of it again, in the same words, has another history. (Where that commit
+only deleted, or etcd has forgotten it but nothing behind it, there is nothing to recognise, and
+another history goes unnoticed that is as long as the former one.)
 
 A stream can die without a sign. Whenever one was silent for the time of an attempt, it is asked for
 its progress; one that does not answer that either is replaced.
@@ -59,6 +63,22 @@ class Position:
         return self.revision < other.revision or self.term < other.term
 
 
+@dataclass(frozen=True, slots=True)
+class _Last:
+    """A commit that was delivered."""
+
+    revision: int
+    told: list[bytes]
+    """What it wrote; deletions are forgotten when their revision is compacted, the rest is not."""
+
+
+_NOTHING = _Last(0, [])
+
+
+def _told(events: list[Any]) -> list[bytes]:
+    return [event.kv.SerializeToString() for event in events if event.type == pb.Event.PUT]
+
+
 class EtcdWatch:
     """The watch of one store. Runs from `run` on, until cancelled.
 
@@ -90,6 +110,10 @@ class EtcdWatch:
         """The furthest that streams, and the reads that they were begun after, have told."""
         self._refused_token = -1
         """Number of the token with which the last stream was refused; -1 = it was not."""
+        self._last = _NOTHING
+        """The last commit delivered; its revision is `_next` - 1 at the most."""
+        self._awaited = _NOTHING
+        """What the stream must begin with."""
         self._parts: list[Any] = []
         self._heard_at = 0.0
 
@@ -122,6 +146,7 @@ class EtcdWatch:
     def _begin(self, position: Position) -> None:
         self._seen = position
         self._next = position.revision + 1
+        self._last = _NOTHING
 
     async def _follow(self) -> None:
         """Run one stream until it breaks.
@@ -135,6 +160,7 @@ class EtcdWatch:
             self._refused_token = -1
         began_at, endpoint, token = self._next, self._client.endpoint(), self._client.token
         self._parts = []
+        self._awaited = self._last
         self._heard_at = asyncio.get_running_loop().time()
         call = self._client.open_stream(endpoint, WATCH)
         guard = self._tasks.create_task(self._guard(call))
@@ -155,7 +181,7 @@ class EtcdWatch:
         create = pb.WatchCreateRequest(
             key=start,
             range_end=end,
-            start_revision=self._next,
+            start_revision=self._awaited.revision or self._next,
             progress_notify=True,
             fragment=True,
         )
@@ -205,6 +231,9 @@ class EtcdWatch:
             raise CompactedError(f"etcd at {endpoint.address} is another cluster than before")
         if response.canceled:
             if response.compact_revision:
+                if self._awaited.revision and response.compact_revision <= self._next:
+                    self._last = _NOTHING
+                    raise LostReplyError(f"etcd at {endpoint.address} has forgotten one we know")
                 raise CompactedError(f"etcd at {endpoint.address} has forgotten {self._next}")
             # Most of all because of our token, which cannot be told from the reason everywhere.
             raise StaleTokenError(
@@ -214,6 +243,8 @@ class EtcdWatch:
         self._parts += response.events
         if response.fragment or response.created:
             return
+        if self._awaited.revision and response.header.revision >= self._awaited.revision:
+            self._recognise(endpoint)
         if not self._parts and response.watch_id == 0:
             # Progress: everything up to this revision was delivered. The answer to our own question
             # has no watch id; servers before 3.4.25 and 3.5.8 send it too early.
@@ -223,7 +254,18 @@ class EtcdWatch:
             if revision < self._next:
                 continue
             self._next = revision + 1
-            self._on_commit(Commit(revision, tuple(map(self._event, together))))
+            commit = list(together)
+            self._last = _Last(revision, _told(commit))
+            self._on_commit(Commit(revision, tuple(map(self._event, commit))))
+
+    def _recognise(self, endpoint: Endpoint) -> None:
+        """Compare what the stream begins with: the last commit delivered, or no news of it."""
+        awaited, self._awaited = self._awaited, _NOTHING
+        first = [event for event in self._parts if event.kv.mod_revision == awaited.revision]
+        if _told(first) != awaited.told:
+            raise CompactedError(
+                f"etcd at {endpoint.address} has another history since {awaited.revision}"
+            )
 
     def _see(self, header: Any) -> None:
         seen = self._seen

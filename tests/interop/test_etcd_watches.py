@@ -191,6 +191,63 @@ async def test_a_cluster_that_was_restored_from_a_backup_is_a_resync(scope: str)
         server.stop()
 
 
+async def test_a_restored_cluster_that_came_further_than_it_was_is_a_resync(scope: str) -> None:
+    """Its revision and its term are past those that were seen; its history is another one."""
+    server = EtcdServer()
+    try:
+        server.start()
+        with Proxy(server.member.port) as link:
+            hosts = [f"127.0.0.1:{link.port}"]
+            async with EtcdStore(hosts, scope) as store, store.watch("/") as changes:
+                await store.put("/before", b"")
+                assert await next_changes(changes) == [(CREATED, "/before")]
+                seen = store._watch._seen
+                link.refuse()
+                await server.member.restore_empty()
+                await server.member.restart()
+                async with EtcdStore(server.endpoints, scope) as writer:
+                    for i in range(20):
+                        await writer.put(f"/{i}", b"")
+                    link.heal()
+                    assert isinstance(await next_item(changes), Resync)
+                    assert await writer.get_children("/") == sorted(str(i) for i in range(20))
+                    await writer.put("/after", b"")
+                    assert await next_changes(changes) == [(CREATED, "/after")]
+                assert not store._watch._seen.is_behind(seen)
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize("foreign", [0, 1])
+async def test_a_compaction_behind_what_was_delivered_costs_nothing(
+    store: EtcdStore, writer: MetadataStore, link: Proxy, etcd_server: EtcdServer, foreign: int
+) -> None:
+    """The last commit may be forgotten, as long as nothing behind it is."""
+    async with (
+        EtcdStore(etcd_server.endpoints, "/foreign") as elsewhere,
+        store.watch("/") as changes,
+    ):
+        for last in ("put", "delete"):
+            await writer.put("/k", b"")
+            assert await next_changes(changes) == [(CREATED, "/k")]
+            if last == "delete":
+                await writer.delete("/k")
+                assert await next_changes(changes) == [(DELETED, "/k")]
+            link.refuse()
+            for _ in range(foreign):
+                await elsewhere.put("/k", b"")
+            await asyncio.to_thread(etcd_server.member.compact)
+            link.heal()
+            await writer.put("/next", last.encode())
+            ((_, key),) = await next_changes(changes)
+            assert key == "/next"
+            await writer.delete("/next")
+            assert await next_changes(changes) == [(DELETED, "/next")]
+            if last == "put":
+                await writer.delete("/k")
+                assert await next_changes(changes) == [(DELETED, "/k")]
+
+
 async def test_a_server_that_lags_is_no_restored_one(
     store: EtcdStore, writer: MetadataStore, link: Proxy
 ) -> None:
