@@ -186,7 +186,9 @@ class EtcdWatch:
             fragment=True,
         )
         try:
-            await call.write(pb.WatchRequest(create_request=create))
+            # gRPC lets a write wait for ever if its call is cancelled before its headers were sent.
+            async with asyncio.timeout(2 * self._client.attempt_seconds):
+                await call.write(pb.WatchRequest(create_request=create))
             while (response := await call.read()) is not aio.EOF:
                 self._heard_at = asyncio.get_running_loop().time()
                 self._client.hear()
@@ -195,7 +197,7 @@ class EtcdWatch:
                 self._take(response, endpoint)
         except aio.AioRpcError as error:
             raise self._client.explain(error, endpoint) from None
-        except asyncio.InvalidStateError:
+        except (asyncio.InvalidStateError, TimeoutError):
             pass  # it ended before the request was written
         except asyncio.CancelledError:
             task = asyncio.current_task()

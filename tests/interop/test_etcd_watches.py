@@ -54,6 +54,23 @@ async def test_a_reconnection_without_changes_reads_nothing(
         assert store.client.calls["Range"] == reads
 
 
+async def test_a_watch_outlives_a_connection_that_nobody_answers(
+    scope: str, writer: MetadataStore, link: Proxy
+) -> None:
+    """Its stream is given up before gRPC could send anything of it."""
+    endpoints = [f"127.0.0.1:{link.port}"]
+    async with (
+        EtcdStore(endpoints, scope, session_timeout_seconds=3) as store,
+        store.watch("/") as changes,
+    ):
+        link.hold()
+        link.reset()
+        await asyncio.sleep(3 * store.client.attempt_seconds)
+        await writer.put("/meanwhile", b"")
+        link.heal()
+        assert await next_changes(changes) == [(CREATED, "/meanwhile")]
+
+
 async def test_changes_during_an_outage_are_seen_after_it(
     store: EtcdStore, writer: MetadataStore, link: Proxy
 ) -> None:
