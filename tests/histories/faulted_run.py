@@ -35,6 +35,7 @@ that becomes leader gives everybody a whole lease once more, and may have become
 MARKS = "/marks"
 _LOOK_SECONDS = 0.02
 _PEOPLE = 3
+_RESETS = 10
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class ClientFault(enum.Enum):
     """What befalls one client."""
 
     LOST_REPLY = "a reply is lost, and its connection with it"
-    RESET = "all connections break"
+    RESET = "all connections break, several times in a row"
     SILENCE = "nothing passes for a while"
     ABSENCE = "nothing passes for longer than the session lives"
     EXPIRY = "the servers end the session"
@@ -248,7 +249,9 @@ class Run:
                     async with asyncio.timeout(self.manner.margin_seconds * 2):
                         await way.lose_reply()
                 case ClientFault.RESET:
-                    way.reset()
+                    for _ in range(_RESETS):
+                        way.reset()
+                        await self._progress(3, person)
                 case ClientFault.SILENCE:
                     way.hold()
                     await asyncio.sleep(0.5)
