@@ -13,8 +13,9 @@ What ZooKeeper cannot do exactly as the interface says:
   creates it anew at that moment.
 - The times are those of the node: a record that was put on a virtual parent is as old as that, and
   its `first_version` is False.
-- A virtual parent whose last ephemeral child went with its session is hidden from listings, and
-  removed, when somebody looks; one that was empty before the store connected may be listed.
+- A virtual parent whose last ephemeral child went with its session is hidden, and removed, when
+  somebody looks; among more than a thousand names one that was empty before the store connected is
+  listed until somebody asks for it.
 - Numbers that are raised for a copy (`number_above`) are heeded by stores that are open meanwhile
   from their next connection on (`zookeeper_numbers`).
 - Sequential numbers begin anew below a record that was deleted itself, with all its children.
@@ -57,6 +58,7 @@ from bookie.metadata.zookeeper_known import KnownRecords
 from bookie.metadata.zookeeper_nodes import NodeReader, refusal
 from bookie.metadata.zookeeper_numbers import NumberBlocks
 from bookie.metadata.zookeeper_outcome import Receipts
+from bookie.metadata.zookeeper_parents import VirtualParents
 from bookie.metadata.zookeeper_session import ZooKeeperLink
 from bookie.metadata.zookeeper_thread import NodeError, NodeEvent
 from bookie.metadata.zookeeper_tree import (
@@ -85,7 +87,8 @@ is one."""
 _RECURSION_ROUNDS = 10
 
 _TIDY_SECONDS_MAX = 2.0
-"""How long a store that is being closed removes empty parents; others find what is left."""
+"""How long a store that is being closed deletes what would go with its session, and the parents of
+that; others find what is left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,7 @@ class _Open:
 
     link: ZooKeeperLink
     nodes: NodeReader
+    parents: VirtualParents
     receipts: Receipts
     writer: Writer
     reader: ChangeReader
@@ -138,17 +142,19 @@ class ZooKeeperStore(MetadataStore):
             announce=self._announce,
         )
         nodes = NodeReader(link, self._scope, self._known.births)
+        parents = VirtualParents(link, self._scope, nodes)
         receipts = Receipts(link)
         numbers = NumberBlocks(link, self._scope.root + NUMBERS_SUFFIX, self._scope.acl)
-        writer = Writer(link, self._scope, nodes, receipts, self._known, numbers)
-        self._open = _Open(link, nodes, receipts, writer, ChangeReader(self._scope), numbers)
+        writer = Writer(link, self._scope, nodes, parents, receipts, self._known, numbers)
+        reader = ChangeReader(self._scope)
+        self._open = _Open(link, nodes, parents, receipts, writer, reader, numbers)
         try:
             await link.__aenter__()
         except BaseException:
             self._open = None
             raise
         self.session_timeout_seconds = link.timeout_seconds
-        link.spawn(nodes.keep_tidy())
+        link.spawn(parents.keep_tidy())
         return self
 
     async def __aexit__(
@@ -161,7 +167,7 @@ class ZooKeeperStore(MetadataStore):
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_TIDY_SECONDS_MAX):
-                    await opened.nodes.tidy_up()
+                    await opened.writer.leave()
         finally:
             await self._close(opened)
 
@@ -203,7 +209,7 @@ class ZooKeeperStore(MetadataStore):
         require_representable_key(key)
         opened = self._require_open()
         try:
-            return await opened.nodes.is_there(key, opened.link.deadline())
+            return await opened.parents.is_there(key, opened.link.deadline())
         except NodeError as error:
             raise refusal(error, key) from error
 
@@ -213,7 +219,7 @@ class ZooKeeperStore(MetadataStore):
         require_representable_key(key)
         opened = self._require_open()
         try:
-            return await opened.nodes.children(key, opened.link.deadline())
+            return await opened.parents.children(key, opened.link.deadline())
         except NodeError as error:
             raise refusal(error, key) from error
 
@@ -334,7 +340,7 @@ class ZooKeeperStore(MetadataStore):
         if node_event.kind == DELETED:
             key = self._scope.key(node_event.path)
             self._known.note_deletion(key, node_event.zxid)
-            opened.nodes.note_deletion(key)
+            opened.parents.note_deletion(key)
         if (event := opened.reader.read(node_event)) is None:
             return
         if self._group and (event.revision is None or self._group[0].revision != event.revision):
@@ -358,7 +364,7 @@ class ZooKeeperStore(MetadataStore):
     def _missed_events(self) -> None:
         if (opened := self._open) is None:
             return  # it is being closed
-        opened.nodes.begin(self._known.ephemeral())
+        opened.parents.begin(self._known.ephemeral())
         self._known.clear()
         opened.reader.begin()
         for watch in self._watches:
@@ -375,7 +381,7 @@ class ZooKeeperStore(MetadataStore):
 
     async def _delete_all(self, key: str, condition: Check | None) -> bool:
         """Delete what is below `key` and `key` itself; whether nothing is left."""
-        nodes = self._require_open().nodes
+        parents = self._require_open().parents
         keys = [f"{key.rstrip('/')}/{name}" for name in await self.get_children(key)]
         for start in range(0, len(keys), DELETIONS_MAX):
             some = keys[start : start + DELETIONS_MAX]
@@ -385,13 +391,13 @@ class ZooKeeperStore(MetadataStore):
                 # Not all are plain leaves: find out which, one by one.
                 for one in some:
                     await self._delete_all(one, condition)
-        await nodes.prune_below(key)
+        await parents.prune_below(key)
         if key == ROOT:
             return not await self.get_children(ROOT)
         try:
             await self._delete_if(condition, [key])
         except NoSuchKeyError:
-            await nodes.prune(key, even_kept=True)
+            await parents.prune(key, even_kept=True)
             return not await self.exists(key)
         except KeyHasChildrenError:
             return False

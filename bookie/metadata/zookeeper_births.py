@@ -9,8 +9,8 @@ has one of them, by a checksum. Every transaction that creates nodes also writes
 every transaction that is right for one life of a record only demands of its counter the version
 that it had when the record was seen: whatever created the path since, after whatever deletion, also
 that at the end of a session, fails it. It then reads the counter, behind it the record, and is
-judged again. Births of other paths with the same counter fail it as well, which costs that much and
-nothing else; so do own births on the way, whose answers tell the counter.
+judged again. Births of other paths with the same counter fail it as well, which costs two round
+trips and nothing else.
 
 A number that ZooKeeper gives to a sequential record comes again only in another life of the parent,
 so for such names the parent's counter stands in for that of the path, which is not known before.

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-from bookie.metadata.keys import parent_of
+from bookie.metadata.keys import ROOT, parent_of
 from bookie.metadata.records import NOT_EXISTS, Operation, Put
 from bookie.metadata.zookeeper_births import KnownBirths, counters_of, is_for_one_life
 from bookie.metadata.zookeeper_tree import Node, Scope, View, birth_of, data_version_of
@@ -61,6 +61,14 @@ class KnownRecords:
     def ephemeral(self) -> list[str]:
         """The keys of those that end with a session."""
         return [key for key, node in self._nodes.items() if node.owner]
+
+    def owned_by(self, session: int) -> list[tuple[str, int]]:
+        """The keys below others of those that end with this session, and their versions."""
+        return [
+            (key, node.version)
+            for key, node in self._nodes.items()
+            if node.owner == session and parent_of(key) != ROOT
+        ]
 
     def clear(self) -> None:
         """Events may have been missed."""

@@ -1,15 +1,9 @@
-"""What the store reads of ZooKeeper's tree: nodes before a write, and which of them are to be seen.
-
-A virtual parent should exist only while something lies below it. The event about a deleted record
-makes its parent a *suspect*, and whoever lists or asks looks at the suspects there and hides those
-that are empty. They are removed by whoever deleted the last record below them, and by those who
-find them empty because it went with its session.
-"""
+"""What the store reads of ZooKeeper's tree before a write, and after one whose answer was lost."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from bookie.errors import (
@@ -20,7 +14,7 @@ from bookie.errors import (
     NoSuchKeyError,
     UnauthorizedError,
 )
-from bookie.metadata.keys import ROOT, ancestors, is_under, parent_of
+from bookie.metadata.keys import ancestors, parent_of
 from bookie.metadata.records import (
     NOT_EXISTS,
     SEQUENCE_DIGITS_MIN,
@@ -30,6 +24,7 @@ from bookie.metadata.records import (
     Operation,
     Put,
 )
+from bookie.metadata.zookeeper_access import from_node_acl, to_node_acl
 from bookie.metadata.zookeeper_births import (
     KnownBirths,
     counters_of,
@@ -43,10 +38,7 @@ from bookie.metadata.zookeeper_tree import (
     Node,
     Scope,
     View,
-    from_node_acl,
     is_virtual,
-    removal,
-    to_node_acl,
 )
 from bookie.metadata.zookeeper_wire import (
     INVALID_ACL,
@@ -56,15 +48,10 @@ from bookie.metadata.zookeeper_wire import (
     GetACL,
     GetChildren,
     GetData,
-    Multi,
-    MultiRefusedError,
     Request,
     SetACL,
     ZnodeStat,
 )
-
-_PRUNE_ROUNDS = 10
-_REMEMBERED_MAX = 10_000
 
 SEQUENCE_MAX = 2**31 - 2**20
 """No number from here on is asked for: at 2^31 they turn negative, and many ask without reading."""
@@ -98,35 +85,6 @@ class NodeReader:
         self._link = link
         self._scope = scope
         self._births = births
-        self.kept: dict[str, None] = {}
-        """Parents known to stay, so that sequential records may be created below them."""
-        self._suspects: dict[str, None] = {}
-        self._untidy: dict[str, None] = {}
-        self._is_untidy = asyncio.Event()
-
-    def begin(self, ephemeral: Iterable[str]) -> None:
-        """A new connection, which did not see what became of these records meanwhile.
-
-        Suspects stay: one too many costs a look.
-        """
-        self.kept.clear()
-        for key in ephemeral:
-            self._suspect(parent_of(key))
-
-    def note_deletion(self, key: str) -> None:
-        """A node was deleted, record or not."""
-        self.kept.pop(key, None)
-        self._suspects.pop(key, None)
-        self._suspect(parent_of(key))
-
-    def note_kept(self, key: str, number: int) -> None:
-        """A sequential record was created below `key`; `number` is ZooKeeper's own for it."""
-        if number >= SEQUENCE_MAX:
-            self.kept.pop(key, None)  # the next one reads, and is refused
-            return
-        self.kept[key] = None
-        if len(self.kept) > _REMEMBERED_MAX:
-            del self.kept[next(iter(self.kept))]
 
     # ---- before a write
 
@@ -142,7 +100,7 @@ class NodeReader:
         keys, counters = _keys_of(operations), self._counters_of(operations)
         paths = [self._scope.root, *counters, *map(self._scope.path, keys)]
         while True:
-            root, *stats = await self._ask([Exists(path, None) for path in paths], deadline)
+            root, *stats = await self.ask([Exists(path, None) for path in paths], deadline)
             births = dict(zip(counters, stats, strict=False))
             missing = next((counter for counter, stat in births.items() if stat is None), None)
             if missing is not None:
@@ -155,8 +113,8 @@ class NodeReader:
         view = View(guard=root.version, births={c: stat.version for c, stat in births.items()})
         for counter, version in view.births.items():
             self._births.learn(counter, version)
-        doubtful = [key for key, stat in zip(keys, stats, strict=True) if _may_be_virtual(stat)]
-        asked = await self._ask([GetData(self._scope.path(k), None) for k in doubtful], deadline)
+        doubtful = [key for key, stat in zip(keys, stats, strict=True) if may_be_virtual(stat)]
+        asked = await self.ask([GetData(self._scope.path(k), None) for k in doubtful], deadline)
         found = dict(zip(doubtful, asked, strict=True))
         for key, stat in zip(keys, stats, strict=True):
             if stat is None or (key in found and found[key] is None):
@@ -190,7 +148,7 @@ class NodeReader:
             node = view.nodes.get(operation.key)
             if isinstance(operation, Put) and operation.ephemeral and node and node.owner:
                 keys.append(operation.key)
-        answers = await self._ask([GetACL(self._scope.path(key)) for key in keys], deadline)
+        answers = await self.ask([GetACL(self._scope.path(key)) for key in keys], deadline)
         for key, answer in zip(keys, answers, strict=True):
             if answer is None:
                 continue  # it is gone, and the write will find that out
@@ -224,125 +182,6 @@ class NodeReader:
         if (await self.view([Delete(key)], deadline)).find(key) is None:
             raise NoSuchKeyError(f"{key} does not exist")
 
-    # ---- what is to be seen
-
-    async def children(self, key: str, deadline: float) -> list[str]:
-        """The names one level below `key`, sorted, without virtual parents that are empty."""
-        # Who is removed while the answer is on its way was a suspect before, and is none any more.
-        before = self._suspicious_names(key)
-        try:
-            names = await self._link.read(GetChildren(self._scope.path(key), None), deadline)
-        except NodeError as error:
-            if error.code == NO_NODE:
-                return []
-            raise
-        doubtful = (before | self._suspicious_names(key)).intersection(names)
-        prefix = key.rstrip("/")
-        hidden = {n for n in doubtful if not await self.is_there(f"{prefix}/{n}", deadline)}
-        return sorted(name for name in names if name not in hidden)
-
-    async def is_there(self, key: str, deadline: float) -> bool:
-        """Whether `key` has a record or children."""
-        before = self._suspicious_names(key)
-        stat: ZnodeStat | None = await self._link.read(
-            Exists(self._scope.path(key), None), deadline
-        )
-        if stat is None:
-            return False
-        if not _may_be_virtual(stat):
-            return True
-        if stat.numChildren > 0 and (
-            not (before | self._suspicious_names(key)) or await self.children(key, deadline)
-        ):
-            return True
-        try:
-            data, _ = await self._link.read(GetData(self._scope.path(key), None), deadline)
-        except NodeError as error:
-            if error.code == NO_NODE:
-                return False
-            raise
-        if not is_virtual(data):
-            return True
-        self._suspect(key)
-        self._suspect(parent_of(key))
-        self.tidy(key)
-        return False
-
-    # ---- removing what is empty
-
-    def tidy(self, key: str) -> None:
-        """Remove `key` soon, if it is an empty virtual parent."""
-        self._untidy[key] = None
-        self._is_untidy.set()
-
-    async def keep_tidy(self) -> None:
-        """Do what `tidy` asks for, until cancelled."""
-        while True:
-            await self._is_untidy.wait()
-            self._is_untidy.clear()
-            await self.tidy_up()
-
-    async def tidy_up(self) -> None:
-        """Do what `tidy` has asked for so far; nothing while there is no connection."""
-        while self._untidy and self._link.is_up:
-            await self.prune(self._untidy.popitem()[0])
-
-    async def sweep(self, keys: Iterable[str], deadline: float) -> bool:
-        """Remove empty virtual parents below `keys`; whether there may have been any."""
-        found = False
-        for key in keys:
-            below = [s for s in self._suspects if is_under(key, s) and s != key]
-            for suspect in sorted(below, reverse=True):
-                if not await self.is_there(suspect, deadline):
-                    await self.prune(suspect)
-                    found = True
-                self._suspects.pop(suspect, None)
-        return found
-
-    async def prune(self, key: str, *, even_kept: bool = False) -> None:
-        """Remove `key` if it is a virtual parent without children, and then those above it.
-
-        Never fails: what stays is looked at again by whoever comes next.
-        """
-        try:
-            while key != ROOT and await self._remove(key, even_kept=even_kept):
-                key = parent_of(key)
-        except (BookieError, NodeError, LostError, NotSentError, NoAnswerError):
-            return
-
-    async def prune_below(self, key: str) -> None:
-        """Remove the virtual parents below `key` that have no records, those that stay as well."""
-        try:
-            names = await self._link.read(
-                GetChildren(self._scope.path(key), None), self._link.deadline()
-            )
-        except NodeError:
-            return  # it is gone, and all below it
-        for name in names:
-            child = f"{key.rstrip('/')}/{name}"
-            await self.prune_below(child)
-            await self.prune(child, even_kept=True)
-
-    async def _remove(self, key: str, *, even_kept: bool) -> bool:
-        path = self._scope.path(key)
-        for _ in range(_PRUNE_ROUNDS):
-            root, found = await self._ask(
-                [Exists(self._scope.root, None), GetData(path, None)], self._link.deadline()
-            )
-            if root is None or found is None:
-                return found is None
-            data, stat = found
-            if stat.numChildren or not (data is None or (data == KEPT and even_kept)):
-                return False
-            operations = removal(self._scope, key, stat.version, root.version)
-            try:
-                await self._link.send(Multi(operations)).answer
-            except MultiRefusedError:
-                continue
-            self.note_deletion(key)
-            return True
-        return False
-
     # ---- after a write whose answer was lost
 
     async def stat_written(
@@ -368,7 +207,7 @@ class NodeReader:
         parent, name = parent_of(put.key), put.key.rpartition("/")[2]
         names = await self._link.read(GetChildren(self._scope.path(parent), None), deadline)
         keys = [f"{parent.rstrip('/')}/{n}" for n in names if _is_numbered(n, name)]
-        stats = await self._ask([Exists(self._scope.path(key), None) for key in keys], deadline)
+        stats = await self.ask([Exists(self._scope.path(key), None) for key in keys], deadline)
         for key, stat in zip(keys, stats, strict=True):
             if stat is not None and stat.czxid == zxid:
                 return key, stat
@@ -378,23 +217,7 @@ class NodeReader:
 
     # ----
 
-    def _suspicious_names(self, key: str) -> set[str]:
-        """Names one level below `key` at or below which there are suspects."""
-        below = len(key.rstrip("/")) + 1
-        return {
-            suspect[below:].partition("/")[0]
-            for suspect in self._suspects
-            if suspect != key and is_under(key, suspect)
-        }
-
-    def _suspect(self, key: str) -> None:
-        if key == ROOT:
-            return
-        self._suspects[key] = None
-        if len(self._suspects) > _REMEMBERED_MAX:
-            del self._suspects[next(iter(self._suspects))]
-
-    async def _ask(self, requests: Sequence[Request], deadline: float) -> list[Any]:
+    async def ask(self, requests: Sequence[Request], deadline: float) -> list[Any]:
         """The answers to reads that go out together; None for a node that is not there."""
         if not requests:
             return []
@@ -448,8 +271,11 @@ def numbers_used(stat: ZnodeStat) -> int:
     return int((stat.cversion + stat.numChildren) % 2**32 // 2)
 
 
-def _may_be_virtual(stat: ZnodeStat | None) -> bool:
-    return stat is not None and stat.dataLength in (0, len(KEPT))
+def may_be_virtual(stat: ZnodeStat | None) -> bool:
+    """Whether only its data tells a node from a virtual parent."""
+    if stat is None or stat.ephemeralOwner:
+        return False
+    return stat.dataLength in (0, len(KEPT))
 
 
 def _is_numbered(name: str, stem: str) -> bool:

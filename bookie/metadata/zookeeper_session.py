@@ -285,6 +285,8 @@ class ZooKeeperLink:
         self._up = asyncio.Event()
 
     def _prepare_anew(self) -> None:
+        if self._bridge is None:
+            return  # the store is being closed
         if self._preparing is not None:
             self._preparing.cancel()
         self._preparing = self._tasks.create_task(self._prepare())

@@ -27,13 +27,14 @@ leave it out; see `zookeeper_changes`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from bookie.errors import BadRequestError, InvalidKeyError, UnsupportedError
+from bookie.errors import InvalidKeyError, UnsupportedError
 from bookie.metadata.keys import ROOT, ancestors, parent_of
 from bookie.metadata.records import NOT_EXISTS, Acl, Check, Delete, Operation, Put, Stat
 from bookie.metadata.security import Access
+from bookie.metadata.zookeeper_access import to_node_acl
 from bookie.metadata.zookeeper_births import counter_of, counters_of, is_for_one_life
 from bookie.metadata.zookeeper_wire import (
     ACL,
@@ -45,7 +46,6 @@ from bookie.metadata.zookeeper_wire import (
     CheckVersion,
     CreateNode,
     DeleteNode,
-    Id,
     Multi,
     NodeOperation,
     SetData,
@@ -66,8 +66,6 @@ _OVERHEAD_BYTES_MAX = 256
 
 _DATA_VERSION_BITS = 32
 _DATA_VERSION_MAX = 2**31 - 1
-
-_PERMISSIONS = {"read": 1, "write": 2, "create": 4, "delete": 8, "admin": 16}
 
 
 def version_of(stat: ZnodeStat) -> int:
@@ -281,6 +279,8 @@ class Planner:
         self._made: set[str] = set()
         self._brackets = 0
         self._is_guarded = False
+        self._closed: NodeOperation | None = None
+        """The end of the latest bracket."""
         self._demanded: dict[str, int] = {}
         self._born: set[str] = set()
         """Counters of births: the versions that they must have, and those to be written."""
@@ -423,10 +423,17 @@ class Planner:
         self._plan.results[index] = self._add(made)
 
     def _virtually(self, *operations: NodeOperation, guarded: bool = False) -> None:
-        self._announce(guarded=guarded)
+        planned = self._plan.operations
+        if planned and planned[-1] is self._closed and (self._is_guarded or not guarded):
+            # The bracket that was just closed goes on.
+            planned.pop()
+            self._brackets -= 1
+        else:
+            self._announce(guarded=guarded)
         for operation in operations:
             self._add(operation)
         self._announce()
+        self._closed = planned[-1]
 
     def _announce(self, *, guarded: bool = False) -> None:
         """Open or close a bracket; a guarded one fails if virtual parents changed since `view`."""
@@ -465,34 +472,4 @@ def removal(scope: Scope, key: str, data_version: int, guard: int) -> list[NodeO
         SetData(scope.root, None, guard),
         DeleteNode(scope.path(key), data_version),
         SetData(scope.root, None, ANY),
-    ]
-
-
-# ---- access control
-
-
-def to_node_acl(acl: Iterable[Acl]) -> list[ACL]:
-    """As ZooKeeper takes it.
-
-    Raises:
-        BadRequestError: nobody would have any permission.
-    """
-    found = [
-        ACL(sum(_PERMISSIONS[name] for name in one.permissions), Id(one.scheme, one.id))
-        for one in acl
-    ]
-    if not found:
-        raise BadRequestError("an empty access control list lets nobody in; name somebody")
-    return found
-
-
-def from_node_acl(acl: Iterable[ACL]) -> list[Acl]:
-    """As the store gives it."""
-    return [
-        Acl(
-            one.id.scheme,
-            one.id.id or "",
-            frozenset(name for name, bit in _PERMISSIONS.items() if one.perms & bit),
-        )
-        for one in acl
     ]

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 
 from bookie.env import boot_time_seconds
-from bookie.errors import KeyHasChildrenError, MetadataUnavailableError
+from bookie.errors import BookieError, KeyHasChildrenError, MetadataUnavailableError
 from bookie.metadata.judge import judge
 from bookie.metadata.keys import parent_of
-from bookie.metadata.records import Delete, Operation, Put, Stat
+from bookie.metadata.records import TRANSACTION_OPERATIONS_MAX, Delete, Operation, Put, Stat
 from bookie.metadata.zookeeper_births import make_counter
 from bookie.metadata.zookeeper_known import KnownRecords
 from bookie.metadata.zookeeper_nodes import NodeReader, refusal
 from bookie.metadata.zookeeper_numbers import BLOCK, NO_BLOCK, NumberBlocks
 from bookie.metadata.zookeeper_outcome import CONFLICTS, Committed, OutdatedError, Receipts
+from bookie.metadata.zookeeper_parents import VirtualParents
 from bookie.metadata.zookeeper_session import ZooKeeperLink
 from bookie.metadata.zookeeper_thread import NodeError
 from bookie.metadata.zookeeper_tree import Plan, Planner, Scope, View, overtaken_stat, stat_of
@@ -22,6 +24,8 @@ from bookie.metadata.zookeeper_wire import NO_NODE, MultiRefusedError, ZnodeStat
 
 _NO_NUMBER = 10**19
 """Stands for the number that the server is going to give; beyond all that it can."""
+
+_SWEEPS_MAX = 3
 
 
 class Writer:
@@ -32,6 +36,7 @@ class Writer:
         link: ZooKeeperLink,
         scope: Scope,
         nodes: NodeReader,
+        parents: VirtualParents,
         receipts: Receipts,
         known: KnownRecords,
         numbers: NumberBlocks,
@@ -39,6 +44,7 @@ class Writer:
         self._link = link
         self._scope = scope
         self._nodes = nodes
+        self._parents = parents
         self._receipts = receipts
         self._known = known
         self._numbers = numbers
@@ -53,7 +59,7 @@ class Writer:
             session, view = await link.usable(deadline), None
             connection = link.connection
             if is_known:
-                view = self._known.view(operations, self._nodes.kept, session)
+                view = self._known.view(operations, self._parents.kept, session)
             if view is None:
                 view = await self._judged(operations, deadline)
             begun_at = boot_time_seconds()
@@ -66,8 +72,10 @@ class Writer:
             except (MultiRefusedError, OutdatedError) as refused:
                 if is_numbered:
                     self._numbers.forget()
-                if isinstance(refused, MultiRefusedError):
+                if isinstance(refused, MultiRefusedError) and (
                     await self._take_refusal(refused, plan)
+                ):
+                    deadline = link.deadline()
                 if asyncio.get_running_loop().time() >= deadline:
                     raise MetadataUnavailableError(
                         f"others keep writing to {operations[0].key}"
@@ -79,32 +87,53 @@ class Writer:
 
     async def _judged(self, operations: Sequence[Operation], deadline: float) -> View:
         """What there is now, in which the operations can be done; else the error of the first."""
+        sweeps = 0
         while True:
             try:
                 view = await self._nodes.view(operations, deadline)
+                session = self._link.session.to_bytes(8, "big", signed=True)
+                try:
+                    judge(operations, view, session, _NO_NUMBER)
+                except KeyHasChildrenError:
+                    keys = [o.key for o in operations if view.has_children(o.key)]
+                    if sweeps == _SWEEPS_MAX or not await self._parents.sweep(keys, deadline):
+                        raise
+                    sweeps += 1
+                    continue
             except NodeError as error:
                 raise refusal(error, operations[0].key) from error
-            session = self._link.session.to_bytes(8, "big", signed=True)
-            try:
-                judge(operations, view, session, _NO_NUMBER)
-            except KeyHasChildrenError:
-                keys = [operation.key for operation in operations]
-                if not await self._nodes.sweep(keys, deadline):
-                    raise
-                continue
             return view
 
-    async def _take_refusal(self, refused: MultiRefusedError, plan: Plan) -> None:
-        """Return if the transaction may go through when it is made again of what there is."""
+    async def leave(self) -> None:
+        """Delete what would go with the session, and parents that it leaves empty.
+
+        Best effort: the session ends in any case, and others hide and remove what they find empty.
+        """
+        if not self._link.is_up:
+            return
+        keys = self._known.owned_by(self._link.session)
+        for start in range(0, len(keys), TRANSACTION_OPERATIONS_MAX):
+            some = keys[start : start + TRANSACTION_OPERATIONS_MAX]
+            with suppress(BookieError):
+                await self.write([Delete(key, version) for key, version in some])
+        await self._parents.tidy_up()
+
+    async def _take_refusal(self, refused: MultiRefusedError, plan: Plan) -> bool:
+        """Return if the transaction may go through when it is made again of what there is.
+
+        Returns whether something was made for it first, as once on every ensemble.
+        """
         if refused.index >= len(plan.operations):
-            return  # of the block of numbers
+            return False  # the block of numbers is another one
         path = plan.operations[refused.index].path
         if refused.code not in CONFLICTS:
             is_counter = refused.index < plan.counters
             name = path if is_counter else self._scope.key(path)
             raise refusal(NodeError(refused.code), name) from refused
-        if refused.index < plan.counters and refused.code == NO_NODE:
-            await make_counter(self._link, path)
+        if refused.index >= plan.counters or refused.code != NO_NODE:
+            return False
+        await make_counter(self._link, path)
+        return True
 
     async def _finish(
         self, operations: Sequence[Operation], plan: Plan, committed: Committed
@@ -120,15 +149,15 @@ class Writer:
                 stats.append(None)
                 if isinstance(operation, Delete):
                     self._known.forget(operation.key)
-                    self._nodes.note_deletion(operation.key)  # the event may come later
-                    self._nodes.tidy(parent_of(operation.key))
+                    self._parents.note_deletion(operation.key)  # the event may come later
+                    self._parents.tidy(parent_of(operation.key))
                 continue
             assert index is not None, "every put has a result"
             stat = await self._written(operation, index, plan, committed)
             stats.append(stat)
             if operation.sequential:
                 number = int(stat.key[len(operation.key) :]) % BLOCK
-                self._nodes.note_kept(parent_of(operation.key), number)
+                self._parents.note_kept(parent_of(operation.key), number)
         return stats
 
     async def _written(self, put: Put, index: int, plan: Plan, committed: Committed) -> Stat:

@@ -91,7 +91,7 @@ async def test_a_store_whose_closing_is_cancelled_ends_its_session(
                 async with opened(link, scope, 6) as store:
                     await store.put("/member", b"", ephemeral=True)
                     await store.put("/parent/x", b"")
-                    store._require_open().nodes.tidy("/parent")  # as any delete does
+                    store._require_open().parents.tidy("/parent")  # as any delete does
                     link.delay(0.3)
                     is_leaving.set()
 

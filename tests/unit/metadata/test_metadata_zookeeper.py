@@ -17,7 +17,17 @@ from packaging.version import Version
 from bookie.errors import BadRequestError, InvalidKeyError, UnsupportedError
 from bookie.metadata import zookeeper_sasl
 from bookie.metadata.changes import ChangeKind
-from bookie.metadata.records import NOT_EXISTS, Acl, Check, Delete, Operation, Put
+from bookie.metadata.keys import KEY_SIZE_BYTES_MAX, ancestors
+from bookie.metadata.records import (
+    NOT_EXISTS,
+    VALUE_SIZE_BYTES_MAX,
+    Acl,
+    Check,
+    Delete,
+    Operation,
+    Put,
+)
+from bookie.metadata.zookeeper_access import from_node_acl, to_node_acl
 from bookie.metadata.zookeeper_births import (
     BASE,
     COUNTERS,
@@ -33,20 +43,20 @@ from bookie.metadata.zookeeper_nodes import (
     ReadingLink,
     numbers_used,
 )
+from bookie.metadata.zookeeper_parents import VirtualParents
 from bookie.metadata.zookeeper_sasl import DigestMd5, SaslRefusedError
 from bookie.metadata.zookeeper_thread import NodeEvent, Pending
 from bookie.metadata.zookeeper_tree import (
     KEPT,
+    REQUEST_BYTES_MAX,
     Node,
     Planner,
     Scope,
     View,
     birth_of,
     data_version_of,
-    from_node_acl,
     overtaken_stat,
     require_representable,
-    to_node_acl,
     version_of,
 )
 from bookie.metadata.zookeeper_wire import (
@@ -233,6 +243,16 @@ def test_missing_parents_are_made_inside_brackets() -> None:
     ]
 
 
+def test_the_largest_put_below_the_most_parents_fits_one_request() -> None:
+    """Half of it would be brackets, were they not joined."""
+    scope, key = Scope("/" + "s" * (KEY_SIZE_BYTES_MAX - 1)), "/a" * (KEY_SIZE_BYTES_MAX // 2)
+    everybody = frozenset({"read", "write", "create", "delete", "admin"})
+    put = Put(key, bytes(VALUE_SIZE_BYTES_MAX), acl=(Acl("digest", "u" * 200_000, everybody),))
+    view = View(dict.fromkeys([key, *ancestors(key)]), guard=3)
+    planned = Planner(scope, [put], view, SESSION).plan()
+    assert len(Multi(planned.operations).serialize()) < REQUEST_BYTES_MAX
+
+
 def test_a_record_of_the_transaction_is_made_before_those_below_it() -> None:
     view = View({"/a/b": None, "/a": None}, guard=3)
     planned = Planner(SCOPE, [Put("/a/b", b"2"), Put("/a", b"1")], view, SESSION).plan()
@@ -345,8 +365,7 @@ def test_the_parent_of_sequential_records_stays() -> None:
     view = View({"/l/x": None, "/l": None}, guard=3)
     operations = plan([Put("/l/x/n-", b"", ephemeral=True, sequential=True)], view)
     assert operations == [
-        *(OPEN, CreateNode("/s/l", None), OPEN),
-        *(OPEN, CreateNode("/s/l/x", KEPT), OPEN),
+        *(OPEN, CreateNode("/s/l", None), CreateNode("/s/l/x", KEPT), OPEN),
         CreateNode("/s/l/x/n-", b"", flags=3),
     ]
 
@@ -405,11 +424,13 @@ class _CountingLink:
 
 
 async def test_numbers_that_would_turn_negative_are_not_asked_for() -> None:
-    nodes = NodeReader(cast("ReadingLink", _CountingLink()), SCOPE, KnownBirths())
-    nodes.note_kept("/q", SEQUENCE_MAX - 1)
-    assert "/q" in nodes.kept
-    nodes.note_kept("/q", SEQUENCE_MAX)
-    assert "/q" not in nodes.kept
+    link = cast("ReadingLink", _CountingLink())
+    nodes = NodeReader(link, SCOPE, KnownBirths())
+    parents = VirtualParents(link, SCOPE, nodes)
+    parents.note_kept("/q", SEQUENCE_MAX - 1)
+    assert "/q" in parents.kept
+    parents.note_kept("/q", SEQUENCE_MAX)
+    assert "/q" not in parents.kept
     with pytest.raises(InvalidKeyError, match="used up"):
         await nodes.view([Put("/q/n-", b"", sequential=True)], 0.0)
 
