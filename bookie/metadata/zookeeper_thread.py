@@ -313,6 +313,8 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
             return None
         if xid == WATCH_XID:
             event, _ = Watch.deserialize(frame, offset)
+            # Who was told of a change is not served by one who does not know of it.
+            client.last_zxid = max(zxid, client.last_zxid)
             batch.append(NodeEvent(event.type, event.path, zxid))
             return None
         if xid == AUTH_XID:

@@ -5,13 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from typing import Any
 
 import pytest
 
 from bookie.errors import BadVersionError, MetadataUnavailableError, SessionLostError
 from bookie.metadata.connect import open_store
+from bookie.metadata.coordination.membership import Group
+from bookie.metadata.coordination.participant import Participant
 from bookie.metadata.store import EXPIRY_EVENTS, MetadataStore, Resync, SessionEvent
 from bookie.metadata.zookeeper import ZooKeeperStore
+from bookie.metadata.zookeeper_session import ZooKeeperLink
+from bookie.metadata.zookeeper_thread import Pending
+from bookie.metadata.zookeeper_wire import GetChildren, Request
 from tests.conformance.streams import CREATED, DELETED, next_changes, next_item
 from tests.servers.proxy import Proxy
 from tests.servers.zookeeper import ZooKeeperServer, expire_session, new_scope
@@ -65,6 +71,40 @@ async def test_a_reset_costs_the_watch_a_resync_and_the_session_nothing(net: Net
     record = await store.get("/e")
     assert record is not None
     assert record.created_by_self
+
+
+async def test_a_reconnection_without_changes_costs_one_listing(
+    net: Net, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Case 63: the watch may have missed something, and whoever follows a group lists it once."""
+    store, proxy = await net.open()
+    other, _ = await net.open()
+    listings: list[Request] = []
+    send = ZooKeeperLink.send
+
+    def count(link: ZooKeeperLink, request: Request, *args: Any) -> Pending:
+        if isinstance(request, GetChildren) and link is store._require_open().link:
+            listings.append(request)
+        return send(link, request, *args)
+
+    monkeypatch.setattr(ZooKeeperLink, "send", count)
+    async with AsyncExitStack() as stack:
+        participants = [await stack.enter_async_context(Participant(s)) for s in (store, other)]
+        for number in range(40):
+            await stack.enter_async_context(Group(participants[1], "/group").join(f"{number}"))
+        view = await stack.enter_async_context(Group(participants[0], "/group").view())
+        events = await stack.enter_async_context(store.session_events())
+        for number in range(3):
+            listings.clear()
+            proxy.reset()
+            assert await next_item(events) is LOST
+            assert await next_item(events) is RECONNECTED
+            await stack.enter_async_context(Group(participants[1], "/group").join(f"n{number}"))
+            async with asyncio.timeout(10):
+                while f"n{number}" not in view.members:
+                    await view.wait_for_change()
+            assert len(view.members) == 41 + number
+            assert len(listings) == 1
 
 
 async def test_silence_loses_the_session_before_the_server_ends_it(net: Net) -> None:

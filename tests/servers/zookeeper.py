@@ -27,7 +27,7 @@ from tests.servers.processes import (
     require_program,
     wait_until,
 )
-from tests.servers.proxy import Proxy
+from tests.servers.proxy import Direction, Proxy
 
 TICK_MS = 500
 SESSION_TIMEOUT_SECONDS_MIN = 1.0
@@ -46,13 +46,14 @@ maxClientCnxns=0
 _JAVA_OPTIONS = (
     *("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto"),
     "-Dzookeeper.forceSync=no",
-    # An empty parent that the server itself removes is gone while a test still looks.
-    "-Dznode.container.checkIntervalMs=500",
     # A new leader within a second on one machine.
     # By default they ask each other again after up to a minute.
     *("-Dzookeeper.fastleader.maxNotificationInterval=500", "-Dzookeeper.cnxTimeout=1000"),
     "-Dzookeeper.leaderConnectDelayDuringRetryMs=50",
 )
+
+_READ_ONLY = ("-Dreadonlymode.enabled=true",)
+"""Without a majority a server serves who asks for old data only; nobody here does."""
 
 _scopes = itertools.count()
 
@@ -82,11 +83,15 @@ class ZooKeeperServer:
         return f"127.0.0.1:{self.port}"
 
     def mode(self) -> str:
-        """leader, follower or standalone; empty while it serves nobody."""
+        """leader, follower, standalone or read-only; empty while it serves nobody."""
         for line in four_letters(self.port, "srvr").splitlines():
             if line.startswith("Mode: "):
                 return line.removeprefix("Mode: ")
         return ""
+
+    def serves(self, session: int) -> bool:
+        """Whether the client with this session is connected to this server."""
+        return f"sid=0x{session & 0xFFFFFFFFFFFFFFFF:x}," in four_letters(self.port, "cons")
 
     def start(self) -> None:
         """Start it; see `wait_until_ready`."""
@@ -144,7 +149,7 @@ class ZooKeeperEnsemble:
             (home / "data" / "myid").write_text(f"{number}\n", encoding="utf-8")
             settings = "standaloneEnabled=false\n" + "".join(lines)
             self.servers[number] = ZooKeeperServer(
-                f"zookeeper-{number}", home, client[number - 1], settings, ()
+                f"zookeeper-{number}", home, client[number - 1], settings, _READ_ONLY
             )
 
     @property
@@ -169,10 +174,17 @@ class ZooKeeperEnsemble:
 
     def isolate(self, number: int) -> None:
         """Silence between a server and both others; clients still reach it."""
-        for link, proxies in self.links.items():
-            if number in link:
-                for proxy in proxies:
-                    proxy.hold()
+        for other in self.servers:
+            if other != number:
+                self.cut(number, other)
+                self.cut(other, number)
+
+    def cut(self, sender: int, receiver: int) -> None:
+        """What one server sends does not reach the other; the way back is open."""
+        for proxy in self.links[sender, receiver]:
+            proxy.hold(Direction.TO_SERVER)
+        for proxy in self.links[receiver, sender]:
+            proxy.hold(Direction.TO_CLIENT)
 
     def heal(self) -> None:
         """Whole links, running servers, all three serving: how every test leaves the ensemble."""

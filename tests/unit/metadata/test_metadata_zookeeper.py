@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import struct
 from importlib import metadata
 from typing import cast
 
@@ -45,7 +46,7 @@ from bookie.metadata.zookeeper_nodes import (
 )
 from bookie.metadata.zookeeper_parents import VirtualParents
 from bookie.metadata.zookeeper_sasl import DigestMd5, SaslRefusedError
-from bookie.metadata.zookeeper_thread import NodeEvent, Pending
+from bookie.metadata.zookeeper_thread import Answered, Client, NodeEvent, Notice, Pending
 from bookie.metadata.zookeeper_tree import (
     KEPT,
     REQUEST_BYTES_MAX,
@@ -138,6 +139,18 @@ def test_kazoo_writes_null_for_none_and_not_for_nothing() -> None:
     """Virtual parents rest on the difference."""
     assert serialization.write_buffer(None) == b"\xff\xff\xff\xff"
     assert serialization.write_buffer(b"") == b"\0\0\0\0"
+
+
+def test_who_was_told_of_a_change_asks_no_server_that_does_not_know_of_it() -> None:
+    """A hand-shake names the last zxid that the client has seen; kazoo forgets that of events."""
+    client = Client(lambda batch: None, sasl=None)
+    event = struct.pack("!iqi", -1, 9, 0) + struct.pack("!iii", 3, 3, 2) + b"/a"
+    batch: list[Answered | Notice] = []
+    client._connection._take(event, connection.WATCH_XID, 9, 0, batch)
+    assert batch == [NodeEvent(3, "/a", 9)]
+    assert client.last_zxid == 9
+    client._connection._take(event, connection.WATCH_XID, -1, 0, batch)  # from an old server
+    assert client.last_zxid == 9
 
 
 # ---- SASL
