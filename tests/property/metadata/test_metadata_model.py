@@ -376,9 +376,10 @@ class _Machine(RuleBasedStateMachine):
 _EXAMPLES = {"memory": 40, "local": 20, "etcd": 6, "zk": 6}
 """Runs of each pair; a backend with servers takes longer for each."""
 
-_TIMES_OF_A_SOAK = 50
+_TIMES_OF_A_SOAK = 20
 
 
+@pytest.mark.timeout(3600)  # a soak runs for minutes on each
 @pytest.mark.parametrize("name", sorted(BACKENDS))
 def test_a_backend_answers_as_memory_does(
     name: str,
