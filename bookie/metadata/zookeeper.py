@@ -16,8 +16,6 @@ What ZooKeeper cannot do exactly as the interface says:
 - A virtual parent whose last ephemeral child went with its session is hidden, and removed, when
   somebody looks; among more than a thousand names one that was empty before the store connected is
   listed until somebody asks for it.
-- Numbers that are raised for a copy (`number_above`) are heeded by stores that are open meanwhile
-  from their next connection on (`zookeeper_numbers`).
 - Sequential numbers begin anew below a record that was deleted itself, with all its children.
 - Keys with control characters, or characters beyond Unicode's basic plane, are refused.
 
@@ -80,10 +78,6 @@ from bookie.protocol.session import SessionEvent
 SCAN_AHEAD = 32
 """Records of a scan that are asked for before the first of them is taken: 16 MiB at most."""
 
-NUMBERS_SUFFIX = ".numbers"
-"""What numbers of sequential records begin with is in a node of the scope's name and this, if there
-is one."""
-
 _RECURSION_ROUNDS = 10
 
 _TIDY_SECONDS_MAX = 2.0
@@ -144,7 +138,7 @@ class ZooKeeperStore(MetadataStore):
         nodes = NodeReader(link, self._scope, self._known.births)
         parents = VirtualParents(link, self._scope, nodes)
         receipts = Receipts(link)
-        numbers = NumberBlocks(link, self._scope.root + NUMBERS_SUFFIX, self._scope.acl)
+        numbers = NumberBlocks(link, self._scope.root, self._scope.acl)
         writer = Writer(link, self._scope, nodes, parents, receipts, self._known, numbers)
         reader = ChangeReader(self._scope)
         self._open = _Open(link, nodes, parents, receipts, writer, reader, numbers)
@@ -272,7 +266,7 @@ class ZooKeeperStore(MetadataStore):
     async def last_number(self) -> int:
         """See `MetadataStore.last_number`."""
         opened = self._require_open()
-        return (await opened.numbers.present(opened.link.deadline())).last
+        return await opened.numbers.last(opened.link.deadline())
 
     async def _number_above(self, last: int) -> None:
         opened = self._require_open()

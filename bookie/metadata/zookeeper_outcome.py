@@ -38,6 +38,7 @@ from bookie.metadata.zookeeper_thread import (
     SessionEndedError,
 )
 from bookie.metadata.zookeeper_wire import (
+    ACL,
     BAD_VERSION,
     EPHEMERAL,
     NO_AUTH,
@@ -48,9 +49,11 @@ from bookie.metadata.zookeeper_wire import (
     OPEN_ACL_UNSAFE,
     CreateNode,
     GetData,
+    Id,
     Multi,
     MultiRefusedError,
     NodeOperation,
+    Permissions,
     Request,
     SetData,
     ZnodeStat,
@@ -63,7 +66,11 @@ CONFLICTS = {BAD_VERSION, NO_NODE, NODE_EXISTS, NOT_EMPTY, NO_CHILDREN_FOR_EPHEM
 """Codes of refusals that say: what was seen, or believed, is not so (any more)."""
 
 HOME = "/.bookie"
-"""What belongs to no scope lies below this node: receipts, and the counters of births."""
+"""What belongs to no scope lies below this node: receipts, counters of births, and what numbers
+begin with."""
+
+LASTING_ACL = [ACL(Permissions.READ | Permissions.CREATE, Id("world", "anyone"))]
+"""Of a node whose children everybody may make and nobody may delete, not even who made them."""
 
 RECEIPTS = f"{HOME}/receipts"
 """The node below which the receipts of all sessions lie."""

@@ -30,7 +30,7 @@ from kazoo.protocol.serialization import (
 )
 from kazoo.protocol.serialization import Delete as DeleteNode
 from kazoo.protocol.states import ZnodeStat
-from kazoo.security import ACL, CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, Id
+from kazoo.security import ACL, CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, Id, Permissions
 
 __all__ = [
     "ACL",
@@ -49,6 +49,7 @@ __all__ = [
     "Multi",
     "MultiRefusedError",
     "NodeOperation",
+    "Permissions",
     "Request",
     "SetACL",
     "SetData",

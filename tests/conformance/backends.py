@@ -37,7 +37,6 @@ class Difference(enum.Enum):
     ACCESS_CONTROL = "records have access control"
     BASIC_NAMES = "keys have characters of Unicode's basic plane only"
     PARENTS_AGE = "a record that is put where others lie below is not seen as a first version"
-    NUMBERS_LATER = "a store that is open heeds a raised numbering from its next connection on"
     EXPIRY_RESYNCS = "a session that ends costs its own watches a resync"
 
 
@@ -256,7 +255,6 @@ class ZooKeeperBackend(Backend):
             Difference.ACCESS_CONTROL: "every node has a list of who may do what",
             Difference.BASIC_NAMES: "the server refuses what Java writes as two characters",
             Difference.PARENTS_AGE: "the node was there before it had a record",
-            Difference.NUMBERS_LATER: "that a node is absent still cannot be checked",
             Difference.EXPIRY_RESYNCS: "watches end with the connection",
         }
     )

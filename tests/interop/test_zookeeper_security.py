@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -9,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from kazoo.client import KazooClient
+from kazoo.exceptions import NoAuthError, NotEmptyError
 
 from bookie.errors import (
     BadRequestError,
@@ -23,6 +26,7 @@ from bookie.metadata.connect import open_store
 from bookie.metadata.security import Access, MetadataSecurity, SaslMechanism
 from bookie.metadata.store import Acl, MetadataStore, SessionEvent
 from bookie.metadata.zookeeper import ZooKeeperStore
+from bookie.metadata.zookeeper_numbers import NUMBERS
 from tests.conformance.streams import next_item
 from tests.servers.certificates import Authority, Certificate
 from tests.servers.processes import free_server_ports
@@ -180,6 +184,38 @@ async def test_a_store_may_keep_all_that_it_writes_to_its_user(
         # What the stores of all scopes share is open to all.
         await bob_elsewhere.put("/mine", b"")
         await ann.delete_recursive("/above")
+
+
+async def test_what_scopes_share_cannot_be_deleted(zookeeper_server: ZooKeeperServer) -> None:
+    """Without it numbers that were given would come again."""
+    address, scope = zookeeper_server.address, new_scope()
+
+    def deletions() -> list[bool]:
+        """Whether somebody who shows no password may delete them."""
+        found = []
+        client = KazooClient(hosts=address)
+        client.start()
+        below = [f"{NUMBERS}/{name}" for name in client.get_children(NUMBERS)]
+        for path in (NUMBERS, *below):
+            try:
+                client.delete(path)
+                found.append(True)
+            except (NoAuthError, NotEmptyError):
+                found.append(False)
+        client.stop()
+        client.close()
+        return found
+
+    async with (
+        opened(address, scope, "ann", "secret", access="user") as ann,
+        opened(address, scope) as nobody,
+    ):
+        await ann.put("/queue/item-", b"", sequential=True)
+        with pytest.raises(UnauthorizedError):
+            await nobody.number_above(5_000_000_000)
+        deleted = await asyncio.to_thread(deletions)
+        assert len(deleted) > 1
+        assert not any(deleted)
 
 
 # ---- SASL
