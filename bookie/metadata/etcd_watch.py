@@ -114,6 +114,8 @@ class EtcdWatch:
         """The last commit delivered; its revision is `_next` - 1 at the most."""
         self._awaited = _NOTHING
         """What the stream must begin with."""
+        self._answered_at = 0.0
+        """When the stream answered a question of ours first, and had not begun."""
         self._parts: list[Any] = []
         self._heard_at = 0.0
 
@@ -160,7 +162,7 @@ class EtcdWatch:
             self._refused_token = -1
         began_at, endpoint, token = self._next, self._client.endpoint(), self._client.token
         self._parts = []
-        self._awaited = self._last
+        self._awaited, self._answered_at = self._last, 0.0
         self._heard_at = asyncio.get_running_loop().time()
         call = self._client.open_stream(endpoint, WATCH)
         guard = self._tasks.create_task(self._guard(call))
@@ -246,6 +248,8 @@ class EtcdWatch:
         if response.fragment or response.created:
             return
         if self._awaited.revision and response.header.revision >= self._awaited.revision:
+            if response.watch_id and not self._parts and self._may_be_early():
+                return
             self._recognise(endpoint)
         if not self._parts and response.watch_id == 0:
             # Progress: everything up to this revision was delivered. The answer to our own question
@@ -259,6 +263,17 @@ class EtcdWatch:
             commit = list(together)
             self._last = _Last(revision, _told(commit))
             self._on_commit(Commit(revision, tuple(map(self._event, commit))))
+
+    def _may_be_early(self) -> bool:
+        """Whether an answer to our question may have overtaken what the stream must begin with.
+
+        Servers before 3.4.25 and 3.5.8 answer while the stream still catches up. All questions of
+        a while may be answered at once; one that is answered much later is believed.
+        """
+        now = asyncio.get_running_loop().time()
+        if not self._answered_at:
+            self._answered_at = now
+        return now < self._answered_at + 2 * self._client.attempt_seconds
 
     def _recognise(self, endpoint: Endpoint) -> None:
         """Compare what the stream begins with: the last commit delivered, or no news of it."""

@@ -80,11 +80,25 @@ async def test_a_server_that_has_not_come_so_far_says_nothing_yet(stream: _Strea
         _response(9, b=5),
         _response(9, a=5, b=5),
         _response(9),
-        _response(9, watch_id=-1),
     ],
-    ids=["later", "another key", "one key more", "progress", "progress that was asked for"],
+    ids=["later", "another key", "one key more", "progress"],
 )
 async def test_another_history_is_not_followed(stream: _Stream, response: pb.WatchResponse) -> None:
     with pytest.raises(CompactedError, match="another history since 5"):
         stream.take(response)
     assert stream.commits == [5]
+
+
+async def test_an_answer_to_a_question_may_come_too_early(stream: _Stream) -> None:
+    """Old servers answer before they have told what the stream must begin with."""
+    stream.take(_response(9, watch_id=-1))
+    stream.take(_response(9, watch_id=-1))
+    stream.take(_response(9, a=5, b=9))
+    assert stream.commits == [5, 9]
+
+
+async def test_a_later_answer_to_a_question_is_believed(stream: _Stream) -> None:
+    stream.take(_response(9, watch_id=-1))
+    stream.watch._answered_at -= 2 * stream.watch._client.attempt_seconds
+    with pytest.raises(CompactedError, match="another history since 5"):
+        stream.take(_response(9, watch_id=-1))
