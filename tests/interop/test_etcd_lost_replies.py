@@ -28,11 +28,6 @@ ROUNDS = 8
 
 
 @pytest.fixture
-def scope(etcd_server: EtcdServer) -> str:
-    return "/" + etcd_server.uri().rpartition("/")[2]
-
-
-@pytest.fixture
 def links(etcd_server: EtcdServer) -> Iterator[list[Proxy]]:
     """Two ways to one server."""
     with Proxy(etcd_server.member.port) as one, Proxy(etcd_server.member.port) as other:
@@ -40,16 +35,10 @@ def links(etcd_server: EtcdServer) -> Iterator[list[Proxy]]:
 
 
 @pytest.fixture
-async def store(links: list[Proxy], scope: str) -> AsyncIterator[EtcdStore]:
+async def store(links: list[Proxy], etcd_scope: str) -> AsyncIterator[EtcdStore]:
     """Its session is so long that nothing else is under way when a test eats a reply."""
     hosts = [f"127.0.0.1:{link.port}" for link in links]
-    async with EtcdStore(hosts, scope, session_timeout_seconds=300) as found:
-        yield found
-
-
-@pytest.fixture
-async def observer(etcd_server: EtcdServer, scope: str) -> AsyncIterator[MetadataStore]:
-    async with EtcdStore(etcd_server.endpoints, scope) as found:
+    async with EtcdStore(hosts, etcd_scope, session_timeout_seconds=300) as found:
         yield found
 
 
@@ -63,10 +52,10 @@ def _eat(store: EtcdStore, links: list[Proxy]) -> None:
 
 
 async def test_a_create_that_happened_is_ours(
-    store: EtcdStore, observer: MetadataStore, links: list[Proxy]
+    store: EtcdStore, etcd_observer: MetadataStore, links: list[Proxy]
 ) -> None:
     """Case 157."""
-    async with observer.watch("/") as changes:
+    async with etcd_observer.watch("/") as changes:
         for i in range(ROUNDS):
             await store.exists("/")
             _eat(store, links)
@@ -81,20 +70,20 @@ async def test_a_create_that_happened_is_ours(
 
 
 async def test_a_create_that_others_did_first_is_refused(
-    store: EtcdStore, observer: MetadataStore, links: list[Proxy]
+    store: EtcdStore, etcd_observer: MetadataStore, links: list[Proxy]
 ) -> None:
     for i in range(ROUNDS):
-        await observer.put(f"/k{i}", b"theirs")
+        await etcd_observer.put(f"/k{i}", b"theirs")
         _eat(store, links)
         with pytest.raises(KeyExistsError):
             await store.put(f"/k{i}", b"theirs", version=NOT_EXISTS)
 
 
 async def test_a_compare_and_set_happens_once(
-    store: EtcdStore, observer: MetadataStore, links: list[Proxy]
+    store: EtcdStore, etcd_observer: MetadataStore, links: list[Proxy]
 ) -> None:
     stat = await store.put("/counter", b"0")
-    async with observer.watch("/") as changes:
+    async with etcd_observer.watch("/") as changes:
         for i in range(1, ROUNDS):
             _eat(store, links)
             stat = await store.put("/counter", b"%d" % i, version=stat.version)
@@ -104,9 +93,9 @@ async def test_a_compare_and_set_happens_once(
 
 
 async def test_a_plain_put_happens_once(
-    store: EtcdStore, observer: MetadataStore, links: list[Proxy]
+    store: EtcdStore, etcd_observer: MetadataStore, links: list[Proxy]
 ) -> None:
-    async with observer.watch("/") as changes:
+    async with etcd_observer.watch("/") as changes:
         for i in range(ROUNDS):
             _eat(store, links)
             stat = await store.put("/k", b"%d" % i)
@@ -116,49 +105,49 @@ async def test_a_plain_put_happens_once(
 
 
 async def test_an_ephemeral_put_is_ours(
-    store: EtcdStore, observer: MetadataStore, links: list[Proxy]
+    store: EtcdStore, etcd_observer: MetadataStore, links: list[Proxy]
 ) -> None:
     for i in range(ROUNDS):
         _eat(store, links)
         stat = await store.put("/e", b"%d" % i, ephemeral=True)
         assert stat.ephemeral
         assert stat.created_by_self
-        record = await observer.get("/e")
+        record = await etcd_observer.get("/e")
         assert record is not None
         assert (record.version, record.ephemeral) == (stat.version, True)
 
 
 async def test_a_sequential_put_leaves_no_orphan(
-    store: EtcdStore, observer: MetadataStore, links: list[Proxy]
+    store: EtcdStore, etcd_observer: MetadataStore, links: list[Proxy]
 ) -> None:
     keys = []
     for _ in range(ROUNDS):
         _eat(store, links)
         stat = await store.put("/queue/n-", b"", ephemeral=True, sequential=True)
         keys.append(stat.key.rpartition("/")[2])
-    assert await observer.get_children("/queue") == keys
+    assert await etcd_observer.get_children("/queue") == keys
 
 
 async def test_a_delete_happens_once(
-    store: EtcdStore, observer: MetadataStore, links: list[Proxy]
+    store: EtcdStore, etcd_observer: MetadataStore, links: list[Proxy]
 ) -> None:
     for i in range(ROUNDS):
         stat = await store.put("/k", b"")
-        async with observer.watch("/") as changes:
+        async with etcd_observer.watch("/") as changes:
             _eat(store, links)
             await store.delete("/k", version=stat.version if i % 2 else None)
             (event,) = await next_events(changes)
             assert event.kind is DELETED
-        assert await observer.get("/k") is None
+        assert await etcd_observer.get("/k") is None
 
 
 async def test_a_transaction_happens_once_and_whole(
-    store: EtcdStore, observer: MetadataStore, links: list[Proxy]
+    store: EtcdStore, etcd_observer: MetadataStore, links: list[Proxy]
 ) -> None:
     stat = await store.put("/guard", b"")
     await store.put("/old", b"")
     for i in range(ROUNDS):
-        async with observer.watch("/") as changes:
+        async with etcd_observer.watch("/") as changes:
             _eat(store, links)
             operations: list[Operation] = [
                 Check("/guard", stat.version),
@@ -178,29 +167,29 @@ async def test_a_transaction_happens_once_and_whole(
 
 
 async def test_a_large_transaction_happens_once(
-    store: EtcdStore, observer: MetadataStore, links: list[Proxy]
+    store: EtcdStore, etcd_observer: MetadataStore, links: list[Proxy]
 ) -> None:
     """More compares than etcd takes in one Txn."""
     for i in range(2):
         _eat(store, links)
         stats = await store.transaction([Put(f"/a/{n:02}", b"%d" % i) for n in range(100)])
-        records = [record async for record in observer.scan_children("/a")]
+        records = [record async for record in etcd_observer.scan_children("/a")]
         assert [record.version for record in records] == [stat.version for stat in stats if stat]
         _eat(store, links)
         await store.transaction([Delete(f"/a/{n:02}") for n in range(100)])
-        assert not await observer.exists("/a")
+        assert not await etcd_observer.exists("/a")
 
 
 async def test_writes_that_travel_together_happen_once_each(
-    store: EtcdStore, observer: MetadataStore, links: list[Proxy]
+    store: EtcdStore, etcd_observer: MetadataStore, links: list[Proxy]
 ) -> None:
     """Some succeed and some are refused; the reply to all of them is lost."""
     for i in range(ROUNDS):
         for n in range(10):
-            await observer.put(f"/{i}/taken/{n}", b"theirs")
-            await observer.put(f"/{i}/gone/{n}", b"")
+            await etcd_observer.put(f"/{i}/taken/{n}", b"theirs")
+            await etcd_observer.put(f"/{i}/gone/{n}", b"")
         old = await store.put(f"/{i}/mine", b"", ephemeral=True)
-        async with observer.watch(f"/{i}") as changes:
+        async with etcd_observer.watch(f"/{i}") as changes:
             _eat(store, links)
             async with asyncio.TaskGroup() as tasks:
                 created = [
@@ -223,7 +212,7 @@ async def test_writes_that_travel_together_happen_once_each(
         assert seen[f"/{i}/mine"].revision == kept.result().revision
         assert kept.result().created_by_self
         assert kept.result().version > old.version
-        assert await observer.get_children(f"/{i}") == ["mine", "new", "taken"]
+        assert await etcd_observer.get_children(f"/{i}") == ["mine", "new", "taken"]
 
 
 async def _refused(write: Coroutine[None, None, Stat]) -> bool:
@@ -233,7 +222,7 @@ async def _refused(write: Coroutine[None, None, Stat]) -> bool:
 
 
 async def test_a_request_that_arrives_late_does_nothing(
-    store: EtcdStore, observer: MetadataStore, links: list[Proxy]
+    store: EtcdStore, etcd_observer: MetadataStore, links: list[Proxy]
 ) -> None:
     """It is settled over another way; when the first one heals, etcd refuses what waited there."""
     await store.put("/k", b"before")
@@ -242,10 +231,10 @@ async def test_a_request_that_arrives_late_does_nothing(
     slow.hold(Direction.TO_SERVER)
     stat = await store.put("/k", b"written")
     assert store.client.endpoint().address.endswith(f":{fast.port}")
-    later = await observer.put("/k", b"by another")
+    later = await etcd_observer.put("/k", b"by another")
     assert stat.revision is not None
     assert later.revision is not None
-    async with observer.watch("/") as changes:
+    async with etcd_observer.watch("/") as changes:
         slow.heal()
         fast.refuse()
         await store.put("/next", b"")  # goes the slow way, behind what waited there
@@ -257,7 +246,7 @@ async def test_a_request_that_arrives_late_does_nothing(
 
 
 async def test_an_outcome_that_nobody_can_tell_is_said_to_be_unknown(
-    store: EtcdStore, observer: MetadataStore, links: list[Proxy]
+    store: EtcdStore, etcd_observer: MetadataStore, links: list[Proxy]
 ) -> None:
     await store.put("/k", b"before")
     for link in links:
@@ -266,7 +255,7 @@ async def test_an_outcome_that_nobody_can_tell_is_said_to_be_unknown(
         await store.put("/k", b"after")
     for link in links:
         link.heal()
-    record = await observer.get("/k")
+    record = await etcd_observer.get("/k")
     assert record is not None
     assert record.value == b"after"
     # The session and its other writes are as good as before.
@@ -274,7 +263,7 @@ async def test_an_outcome_that_nobody_can_tell_is_said_to_be_unknown(
 
 
 async def test_a_cancelled_write_harms_no_other(
-    store: EtcdStore, observer: MetadataStore, links: list[Proxy]
+    store: EtcdStore, etcd_observer: MetadataStore, links: list[Proxy]
 ) -> None:
     for i in range(ROUNDS):
         async with asyncio.TaskGroup() as tasks:
@@ -283,5 +272,5 @@ async def test_a_cancelled_write_harms_no_other(
             for write in writes[::2]:
                 write.cancel()
         assert all(write.result().version for write in writes[1::2])
-        found = set(await observer.get_children(f"/{i}"))
+        found = set(await etcd_observer.get_children(f"/{i}"))
         assert found >= {str(n) for n in range(1, 10, 2)}

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -35,30 +35,15 @@ LOST, BACK = EXPIRY_EVENTS[:2], EXPIRY_EVENTS[2:]
 
 
 @pytest.fixture
-def scope(etcd_server: EtcdServer) -> str:
-    return "/" + etcd_server.uri().rpartition("/")[2]
-
-
-@pytest.fixture
-def link(etcd_server: EtcdServer) -> Iterator[Proxy]:
-    with Proxy(etcd_server.member.port) as proxy:
-        yield proxy
-
-
-@pytest.fixture
-async def store(link: Proxy, scope: str) -> AsyncIterator[EtcdStore]:
-    async with EtcdStore([f"127.0.0.1:{link.port}"], scope, session_timeout_seconds=2) as found:
-        yield found
-
-
-@pytest.fixture
-async def observer(etcd_server: EtcdServer, scope: str) -> AsyncIterator[MetadataStore]:
-    async with EtcdStore(etcd_server.endpoints, scope) as found:
+async def store(etcd_link: Proxy, etcd_scope: str) -> AsyncIterator[EtcdStore]:
+    async with EtcdStore(
+        [f"127.0.0.1:{etcd_link.port}"], etcd_scope, session_timeout_seconds=2
+    ) as found:
         yield found
 
 
 async def test_the_first_lease_counts_from_its_request(
-    etcd_server: EtcdServer, scope: str, monkeypatch: pytest.MonkeyPatch
+    etcd_server: EtcdServer, etcd_scope: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not from the reply, which may be late; requests that were not answered do not count."""
     send, asked, answered = EtcdClient._send, [], []
@@ -75,7 +60,7 @@ async def test_the_first_lease_counts_from_its_request(
         return response
 
     monkeypatch.setattr(EtcdClient, "_send", note)
-    async with EtcdStore(etcd_server.endpoints, scope) as store:
+    async with EtcdStore(etcd_server.endpoints, etcd_scope) as store:
         begun_at = store._monitor._machine.proven_at
         assert asked[0] < begun_at <= asked[1] < answered[0]
 
@@ -85,19 +70,19 @@ async def _take(events: AsyncIterator[SessionEvent], expected: tuple[SessionEven
 
 
 async def test_a_black_holed_session_is_lost_before_its_records_are(
-    store: EtcdStore, observer: MetadataStore, link: Proxy
+    store: EtcdStore, etcd_observer: MetadataStore, etcd_link: Proxy
 ) -> None:
     """Case 64, with a server that nobody hears and whose connections stand."""
     await store.put("/e", b"", ephemeral=True)
-    async with store.session_events() as events, observer.watch("/e") as changes:
-        link.hold()
+    async with store.session_events() as events, etcd_observer.watch("/e") as changes:
+        etcd_link.hold()
         await _take(events, LOST)
-        record = await observer.get("/e")
+        record = await etcd_observer.get("/e")
         assert record is not None, "the owner knows before anybody else can take its place"
         assert await next_changes(changes) == [(DELETED, "/e")]
         with pytest.raises(SessionLostError):
             await store.put("/e", b"", ephemeral=True)
-        link.heal()
+        etcd_link.heal()
         await _take(events, BACK)
         await store.put("/e", b"again", ephemeral=True)
         assert await next_changes(changes) == [(CREATED, "/e")]
@@ -105,28 +90,28 @@ async def test_a_black_holed_session_is_lost_before_its_records_are(
 
 @pytest.mark.parametrize("direction", list(Direction))
 async def test_a_link_that_is_dead_one_way_is_dead(
-    store: EtcdStore, link: Proxy, direction: Direction
+    store: EtcdStore, etcd_link: Proxy, direction: Direction
 ) -> None:
     async with store.session_events() as events:
-        link.hold(direction)
+        etcd_link.hold(direction)
         await _take(events, LOST)
-        link.heal()
+        etcd_link.heal()
         await _take(events, BACK)
         assert (await store.put("/e", b"", ephemeral=True)).created_by_self
 
 
 async def test_a_session_that_the_server_ended_is_replaced(
-    store: EtcdStore, observer: MetadataStore
+    store: EtcdStore, etcd_observer: MetadataStore
 ) -> None:
     """Cases 65, 155: nobody tells the owner; it finds out by asking."""
     await store.put("/e", b"", ephemeral=True)
     await store.put("/p", b"")
-    async with store.session_events() as events, observer.watch("/") as changes:
+    async with store.session_events() as events, etcd_observer.watch("/") as changes:
         await store._lease.revoke(10)
         assert await next_changes(changes) == [(DELETED, "/e")]
         await _take(events, EXPIRY_EVENTS)
         assert (await store.put("/e", b"", ephemeral=True)).created_by_self
-    assert await observer.exists("/p")
+    assert await etcd_observer.exists("/p")
 
 
 _WRITES: list[list[Operation]] = [
@@ -140,33 +125,33 @@ _WRITES: list[list[Operation]] = [
 
 @pytest.mark.parametrize("operations", _WRITES)
 async def test_a_write_of_a_lost_session_is_refused_by_the_server(
-    store: EtcdStore, observer: MetadataStore, operations: list[Operation]
+    store: EtcdStore, etcd_observer: MetadataStore, operations: list[Operation]
 ) -> None:
     """Case 156: the events of the loss come before the refusal is raised."""
     await store.put("/lock", b"", ephemeral=True)
-    await observer.put("/other", b"")
+    await etcd_observer.put("/other", b"")
     async with store.session_events() as events:
         await store._lease.revoke(10)
         with pytest.raises(SessionLostError):
             await store.transaction(operations)
         assert await anext(events) is SessionEvent.CONNECTION_LOST
         assert await anext(events) is SessionEvent.SESSION_LOST
-    assert await observer.get_children("/") == ["other"]
+    assert await etcd_observer.get_children("/") == ["other"]
 
 
 async def test_an_idle_session_outlives_many_timeouts(
-    store: EtcdStore, observer: MetadataStore
+    store: EtcdStore, etcd_observer: MetadataStore
 ) -> None:
     await store.put("/e", b"", ephemeral=True)
     async with store.session_events() as events:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(3.5):
                 await anext(events)
-    assert await observer.exists("/e")
+    assert await etcd_observer.exists("/e")
 
 
-async def test_an_outage_says_so_in_one_sentence(store: EtcdStore, link: Proxy) -> None:
-    link.refuse()
+async def test_an_outage_says_so_in_one_sentence(store: EtcdStore, etcd_link: Proxy) -> None:
+    etcd_link.refuse()
     with pytest.raises(MetadataUnavailableError, match=r"^etcd at 127.0.0.1:\d+ does not answer: "):
         await store.get("/a")
 
@@ -228,26 +213,26 @@ async def _line(process: Process) -> str:
 
 
 async def test_a_killed_holder_loses_its_records(
-    etcd_server: EtcdServer, scope: str, observer: MetadataStore
+    etcd_server: EtcdServer, etcd_scope: str, etcd_observer: MetadataStore
 ) -> None:
     """Case 155."""
-    async with observer.watch("/lock") as changes, _holder(etcd_server, scope) as holder:
+    async with etcd_observer.watch("/lock") as changes, _holder(etcd_server, etcd_scope) as holder:
         assert await next_changes(changes) == [(CREATED, "/lock")]
         holder.send_signal(signal.SIGKILL)
         await holder.wait()
-        assert await observer.exists("/lock"), "etcd does not know yet"
+        assert await etcd_observer.exists("/lock"), "etcd does not know yet"
         assert await next_changes(changes) == [(DELETED, "/lock")]
 
 
 async def test_a_holder_that_was_stopped_learns_it_before_it_writes(
-    etcd_server: EtcdServer, scope: str, observer: MetadataStore
+    etcd_server: EtcdServer, etcd_scope: str, etcd_observer: MetadataStore
 ) -> None:
     """Case 156."""
-    async with observer.watch("/lock") as changes, _holder(etcd_server, scope) as holder:
+    async with etcd_observer.watch("/lock") as changes, _holder(etcd_server, etcd_scope) as holder:
         assert await next_changes(changes) == [(CREATED, "/lock")]
         holder.send_signal(signal.SIGSTOP)
         assert await next_changes(changes) == [(DELETED, "/lock")]
-        async with observer.watch("/guarded") as writes:
+        async with etcd_observer.watch("/guarded") as writes:
             holder.send_signal(signal.SIGCONT)
             lines = [await _line(holder)]
             while lines[-1] != SessionEvent.SESSION_REESTABLISHED.value:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
@@ -16,161 +16,146 @@ from tests.servers.proxy import Direction, Proxy
 
 
 @pytest.fixture
-def scope(etcd_server: EtcdServer) -> str:
-    return "/" + etcd_server.uri().rpartition("/")[2]
-
-
-@pytest.fixture
-def link(etcd_server: EtcdServer) -> Iterator[Proxy]:
-    with Proxy(etcd_server.member.port) as proxy:
-        yield proxy
-
-
-@pytest.fixture
-async def store(link: Proxy, scope: str) -> AsyncIterator[EtcdStore]:
-    async with EtcdStore([f"127.0.0.1:{link.port}"], scope, session_timeout_seconds=6) as found:
-        yield found
-
-
-@pytest.fixture
-async def writer(etcd_server: EtcdServer, scope: str) -> AsyncIterator[MetadataStore]:
-    async with EtcdStore(etcd_server.endpoints, scope) as found:
+async def store(etcd_link: Proxy, etcd_scope: str) -> AsyncIterator[EtcdStore]:
+    async with EtcdStore(
+        [f"127.0.0.1:{etcd_link.port}"], etcd_scope, session_timeout_seconds=6
+    ) as found:
         yield found
 
 
 async def test_a_reconnection_without_changes_reads_nothing(
-    store: EtcdStore, writer: MetadataStore, link: Proxy
+    store: EtcdStore, etcd_observer: MetadataStore, etcd_link: Proxy
 ) -> None:
     """Case 63; the next change is seen as if nothing had happened."""
-    await writer.put("/before", b"")
+    await etcd_observer.put("/before", b"")
     async with store.watch("/") as changes:
         reads = store.client.calls["Range"]
         streams = store.client.calls["Watch"]
         for i in range(5):
-            link.reset()
-            await writer.put(f"/{i}", b"")
+            etcd_link.reset()
+            await etcd_observer.put(f"/{i}", b"")
             assert await next_changes(changes) == [(CREATED, f"/{i}")]
         assert store.client.calls["Watch"] > streams
         assert store.client.calls["Range"] == reads
 
 
 async def test_a_watch_outlives_a_connection_that_nobody_answers(
-    scope: str, writer: MetadataStore, link: Proxy
+    etcd_scope: str, etcd_observer: MetadataStore, etcd_link: Proxy
 ) -> None:
     """Its stream is given up before gRPC could send anything of it."""
-    endpoints = [f"127.0.0.1:{link.port}"]
+    endpoints = [f"127.0.0.1:{etcd_link.port}"]
     async with (
-        EtcdStore(endpoints, scope, session_timeout_seconds=3) as store,
+        EtcdStore(endpoints, etcd_scope, session_timeout_seconds=3) as store,
         store.watch("/") as changes,
     ):
-        link.hold()
-        link.reset()
+        etcd_link.hold()
+        etcd_link.reset()
         await asyncio.sleep(3 * store.client.attempt_seconds)
-        await writer.put("/meanwhile", b"")
-        link.heal()
+        await etcd_observer.put("/meanwhile", b"")
+        etcd_link.heal()
         assert await next_changes(changes) == [(CREATED, "/meanwhile")]
 
 
 async def test_changes_during_an_outage_are_seen_after_it(
-    store: EtcdStore, writer: MetadataStore, link: Proxy
+    store: EtcdStore, etcd_observer: MetadataStore, etcd_link: Proxy
 ) -> None:
     async with store.watch("/a") as changes:
-        await writer.put("/a/0", b"")
+        await etcd_observer.put("/a/0", b"")
         assert await next_changes(changes) == [(CREATED, "/a/0")]
-        link.refuse()
+        etcd_link.refuse()
         for i in range(1, 50):
-            await writer.put(f"/a/{i}", b"")
-            await writer.put(f"/b/{i}", b"")
-        await writer.transaction([Put("/a/x", b""), Put("/b/x", b""), Put("/a/y", b"")])
-        link.heal()
+            await etcd_observer.put(f"/a/{i}", b"")
+            await etcd_observer.put(f"/b/{i}", b"")
+        await etcd_observer.transaction([Put("/a/x", b""), Put("/b/x", b""), Put("/a/y", b"")])
+        etcd_link.heal()
         assert await next_changes(changes, 49) == [(CREATED, f"/a/{i}") for i in range(1, 50)]
         assert await next_changes(changes, 2) == [(CREATED, "/a/x"), (CREATED, "/a/y")]
 
 
 async def test_a_silent_stream_is_replaced(
-    store: EtcdStore, writer: MetadataStore, link: Proxy
+    store: EtcdStore, etcd_observer: MetadataStore, etcd_link: Proxy
 ) -> None:
     """Nothing tells that the packets are dropped; a stream that does not answer is given up."""
     async with store.watch("/") as changes:
-        await writer.put("/0", b"")
+        await etcd_observer.put("/0", b"")
         assert await next_changes(changes) == [(CREATED, "/0")]
         streams = store.client.calls["Watch"]
-        link.hold(Direction.TO_CLIENT)
-        await writer.put("/1", b"")
+        etcd_link.hold(Direction.TO_CLIENT)
+        await etcd_observer.put("/1", b"")
         async with asyncio.timeout(20):
             is_replaced = False
             while not is_replaced:
                 await asyncio.sleep(0.05)
                 is_replaced = store.client.calls["Watch"] > streams
-        link.heal()
+        etcd_link.heal()
         assert await next_changes(changes) == [(CREATED, "/1")]
 
 
 async def test_a_compaction_during_an_outage_is_a_resync(
-    store: EtcdStore, writer: MetadataStore, link: Proxy, etcd_server: EtcdServer
+    store: EtcdStore, etcd_observer: MetadataStore, etcd_link: Proxy, etcd_server: EtcdServer
 ) -> None:
     """Case 158."""
-    await writer.put("/gone", b"")
+    await etcd_observer.put("/gone", b"")
     async with store.watch("/") as changes, store.watch("/p") as others:
-        await writer.put("/0", b"")
+        await etcd_observer.put("/0", b"")
         assert await next_changes(changes) == [(CREATED, "/0")]
-        link.refuse()
-        await writer.delete("/gone")
+        etcd_link.refuse()
+        await etcd_observer.delete("/gone")
         for i in range(20):
-            await writer.put(f"/p/{i:02}", b"")
+            await etcd_observer.put(f"/p/{i:02}", b"")
         await asyncio.to_thread(etcd_server.member.compact)
-        link.heal()
+        etcd_link.heal()
         assert await next_item(changes) == Resync()
         assert await next_item(others) == Resync()
         assert await store.get("/gone") is None
         assert await store.get_children("/p") == [f"{i:02}" for i in range(20)]
-        stat = await writer.put("/after", b"")
+        stat = await etcd_observer.put("/after", b"")
         (event,) = await next_events(changes)
         assert (event.key, event.revision) == ("/after", stat.revision)
 
 
 async def test_a_compaction_under_a_watch_that_runs_is_not_seen(
-    store: EtcdStore, writer: MetadataStore, etcd_server: EtcdServer
+    store: EtcdStore, etcd_observer: MetadataStore, etcd_server: EtcdServer
 ) -> None:
     async with store.watch("/") as changes:
         for i in range(10):
-            await writer.put(f"/{i}", b"")
+            await etcd_observer.put(f"/{i}", b"")
             assert await next_changes(changes) == [(CREATED, f"/{i}")]
             await asyncio.to_thread(etcd_server.member.compact)
 
 
 async def test_a_commit_larger_than_a_message_is_whole(
-    store: EtcdStore, writer: MetadataStore
+    store: EtcdStore, etcd_observer: MetadataStore
 ) -> None:
     """etcd sends fragments of it; they are put together."""
     async with store.watch("/") as changes:
         for _ in range(3):
             value = bytes(7 * 1024)
-            await writer.transaction([Put(f"/big/{i:02}", value) for i in range(100)])
+            await etcd_observer.transaction([Put(f"/big/{i:02}", value) for i in range(100)])
             commit = await next_item(changes)
             assert isinstance(commit, Commit)
             assert [event.key for event in commit.events] == [f"/big/{i:02}" for i in range(100)]
 
 
 async def test_a_backlog_larger_than_a_message_is_whole(
-    store: EtcdStore, writer: MetadataStore, link: Proxy
+    store: EtcdStore, etcd_observer: MetadataStore, etcd_link: Proxy
 ) -> None:
     """While nobody listened, more was written than fits into one response."""
     value = bytes(256 * 1024)
     async with store.watch("/") as changes:
-        link.refuse()
+        etcd_link.refuse()
         for i in range(40):
-            await writer.put(f"/{i:02}", value)
-        link.heal()
+            await etcd_observer.put(f"/{i:02}", value)
+        etcd_link.heal()
         assert await next_changes(changes, 40) == [(CREATED, f"/{i:02}") for i in range(40)]
 
 
-async def test_a_restart_of_the_server_costs_no_change(scope: str) -> None:
+async def test_a_restart_of_the_server_costs_no_change(etcd_scope: str) -> None:
     server = EtcdServer()
     try:
         server.start()
         hosts = server.endpoints
-        async with EtcdStore(hosts, scope) as store, store.watch("/") as changes:
+        async with EtcdStore(hosts, etcd_scope) as store, store.watch("/") as changes:
             await store.put("/e", b"", ephemeral=True)
             await store.put("/0", b"")
             assert await next_changes(changes, 2) == [(CREATED, "/e"), (CREATED, "/0")]
@@ -185,19 +170,19 @@ async def test_a_restart_of_the_server_costs_no_change(scope: str) -> None:
         server.stop()
 
 
-async def test_a_cluster_that_was_restored_from_a_backup_is_a_resync(scope: str) -> None:
+async def test_a_cluster_that_was_restored_from_a_backup_is_a_resync(etcd_scope: str) -> None:
     """It says that it is the same cluster, and its next revisions were delivered long ago."""
     server = EtcdServer()
     try:
         server.start()
-        async with EtcdStore(server.endpoints, scope) as store, store.watch("/") as changes:
+        async with EtcdStore(server.endpoints, etcd_scope) as store, store.watch("/") as changes:
             for i in range(20):
                 await store.put(f"/{i}", b"")
             await next_changes(changes, 20)
             await server.member.restore_empty()
             assert isinstance(await next_item(changes), Resync)
             async with (
-                EtcdStore(server.endpoints, scope) as writer,
+                EtcdStore(server.endpoints, etcd_scope) as writer,
                 store.watch("/") as more,
             ):
                 for i in range(3):
@@ -208,21 +193,23 @@ async def test_a_cluster_that_was_restored_from_a_backup_is_a_resync(scope: str)
         server.stop()
 
 
-async def test_a_restored_cluster_that_came_further_than_it_was_is_a_resync(scope: str) -> None:
+async def test_a_restored_cluster_that_came_further_than_it_was_is_a_resync(
+    etcd_scope: str,
+) -> None:
     """Its revision and its term are past those that were seen; its history is another one."""
     server = EtcdServer()
     try:
         server.start()
         with Proxy(server.member.port) as link:
             hosts = [f"127.0.0.1:{link.port}"]
-            async with EtcdStore(hosts, scope) as store, store.watch("/") as changes:
+            async with EtcdStore(hosts, etcd_scope) as store, store.watch("/") as changes:
                 await store.put("/before", b"")
                 assert await next_changes(changes) == [(CREATED, "/before")]
                 seen = store._watch._seen
                 link.refuse()
                 await server.member.restore_empty()
                 await server.member.restart()
-                async with EtcdStore(server.endpoints, scope) as writer:
+                async with EtcdStore(server.endpoints, etcd_scope) as writer:
                     for i in range(20):
                         await writer.put(f"/{i}", b"")
                     link.heal()
@@ -237,7 +224,11 @@ async def test_a_restored_cluster_that_came_further_than_it_was_is_a_resync(scop
 
 @pytest.mark.parametrize("foreign", [0, 1])
 async def test_a_compaction_behind_what_was_delivered_costs_nothing(
-    store: EtcdStore, writer: MetadataStore, link: Proxy, etcd_server: EtcdServer, foreign: int
+    store: EtcdStore,
+    etcd_observer: MetadataStore,
+    etcd_link: Proxy,
+    etcd_server: EtcdServer,
+    foreign: int,
 ) -> None:
     """The last commit may be forgotten, as long as nothing behind it is."""
     async with (
@@ -245,43 +236,43 @@ async def test_a_compaction_behind_what_was_delivered_costs_nothing(
         store.watch("/") as changes,
     ):
         for last in ("put", "delete"):
-            await writer.put("/k", b"")
+            await etcd_observer.put("/k", b"")
             assert await next_changes(changes) == [(CREATED, "/k")]
             if last == "delete":
-                await writer.delete("/k")
+                await etcd_observer.delete("/k")
                 assert await next_changes(changes) == [(DELETED, "/k")]
-            link.refuse()
+            etcd_link.refuse()
             for _ in range(foreign):
                 await elsewhere.put("/k", b"")
             await asyncio.to_thread(etcd_server.member.compact)
-            link.heal()
-            await writer.put("/next", last.encode())
+            etcd_link.heal()
+            await etcd_observer.put("/next", last.encode())
             ((_, key),) = await next_changes(changes)
             assert key == "/next"
-            await writer.delete("/next")
+            await etcd_observer.delete("/next")
             assert await next_changes(changes) == [(DELETED, "/next")]
             if last == "put":
-                await writer.delete("/k")
+                await etcd_observer.delete("/k")
                 assert await next_changes(changes) == [(DELETED, "/k")]
 
 
 async def test_a_server_that_lags_is_no_restored_one(
-    store: EtcdStore, writer: MetadataStore, link: Proxy
+    store: EtcdStore, etcd_observer: MetadataStore, etcd_link: Proxy
 ) -> None:
     """What a stream says at its beginning is compared with a read before it counts."""
     async with store.watch("/") as changes:
-        await writer.put("/0", b"")
+        await etcd_observer.put("/0", b"")
         assert await next_changes(changes) == [(CREATED, "/0")]
         watch, reads = store._watch, store.client.calls["Range"]
         watch._seen = replace(watch._seen, revision=watch._seen.revision + 1)
-        link.reset()
-        await writer.put("/1", b"")
+        etcd_link.reset()
+        await etcd_observer.put("/1", b"")
         assert await next_changes(changes) == [(CREATED, "/1")]
         assert store.client.calls["Range"] <= reads + 1
 
 
 async def test_a_resumed_watch_equals_the_history(
-    store: EtcdStore, writer: MetadataStore, link: Proxy
+    store: EtcdStore, etcd_observer: MetadataStore, etcd_link: Proxy
 ) -> None:
     """Random cuts while four sessions' worth of writes go on: every commit once, in order."""
     seen: list[int] = []
@@ -296,11 +287,11 @@ async def test_a_resumed_watch_equals_the_history(
 
     async def write() -> None:
         for i in range(400):
-            stat = await writer.put(f"/{i % 7}", b"%d" % i)
+            stat = await etcd_observer.put(f"/{i % 7}", b"%d" % i)
             assert stat.revision is not None
             written.append(stat.revision)
             if i % 40 == 20:
-                link.reset()
+                etcd_link.reset()
 
     async with store.watch("/") as changes, asyncio.TaskGroup() as tasks:
         tasks.create_task(follow(changes))
