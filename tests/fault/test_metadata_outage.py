@@ -96,7 +96,7 @@ async def test_an_outage_of_several_sessions_stops_nobody(
             fresh = await cluster.create_again()
             await fresh.append(b"after")
             await fresh.close()
-            await cluster.registered()
+        await cluster.registered()
         task.cancel()
     await appending.check(client)
     for daemon in cluster.daemons.values():
@@ -117,7 +117,7 @@ async def test_a_server_that_crashed_and_came_back_is_the_same_cluster(
         writer = await cluster.create_again()
         await writer.append(b"after")
         await writer.close()
-        await cluster.registered()
+    await cluster.registered()
     for daemon in cluster.daemons.values():
         daemon.process.send_signal(signal.SIGTERM)
         assert await daemon.end() == 0
