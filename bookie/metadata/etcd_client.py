@@ -345,8 +345,8 @@ class EtcdClient:
             response = await call.read()
         except aio.AioRpcError as error:
             raise self.explain(error, endpoint) from None
-        except asyncio.InvalidStateError:
-            response = aio.EOF  # the stream ended before the request was written
+        except (asyncio.InvalidStateError, aio.InternalError):
+            response = aio.EOF  # the stream ended before, or while, the request was written
         except asyncio.CancelledError:
             self._raise_if_closed()
             raise

@@ -199,7 +199,7 @@ class EtcdWatch:
                 self._take(response, endpoint)
         except aio.AioRpcError as error:
             raise self._client.explain(error, endpoint) from None
-        except (asyncio.InvalidStateError, TimeoutError):
+        except (asyncio.InvalidStateError, aio.InternalError, TimeoutError):
             pass  # it ended before the request was written
         except asyncio.CancelledError:
             task = asyncio.current_task()
@@ -221,7 +221,12 @@ class EtcdWatch:
                 try:
                     async with asyncio.timeout(patience):
                         await call.write(pb.WatchRequest(progress_request={}))
-                except (TimeoutError, aio.AioRpcError, asyncio.InvalidStateError):
+                except (
+                    TimeoutError,
+                    aio.AioRpcError,
+                    aio.InternalError,
+                    asyncio.InvalidStateError,
+                ):
                     call.cancel()
                     return
 
