@@ -56,7 +56,8 @@ class MetadataSettings(Section):
         default="open",
         description="Who may read and write what is put on ZooKeeper: open is everybody who reaches"
         " the server, user is that user alone. The same for all that use the cluster. What lies"
-        " there already stays as it is; in etcd roles say it.",
+        " there already stays as it is. What all clusters share below /.bookie holds no records and"
+        " is open to all, but nobody may delete it. In etcd roles say it.",
     )
 
     @field_validator("uri", "configuration_uri")

@@ -10,7 +10,7 @@ What ZooKeeper cannot do exactly as the interface says:
 
 - A transaction may be seen as several commits of one revision: events do not say where one ends.
 - A version speaks of one life of a record (`zookeeper_births`), unless a program other than bookie
-  creates it anew at that moment.
+  creates it anew at that moment, or an operator deletes the counters of births.
 - The times are those of the node: a record that was put on a virtual parent is as old as that, and
   its `first_version` is False.
 - A virtual parent whose last ephemeral child went with its session is hidden, and removed, when
@@ -32,6 +32,7 @@ from types import TracebackType
 from typing import Self
 
 from bookie.errors import (
+    ConfigurationError,
     InvalidKeyError,
     KeyHasChildrenError,
     MetadataClosedError,
@@ -55,7 +56,7 @@ from bookie.metadata.zookeeper_changes import DELETED, ChangeReader
 from bookie.metadata.zookeeper_known import KnownRecords
 from bookie.metadata.zookeeper_nodes import NodeReader, refusal
 from bookie.metadata.zookeeper_numbers import NumberBlocks
-from bookie.metadata.zookeeper_outcome import Receipts
+from bookie.metadata.zookeeper_outcome import HOME, Receipts
 from bookie.metadata.zookeeper_parents import VirtualParents
 from bookie.metadata.zookeeper_session import ZooKeeperLink
 from bookie.metadata.zookeeper_thread import NodeError, NodeEvent
@@ -114,6 +115,11 @@ class ZooKeeperStore(MetadataStore):
     ) -> None:
         self.session_timeout_seconds = session_timeout_seconds
         require_representable_key(scope)
+        if is_under(HOME, scope):
+            raise ConfigurationError(
+                f"the scope {scope} cannot hold a cluster: bookie keeps what all clusters of the"
+                f" ZooKeeper servers share below {HOME}"
+            )
         self._hosts = ",".join(str(host) for host in hosts)
         self._security = security
         self._scope = Scope(scope, security.access)

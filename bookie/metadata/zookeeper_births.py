@@ -15,7 +15,9 @@ trips and nothing else.
 A number that ZooKeeper gives to a sequential record comes again only in another life of the parent,
 so for such names the parent's counter stands in for that of the path, which is not known before.
 
-Counters are shared by all scopes of the servers, because scopes may overlap, and are never deleted.
+Counters are shared by all scopes of the servers, because scopes may overlap. Their access control
+lets nobody delete them: made anew they would begin at 0, and come to numbers that somebody still
+knows. Only an operator can for whom ZooKeeper checks nothing, and must not while stores are open.
 Programs other than bookie do not count: what they create is told from what they deleted by events
 alone.
 """
@@ -25,18 +27,30 @@ from __future__ import annotations
 from collections.abc import Iterable
 from zlib import crc32
 
-from bookie.errors import UnauthorizedError
+from bookie.errors import MetadataUnavailableError, UnauthorizedError
 from bookie.metadata.keys import parent_of
 from bookie.metadata.records import NOT_EXISTS, SEQUENCE_DIGITS_MIN, Operation, Put
-from bookie.metadata.zookeeper_outcome import HOME, Link
+from bookie.metadata.zookeeper_outcome import HOME, LASTING_ACL, Link
 from bookie.metadata.zookeeper_thread import LostError, NoAnswerError, NodeError, NotSentError
-from bookie.metadata.zookeeper_wire import NODE_EXISTS, CreateNode, Multi, Request
+from bookie.metadata.zookeeper_wire import (
+    ACL,
+    NO_AUTH,
+    NO_NODE,
+    NODE_EXISTS,
+    CreateNode,
+    Id,
+    Multi,
+    MultiRefusedError,
+    Permissions,
+)
 
 COUNTERS = 1024
 """How many there are; the same for everybody who uses the servers."""
 
 BASE = f"{HOME}/births"
 """The node below which they lie."""
+
+_COUNTER_ACL = [ACL(Permissions.READ | Permissions.WRITE, Id("world", "anyone"))]
 
 
 def counter_of(path: str) -> str:
@@ -83,27 +97,41 @@ class KnownBirths:
             found[counter] = version
         return found
 
+    def forget(self, counter: str) -> None:
+        """A transaction was refused for it: what is known is out of date, or of a former node."""
+        self._versions.pop(counter, None)
+
     def clear(self) -> None:
         """There is another connection."""
         self._versions.clear()
 
 
 async def make_counter(link: Link, counter: str) -> None:
-    """Make a counter that is missing; on servers that have none yet, all of them.
+    """Make a counter that is missing, and all others that are.
 
     Raises:
         UnauthorizedError: the server does not let us.
+        MetadataUnavailableError: it refuses for another reason.
     """
-    every = [CreateNode(f"{BASE}/{number:04}", None) for number in range(COUNTERS)]
-    steps: list[Request] = [CreateNode(HOME, None), Multi([CreateNode(BASE, None), *every])]
-    for step in steps:
-        link.send(step)  # others may have done it; what comes last tells
+    every = [CreateNode(f"{BASE}/{number:04}", None, _COUNTER_ACL) for number in range(COUNTERS)]
     try:
-        await link.send(CreateNode(counter, None)).answer
+        link.send(CreateNode(HOME, None))  # others may have done it; what comes last tells
+        try:
+            await link.send(Multi([CreateNode(BASE, None, LASTING_ACL), *every])).answer
+        except MultiRefusedError as refused:
+            if refused.code == NODE_EXISTS:
+                # The counters may lack one by one, and all are needed sooner or later.
+                for request in every:
+                    link.send(request)
+            await link.send(CreateNode(counter, None, _COUNTER_ACL)).answer
     except NodeError as error:
-        if error.code != NODE_EXISTS:
+        if error.code in (NO_AUTH, NO_NODE):
             raise UnauthorizedError(
-                f"ZooKeeper does not let us create nodes below {BASE}: error {error.code}"
+                f"ZooKeeper does not let us create nodes below {BASE}"
+            ) from error
+        if error.code != NODE_EXISTS:
+            raise MetadataUnavailableError(
+                f"ZooKeeper refuses a counter in {BASE}: error {error.code}"
             ) from error
     except (LostError, NotSentError, NoAnswerError):
         return  # whoever needs it asks again

@@ -273,7 +273,7 @@ class Receipts:
             self._note(session, name, exists=False)
             self._link.send(CreateNode(HOME, None))  # what comes next tells whether it is there
             try:
-                await self._link.send(CreateNode(RECEIPTS, None)).answer
+                await self._link.send(CreateNode(RECEIPTS, None, LASTING_ACL)).answer
             except NodeError as error:
                 if error.code != NODE_EXISTS:
                     raise _refusal(error.code) from error

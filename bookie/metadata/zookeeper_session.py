@@ -30,6 +30,7 @@ from bookie.metadata import zookeeper_thread as thread
 from bookie.metadata.keys import ancestors
 from bookie.metadata.security import MetadataSecurity
 from bookie.metadata.session_monitor import SessionMonitor
+from bookie.metadata.zookeeper_births import counter_of, make_counter
 from bookie.metadata.zookeeper_client import Bridge, describe_failure
 from bookie.metadata.zookeeper_thread import (
     LostError,
@@ -45,10 +46,16 @@ from bookie.metadata.zookeeper_wire import (
     NO_AUTH,
     NO_NODE,
     NODE_EXISTS,
+    OPEN_ACL_UNSAFE,
     UNIMPLEMENTED,
     AddWatch,
     CreateNode,
+    Exists,
+    Multi,
+    MultiRefusedError,
+    NodeOperation,
     Request,
+    SetData,
     Sync,
 )
 from bookie.protocol.session import (
@@ -305,6 +312,9 @@ class ZooKeeperLink:
         except NoAnswerError:
             self._cut()  # nobody else would end it, if its pings are answered
             return
+        except (UnauthorizedError, MetadataUnavailableError) as error:
+            self._end(error)  # of the first connection, which makes the scope
+            return
         except NodeError as error:
             if not self._has_been_up:
                 self._end(self._explain(error))
@@ -324,15 +334,47 @@ class ZooKeeperLink:
             self._bridge.cut()
 
     async def make_root(self) -> None:
-        """Make the scope's own node, and those above it, if they do not exist."""
-        above = [CreateNode(path, None) for path in reversed(ancestors(self._root))]
-        for node in (*above, CreateNode(self._root, None, self._acl)):
+        """Make the scope's own node, and those above it, if they do not exist.
+
+        Like every birth theirs are counted: the node may lie in another scope, and was deleted.
+
+        Raises:
+            NodeError: the server refuses.
+            UnauthorizedError: it does not let us create them, or count.
+            MetadataUnavailableError: it refuses to count.
+        """
+        for path in reversed(ancestors(self._root)):
+            await self._make(path, OPEN_ACL_UNSAFE)
+        await self._make(self._root, self._acl)
+
+    async def _make(self, path: str, acl: Sequence[ACL]) -> None:
+        counter = counter_of(path)
+        birth: list[NodeOperation] = [SetData(counter, None, -1), CreateNode(path, None, acl)]
+        is_hidden = False
+        while True:
             try:
-                await self.send(node).answer
+                if await self.send(Exists(path, None)).answer is not None:
+                    return
             except NodeError as error:
-                # Who may not create it may still use it, if it is there.
-                if error.code not in (NODE_EXISTS, NO_AUTH):
+                if error.code != NO_AUTH:
                     raise
+                is_hidden = True  # it may be there for what lies below it, but not for us
+            try:
+                await self.send(Multi(birth)).answer
+            except MultiRefusedError as refused:
+                if refused.index == 0 and refused.code == NO_NODE:
+                    await make_counter(self, counter)
+                elif refused.code == NODE_EXISTS or (refused.code == NO_AUTH and is_hidden):
+                    return
+                elif refused.code == NO_AUTH:
+                    denied = (counter, path)[refused.index]
+                    raise UnauthorizedError(
+                        f"ZooKeeper does not let us make {path}: it refuses {denied}"
+                    ) from refused
+                else:
+                    raise NodeError(refused.code) from refused
+            else:
+                return
 
     # ---- the session
 

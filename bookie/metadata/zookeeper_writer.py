@@ -130,7 +130,10 @@ class Writer:
             is_counter = refused.index < plan.counters
             name = path if is_counter else self._scope.key(path)
             raise refusal(NodeError(refused.code), name) from refused
-        if refused.index >= plan.counters or refused.code != NO_NODE:
+        if refused.index >= plan.counters:
+            return False
+        self._known.births.forget(path)
+        if refused.code != NO_NODE:
             return False
         await make_counter(self._link, path)
         return True

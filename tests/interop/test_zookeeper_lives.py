@@ -8,10 +8,13 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
+from kazoo.client import KazooClient
+from kazoo.exceptions import NoAuthError, NotEmptyError
 
-from bookie.errors import BadVersionError, NoSuchKeyError
+from bookie.errors import BadVersionError, ConfigurationError, NoSuchKeyError
+from bookie.metadata import zookeeper_births
 from bookie.metadata.connect import open_store
-from bookie.metadata.store import MetadataStore, SessionEvent
+from bookie.metadata.store import MetadataStore, Put, SessionEvent
 from bookie.metadata.zookeeper import ZooKeeperStore
 from bookie.metadata.zookeeper_outcome import Committed
 from tests.conformance.streams import CREATED, DELETED, next_changes, next_item
@@ -196,3 +199,92 @@ async def test_an_owner_who_comes_between_reading_and_writing_stays(
     record = await net.third.get("/lock")
     assert record is not None
     assert record.value == b"new"
+
+
+async def test_a_scope_in_another_one_is_made_anew(zookeeper_server: ZooKeeperServer) -> None:
+    """Its own node is born again as well, and with it the numbers at its top."""
+    scope = new_scope()
+    with Proxy(zookeeper_server.port) as link:
+        async with (
+            open_store(f"zk://{zookeeper_server.address}{scope}") as above,
+            open_store(f"zk://127.0.0.1:{link.port}{scope}/b") as late,
+            open_store(f"zk://{zookeeper_server.address}{scope}/b") as other,
+        ):
+            first = await late.put("/n-", b"old", sequential=True)
+            await above.sync()
+            link.hold(Direction.TO_CLIENT)
+            await above.delete_recursive("/b")
+            again = await other.put("/n-", b"new", sequential=True)
+            assert again.key == first.key
+            async with asyncio.TaskGroup() as tasks:
+                deleted = tasks.create_task(
+                    is_refused(late.delete(first.key, version=first.version))
+                )
+                await asyncio.sleep(0.1)
+                link.heal()
+            assert deleted.result()
+            assert await version_of(other, again.key) == again.version
+
+
+@pytest.fixture
+async def client(zookeeper_server: ZooKeeperServer) -> AsyncIterator[KazooClient]:
+    found = KazooClient(hosts=zookeeper_server.address)
+    await asyncio.to_thread(found.start)
+    yield found
+    await asyncio.to_thread(found.stop)
+    found.close()
+
+
+async def test_nobody_may_delete_counters(net: Net, client: KazooClient) -> None:
+    """Others would begin at 0, and come to numbers that somebody knows."""
+    await net.first.put("/k", b"")
+    with pytest.raises(NotEmptyError):
+        await asyncio.to_thread(client.delete, zookeeper_births.BASE)
+    with pytest.raises(NoAuthError):
+        await asyncio.to_thread(client.delete, f"{zookeeper_births.BASE}/0000")
+
+
+async def test_counters_that_are_missing_are_made(
+    net: Net, client: KazooClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All at once, also where the node above them is there, and what was known of them is not used
+    again."""
+    base = new_scope()
+    await asyncio.to_thread(client.create, base)
+    monkeypatch.setattr(zookeeper_births, "BASE", base)
+    assert isinstance(net.first, ZooKeeperStore)
+    receipts = net.first._require_open().receipts
+    commit, commits = receipts.commit, 0
+
+    async def count(*plan: Any) -> Committed:
+        nonlocal commits
+        commits += 1
+        return await commit(*plan)
+
+    monkeypatch.setattr(receipts, "commit", count)
+    await net.first.transaction([Put(f"/{number}", b"") for number in range(100)])
+    assert commits <= 3
+    stat = await net.first.put("/0", b"")
+    for _ in range(10):
+        await net.second.delete("/0")
+        await net.second.put("/0", b"")
+    await net.first.sync()
+    stat = await net.first.put("/0", b"")
+
+    def wipe() -> None:
+        for name in client.get_children(base):
+            client.delete(f"{base}/{name}")
+
+    await asyncio.to_thread(wipe)
+    for _ in range(3):  # refused, made, and then known
+        stat = await net.first.put("/0", b"", version=stat.version)
+    commits = 0
+    for _ in range(10):
+        stat = await net.first.put("/0", b"", version=stat.version)
+    assert commits == 10
+
+
+@pytest.mark.parametrize("scope", ["/.bookie", "/.bookie/births", "/.bookie/below"])
+def test_a_scope_cannot_be_where_bookie_keeps_its_own(scope: str) -> None:
+    with pytest.raises(ConfigurationError, match="cannot hold a cluster"):
+        open_store(f"zk://127.0.0.1:1{scope}")

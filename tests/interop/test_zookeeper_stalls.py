@@ -115,12 +115,13 @@ async def test_who_may_not_write_beside_the_scopes_is_told_so(
     name: str,
 ) -> None:
     """Receipts and counters of births lie where others may rule."""
-    parent = new_scope()
+    parent, scope = new_scope(), new_scope()
 
     def prepare() -> None:
         client = KazooClient(hosts=zookeeper_server.address)
         client.start()
         client.create(parent, b"")
+        client.create(scope)
         client.set_acls(parent, [make_acl("world", "anyone", read=True)])
         client.stop()
         client.close()
@@ -128,7 +129,7 @@ async def test_who_may_not_write_beside_the_scopes_is_told_so(
     await asyncio.to_thread(prepare)
     monkeypatch.setattr(module, name, f"{parent}/below")
     with Proxy(zookeeper_server.port) as proxy:
-        async with opened(proxy, new_scope()) as store:
+        async with opened(proxy, scope) as store:
             assert await store.get("/x") is None
             async with asyncio.timeout(5):
                 with pytest.raises(UnauthorizedError, match=f"{parent}/below"):
