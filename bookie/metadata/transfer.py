@@ -35,6 +35,7 @@ from bookie.errors import FormatError, KeyExistsError, MetadataError, NewerForma
 from bookie.metadata.keys import ROOT, parent_of
 from bookie.metadata.records import (
     NOT_EXISTS,
+    SEQUENCE_DIGITS_MAX,
     SEQUENCE_DIGITS_MIN,
     TRANSACTION_OPERATIONS_MAX,
     TRANSACTION_SIZE_BYTES_MAX,
@@ -49,8 +50,9 @@ FORMAT_VERSION = 2
 NARROW_CHILDREN_MAX = 20_000
 """Children of one key that every kind of store can list, with long names, in one answer."""
 
-_DIGITS_MAX = 18
-"""Of the digits that a name ends with, as many may be a number; see `LAST_NUMBER_MAX`."""
+_DIGITS_MAX = 15
+"""Of the digits that a name ends with, as many may be a number. Far below `LAST_NUMBER_MAX`, so
+that a copy of a copy finds room; greater numbers that stores have given they tell themselves."""
 
 Count = Callable[[int], None]
 """Hears of each record that was dealt with."""
@@ -216,11 +218,15 @@ async def migrate(
 def _number_of(key: str) -> int:
     """The number that `key` ends with if it may be that of a sequential record, or more; else 0.
 
-    How long it is cannot be told where what stands before ends with digits, too.
+    How long it is cannot be told where what stands before ends with digits, too. Of too many only
+    those count that every number has.
     """
     name = key.rpartition("/")[2]
     digits = len(name) - len(name.rstrip("0123456789"))
-    return int(name[-min(digits, _DIGITS_MAX) :]) if digits >= SEQUENCE_DIGITS_MIN else 0
+    if digits < SEQUENCE_DIGITS_MIN:
+        return 0
+    number = int(name[-min(digits, SEQUENCE_DIGITS_MAX) :])
+    return number if number < 10**_DIGITS_MAX else number % 10**SEQUENCE_DIGITS_MIN
 
 
 async def _require_numbered_above(store: MetadataStore, last: int) -> None:

@@ -279,6 +279,21 @@ async def test_a_target_that_would_give_a_number_again_is_no_copy(
             await copy
 
 
+async def test_a_key_that_looks_numbered_is_in_no_copys_way() -> None:
+    """Nor in that of a copy of the copy, where numbers were given."""
+    async with AsyncExitStack() as stack:
+        source, *copies = [
+            await stack.enter_async_context(MemoryStore(f"transfer-{next(_names)}"))
+            for _ in range(4)
+        ]
+        await source.put("/limits/999999999999999999", b"of a user")
+        for copy in copies:
+            await migrate(source, copy)
+            for _ in range(3):
+                await copy.put("/q/n-", b"", sequential=True)
+            source = copy
+
+
 @pytest.mark.parametrize(
     ("key", "number"),
     [
@@ -287,7 +302,10 @@ async def test_a_target_that_would_give_a_number_again_is_no_copy(
         ("/q/n-123456789", 0),
         ("/q/n", 0),
         ("/0000000007/n", 0),
-        ("/q/" + "9" * 30, 10**18 - 1),
+        ("/q/" + "9" * 15, 10**15 - 1),
+        ("/q/" + "9" * 30, 10**10 - 1),
+        ("/q/day-20261122-0000000007", 7),
+        ("/q/day20261122" + "0000000007", 7),
     ],
 )
 def test_what_a_name_says_of_numbers(key: str, number: int) -> None:
