@@ -30,6 +30,9 @@ now and then."""
 MARGIN_SECONDS = 30.0
 """What a busy machine may add."""
 
+_WRITE_SECONDS_MAX = 10.0
+"""Much longer than a write takes, on a busy machine too."""
+
 _ROOT = Path(bookie.__file__).parent.parent
 
 
@@ -106,13 +109,15 @@ class Contest:
         return self.acts(holder, accepted=True) >= 3
 
     async def successor(self, former: Acquisition) -> Acquisition:
-        """Who has the lock next, within the bound, once it has acted."""
-        limit = LEASES_MAX * SESSION_SECONDS + MARGIN_SECONDS
-        await self.until(lambda: (h := self.holder(former.lock)) != former and h is not None, limit)
+        """Another who has the lock later, within the bound, once it has acted."""
+
+        def is_there() -> bool:
+            found = self.holder(former.lock)
+            return found is not None and found.client != former.client and self._has_acted(found)
+
+        await self.until(is_there, LEASES_MAX * SESSION_SECONDS + MARGIN_SECONDS)
         found = self.holder(former.lock)
         assert found is not None
-        assert found.client != former.client
-        await self.until(lambda: self._has_acted(found))
         return found
 
 
@@ -134,11 +139,25 @@ async def _kill_the_holder(contest: Contest, store: MetadataStore) -> None:
         await contest.successor(holder)
 
 
+async def _is_writable(store: MetadataStore) -> bool:
+    """Whether nobody was stopped within a write to a directory: everybody would wait for it."""
+    try:
+        async with asyncio.timeout(_WRITE_SECONDS_MAX):
+            await store.put("/probe", b"")
+    except TimeoutError:
+        return False
+    return True
+
+
 async def _stop_the_holder(contest: Contest, store: MetadataStore) -> None:
     async with contest.contender("c", "/stopped"), contest.contender("d", "/stopped"):
-        holder = await contest.first("/stopped")
-        process = contest.processes[holder.client]
-        process.send_signal(signal.SIGSTOP)
+        while True:
+            holder = await contest.first("/stopped")
+            process = contest.processes[holder.client]
+            process.send_signal(signal.SIGSTOP)
+            if await _is_writable(store):
+                break
+            process.send_signal(signal.SIGCONT)
         try:
             await _until_gone(store, holder.client)
             await contest.successor(holder)
