@@ -343,6 +343,7 @@ async def record_under_faults(
 
     Raises:
         AssertionError: the clients do not go on, or something outlives its session.
+        TimeoutError: a watch does not see the end.
     """
     async with _opened(servers, seed, manner) as (run, other):
         splits = servers.splits_commits
@@ -351,7 +352,7 @@ async def record_under_faults(
             Watcher(person.name, person.store, run.recorder, splits=splits)
             for person in run.people[:2]
         ]
-        async with asyncio.TaskGroup() as watching:
+        async with asyncio.timeout(None) as limit, asyncio.TaskGroup() as watching:
             for watcher in watchers:
                 watching.create_task(watcher.follow())
                 await watcher.stands.wait()
@@ -368,4 +369,6 @@ async def record_under_faults(
                 await run.settle()
                 run.is_over.set()
             await write_fence(run.people[-1], watchers, run.recorder)
+            # A watch that stands still for good is found by never seeing the end.
+            limit.reschedule(asyncio.get_running_loop().time() + 2 * manner.margin_seconds)
         return run.recorder.history, run.counts
