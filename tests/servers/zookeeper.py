@@ -242,12 +242,19 @@ def password_of(session_id: int) -> bytes:
 
 
 def expire_session(hosts: str, session_id: int, password: bytes) -> None:
-    """End a session as its server would after a long silence: a second client closes it."""
-    client = KazooClient(hosts=hosts, client_id=(session_id, password), timeout=10)
-    client.start(timeout=30)
-    client.stop()
-    with contextlib.suppress(Exception):
-        client.close()
+    """End a session as its server would after a long silence: a second client closes it.
+
+    Whose session it is may connect again before, and take it back: so it is asked for until the
+    server gives another one for it.
+    """
+    is_gone = False
+    while not is_gone:
+        client = KazooClient(hosts=hosts, client_id=(session_id, password), timeout=10)
+        client.start(timeout=30)
+        is_gone = client.client_id is None or client.client_id[0] != session_id
+        client.stop()
+        with contextlib.suppress(Exception):
+            client.close()
 
 
 @contextmanager
