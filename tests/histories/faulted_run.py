@@ -296,10 +296,13 @@ async def _opened(
         async with AsyncExitStack() as stores:
 
             async def connect(ports: Sequence[int]) -> MetadataStore:
-                uri = servers.uri(ports)
-                return await stores.enter_async_context(
-                    open_store(uri, session_timeout_seconds=manner.session_seconds)
-                )
+                uri, seconds = servers.uri(ports), manner.session_seconds
+                async with asyncio.timeout(2 * manner.margin_seconds):
+                    while True:
+                        # Servers of a busy machine may take longer than a first attempt lasts.
+                        with suppress(MetadataUnavailableError):
+                            store = open_store(uri, session_timeout_seconds=seconds)
+                            return await stores.enter_async_context(store)
 
             for number in range(_PEOPLE):
                 name = f"c{number}"

@@ -68,7 +68,8 @@ async def _run(servers: Servers, seed: int) -> int:
     assert set(struck) == {fault.name for fault in (*faults, *client_faults)}
     assert min(kinds[kind] for kind in (Write, Read, Acquisition, Effect, Drawn)) >= 20
     assert kinds[Watched] == 3
-    assert kinds[SessionEnd] >= 2, "sessions were to be lost"
+    # That of the client whose session the servers ended; a new leader may have saved the others.
+    assert kinds[SessionEnd] >= 1
     assert outcomes[Outcome.OK] >= 50
     assert outcomes[Outcome.CONFLICT] >= 10
     return gaps
