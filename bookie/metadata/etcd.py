@@ -280,6 +280,8 @@ class EtcdStore(MetadataStore):
     async def _transact(self, transaction: Transaction | Convoy) -> list[Stat | None]:
         deadline = asyncio.get_running_loop().time() + self._client.operation_seconds
         while True:
+            if self._monitor.state is SessionState.LOST:
+                await asyncio.sleep(0)  # whoever tries again at once lets the next one begin
             lease = self._require_session()
             receipt = await lease.take_receipt()
             try:

@@ -63,7 +63,7 @@ class KnownRecords:
         return [key for key, node in self._nodes.items() if node.owner]
 
     def owned_by(self, session: int) -> list[tuple[str, int]]:
-        """The keys below others of those that end with this session, and their versions."""
+        """The keys below others of those that end with the session, and their versions."""
         return [
             (key, node.version)
             for key, node in self._nodes.items()

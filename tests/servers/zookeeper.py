@@ -90,7 +90,7 @@ class ZooKeeperServer:
         return ""
 
     def serves(self, session: int) -> bool:
-        """Whether the client with this session is connected to this server."""
+        """Whether the client that has the session is connected to this server."""
         return f"sid=0x{session & 0xFFFFFFFFFFFFFFFF:x}," in four_letters(self.port, "cons")
 
     def start(self) -> None:
