@@ -8,7 +8,7 @@ are remembered beyond a registration, because a bookie that lost its session goe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from types import MappingProxyType, TracebackType
 from typing import Self
@@ -18,10 +18,10 @@ from bookie.env import jitter
 from bookie.errors import (
     BookieUnreachableError,
     FormatError,
-    MetadataClosedError,
     MetadataUnavailableError,
 )
 from bookie.formats.registration import Endpoint, Registration, decode_registration
+from bookie.metadata.keeping_up import keep_up
 from bookie.metadata.store import Change, MetadataStore, Record, Resync
 from bookie.telemetry import event_log
 
@@ -88,7 +88,7 @@ class BookieDirectory:
             changes = await stack.enter_async_context(self._store.watch(keys.AVAILABLE))
             await self._load()
             await self._tasks.__aenter__()
-            self._follower = self._tasks.create_task(self._follow(changes))
+            self._follower = self._tasks.create_task(keep_up(changes, self._apply, _pause))
             self._watch = stack.pop_all()
         return self
 
@@ -105,17 +105,6 @@ class BookieDirectory:
             await self._tasks.__aexit__(None, None, None)
         finally:
             await self._watch.aclose()
-
-    async def _follow(self, changes: AsyncIterator[Change]) -> None:
-        try:
-            async for change in changes:
-                retry_seconds = RETRY_SECONDS_MIN
-                while not await self._apply(change):
-                    await asyncio.sleep(retry_seconds * (0.5 + jitter()))
-                    retry_seconds = min(2 * retry_seconds, RETRY_SECONDS_MAX)
-                    change = Resync()  # noqa: PLW2901  (what was missed meanwhile is unknown)
-        except MetadataClosedError:
-            return  # the view stays as it was last seen
 
     async def _apply(self, change: Change) -> bool:
         """Bring the view up to date; False if the store did not answer, and nothing changed."""
@@ -161,3 +150,8 @@ class BookieDirectory:
         self._last_known |= self.all()
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
+
+
+async def _pause(attempt: int) -> None:
+    seconds = min(RETRY_SECONDS_MIN * 2.0 ** min(attempt, 20), RETRY_SECONDS_MAX)
+    await asyncio.sleep(seconds * (0.5 + jitter()))

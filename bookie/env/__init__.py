@@ -15,6 +15,7 @@ from bookie.env.failpoints import Failpoints
 from bookie.env.kv import KeyValueStore, ReadTransaction, WriteTransaction, open_lmdb
 from bookie.env.outcome import Outcome
 from bookie.env.pause import Pause
+from bookie.env.together import together
 from bookie.env.workers import BatchWorker, ThreadWorkers, Workers
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "jitter",
     "open_lmdb",
     "system_environment",
+    "together",
 ]
 
 

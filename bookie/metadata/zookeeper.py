@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
+from bookie.env import together
 from bookie.errors import (
     ConfigurationError,
     InvalidKeyError,
@@ -229,18 +230,9 @@ class ZooKeeperStore(MetadataStore):
         prefix = key.rstrip("/")
         for start in range(0, len(names), SCAN_AHEAD):
             keys = [f"{prefix}/{name}" for name in names[start : start + SCAN_AHEAD]]
-            for record in await self._get_many(keys):
+            for record in await together(map(self.get, keys)):
                 if record is not None:
                     yield record
-
-    async def _get_many(self, keys: Sequence[str]) -> list[Record | None]:
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                asked = [tasks.create_task(self.get(key)) for key in keys]
-        except ExceptionGroup as group:
-            # They fail together when the servers do; callers know the error of one read.
-            raise group.exceptions[0] from None
-        return [task.result() for task in asked]
 
     def _record(self, key: str, data: bytes | None, stat: ZnodeStat, session: int) -> Record | None:
         if is_virtual(data):

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 
+from bookie.env import together
 from bookie.errors import BookieError
 from bookie.metadata.keys import ROOT, is_under, parent_of
 from bookie.metadata.zookeeper_nodes import (
@@ -166,13 +167,7 @@ class VirtualParents:
         return found
 
     async def _look(self, keys: Sequence[str], deadline: float) -> list[bool]:
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                looks = [tasks.create_task(self.is_there(key, deadline)) for key in keys]
-        except ExceptionGroup as group:
-            # They fail together when the servers do; callers know the error of one read.
-            raise group.exceptions[0] from None
-        return [look.result() for look in looks]
+        return await together(self.is_there(key, deadline) for key in keys)
 
     # ---- removing what is empty
 

@@ -27,7 +27,7 @@ from typing import NoReturn
 
 from bookie.cluster.ledgers import LedgerManager
 from bookie.config import GarbageSettings
-from bookie.env import Clock, Pause
+from bookie.env import Clock, Pause, together
 from bookie.errors import (
     BookieError,
     DiskFullError,
@@ -283,16 +283,8 @@ class GarbageCollector:
 
     async def _without_metadata(self, ledger_ids: list[int]) -> list[int]:
         """Those that a direct read does not find."""
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                reads = [tasks.create_task(self._exists(ledger_id)) for ledger_id in ledger_ids]
-        except ExceptionGroup as group:
-            raise group.exceptions[0] from None
-        return [
-            ledger_id
-            for ledger_id, exists in zip(ledger_ids, reads, strict=True)
-            if not exists.result()
-        ]
+        found = await together(map(self._exists, ledger_ids))
+        return [one for one, exists in zip(ledger_ids, found, strict=True) if not exists]
 
     async def _exists(self, ledger_id: int) -> bool:
         try:

@@ -30,6 +30,7 @@ from bookie.formats.claim import Claim, ClaimMode, decode_claim, encode_claim
 from bookie.metadata.coordination.line import is_gone
 from bookie.metadata.coordination.participant import Participant
 from bookie.metadata.coordination.succession import succeed
+from bookie.metadata.keeping_up import keep_up
 from bookie.metadata.store import (
     NOT_EXISTS,
     Change,
@@ -266,7 +267,9 @@ class GroupView:
         async with AsyncExitStack() as stack:
             changes = await stack.enter_async_context(self._participant.store.watch(self._path))
             await self._load()
-            self._follower = self._participant.spawn(self._follow(changes))
+            self._follower = self._participant.spawn(
+                keep_up(changes, self._apply, self._participant.pause)
+            )
             self._watch = stack.pop_all()
         return self
 
@@ -279,17 +282,6 @@ class GroupView:
         if self._follower is not None:
             self._follower.cancel()
         await self._watch.aclose()
-
-    async def _follow(self, changes: AsyncIterator[Change]) -> None:
-        try:
-            async for change in changes:
-                attempt = 0
-                while not await self._apply(change):
-                    await self._participant.pause(attempt)
-                    attempt += 1
-                    change = Resync()  # noqa: PLW2901  (what was missed meanwhile is unknown)
-        except MetadataClosedError:
-            return  # the view stays as it was last seen
 
     async def _apply(self, change: Change) -> bool:
         try:
