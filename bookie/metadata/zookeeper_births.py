@@ -25,6 +25,7 @@ alone.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from zlib import crc32
 
 from bookie.errors import MetadataUnavailableError, UnauthorizedError
@@ -50,6 +51,10 @@ COUNTERS = 1024
 BASE = f"{HOME}/births"
 """The node below which they lie."""
 
+_PATHS_MAX = 10_000
+"""Paths whose counters are remembered: who writes a record again and again asks for them twice each
+time."""
+
 _COUNTER_ACL = [ACL(Permissions.READ | Permissions.WRITE, Id("world", "anyone"))]
 
 
@@ -58,6 +63,7 @@ def counter_of(path: str) -> str:
     return f"{BASE}/{crc32(path.encode()) % COUNTERS:04}"
 
 
+@lru_cache(maxsize=_PATHS_MAX)
 def counters_of(path: str) -> tuple[str, ...]:
     """The counters of which one at least is written whenever a node is created at `path`."""
     digits = len(path) - len(path.rstrip("0123456789"))

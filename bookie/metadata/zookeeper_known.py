@@ -37,8 +37,9 @@ class KnownRecords:
 
     def learn(self, key: str, stat: ZnodeStat) -> None:
         """A record was read or written."""
-        if any(stat.czxid < some.get(key, 0) for some in self._deletions):
-            return  # an event has overtaken the answer
+        for some in self._deletions:
+            if stat.czxid < some.get(key, 0):
+                return  # an event has overtaken the answer
         nodes = self._nodes
         if key not in nodes and len(nodes) >= self.SIZE_MAX:
             del nodes[next(iter(nodes))]

@@ -20,8 +20,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from bookie.errors import (
     BookieError,
@@ -110,8 +109,7 @@ class OutdatedError(Exception):
     """Nothing was done: what the write was made of was seen through an earlier connection."""
 
 
-@dataclass(frozen=True, slots=True)
-class Committed:
+class Committed(NamedTuple):
     """A write that was done."""
 
     results: Sequence[Any] | None
@@ -130,12 +128,12 @@ class Receipts:
         self.found_done = 0
         """Writes so far whose answer was lost and that turned out to be done."""
         self._link = link
-        self._free: list[int] = []
+        self._free: list[str] = []
         self._count = 0
-        self._waiting: deque[asyncio.Future[int]] = deque()
+        self._waiting: deque[asyncio.Future[str]] = deque()
         self._session = 0
-        self._written: set[str] = set()
-        """Receipts that exist, as ephemeral nodes of `_session`."""
+        self._written: dict[str, str] = {}
+        """The paths of the receipts that exist, as ephemeral nodes of `_session`."""
         self._marks = 0
 
     async def commit(
@@ -158,11 +156,11 @@ class Receipts:
             MetadataUnavailableError: no answer until `deadline`; the outcome is unknown if it says
                 so, else nothing was done.
         """
-        number = await self._take(deadline)
+        name = await self._take(deadline)
         try:
-            return await self._commit(operations, str(number), deadline, losses, connection)
+            return await self._commit(operations, name, deadline, losses, connection)
         finally:
-            self._give_back(number)
+            self._give_back(name)
 
     async def _commit(
         self,
@@ -248,19 +246,18 @@ class Receipts:
             _require_time(deadline)
 
     def _receipt(self, session: int, name: str, mark: bytes) -> NodeOperation:
-        path = self._path(session, name)
-        if session == self._session and name in self._written:
+        if session == self._session and (path := self._written.get(name)) is not None:
             return SetData(path, mark, -1)
-        return CreateNode(path, mark, OPEN_ACL_UNSAFE, EPHEMERAL)
+        return CreateNode(self._path(session, name), mark, OPEN_ACL_UNSAFE, EPHEMERAL)
 
     def _note(self, session: int, name: str, *, exists: bool = True) -> None:
         if session != self._session:
             # The receipts of an older session went with it.
-            self._session, self._written = session, set()
-        if exists:
-            self._written.add(name)
-        else:
-            self._written.discard(name)
+            self._session, self._written = session, {}
+        if not exists:
+            self._written.pop(name, None)
+        elif name not in self._written:
+            self._written[name] = self._path(session, name)
 
     def _path(self, session: int, name: str) -> str:
         return f"{RECEIPTS}/{session & 0xFFFFFFFFFFFFFFFF:016x}-{name}"
@@ -284,13 +281,13 @@ class Receipts:
 
     # ---- who has which
 
-    async def _take(self, deadline: float) -> int:
+    async def _take(self, deadline: float) -> str:
         if self._free:
             return self._free.pop()
         if self._count < RECEIPTS_MAX:
             self._count += 1
-            return self._count
-        turn: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+            return str(self._count)
+        turn: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._waiting.append(turn)
         try:
             async with asyncio.timeout_at(deadline):
@@ -302,13 +299,13 @@ class Receipts:
                 self._give_back(turn.result())
             raise
 
-    def _give_back(self, number: int) -> None:
+    def _give_back(self, name: str) -> None:
         while self._waiting:
             turn = self._waiting.popleft()
             if not turn.done():
-                turn.set_result(number)
+                turn.set_result(name)
                 return
-        self._free.append(number)
+        self._free.append(name)
 
 
 def _require_time(deadline: float) -> None:

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from bookie.errors import InvalidKeyError, UnsupportedError
 from bookie.metadata.keys import ROOT, ancestors, parent_of
@@ -63,6 +64,8 @@ REQUEST_BYTES_MAX = 1_000_000
 
 _OVERHEAD_BYTES_MAX = 256
 """Of an operation beside path, data and its own access control list."""
+
+_WITH_DATA = (CreateNode, SetData)
 
 _DATA_VERSION_BITS = 32
 _DATA_VERSION_MAX = 2**31 - 1
@@ -182,8 +185,7 @@ def require_representable_key(key: str) -> None:
 # ---- the state before a transaction
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(NamedTuple):
     """A node as it was read, or as it is believed to be."""
 
     birth: int
@@ -454,8 +456,9 @@ def _require_sendable(operations: Sequence[NodeOperation]) -> None:
     """A server ends the connection of who sends it more than 1 MiB (``jute.maxbuffer``)."""
     at_most = 0
     for operation in operations:
-        data = None if isinstance(operation, DeleteNode | CheckVersion) else operation.data
-        at_most += _OVERHEAD_BYTES_MAX + 3 * len(operation.path) + len(data or b"")
+        at_most += _OVERHEAD_BYTES_MAX + 3 * len(operation.path)
+        if isinstance(operation, _WITH_DATA) and operation.data is not None:
+            at_most += len(operation.data)
     if at_most <= REQUEST_BYTES_MAX:
         return
     size = len(Multi(operations).serialize())
