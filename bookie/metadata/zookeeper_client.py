@@ -22,11 +22,11 @@ from kazoo.retry import KazooRetry
 
 from bookie.errors import ConfigurationError
 from bookie.metadata.security import MetadataSecurity
+from bookie.metadata.zookeeper_sockets import Handler
 from bookie.metadata.zookeeper_thread import (
     Answered,
     Batch,
     Client,
-    Handler,
     NoAnswerError,
     Notice,
     NotSentError,
@@ -159,6 +159,8 @@ class Bridge:
         connection, outbox = self._client._connection, self._outbox
         self._outbox = []
         connection.outgoing.extend(outbox)
+        if connection.send_from_loop():
+            return
         try:
             connection._write_sock.send(b"\0")
         except BlockingIOError:

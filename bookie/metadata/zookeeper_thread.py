@@ -7,6 +7,9 @@ What it does beside that is replaced:
   of the socket, in batches; kazoo would sort them into two queues.
 - **Whole buffers.** What the socket holds is read at once and cut into messages, and what waits to
   be sent goes out in one piece; kazoo takes several system calls for every message.
+- **No detour.** When nothing is under way the loop writes to the socket itself: a thread that has
+  to be woken up first costs more than all else in a small request. With answers to come the thread
+  is awake anyway, and leaves the loop more time.
 - **Known outcomes.** A request knows whether any of its bytes may have left this process, and is
   only ever sent in the session that it was made for.
 - **What the server has told is never forgotten.** A client that begins a new session does not
@@ -18,17 +21,17 @@ This rests on inner parts of kazoo 2.11; a test fails when they are not what the
 from __future__ import annotations
 
 import asyncio
-import socket
 import ssl
 import struct
+import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from kazoo.client import KazooClient
 from kazoo.exceptions import AuthFailedError, ConnectionDropped
-from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.connection import (
     AUTH_XID,
     CLOSE_RESPONSE,
@@ -36,7 +39,7 @@ from kazoo.protocol.connection import (
     WATCH_XID,
     ConnectionHandler,
 )
-from kazoo.protocol.serialization import SASL, Close, Exists, Watch
+from kazoo.protocol.serialization import SASL, Close, Exists
 from kazoo.protocol.states import KeeperState
 
 from bookie.env import boot_time_seconds
@@ -59,6 +62,9 @@ _DROPS_MAX = 3
 
 _FRAME = struct.Struct("!iiqi")
 _LENGTH = struct.Struct("!i")
+_EVENT = struct.Struct("!iii")
+"""The kind of change, the state of the connection, the length of the path."""
+_REQUEST = struct.Struct("!iii")
 _XID_MAX = 2**31 - 1
 
 
@@ -135,7 +141,7 @@ Notice: TypeAlias = NodeEvent | Connected | Disconnected | Expired | Refused | A
 class Pending:
     """A request on its way, and the future of its answer."""
 
-    __slots__ = ("answer", "begun_at", "connection", "is_sent", "request", "session")
+    __slots__ = ("answer", "begun_at", "connection", "request", "session")
 
     def __init__(
         self,
@@ -153,7 +159,6 @@ class Pending:
         """The session in which alone it may be sent; None is any."""
         self.connection = connection
         """Likewise the connection, by its number."""
-        self.is_sent = False
 
 
 Answered: TypeAlias = tuple[Pending, object, BaseException | None]
@@ -161,38 +166,6 @@ Answered: TypeAlias = tuple[Pending, object, BaseException | None]
 
 Batch: TypeAlias = Sequence[Answered | Notice]
 """What happened, in the order of the socket."""
-
-
-class Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no types
-    """Threads only for the connection, and no attempt to connect that lasts a whole session."""
-
-    def __init__(self, connect_seconds_max: float, tls: ssl.SSLContext | None) -> None:
-        super().__init__()
-        self._connect_seconds_max = connect_seconds_max
-        self._tls = tls
-
-    def start(self) -> None:
-        """Nothing to start: no callback goes through kazoo's queues."""
-        self._running = True
-
-    def stop(self) -> None:
-        """Nothing to stop."""
-        self._running = False
-
-    def create_connection(
-        self, address: tuple[str, int], *, hostname: str, timeout: float, **options: Any
-    ) -> socket.socket:
-        """Connect, within the bound; kazoo's own leaves a socket open when TLS fails."""
-        bounded = min(timeout, self._connect_seconds_max)
-        made = socket.create_connection(address, bounded)
-        try:
-            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if self._tls is not None:
-                made = self._tls.wrap_socket(made, server_hostname=hostname)
-        except BaseException:
-            made.close()
-            raise
-        return made
 
 
 class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no types
@@ -209,6 +182,12 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
         self._drops = 0
         self._number = 0
         self._heard_at = 0.0
+        self._writing = threading.RLock()
+        """Held while requests are framed and written, so that `client._pending` has the order of
+        the socket, and while a connection ends. The loop never waits for it."""
+        self._takes_from_loop = False
+        self._unsent: bytes | bytearray = b""
+        """The rest of what the loop wrote, which goes out before all else."""
 
     def start(self) -> None:
         """Begin the thread. Whoever wakes it never waits for it: it may be held up by a socket."""
@@ -237,7 +216,25 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
         granted = read_timeout * 1.5 / 1000
         client = self.client
         client.post([Connected(client._session_id, client._session_passwd, granted, self._number)])
+        # What TLS keeps of a connection is for one thread.
+        self._takes_from_loop = not isinstance(self._socket, ssl.SSLSocket)
         return read_timeout, connect_timeout
+
+    @contextmanager
+    def _socket_error_handling(self) -> Iterator[None]:
+        """Through here kazoo leaves a connection, whatever error ends it, and then closes it."""
+        try:
+            with super()._socket_error_handling():
+                yield
+        except BaseException:
+            self.end()
+            raise
+
+    def end(self) -> None:
+        """The connection is over: from here on the loop sends nothing through it."""
+        with self._writing:
+            self._takes_from_loop = False
+            self._unsent = b""
 
     def _authenticate_with_sasl(self, host: str, timeout: float) -> None:
         options = self.sasl_options
@@ -289,15 +286,14 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
         return response
 
     def _receive(self) -> None:
-        with self._socket_error_handling():
-            try:
+        try:
+            piece = self._socket.recv(RECEIVE_BYTES)
+            # TLS may have more than it gave, of which a select would not know.
+            while piece and getattr(self._socket, "pending", int)() > 0:
+                self._received += piece
                 piece = self._socket.recv(RECEIVE_BYTES)
-                # TLS may have more than it gave, of which a select would not know.
-                while piece and getattr(self._socket, "pending", int)() > 0:
-                    self._received += piece
-                    piece = self._socket.recv(RECEIVE_BYTES)
-            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
-                return
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return
         if not piece:
             raise ConnectionDropped("the server closed the connection")
         self._received += piece
@@ -312,10 +308,12 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
             self.ping_outstanding.clear()
             return None
         if xid == WATCH_XID:
-            event, _ = Watch.deserialize(frame, offset)
+            kind, _, length = _EVENT.unpack_from(frame, offset)
+            offset += _EVENT.size
+            path = frame[offset : offset + length].decode()
             # Who was told of a change is not served by one who does not know of it.
             client.last_zxid = max(zxid, client.last_zxid)
-            batch.append(NodeEvent(event.type, event.path, zxid))
+            batch.append(NodeEvent(kind, path, zxid))
             return None
         if xid == AUTH_XID:
             if error:
@@ -333,6 +331,27 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
 
     # ---- sending
 
+    def send_from_loop(self) -> bool:
+        """Send what waits, in the loop; returns whether nothing is left for the thread.
+
+        All is left to it while answers are to come, while it writes itself, while there is no
+        connection, and with TLS; and what there is no room for.
+        """
+        if not self._writing.acquire(blocking=False):
+            return False
+        try:
+            if not self._takes_from_loop or self.client._pending:
+                return False
+            message = self._next_message()
+            try:
+                sent = self._socket.send(message) if message else 0
+            except OSError:
+                sent = 0  # there is no room, or the thread meets the error as well
+            self._unsent = message[sent:]
+            return not self._unsent and not self.outgoing
+        finally:
+            self._writing.release()
+
     def _send_request(self, read_timeout: float, connect_timeout: float) -> None:
         """Send what waits, in few pieces; called when the loop, or kazoo's `stop`, woke us."""
         self._read_sock.recv(4096)
@@ -340,29 +359,47 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
         if client._pending and boot_time_seconds() - self._heard_at > read_timeout:
             # kazoo takes whatever it sends for a ping, and waits for an answer only to its own.
             raise ConnectionDropped("the server is silent")
-        while self.outgoing or client._queue:
-            message = bytearray()
-            while self.outgoing and len(message) < SEND_BYTES:
-                pending = self.outgoing.popleft()
-                if pending.session not in (None, client._session_id) or (
-                    pending.connection not in (None, self._number)
-                ):
-                    client.post([(pending, None, NotSentError())])
-                    continue
-                # From here on some of it may reach the server.
-                pending.is_sent = True
-                message += self._frame(pending.request, pending)
-            if not self.outgoing and client._queue:
-                request, _ = client._queue.popleft()
-                message += self._frame(request, None)
-            if message:
+        with self._writing:
+            while self._unsent or self.outgoing or client._queue:
+                message = self._next_message()
+                if not self.outgoing and client._queue:
+                    request, _ = client._queue.popleft()
+                    message += self._frame(request, None)
                 self._write(message, connect_timeout)
+
+    def _next_message(self) -> bytearray:
+        """Requests that wait, as they go out together.
+
+        From here on some of them may reach the server.
+        """
+        message = bytearray()
+        while self.outgoing and len(message) < SEND_BYTES:
+            pending = self.outgoing.popleft()
+            if pending.session not in (None, self.client._session_id) or (
+                pending.connection not in (None, self._number)
+            ):
+                self.client.post([(pending, None, NotSentError())])
+                continue
+            message += self._frame(pending.request, pending)
+        return message
+
+    def _write(self, message: bytes | bytearray, timeout: float) -> None:
+        """Send all of it; waits, up to `timeout` seconds for each piece, when there is no room."""
+        with self._writing, self._socket_error_handling():
+            rest = memoryview(self._unsent + message)
+            self._unsent = b""
+            while rest:
+                try:
+                    rest = rest[self._socket.send(rest) :]
+                except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                    if not self.handler.select([], [self._socket], [], timeout)[1]:
+                        raise self.handler.timeout_exception("no room to send in time") from None
 
     def _frame(self, request: Request | Close, pending: Pending | None) -> bytes:
         self._xid = self._xid % _XID_MAX + 1
         body = request.serialize()
         self.client._pending.append((request, pending, self._xid))
-        return struct.pack("!iii", len(body) + 8, self._xid, request.type) + body
+        return _REQUEST.pack(len(body) + 8, self._xid, request.type) + body
 
 
 class Client(KazooClient):  # type: ignore[misc]  # kazoo has no types
@@ -393,6 +430,7 @@ class Client(KazooClient):  # type: ignore[misc]  # kazoo has no types
             return  # `_connect` says so when it has authenticated
         expired = state == KeeperState.EXPIRED_SESSION
         refused = state == KeeperState.AUTH_FAILED
+        self._connection.end()
         batch: list[Answered | Notice] = []
         while self._pending:
             _, pending, _ = self._pending.popleft()

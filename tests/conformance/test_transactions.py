@@ -182,7 +182,7 @@ def _count_sent(
     if isinstance(store, EtcdStore):
         before = store.client.calls["Txn"]
         return lambda: store.client.calls["Txn"] - before
-    kind, name = {"local": (LocalEnvironment, "_commit"), "zk": (_Connection, "_write")}[
+    kind, name = {"local": (LocalEnvironment, "_commit"), "zk": (_Connection, "_next_message")}[
         backend.name
     ]
     original, sent = getattr(kind, name), []

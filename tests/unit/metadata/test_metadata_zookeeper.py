@@ -111,6 +111,7 @@ def test_the_inner_parts_of_kazoo_are_where_they_were() -> None:
         SequentialThreadingHandler: {
             "start": ["self"],
             "stop": ["self"],
+            "select": ["self", "args", "kwargs"],
             "create_connection": ["self", "args", "kwargs"],
             "spawn": ["self", "func", "args", "kwargs"],
         },
@@ -130,6 +131,9 @@ def test_the_inner_parts_of_kazoo_are_where_they_were() -> None:
     assert "if response == CLOSE_RESPONSE" in loop
     assert "self._send_request(read_timeout, connect_timeout)" in loop
     assert "client._pending.append" not in loop
+    inside = loop.partition("with self._socket_error_handling():")[2]
+    assert "self._read_socket(read_timeout)" in inside
+    assert inside.index("self._read_socket") < inside.index("self._socket.close()")
     connect = inspect.getsource(connection.ConnectionHandler._connect)
     assert "read_timeout = negotiated_session_timeout * 2.0 / 3.0" in connect
     assert "client.last_zxid," in connect
