@@ -47,7 +47,7 @@ def local(
             "--base-port",
             min=1,
             max=65000,
-            help="The first port, two for each bookie; else free ones are chosen and kept.",
+            help="The first port, two for each bookie; else free ones, 10000 to 19999, are kept.",
             show_default=False,
         ),
     ] = None,

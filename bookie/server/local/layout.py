@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import random
 import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -15,6 +16,8 @@ from bookie.errors import ConfigurationError, DirectoryLockedError
 
 BOOKIES_DEFAULT = 3
 _LAYOUT_VERSION = 1
+_PORTS = range(10_000, 20_000)
+"""Those that are chosen from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,12 +138,24 @@ def plan_layout(
 
 
 def free_ports(count: int) -> list[int]:
-    """Different ports of the loopback address that nobody listens on now."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for candidate in sockets:
-            candidate.bind(("127.0.0.1", 0))
-        return [candidate.getsockname()[1] for candidate in sockets]
+    """Different ports of the loopback address that nobody listens on now.
+
+    They lie below those that Linux gives to outgoing connections, so that none of these takes
+    a port away before its bookie listens, or between two runs of the cluster that keeps it.
+
+    Raises:
+        ConfigurationError: not so many are free.
+    """
+    found: list[int] = []
+    for port in random.sample(_PORTS, len(_PORTS)):
+        if len(found) == count:
+            return found
+        with socket.socket() as candidate, contextlib.suppress(OSError):
+            candidate.bind(("127.0.0.1", port))
+            found.append(port)
+    raise ConfigurationError(
+        f"no {count} of the ports {_PORTS.start} to {_PORTS.stop - 1} are free: give a base port"
+    )
 
 
 @contextlib.contextmanager
