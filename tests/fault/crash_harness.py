@@ -29,8 +29,9 @@ from bookie.ids import Status
 from bookie.metadata.connect import open_store
 from bookie.rpc.channels import BookieChannel
 from bookie.rpc.codec import encode_add_request
-from bookie.server.local.layout import Layout, Member, free_ports, write_configuration
+from bookie.server.local.layout import Layout, Member, write_configuration
 from bookie.server.local.process import BookieProcess
+from tests.servers.ports import claimed_ports
 
 PASSWORD = b"secret"
 KEY = derive_key(PASSWORD)
@@ -133,7 +134,7 @@ class CrashHarness:
         """From then on the bookie may refuse anything; what it did acknowledge still counts."""
         self.journal_is_gone = False
         """From then on an answer is no promise: see where it is set."""
-        port, http_port = free_ports(2)
+        port, http_port = claimed_ports(2)
         member = Member("b1", port, http_port)
         layout = Layout(f"local://{directory}/metadata", (member,))
         write_configuration(directory, layout, member, settings)

@@ -12,8 +12,8 @@ from bookie.api import BookKeeper, WriterHandle, connect
 from bookie.cluster.instance import initialize_cluster
 from bookie.errors import BookieError
 from bookie.metadata.connect import open_store
-from bookie.server.local.layout import free_ports
 from tests.fault.daemon_process import Daemon, Home, serving
+from tests.servers.ports import claimed_ports
 from tests.unit.client.real_cluster import until
 
 SESSION_TIMEOUT_SECONDS = 2.0
@@ -61,7 +61,7 @@ def home_of(uri: str, path: Path, name: str, session: Mapping[str, object] | Non
     """The settings of a bookie that has never run; `session` are those of its section."""
     home = path / name
     home.mkdir()
-    port, http_port = free_ports(2)
+    port, http_port = claimed_ports(2)
     return Home(
         home,
         {

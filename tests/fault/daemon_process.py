@@ -13,8 +13,8 @@ from pathlib import Path
 
 from bookie.cluster.instance import initialize_cluster
 from bookie.metadata.connect import open_store
-from bookie.server.local.layout import free_ports
 from bookie.server.local.process import child_environment
+from tests.servers.ports import claimed_ports
 
 START_SECONDS_MAX = 30.0
 
@@ -54,7 +54,7 @@ class Home:
 
 async def new_home(path: Path) -> Home:
     """An initialised cluster and valid settings for a bookie that has never run."""
-    port, http_port = free_ports(2)
+    port, http_port = claimed_ports(2)
     uri = f"local://{path}/metadata"
     async with open_store(uri) as store:
         await initialize_cluster(store)

@@ -14,9 +14,9 @@ from bookie.cluster.directory import BookieDirectory
 from bookie.cluster.instance import initialize_cluster
 from bookie.cluster.labels import BookieLabels
 from bookie.metadata.connect import open_store
-from bookie.server.local.layout import free_ports
 from tests.fault.daemon_process import Daemon, serving
 from tests.servers.etcd import EtcdServer
+from tests.servers.ports import claimed_ports
 from tests.servers.proxy import Proxy
 from tests.servers.zookeeper import ZooKeeperServer, new_scope
 
@@ -47,7 +47,7 @@ async def test_what_changes_while_the_store_is_away_counts_when_it_is_back(
     """The bookie has no file: ports and directories come from the cluster, too."""
     scheme, server_port = server
     scope = new_scope()
-    port, http_port = free_ports(2)
+    port, http_port = claimed_ports(2)
     async with open_store(f"{scheme}://127.0.0.1:{server_port}{scope}") as store:
         await initialize_cluster(store)
         settings, labels = ClusterSettings(store), BookieLabels(store)

@@ -20,7 +20,7 @@ from bookie.metadata.security import MetadataSecurity
 from tests.conformance.streams import CREATED, next_changes
 from tests.servers.certificates import Authority, Certificate
 from tests.servers.etcd import EtcdServer
-from tests.servers.processes import free_server_ports
+from tests.servers.ports import claimed_ports
 
 
 async def _sentence(
@@ -247,7 +247,7 @@ async def test_a_watch_of_a_store_that_is_quiet_renews_its_token(
 
 
 async def test_a_server_that_is_not_there_is_named() -> None:
-    (port,) = free_server_ports(1)
+    (port,) = claimed_ports(1)
     uri = f"etcd://127.0.0.1:{port}/scope"
     text = await _sentence(uri, MetadataSecurity(), MetadataUnavailableError)
     assert f"etcd at 127.0.0.1:{port} does not answer: " in text

@@ -29,7 +29,7 @@ from bookie.metadata.zookeeper import ZooKeeperStore
 from bookie.metadata.zookeeper_numbers import NUMBERS
 from tests.conformance.streams import next_item
 from tests.servers.certificates import Authority, Certificate
-from tests.servers.processes import free_server_ports
+from tests.servers.ports import claimed_ports
 from tests.servers.proxy import Proxy
 from tests.servers.zookeeper import ZooKeeperServer, new_scope, single_server
 
@@ -299,7 +299,7 @@ def tls_port(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> 
     certificate = authority.issue("server")
     keys = directory / "keys.pem"
     keys.write_bytes(certificate.key.read_bytes() + certificate.certificate.read_bytes())
-    (port,) = free_server_ports(1)
+    (port,) = claimed_ports(1)
     settings = (
         "serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory\n"
         f"secureClientPort={port}\nsecureClientPortAddress=127.0.0.1\n"
@@ -387,7 +387,7 @@ async def test_a_file_that_is_missing_is_named(
 
 
 async def test_servers_that_are_not_there_are_named() -> None:
-    first, second = free_server_ports(2)
+    first, second = claimed_ports(2)
     address = f"127.0.0.1:{first},127.0.0.1:{second}"
     with pytest.raises(MetadataUnavailableError, match=f"{address}/s.*connection refused"):
         async with opened(address, "/s"):

@@ -30,7 +30,7 @@ from typing import Any, Self
 import pytest
 
 from tests.servers.etcd_links import CLUSTER_TOKEN, PeerLinks
-from tests.servers.processes import free_server_ports
+from tests.servers.ports import claimed_ports
 from tests.servers.running import PIDS
 
 READY_SECONDS_MAX = 60.0
@@ -226,7 +226,7 @@ class EtcdServer:
 
     def __init__(self, *, options: Sequence[str] = (), tls: bool = False) -> None:
         self._directory = _data_directory()
-        client_port, peer_port = free_server_ports(2)
+        client_port, peer_port = claimed_ports(2)
         self.member = EtcdMember(
             "single",
             self._directory / "single",
@@ -272,7 +272,7 @@ class EtcdCluster:
         self._options = options
         self._directory = _data_directory()
         self.names = ["m0", "m1", "m2"]
-        self._ports = free_server_ports(2 * len(self.names))
+        self._ports = claimed_ports(2 * len(self.names))
         self.links = PeerLinks(dict(zip(self.names, self._ports, strict=False)))
         self.members: dict[str, EtcdMember] = {}
 

@@ -7,36 +7,14 @@ the end of the run.
 from __future__ import annotations
 
 import os
-import random
 import shutil
 import signal
-import socket
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tests.servers.running import PIDS
-
-PORTS = range(15_000, 32_000)
-"""Below the ports that the kernel hands out to outgoing connections, which would take one away."""
-
-
-def free_server_ports(count: int) -> list[int]:
-    """Ports of the loopback interface on which nobody listens now, nor connects from by chance."""
-    found: list[int] = []
-    generator = random.SystemRandom()
-    while len(found) < count:
-        port = generator.choice(PORTS)
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        if port not in found:
-            found.append(port)
-    return found
 
 
 def require_program(name: str, package: str) -> str:

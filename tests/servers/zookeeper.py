@@ -21,12 +21,8 @@ import pytest
 from kazoo.client import KazooClient
 
 from tests.servers import fetch_zookeeper
-from tests.servers.processes import (
-    ServerProcess,
-    free_server_ports,
-    require_program,
-    wait_until,
-)
+from tests.servers.ports import claimed_ports
+from tests.servers.processes import ServerProcess, require_program, wait_until
 from tests.servers.proxy import Direction, Proxy
 
 TICK_MS = 500
@@ -126,7 +122,7 @@ class ZooKeeperEnsemble:
     """
 
     def __init__(self, directory: Path, stack: ExitStack) -> None:
-        ports = free_server_ports(9)
+        ports = claimed_ports(9)
         self.servers: dict[int, ZooKeeperServer] = {}
         self.links: dict[tuple[int, int], tuple[Proxy, Proxy]] = {}
         """(caller, called) → the proxies to the called server's quorum and election ports."""
@@ -264,7 +260,7 @@ def single_server(
     """A server of its own for a test that needs special settings or kills it."""
     home = directory / "zookeeper"
     home.mkdir()
-    (port,) = free_server_ports(1)
+    (port,) = claimed_ports(1)
     server = ZooKeeperServer("zookeeper", home, port, settings, java_options)
     server.start()
     try:

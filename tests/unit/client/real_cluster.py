@@ -20,6 +20,7 @@ from bookie.node.bookie import Bookie
 from bookie.node.start import start_bookie
 from bookie.rpc.server import serve
 from bookie.telemetry import Metrics
+from tests.servers.ports import claimed_ports
 
 WAIT_SECONDS_MAX = 20.0
 
@@ -42,7 +43,9 @@ class RealCluster:
         """Start a bookie, on the port that it had before if it had one."""
         started = asyncio.Event()
         self._stops[number] = asyncio.Event()
-        port = self._ports.get(number, 0) if same_port else 0
+        if number not in self._ports or not same_port:
+            (self._ports[number],) = claimed_ports(1)
+        port = self._ports[number]
         self._running[number] = self._tasks.create_task(self._run(number, port, started))
         async with asyncio.timeout(WAIT_SECONDS_MAX):
             await started.wait()
@@ -78,7 +81,6 @@ class RealCluster:
             ) as node,
             serve(node.bookie, "127.0.0.1", port, RpcSettings(drain_seconds=0.1), metrics) as bound,
         ):
-            self._ports[number] = bound
             registration = Registration(
                 bookie_id, (Endpoint("bookie", "127.0.0.1", bound, "grpc"),)
             )

@@ -23,6 +23,7 @@ from bookie.rpc.codec import encode_add_request
 from bookie.rpc.contract import SERVICE
 from bookie.rpc.server import ServedNode, serve
 from bookie.telemetry import Metrics
+from tests.servers.ports import claimed_ports
 from tests.unit.rpc.fake_node import INFO, INSTANCE_ID, FakeNode, batch_of, until
 
 SETTINGS = RpcSettings(drain_seconds=5)
@@ -91,10 +92,10 @@ async def test_an_address_that_is_not_ours_is_one_sentence(host: str, reason: st
 
 async def test_a_port_is_free_again_after_the_server() -> None:
     """A bookie that restarts gets its port back at once."""
-    async with serve(FakeNode(), "127.0.0.1", 0, SETTINGS, Metrics()) as port:
-        pass
-    async with serve(FakeNode(), "127.0.0.1", port, SETTINGS, Metrics()) as again:
-        assert again == port
+    (port,) = claimed_ports(1)
+    for _ in range(2):
+        async with serve(FakeNode(), "127.0.0.1", port, SETTINGS, Metrics()) as listening:
+            assert listening == port
 
 
 async def test_a_shutdown_answers_what_was_accepted_before_it_ends_a_stream() -> None:
