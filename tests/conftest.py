@@ -13,8 +13,14 @@ from hypothesis import HealthCheck, settings
 
 from tests.servers.running import PIDS
 
-pytest_plugins = ["tests.servers.etcd", "tests.servers.zookeeper"]
-"""Where fixtures of real servers come from; a server starts when the first test asks for it."""
+pytest_plugins = [
+    # Fixtures of real servers; a server starts when the first test asks for it.
+    "tests.servers.etcd",
+    "tests.servers.zookeeper",
+    # What is printed at the end.
+    "tests.conformance.summary",
+    "tests.sim.summary",
+]
 
 # The default run is the same every time and fast; `soak` looks for what it has not seen yet.
 settings.register_profile("default", max_examples=60, deadline=None, derandomize=True)
@@ -33,6 +39,16 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 def is_soak(pytestconfig: pytest.Config) -> bool:
     """Whether tests take their long counts: ``--hypothesis-profile=soak``."""
     return bool(pytestconfig.getoption("hypothesis_profile", None) == "soak")
+
+
+TESTS = Path(__file__).parent
+QUICK = (TESTS / "unit", TESTS / "property")
+"""Where each test takes a few seconds at most."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Quick tests come last, so that two workers end together. The order is random otherwise."""
+    items.sort(key=lambda item: any(part in QUICK for part in item.path.parents))
 
 
 THREAD_END_SECONDS_MAX = 5.0

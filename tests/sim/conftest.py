@@ -1,4 +1,4 @@
-"""What simulations share: quiet logs, and the figures of a run in pytest's summary."""
+"""What simulations share: quiet logs, and figures for the summary of a run (`summary.py`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-_FIGURES = pytest.StashKey[list[str]]()
+from tests.sim.summary import PROPERTY
 
 
 @pytest.fixture(autouse=True)
@@ -20,17 +20,10 @@ def _quiet() -> Iterator[None]:
 
 
 @pytest.fixture
-def report(pytestconfig: pytest.Config) -> Callable[[str], None]:
-    """Print a line at the end of the run, whatever was captured."""
-    return pytestconfig.stash.setdefault(_FIGURES, []).append
+def report(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """Print a line at the end of the run, whatever was captured and whichever process ran it."""
 
+    def note(line: str) -> None:
+        request.node.user_properties.append((PROPERTY, line))
 
-def pytest_terminal_summary(
-    terminalreporter: pytest.TerminalReporter, config: pytest.Config
-) -> None:
-    """The lines of `report`."""
-    lines = config.stash.get(_FIGURES, [])
-    if lines:
-        terminalreporter.write_sep("-", "simulation")
-        for line in lines:
-            terminalreporter.write_line(line)
+    return note

@@ -1,0 +1,28 @@
+"""What simulations say at the end of a run: their figures.
+
+A plugin and no part of their `conftest.py`, which the process that prints does not import when
+others run the tests.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+PROPERTY = "simulation"
+"""The name of the properties of a test's report that are lines to print."""
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """The lines of all tests that passed or failed, by their tests."""
+    lines = sorted(
+        (report.nodeid, str(value))
+        for outcome in ("passed", "failed")
+        for report in terminalreporter.stats.get(outcome, [])
+        if getattr(report, "when", None) == "call"
+        for name, value in report.user_properties
+        if name == PROPERTY
+    )
+    if lines:
+        terminalreporter.write_sep("-", "simulation")
+        for _, line in lines:
+            terminalreporter.write_line(line)
