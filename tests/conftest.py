@@ -17,7 +17,8 @@ pytest_plugins = [
     # Fixtures of real servers; a server starts when the first test asks for it.
     "tests.servers.etcd",
     "tests.servers.zookeeper",
-    # What is printed at the end.
+    # Who runs what, and what is printed at the end.
+    "tests.sharing",
     "tests.conformance.summary",
     "tests.sim.summary",
 ]

@@ -15,9 +15,6 @@ import pytest
 
 from bookie.server.local.process import child_environment
 
-pytestmark = pytest.mark.xdist_group("ports of bookie local")
-"""``bookie local`` chooses ports before its bookies listen on them: one such at a time."""
-
 SECONDS_MAX = 60.0
 
 

@@ -12,9 +12,6 @@ import pytest
 
 from bookie.server.local.process import child_environment
 
-pytestmark = pytest.mark.xdist_group("ports of bookie local")
-"""``bookie local`` chooses ports before its bookies listen on them: one such at a time."""
-
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)

@@ -22,9 +22,6 @@ from bookie.server.local.cluster import local_cluster, start_all
 from bookie.server.local.process import child_environment
 from tests.fault.metadata_servers import SHARED
 
-pytestmark = pytest.mark.xdist_group("ports of bookie local")
-"""``bookie local`` chooses ports before its bookies listen on them: one such at a time."""
-
 SECONDS_MAX = 60.0
 UP = "The cluster is up. In another terminal:"
 

@@ -17,8 +17,8 @@ from tests.matrix.table import RULES, Outcome, rule_for
 
 CELLS = list(all_cells())
 
-pytestmark = [pytest.mark.timeout(1800), pytest.mark.xdist_group("corruption matrix")]
-"""The first test waits for all cells, and one process has the answers for all tests."""
+pytestmark = pytest.mark.timeout(1800)
+"""The first test waits for all cells."""
 
 
 def case_of(number: int, cell: Cell) -> Answer:

@@ -1,0 +1,36 @@
+"""How several processes share the tests of a run (``make test``): one by one, but for a few files.
+
+A plugin of pytest-xdist. Its own groups, by marks, do nothing under pytest 9: they are written into
+an attribute that is no longer read.
+"""
+
+from __future__ import annotations
+
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+TOGETHER = {
+    # One process has the answers of all cells.
+    "tests/matrix/test_corruption_matrix.py": "corruption matrix",
+    # `bookie local` chooses ports before its bookies listen on them: one such at a time.
+    "tests/fault/test_commands_on_a_cluster.py": "bookie local",
+    "tests/fault/test_demo.py": "bookie local",
+    "tests/fault/test_local_cluster.py": "bookie local",
+}
+"""File → the group that one process runs, one test after the other."""
+
+
+class Sharing(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
+    """The groups of `TOGETHER` first, the largest before the others; then each test by itself.
+
+    Whoever has little left gets the next one, in the order of the collection.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        return TOGETHER.get(nodeid.partition("::")[0], nodeid)
+
+
+@pytest.hookimpl(tryfirst=True, optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Sharing | None:
+    """Take the place of ``--dist loadgroup``."""
+    return Sharing(config, log) if config.getoption("dist") == "loadgroup" else None
