@@ -52,8 +52,11 @@ async def test_reflection_is_served_only_if_asked_for(reflection: bool) -> None:
         serve(FakeNode(), "127.0.0.1", 0, settings, Metrics()) as port,
         aio.insecure_channel(f"127.0.0.1:{port}") as channel,
     ):
-        call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo()
-        await call.write(reflection_pb2.ServerReflectionRequest(file_containing_symbol=SERVICE))
+        request = reflection_pb2.ServerReflectionRequest(file_containing_symbol=SERVICE)
+        # Not by a write of its own: that fails if the refusal comes before it is done.
+        call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(
+            iter([request])
+        )
         if reflection:
             answer = await call.read()
             assert len(answer.file_descriptor_response.file_descriptor_proto) == 1
