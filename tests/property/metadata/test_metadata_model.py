@@ -386,8 +386,11 @@ def test_a_backend_answers_as_memory_does(
     is_soak: bool,
     request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Case 160: outcomes, versions, listings and the events of a watch, after every step."""
+    # Sessions end in every fourth step; nobody shall wait each time before there is a new one.
+    monkeypatch.setattr("bookie.protocol.session.RETRY_SECONDS", 0.01)
 
     def make() -> list[Backend]:
         directory: Path = tmp_path_factory.mktemp("model")
