@@ -10,8 +10,9 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 TOGETHER = {
-    # One process has the answers of all cells.
-    "tests/matrix/test_corruption_matrix.py": "corruption matrix",
+    # One process has the answers of all cells; both keep every core busy by themselves.
+    "tests/matrix/test_corruption_matrix.py": "corruption",
+    "tests/matrix/test_corruption_fuzz.py": "corruption",
     # `bookie local` chooses ports before its bookies listen on them: one such at a time.
     "tests/fault/test_commands_on_a_cluster.py": "bookie local",
     "tests/fault/test_demo.py": "bookie local",
