@@ -10,7 +10,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Generic, ParamSpec, Protocol, Self, TypeVar
 
@@ -119,21 +119,18 @@ class _ThreadBatchWorker(Generic[T]):
             self._queue.put(gathered)
 
     def _run(self) -> None:
-        get, get_nowait = self._queue.get, self._queue.get_nowait
+        get, is_empty = self._queue.get, self._queue.empty  # nobody else takes from it
         closing = False
         try:
             while not closing:
                 turn = get()
                 items: list[T] = []
-                while True:
-                    if turn is None:
-                        closing = True
-                        break
+                while turn is not None:
                     items += turn
-                    try:
-                        turn = get_nowait()
-                    except Empty:
+                    if is_empty():
                         break
+                    turn = get()
+                closing = turn is None
                 if items and not self.abandoned:
                     self._handle(items)
         except BaseException as error:  # noqa: BLE001  (handed to the loop, which fail-stops)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -34,9 +35,24 @@ Ids = NDArray[np.int64]
 Sizes = NDArray[np.int64] | NDArray[np.uint32]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@lru_cache(4096)
+def sizes_of_one(size: int) -> NDArray[np.uint32]:
+    """The sizes of a batch of one entry: one array, read-only, for all batches of that size.
+
+    A lone append is spared the making of arrays, which takes longer than what is done with them.
+    """
+    sizes = np.array([size], np.uint32)
+    sizes.flags.writeable = False
+    return sizes
+
+
+@dataclass(slots=True, eq=False)
 class EntryBatch:
-    """Entries of one ledger in ascending id order; may be empty only as the result of `clip`."""
+    """Entries of one ledger in ascending id order; may be empty only as the result of `clip`.
+
+    Nobody changes one. It is not `frozen`, because making it would then take three times as long,
+    and there is one for every request.
+    """
 
     ledger_id: int
     first_entry_id: int

@@ -47,6 +47,7 @@ _RECOVERY = 2
 _HEADER = struct.Struct("<BBHI")
 _ENTRIES = struct.Struct("<qqIIII")
 _ENTRIES_WITH_HEADER = struct.Struct("<BBHIqqIIII")
+_U32 = struct.Struct("<I")
 _KEYED = struct.Struct("<qH")
 _DELETED = struct.Struct("<qq")
 _LINK = struct.Struct(f"<Q{NONCE_SIZE_BYTES}sQ")
@@ -154,6 +155,9 @@ def encode_entries_head(batch: EntryBatch, payload_crc32c: int, recovery: bool) 
         steps = batch.steps.astype("<i8", copy=False).tobytes()
     count = len(batch.sizes)
     payload_length = len(batch.payload)
+    # The size of a lone entry needs no array: it is that of the payload.
+    one = count == 1
+    sizes = _U32.pack(payload_length) if one else batch.sizes.astype("<u4", copy=False).tobytes()
     return b"".join(
         (
             _ENTRIES_WITH_HEADER.pack(
@@ -168,7 +172,7 @@ def encode_entries_head(batch: EntryBatch, payload_crc32c: int, recovery: bool) 
                 payload_length,
                 0,
             ),
-            batch.sizes.astype("<u4", copy=False).tobytes(),
+            sizes,
             steps,
         )
     )

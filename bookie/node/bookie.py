@@ -127,6 +127,10 @@ class Bookie:
 
     # --- adds ----------------------------------------------------------------------------
 
+    def try_admit_add(self, size: int) -> bool:
+        """Whether `size` bytes of adds may be in flight now; `add` gives them back."""
+        return self._adds_in_flight.try_take(size)
+
     async def admit_add(self, size: int) -> None:
         """Wait until `size` bytes of adds may be in flight; `add` gives them back."""
         await self._adds_in_flight.take(size)
@@ -154,11 +158,8 @@ class Bookie:
         return self._add_to(state, command, max_lac)
 
     def _must_compare(self, state: LedgerState, command: AddCommand) -> bool:
-        return (
-            command.batch is not None
-            and not command.recovery
-            and self._engine.overlaps(state, command.batch)
-        )
+        batch = command.batch
+        return batch is not None and not command.recovery and state.may_hold(batch)
 
     def _add_to(self, state: LedgerState, command: AddCommand, max_lac: int) -> Outcome[Reply]:
         """The synchronous section: refuse, or accept into cache and journal."""
@@ -182,9 +183,11 @@ class Bookie:
             deferred_sync=command.deferred_sync,
             lac_packet=command.lac_packet,
         )
-        self._metrics.entries_added_total.inc(batch.count)
-        self._metrics.bytes_added_total.inc(batch.payload_bytes)
-        self._notify(state, lac_before)
+        metrics = self._metrics
+        metrics.entries_added_total.inc(len(batch.sizes))
+        metrics.bytes_added_total.inc(len(batch.payload))
+        if state.max_lac > lac_before:
+            self._watches.notify(state)
         return waiter
 
     def _add_later(self, command: AddCommand, max_lac: int) -> Outcome[Reply]:

@@ -24,9 +24,10 @@ class ByteBudget:
 
     def try_take(self, size: int) -> bool:
         """Take `size` bytes now if nobody waits and they are free."""
-        if self._waiting or not self._fits(size):
+        used = self._used + size
+        if self._waiting or (self._used and used > self._bytes_max):
             return False
-        self._take(size)
+        self._used = used
         return True
 
     async def take(self, size: int) -> None:
@@ -51,7 +52,8 @@ class ByteBudget:
         """Return `size` bytes."""
         assert size <= self._used, "more bytes came back than were taken"
         self._used -= size
-        self._admit()
+        if self._waiting:
+            self._admit()
 
     def _fits(self, size: int) -> bool:
         return self._used == 0 or self._used + size <= self._bytes_max

@@ -41,8 +41,8 @@ class AddStream:
         self._faults = faults
         self._refusal = refusal
         self._pending: deque[tuple[int, Outcome[Reply]]] = deque()
-        self._owed = asyncio.Event()
-        """Whether an answer may be written, or the stream may be at its end."""
+        self._sleep: asyncio.Future[None] | None = None
+        """What the writer waits for, until an answer is owed or the stream ends."""
         self._answered = asyncio.Event()
         self._ended = False
 
@@ -64,7 +64,7 @@ class AddStream:
     def end(self) -> None:
         """Take no further request, and end the stream after the answers that are owed."""
         self._ended = True
-        self._owed.set()
+        self._wake()
 
     async def _read(self, context: CallContext) -> None:
         """Turn messages into pending answers until the client or the bookie ends the stream."""
@@ -96,28 +96,28 @@ class AddStream:
         except BadRequestError as error:
             return request_id_of(data), self._refused(error)
         try:
-            await self._node.admit_add(len(data))
-            return request_id, self._node.add(command, len(data))
+            size = len(data)
+            if not self._node.try_admit_add(size):
+                await self._node.admit_add(size)
+            return request_id, self._node.add(command, size)
         except Exception as error:  # noqa: BLE001  (the servicer's error mapping)
             return request_id, self._refused(error)
 
     async def _write(self, context: CallContext) -> None:
         """Write answers in request order."""
-        pending = self._pending
-        while True:
-            self._owed.clear()
-            while pending:
-                request_id, outcome = pending[0]
-                if not outcome.done():
-                    break
-                reply = outcome.result()
-                await context.write(encode_add_response(request_id, reply.status, reply.message))
-                self._faults.count(RPC, reply.status)
-                pending.popleft()
-                self._answered.set()
-            if self._ended and not pending:
-                return
-            await self._owed.wait()
+        pending, loop = self._pending, asyncio.get_running_loop()
+        while not self._ended or pending:
+            if not pending or not pending[0][1].done():
+                # Nothing that could end this wait happens before it begins: nothing awaits.
+                self._sleep = loop.create_future()
+                await self._sleep
+                continue
+            request_id, outcome = pending[0]
+            reply = outcome.result()
+            await context.write(encode_add_response(request_id, reply.status, reply.message))
+            self._faults.count(RPC, reply.status)
+            pending.popleft()
+            self._answered.set()
 
     def _refused(self, error: Exception) -> Outcome[Reply]:
         return Outcome.of(self._faults.reply(RPC, error))
@@ -125,4 +125,8 @@ class AddStream:
     def _settled(self, _: Reply) -> None:
         """Wake the writer if the outcome that it waits for has come."""
         if self._pending and self._pending[0][1].done():
-            self._owed.set()
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._sleep is not None and not self._sleep.done():
+            self._sleep.set_result(None)

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bookie.errors import BadRequestError
-from bookie.formats.batch import PACKET_HEADER_SIZE_BYTES, EntryBatch
+from bookie.formats.batch import PACKET_HEADER_SIZE_BYTES, EntryBatch, sizes_of_one
 from bookie.formats.commands import AddCommand, ReadCommand, ReadReply
 from bookie.ids import BATCH_SIZE_BYTES_MAX, ENTRY_SIZE_BYTES_MAX, MAX_ID, NO_ENTRY, Status
 from bookie.rpc.wire import (
@@ -171,8 +171,8 @@ def _parse_lone_add(data: bytes) -> tuple[int, AddCommand] | None:
     ):
         return None
     ledger = varint_value(ledger_id)
-    sizes = np.frombuffer(data, _FIXED32, 1, match.start(6))
-    batch = EntryBatch(ledger, zigzag >> 1, None, sizes, memoryview(data)[start:])
+    payload = memoryview(data)[start:]
+    batch = EntryBatch(ledger, zigzag >> 1, None, sizes_of_one(payload_bytes), payload)
     command = AddCommand(
         batch,
         ledger,

@@ -60,8 +60,11 @@ class Watcher(Protocol):
 class EntryNode(Protocol):
     """Entries of one bookie: what is asked of it per ledger. No method raises for bad input."""
 
+    def try_admit_add(self, size: int, /) -> bool:
+        """Whether so many bytes of adds may be in flight now; `add` must follow at once then."""
+
     async def admit_add(self, size: int, /) -> None:
-        """Wait until so many bytes of adds may be in flight; `add` must follow at once."""
+        """Likewise, and wait until they may."""
 
     def add(self, command: AddCommand, admitted: int, /) -> Outcome[Reply]:
         """Accept or refuse an add; it is settled when the answer may be sent.

@@ -58,6 +58,14 @@ def varint(value: int) -> bytes:
 
 def varint_value(octets: bytes) -> int:
     """The number of a whole varint, of at most nine bytes; 0 of none."""
+    size = len(octets)
+    # As in `varint`: those of everyday in one go.
+    if size == 1:
+        return octets[0]
+    if size == 2:
+        return octets[0] & 0x7F | octets[1] << 7
+    if size == 3:
+        return octets[0] & 0x7F | (octets[1] & 0x7F) << 7 | octets[2] << 14
     value = shift = 0
     for octet in octets:
         value |= (octet & 0x7F) << shift

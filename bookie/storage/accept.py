@@ -48,9 +48,10 @@ class Admission:
     submit: Callable[[JournalRequest], None]
     submit_with_next: Callable[[JournalRequest], None]
     """Submits when the next request does, in the order of the calls of both."""
-    mark_dirty: Callable[[LedgerState], None]
     failpoints: Failpoints
     generation: Generation
+    mark_dirty: Callable[[LedgerState], None] = field(init=False)
+    """Set by whoever takes the generation and the ledgers that changed into the index."""
     journal_file: int = -1
     """The file that blocks go to, as far as the event loop knows: the thread may be one ahead."""
     read_only_reasons: set[str] = field(default_factory=set)
@@ -58,7 +59,7 @@ class Admission:
 
     def refusal(self, state: LedgerState, key: bytes, *, recovery: bool) -> Reply | None:
         """Why an add is refused before its bytes are looked at, or None."""
-        if state.deleted:
+        if state.deleted_at_ms is not None:
             return DELETED
         if not state.accepts_key(key):
             return UNAUTHORIZED
@@ -229,7 +230,8 @@ class _AddDone:
             self.state.comparisons += 1
         else:
             state = self.state
-            _introduced(state, request)
+            if request.introduces:
+                state.introduced_in = request.file_number
             self.runs.written(self.run, request.file_number, request.offset + self.delta)
             if 0 < state.introduced_in < request.file_number:
                 # It was accepted before the file began, and is in it without its ledger's key.

@@ -73,6 +73,7 @@ class Checkpointer:
         self._env = environment
         self._metrics = metrics
         self._admission = admission
+        admission.mark_dirty = self.mark_dirty
         self._index = index
         self._files = files
         self.removal = removal

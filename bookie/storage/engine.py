@@ -18,7 +18,6 @@ import numpy.typing as npt
 from bookie.config import StorageSettings
 from bookie.env import Environment
 from bookie.errors import BookieError, CorruptionError, DiskFullError, StorageFailedError
-from bookie.formats.batch import EntryBatch
 from bookie.formats.index_rows import LedgerIndexRow
 from bookie.ids import MAX_ID, Status
 from bookie.storage.accept import Admission
@@ -76,7 +75,6 @@ class Engine:
         self.admission = Admission(
             submit=queue.submit,
             submit_with_next=queue.submit_with_next,
-            mark_dirty=lambda state: self._checkpointer.mark_dirty(state),  # noqa: PLW0108  (made below)
             failpoints=environment.failpoints,
             generation=Generation(),
         )
@@ -188,10 +186,6 @@ class Engine:
             cursor = following
 
     # --- adds ----------------------------------------------------------------------------
-
-    def overlaps(self, state: LedgerState, batch: EntryBatch) -> bool:
-        """Whether ids of `batch` may be stored already, so that bytes must be compared."""
-        return batch.first_entry_id <= state.last_entry_id
 
     # --- reads ---------------------------------------------------------------------------
 

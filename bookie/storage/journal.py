@@ -177,6 +177,9 @@ class JournalWriter:
     kept for a full device (both may be called from the journal thread).
     """
 
+    current: _OpenJournal
+    """The file that takes the next block; there is one from `start` on."""
+
     def __init__(
         self,
         environment: Environment,
@@ -193,7 +196,7 @@ class JournalWriter:
         self._link: bytes = b""
         self._rolled: list[RolledFile] = []
         self._created: list[tuple[int, str]] = []
-        self._open: _OpenJournal | None = None
+        self._is_open = False
         self._figures = BlockFigures()
         """Of the block that is being written."""
 
@@ -209,7 +212,8 @@ class JournalWriter:
 
         `size_bytes` of the file are allocated; it grows up to the size of a journal file.
         """
-        self._open = _OpenJournal(file, header, path, size_bytes)
+        self.current = _OpenJournal(file, header, path, size_bytes)
+        self._is_open = True
         if predecessor is not None:
             self._link = encode_link(predecessor.number, predecessor.nonce, predecessor.end)
         return Mark(header.number, FILE_HEADER_SIZE_BYTES, 0, header.nonce)
@@ -236,28 +240,21 @@ class JournalWriter:
 
     def close(self) -> None:
         """Close the file, giving back what was never used; the worker must have ended."""
-        if self._open is not None:
-            journal = self._open
+        if self._is_open:
+            journal = self.current
             if journal.durable_upto == journal.end and not journal.waits_for_first_block:
                 journal.file.truncate(journal.end)
-            self._open.file.close()
-            self._open = None
-
-    @property
-    def current(self) -> _OpenJournal:
-        """The file that takes the next block."""
-        assert self._open is not None, "the journal was not started"
-        return self._open
+            journal.file.close()
+            self._is_open = False
 
     def _commit(self, requests: list[JournalRequest], post: Callable[[BlockDone], None]) -> None:
         # One pass and few calls: a lone append waits for each of them.
         self._figures = figures = BlockFigures(self._monotonic() - requests[0].submitted_at)
-        accepted = self._make_room(requests)
-        size, synced, appends_only = 0, False, True
-        for request in accepted:
-            size += request.size_bytes
-            synced = synced or request.synced
-            appends_only = appends_only and request.kind is _APPEND
+        size, synced, appends_only = _summary(requests)
+        accepted = requests
+        if size and not self._fits(size):
+            accepted = self._make_room(requests)
+            size, synced, appends_only = _summary(accepted)
         figures.requests, figures.record_bytes = len(accepted), size
         vouch = not appends_only and self._vouches(accepted)
         if vouch:
@@ -338,9 +335,7 @@ class JournalWriter:
         journal.durable_upto = journal.end
 
     def _make_room(self, requests: list[JournalRequest]) -> list[JournalRequest]:
-        """The requests that fit, in a longer or a new file if need be; the others have an error."""
-        if self._fits(requests):
-            return requests
+        """The requests that fit in a longer or a new file; the others have an error."""
         try:
             self._grow(requests)
         except DiskFullError as error:
@@ -352,7 +347,8 @@ class JournalWriter:
         return requests
 
     def _make_room_from_reserve(self, requests: list[JournalRequest]) -> list[JournalRequest]:
-        if self._fits(requests):
+        size = sum(request.size_bytes for request in requests)
+        if not size or self._fits(size):
             return requests
         self._release_reserve()
         needed = sum(map(_size_on_disk_max, requests))
@@ -371,12 +367,10 @@ class JournalWriter:
                 request.error = full
         return [request for request in requests if request.error is None]
 
-    def _fits(self, requests: list[JournalRequest]) -> bool:
-        size = 0
-        for request in requests:
-            size += request.size_bytes
-        # Requests without a record need no room, and neither roll nor take the reserve.
-        return not size or self.current.end + self._room_for(size) <= self.current.size_bytes
+    def _fits(self, size: int) -> bool:
+        """Whether records of `size` bytes have room. None need none, nor roll, nor the reserve."""
+        journal = self.current
+        return journal.end + self._room_for(size) <= journal.size_bytes
 
     def _room_for(self, size: int) -> int:
         """What a block with records of `size` bytes takes, and the empty one that vouches for it.
@@ -453,11 +447,21 @@ class JournalWriter:
         old.file.truncate(old.end)
         old.file.close()
         path = journal_path(directory, number)
-        self._open = _OpenJournal(file, header, path, size_bytes, waits_for_first_block=True)
+        self.current = _OpenJournal(file, header, path, size_bytes, waits_for_first_block=True)
         self._link = encode_link(old.header.number, old.header.nonce, old.end)
         self._rolled.append(RolledFile(old.header.number, old.end))
         self._created.append((number, path))
         self._env.failpoints.hit("journal.after_roll")
+
+
+def _summary(requests: list[JournalRequest]) -> tuple[int, bool, bool]:
+    """Bytes of their records, whether one wants a sync, and whether all are mere records."""
+    size, synced, appends_only = 0, False, True
+    for request in requests:
+        size += request.size_bytes
+        synced = synced or request.synced
+        appends_only = appends_only and request.kind is _APPEND
+    return size, synced, appends_only
 
 
 def _size_on_disk_max(request: JournalRequest) -> int:

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from itertools import islice
 
+from bookie.formats.batch import EntryBatch
 from bookie.formats.entry import lac_packet_ids
 from bookie.formats.index_rows import LedgerIndexRow
 from bookie.ids import NO_ENTRY
@@ -100,6 +101,10 @@ class LedgerState:
             return False
         self._key = key
         return True
+
+    def may_hold(self, batch: EntryBatch) -> bool:
+        """Whether ids of `batch` may be stored already, so that bytes must be compared."""
+        return batch.first_entry_id <= self.last_entry_id
 
     def adopt_key(self, key: bytes) -> None:
         """Bind the ledger to `key` if it has none yet."""

@@ -135,6 +135,13 @@ def table_of_runs(runs: Sequence[Run]) -> LocationTable:
     return merge_tables([LocationTable(ids, files, offsets.astype(np.uint32), sizes)])
 
 
+def _own(sizes: npt.NDArray[np.int64] | U32) -> U32:
+    """The same numbers in an array that has them itself, and keeps no whole message alive."""
+    if sizes.base is None and sizes.dtype == np.uint32:
+        return sizes  # type: ignore[return-value]  # mypy does not see what the comparison says
+    return np.array(sizes, dtype=np.uint32)
+
+
 class Run:
     """One accepted batch: in memory until it is written, then a location."""
 
@@ -143,9 +150,8 @@ class Run:
     def __init__(self, batch: EntryBatch) -> None:
         self.first = batch.first_entry_id
         self.last = batch.last_entry_id
-        self.batch_ids = None if batch.is_contiguous else batch.entry_ids()
-        # A copy: the batch's arrays may be views that keep the whole message alive.
-        self.sizes: U32 = np.array(batch.sizes, dtype=np.uint32)
+        self.batch_ids = None if batch.steps is None else batch.entry_ids()
+        self.sizes = _own(batch.sizes)
         self._starts: npt.NDArray[np.int64] | None = None
         self.payload: Buffer | None = batch.payload
         self.file = 0

@@ -44,6 +44,9 @@ class NullNode(FakeNode):
         super().__init__()
         self._replies: dict[int, ReadReply] = {}
 
+    def try_admit_add(self, size: int) -> bool:
+        return True
+
     async def admit_add(self, size: int) -> None:
         pass
 

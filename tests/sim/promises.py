@@ -208,7 +208,7 @@ class Client:
         state = await engine.load(ledger_id)
         state.users += 1
         try:
-            if not recovery and engine.overlaps(state, batch):
+            if not recovery and state.may_hold(batch):
                 return await self._add_again(ledger_id, batch, deferred=deferred)
             refusal = engine.admission.refusal(state, KEY, recovery=recovery)
             if refusal is not None:

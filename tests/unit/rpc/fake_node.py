@@ -100,6 +100,11 @@ class FakeNode:
         if self.failure is not None:
             raise self.failure
 
+    def try_admit_add(self, message_bytes: int) -> bool:
+        if self.admitting.is_set():
+            self.admitted.append(message_bytes)
+        return self.admitting.is_set()
+
     async def admit_add(self, message_bytes: int) -> None:
         await self.admitting.wait()
         self.admitted.append(message_bytes)

@@ -307,7 +307,7 @@ async def add(
     """Add entries and wait for the outcome, comparing with what is stored if ids overlap."""
     entries = batch(ledger_id, ids, lac=lac, size=size, salt=salt)
     state = await engine.load(ledger_id)
-    if not recovery and engine.overlaps(state, entries):
+    if not recovery and state.may_hold(entries):
         return await engine.duplicates.add(
             state,
             entries,
