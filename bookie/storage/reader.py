@@ -19,7 +19,12 @@ import numpy.typing as npt
 
 from bookie.env import Environment, File
 from bookie.errors import CorruptionError
-from bookie.formats.batch import PACKET_HEADER_SIZE_BYTES, EntryBatch, headers_of
+from bookie.formats.batch import (
+    PACKET_HEADER_SIZE_BYTES,
+    EntryBatch,
+    headers_of,
+    sizes_of_one,
+)
 from bookie.ids import Status
 from bookie.storage.files import FileTable
 from bookie.storage.index import Index
@@ -171,7 +176,7 @@ class EntryReader:
         if size < PACKET_HEADER_SIZE_BYTES or _IDS.unpack_from(data) != (ledger_id, entry_id):
             return self._failed(ledger_id, entry_id, "other bytes stand in its place")
         view = data if isinstance(data, bytes) else memoryview(data)
-        batch = EntryBatch(ledger_id, entry_id, None, np.array((size,), np.int64), view)
+        batch = EntryBatch(ledger_id, entry_id, None, sizes_of_one(size), view)
         return ReadResult(batch, entry_id + 1, Status.OK)
 
     async def _read(
