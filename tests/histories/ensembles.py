@@ -35,6 +35,7 @@ class Fault(enum.Enum):
     DEAF_LEADER = "the leader hears nobody, and is heard"
     MUTE_LEADER = "the leader is not heard, and hears"
     BRIDGE = "the leader and one follower do not hear each other; the third hears both"
+    RING = "each hears one of the others, in a circle: all see a majority, and no two the same"
     STANDSTILL = "all three stand still, for longer than a session lives"
     POWER_OFF = "all three are killed"
 
@@ -60,6 +61,12 @@ def _victims(fault: Fault, leader: T, follower: T, servers: Iterable[T]) -> list
             return list(servers)
         case _:
             return []
+
+
+def _circle(servers: Iterable[T]) -> Iterable[tuple[T, T]]:
+    """Each with the one before it."""
+    around = list(servers)
+    return zip(around, around[-1:] + around[:-1], strict=True)
 
 
 class Servers(ABC):
@@ -140,6 +147,9 @@ class EtcdServers(Servers):
                     links.cut(leader.name, other)
             case Fault.BRIDGE:
                 links.split([leader.name], [follower.name])
+            case Fault.RING:
+                for deaf, unheard in _circle(self._cluster.names):
+                    links.cut(unheard, deaf)
             case _:
                 pass
 
@@ -216,6 +226,9 @@ class ZooKeeperServers(Servers):
                 for link in ((leader, follower), (follower, leader)):
                     for proxy in ensemble.links[link]:
                         proxy.hold()
+            case Fault.RING:
+                for deaf, unheard in _circle(ensemble.servers):
+                    ensemble.cut(unheard, deaf)
             case _:
                 pass
 
