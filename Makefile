@@ -78,7 +78,7 @@ zookeeper: $(VENV)/.test ## the jars of ZooKeeper that tests start; downloads 45
 	@$(BIN)/python -m tests.servers.fetch_zookeeper
 
 test: $(VENV)/.test zookeeper ## every test that needs nothing but PyPI and Java, by two processes; 15 min on two cores
-	$(PYTEST) --ignore=tests/system -n $(TEST_PROCESSES) --dist loadgroup
+	$(PYTEST) --ignore=tests/system -n $(TEST_PROCESSES) --dist loadgroup --max-worker-restart=0
 
 test-system: $(VENV)/.test ## tests that need root or Debian packages (.ci/run installs them)
 	$(PYTEST) tests/system

@@ -14,10 +14,28 @@ async def together(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
     If one fails the others are cancelled, and its own error is raised, not a group: as a rule they
     fail together, and callers know the error of one. If several have failed it is the first.
+
+    A caller that is cancelled meanwhile is cancelled, whatever has failed. A task group would raise
+    the error alone, and nobody would ever tell the caller again: so no error reaches it.
     """
+    begun = list(calls)
+    errors: list[Exception] = []
+
+    async def outcome(call: Coroutine[Any, Any, T]) -> list[T]:
+        try:
+            return [await call]
+        except Exception as error:  # noqa: BLE001  (raised below)
+            errors.append(error)
+            for task in running:
+                task.cancel()
+            return []
+
     try:
         async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(call) for call in calls]
-    except ExceptionGroup as group:
-        raise group.exceptions[0] from None
-    return [task.result() for task in running]
+            running = [tasks.create_task(outcome(call)) for call in begun]
+    finally:
+        for call in begun:
+            call.close()  # one that was cancelled before it began was never awaited
+    if errors:
+        raise errors[0] from None
+    return [result for task in running for result in task.result()]

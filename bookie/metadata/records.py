@@ -113,6 +113,8 @@ class Acl:
     def __post_init__(self) -> None:
         if self.scheme not in ACL_SCHEMES:
             raise BadRequestError(f"{self.scheme!r} is not a scheme of access control")
+        if any("\ud800" <= character <= "\udfff" for character in self.id):
+            raise BadRequestError(f"{self.id!r} has half of a character, which no name has")
         if not self.permissions or not self.permissions <= ACL_PERMISSIONS:
             raise BadRequestError(
                 f"permissions must be some of {sorted(ACL_PERMISSIONS)}, not "

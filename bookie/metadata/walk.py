@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
+from bookie.env import together
 from bookie.metadata.keys import ROOT, check_prefix
 from bookie.metadata.records import Record
 from bookie.metadata.store import MetadataStore
@@ -32,18 +33,16 @@ async def _walk_below(store: MetadataStore, key: str, names: list[str]) -> Async
     prefix = key.rstrip("/")
     for start in range(0, len(names), WINDOW):
         keys = [f"{prefix}/{name}" for name in names[start : start + WINDOW]]
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                records = [tasks.create_task(store.get(one)) for one in keys]
-                children = [tasks.create_task(store.get_children(one)) for one in keys]
-        except ExceptionGroup as group:
-            # They fail together when the store does; callers know the error of one operation.
-            raise group.exceptions[0] from None
-        for one, record, below in zip(keys, records, children, strict=True):
-            if (found := record.result()) is not None:
-                yield found
-            if below.result():
-                async for deeper in _walk_below(store, one, below.result()):
+        asked: list[Coroutine[Any, Any, Record | list[str] | None]] = [
+            *map(store.get, keys),
+            *map(store.get_children, keys),
+        ]
+        found = await together(asked)
+        for one, record, below in zip(keys, found[: len(keys)], found[len(keys) :], strict=True):
+            if isinstance(record, Record):
+                yield record
+            if isinstance(below, list):
+                async for deeper in _walk_below(store, one, below):
                     yield deeper
 
 

@@ -141,7 +141,7 @@ Notice: TypeAlias = NodeEvent | Connected | Disconnected | Expired | Refused | A
 class Pending:
     """A request on its way, and the future of its answer."""
 
-    __slots__ = ("answer", "begun_at", "connection", "request", "session")
+    __slots__ = ("answer", "begun_at", "body", "connection", "request", "session")
 
     def __init__(
         self,
@@ -152,6 +152,8 @@ class Pending:
         connection: int | None,
     ) -> None:
         self.request = request
+        self.body = request.serialize()
+        """Written down by whoever asks: what cannot be fails there, and holds up nobody else."""
         self.answer = answer
         self.begun_at = begun_at
         """By the loop's clock."""
@@ -364,7 +366,7 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
                 message = self._next_message()
                 if not self.outgoing and client._queue:
                     request, _ = client._queue.popleft()
-                    message += self._frame(request, None)
+                    message += self._frame(request, request.serialize(), None)
                 self._write(message, connect_timeout)
 
     def _next_message(self) -> bytearray:
@@ -380,7 +382,7 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
             ):
                 self.client.post([(pending, None, NotSentError())])
                 continue
-            message += self._frame(pending.request, pending)
+            message += self._frame(pending.request, pending.body, pending)
         return message
 
     def _write(self, message: bytes | bytearray, timeout: float) -> None:
@@ -395,9 +397,10 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
                     if not self.handler.select([], [self._socket], [], timeout)[1]:
                         raise self.handler.timeout_exception("no room to send in time") from None
 
-    def _frame(self, request: Request | Close, pending: Pending | None) -> bytes:
+    def _frame(
+        self, request: Request | Close, body: bytes | bytearray, pending: Pending | None
+    ) -> bytes:
         self._xid = self._xid % _XID_MAX + 1
-        body = request.serialize()
         self.client._pending.append((request, pending, self._xid))
         return _REQUEST.pack(len(body) + 8, self._xid, request.type) + body
 

@@ -541,3 +541,19 @@ def test_brackets_end_with_their_transaction() -> None:
 
 def test_old_servers_do_not_say_which_write_an_event_is_of() -> None:
     assert read((CHANGED, "/s", -1), (CREATED, "/s/a", -1)) == [(ChangeKind.CREATED, "/a", None)]
+
+
+@pytest.mark.parametrize(
+    ("scheme", "name", "permissions", "sentence"),
+    [
+        ("magic", "ann", {"read"}, "scheme"),
+        ("sasl", "ann", set(), "permissions"),
+        ("sasl", "ann", {"fly"}, "permissions"),
+        ("digest", "ann\ud800:secret", {"read"}, "half of a character"),
+    ],
+)
+def test_access_control_that_no_server_takes_is_refused(
+    scheme: str, name: str, permissions: set[str], sentence: str
+) -> None:
+    with pytest.raises(BadRequestError, match=sentence):
+        Acl(scheme, name, frozenset(permissions))

@@ -206,3 +206,13 @@ def test_a_wait_tells_which_sockets_are_ready(wire: Wire) -> None:
 def test_a_write_waits_for_room_no_longer_than_it_may(wire: Wire) -> None:
     with pytest.raises(wire.client.handler.timeout_exception, match="no room"):
         wire.connection._write(bytes(8 * SEND_BYTES), 0.01)
+
+
+def test_what_cannot_be_written_down_fails_where_it_is_asked_for(wire: Wire) -> None:
+    """Later it would have a number already, and whoever is behind it would be lost with it."""
+    with pytest.raises(UnicodeEncodeError):
+        wire.ask("/\ud800")
+    wire.ask("/a")
+    assert wire.connection.send_from_loop()
+    wire.close()
+    assert wire.received() == [(1, "/a")]
