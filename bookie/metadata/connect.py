@@ -92,9 +92,11 @@ def open_store(
         )
     servers = parse_servers(uri, parts)
     module, name = _SERVERS[parts.scheme]
+    from bookie.config import grpc_polling
     from bookie.metadata.security import MetadataSecurity
 
-    backend = getattr(import_module(module), name)
+    with grpc_polling():
+        backend = getattr(import_module(module), name)
     opened: AbstractAsyncContextManager[MetadataStore] = backend(
         servers.hosts,
         servers.scope,
