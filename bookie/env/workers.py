@@ -75,7 +75,7 @@ class Workers(Protocol):
         ...
 
 
-class _ThreadBatchWorker(Generic[T]):
+class _ThreadBatchWorker(Generic[T, R]):
     """A thread that is told once per turn of the loop what was submitted in it.
 
     It needs the interpreter's lock as soon as it is told. Told in the middle of a turn, it would
@@ -86,7 +86,8 @@ class _ThreadBatchWorker(Generic[T]):
         self,
         name: str,
         loop: asyncio.AbstractEventLoop,
-        handle: Callable[[list[T]], None],
+        handle: Callable[[list[T], Callable[[R], None]], None],
+        done: Callable[[R], None],
         failed: Callable[[BaseException], None],
     ) -> None:
         self._loop = loop
@@ -94,6 +95,7 @@ class _ThreadBatchWorker(Generic[T]):
         """What was submitted in this turn."""
         self._queue: SimpleQueue[list[T] | None] = SimpleQueue()
         self._handle = handle
+        self._done = done
         self._failed = failed
         self.abandoned = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -132,9 +134,14 @@ class _ThreadBatchWorker(Generic[T]):
                     turn = get()
                 closing = turn is None
                 if items and not self.abandoned:
-                    self._handle(items)
+                    self._handle(items, self._post)
         except BaseException as error:  # noqa: BLE001  (handed to the loop, which fail-stops)
-            self._failed(error)
+            if not self.abandoned:
+                self._loop.call_soon_threadsafe(self._failed, error)
+
+    def _post(self, result: R) -> None:
+        if not self.abandoned:
+            self._loop.call_soon_threadsafe(self._done, result)
 
 
 class ThreadWorkers:
@@ -166,24 +173,10 @@ class ThreadWorkers:
         handle: Callable[[list[T], Callable[[R], None]], None],
         done: Callable[[R], None],
         failed: Callable[[BaseException], None],
-    ) -> _ThreadBatchWorker[T]:
+    ) -> _ThreadBatchWorker[T, R]:
         """See `Workers.batch_worker`."""
-        loop = self._loop
-        assert loop is not None, "enter the workers first"
-
-        def post(result: R) -> None:
-            if not worker.abandoned:
-                loop.call_soon_threadsafe(done, result)
-
-        def handle_items(items: list[T]) -> None:
-            handle(items, post)
-
-        def report(error: BaseException) -> None:
-            if not worker.abandoned:
-                loop.call_soon_threadsafe(failed, error)
-
-        worker = _ThreadBatchWorker(name, loop, handle_items, report)
-        return worker
+        assert self._loop is not None, "enter the workers first"
+        return _ThreadBatchWorker(name, self._loop, handle, done, failed)
 
     async def run(
         self, pool: str, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs

@@ -76,7 +76,7 @@ class AddStream:
                 break
             if data is aio.EOF:
                 break
-            owed = await self._accept(data)
+            owed = self._accept(data) or await self._accept_later(data)
             pending.append(owed)
             owed[1].then(self._settled)
             if len(pending) == 1:
@@ -87,8 +87,8 @@ class AddStream:
                 await self._answered.wait()
         self.end()
 
-    async def _accept(self, data: bytes) -> tuple[int, Outcome[Reply]]:
-        """Hand one request to the node, or refuse it here."""
+    def _accept(self, data: bytes, *, admitted: bool = False) -> tuple[int, Outcome[Reply]] | None:
+        """Hand one request to the node, or refuse it here; None if its bytes have to wait."""
         if self._refusal is not None:
             return request_id_of(data), self._refused(self._refusal)
         try:
@@ -97,11 +97,18 @@ class AddStream:
             return request_id_of(data), self._refused(error)
         try:
             size = len(data)
-            if not self._node.try_admit_add(size):
-                await self._node.admit_add(size)
+            if not (admitted or self._node.try_admit_add(size)):
+                return None
             return request_id, self._node.add(command, size)
         except Exception as error:  # noqa: BLE001  (the servicer's error mapping)
             return request_id, self._refused(error)
+
+    async def _accept_later(self, data: bytes) -> tuple[int, Outcome[Reply]]:
+        """Hand one request to the node once it has room for its bytes."""
+        await self._node.admit_add(len(data))
+        owed = self._accept(data, admitted=True)
+        assert owed is not None, "what is admitted does not wait"
+        return owed
 
     async def _write(self, context: CallContext) -> None:
         """Write answers in request order."""

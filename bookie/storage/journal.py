@@ -52,6 +52,9 @@ from bookie.telemetry import Metrics
 
 _LARGEST_ALIGNMENT_BYTES = 2 * max(ALIGNMENTS_BYTES)
 
+_BESIDE_RECORDS_BYTES_MAX = 2 * _LARGEST_ALIGNMENT_BYTES
+"""More than a block takes beside its records, with the empty one behind it."""
+
 BUFFERS_PER_BLOCK_MAX = 1000
 """Below IOV_MAX (1024), so that a block is one system call."""
 
@@ -220,6 +223,9 @@ class JournalWriter:
 
     def handle(self, items: list[JournalRequest], post: Callable[[BlockDone], None]) -> None:
         """Write everything in `items`, in order, as few blocks as their limits allow."""
+        if len(items) == 1:
+            self._commit(items, post)
+            return
         block: list[JournalRequest] = []
         size, buffers = 0, 0
         for item in items:
@@ -370,7 +376,8 @@ class JournalWriter:
     def _fits(self, size: int) -> bool:
         """Whether records of `size` bytes have room. None need none, nor roll, nor the reserve."""
         journal = self.current
-        return journal.end + self._room_for(size) <= journal.size_bytes
+        left = journal.size_bytes - journal.end
+        return size + _BESIDE_RECORDS_BYTES_MAX <= left or self._room_for(size) <= left
 
     def _room_for(self, size: int) -> int:
         """What a block with records of `size` bytes takes, and the empty one that vouches for it.
