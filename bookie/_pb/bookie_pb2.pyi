@@ -75,7 +75,7 @@ class AddResponse(_message.Message):
     def __init__(self, request_id: _Optional[int] = ..., status: _Optional[_Union[Status, str]] = ..., message: _Optional[str] = ...) -> None: ...
 
 class ReadRequest(_message.Message):
-    __slots__ = ("ledger_id", "first_entry_id", "last_entry_id", "max_entries", "max_bytes", "fence", "master_key", "stripe_modulus", "stripe_first_residue", "stripe_count")
+    __slots__ = ("ledger_id", "first_entry_id", "last_entry_id", "max_entries", "max_bytes", "fence", "master_key", "stripe_modulus", "stripe_first_residue", "stripe_count", "request_id")
     LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
     FIRST_ENTRY_ID_FIELD_NUMBER: _ClassVar[int]
     LAST_ENTRY_ID_FIELD_NUMBER: _ClassVar[int]
@@ -86,6 +86,7 @@ class ReadRequest(_message.Message):
     STRIPE_MODULUS_FIELD_NUMBER: _ClassVar[int]
     STRIPE_FIRST_RESIDUE_FIELD_NUMBER: _ClassVar[int]
     STRIPE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ledger_id: int
     first_entry_id: int
     last_entry_id: int
@@ -96,10 +97,11 @@ class ReadRequest(_message.Message):
     stripe_modulus: int
     stripe_first_residue: int
     stripe_count: int
-    def __init__(self, ledger_id: _Optional[int] = ..., first_entry_id: _Optional[int] = ..., last_entry_id: _Optional[int] = ..., max_entries: _Optional[int] = ..., max_bytes: _Optional[int] = ..., fence: _Optional[bool] = ..., master_key: _Optional[bytes] = ..., stripe_modulus: _Optional[int] = ..., stripe_first_residue: _Optional[int] = ..., stripe_count: _Optional[int] = ...) -> None: ...
+    request_id: int
+    def __init__(self, ledger_id: _Optional[int] = ..., first_entry_id: _Optional[int] = ..., last_entry_id: _Optional[int] = ..., max_entries: _Optional[int] = ..., max_bytes: _Optional[int] = ..., fence: _Optional[bool] = ..., master_key: _Optional[bytes] = ..., stripe_modulus: _Optional[int] = ..., stripe_first_residue: _Optional[int] = ..., stripe_count: _Optional[int] = ..., request_id: _Optional[int] = ...) -> None: ...
 
 class ReadResponse(_message.Message):
-    __slots__ = ("status", "message", "first_entry_id", "entry_id_steps", "entry_sizes", "next_entry_id", "stopped_by", "max_lac", "payload")
+    __slots__ = ("status", "message", "first_entry_id", "entry_id_steps", "entry_sizes", "next_entry_id", "stopped_by", "max_lac", "request_id", "payload")
     STATUS_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     FIRST_ENTRY_ID_FIELD_NUMBER: _ClassVar[int]
@@ -108,6 +110,7 @@ class ReadResponse(_message.Message):
     NEXT_ENTRY_ID_FIELD_NUMBER: _ClassVar[int]
     STOPPED_BY_FIELD_NUMBER: _ClassVar[int]
     MAX_LAC_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     status: Status
     message: str
@@ -117,8 +120,9 @@ class ReadResponse(_message.Message):
     next_entry_id: int
     stopped_by: Status
     max_lac: int
+    request_id: int
     payload: bytes
-    def __init__(self, status: _Optional[_Union[Status, str]] = ..., message: _Optional[str] = ..., first_entry_id: _Optional[int] = ..., entry_id_steps: _Optional[_Iterable[int]] = ..., entry_sizes: _Optional[_Iterable[int]] = ..., next_entry_id: _Optional[int] = ..., stopped_by: _Optional[_Union[Status, str]] = ..., max_lac: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, status: _Optional[_Union[Status, str]] = ..., message: _Optional[str] = ..., first_entry_id: _Optional[int] = ..., entry_id_steps: _Optional[_Iterable[int]] = ..., entry_sizes: _Optional[_Iterable[int]] = ..., next_entry_id: _Optional[int] = ..., stopped_by: _Optional[_Union[Status, str]] = ..., max_lac: _Optional[int] = ..., request_id: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class ReadLacRequest(_message.Message):
     __slots__ = ("ledger_id", "master_key")

@@ -201,7 +201,7 @@ async def read_one(
     command = ReadCommand(metadata.ledger_id, entry_id, entry_id, 1, READ_ONE_BYTES_MAX)
     try:
         channel = pool.connection(bookie_id).channel()
-        reply = await channel.read(command, timeout=timeout_seconds)
+        reply = await channel.read_entry(command, timeout=timeout_seconds)
         batch = reply.batch
         if reply.status is not Status.OK or batch is None:
             return ()
@@ -209,6 +209,8 @@ async def read_one(
             return ()
         return verify_batch(batch, digester)
     except ClientClosedError:
-        raise
+        # The client, or only the connection of a bookie that has another address now.
+        pool.require_open()
+        return ()
     except BookieError:
         return ()

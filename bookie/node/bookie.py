@@ -346,6 +346,18 @@ class Bookie:
 
     # --- reads -----------------------------------------------------------------------------
 
+    def try_read(self, command: ReadCommand) -> ReadReply | None:
+        """What `read` returns, if it is one entry and nothing has to be waited for; else None."""
+        state = self._engine.states.get(command.ledger_id)
+        if state is None or self._closing or command.fence or command.master_key:
+            return None
+        began = self._engine.clock.monotonic()
+        reply = self._reads.try_read(state, command)
+        if reply is not None:
+            self._metrics.read_seconds.observe(self._engine.clock.monotonic() - began)
+            self._count_read(reply)
+        return reply
+
     async def read(self, command: ReadCommand) -> ReadReply:
         """Read entries, fencing the ledger first if asked to; how much is in flight is rpc's."""
         began = self._engine.clock.monotonic()
@@ -353,10 +365,13 @@ class Bookie:
             reply = await self._read(command)
         finally:
             self._metrics.read_seconds.observe(self._engine.clock.monotonic() - began)
+        self._count_read(reply)
+        return reply
+
+    def _count_read(self, reply: ReadReply) -> None:
         if reply.batch is not None:
             self._metrics.entries_read_total.inc(reply.batch.count)
             self._metrics.bytes_read_total.inc(reply.batch.payload_bytes)
-        return reply
 
     async def _read(self, command: ReadCommand) -> ReadReply:
         problem = problem_of(command)

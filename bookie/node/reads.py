@@ -36,6 +36,19 @@ class Reads:
         limit = self._settings.read_bytes_max
         return min(command.max_bytes or limit, limit)
 
+    def try_read(self, state: LedgerState, command: ReadCommand) -> ReadReply | None:
+        """What `read` returns, if it is one entry and no device has to be waited for; else None."""
+        first = command.first_entry_id
+        if not 0 <= first == command.last_entry_id <= MAX_ID or command.stripe_modulus:
+            return None
+        if state.deleted or not state.exists:
+            return _negative_read(state, Status.NO_SUCH_LEDGER, "no such ledger", first)
+        found = self._engine.read_one(state, first)
+        if isinstance(found, ReadResult):
+            return _reply(state, found)
+        found.close()
+        return None
+
     async def read(self, state: LedgerState, command: ReadCommand) -> ReadReply:
         """The wanted entries, up to the first hole or limit; `problem_of` found none."""
         first, last = command.first_entry_id, command.last_entry_id
@@ -62,15 +75,7 @@ class Reads:
                 bytes_max=self.size_of(command),
                 stripe=_stripe(command),
             )
-        following = min(result.next_entry_id, MAX_ID)
-        if result.batch is None and result.stopped_by is not Status.OK:
-            if result.stopped_by is Status.NO_SUCH_ENTRY:
-                return _negative_read(state, result.stopped_by, result.message, following)
-            return ReadReply(result.stopped_by, result.message, None, following, result.stopped_by)
-        stopped_by = result.stopped_by
-        if stopped_by is Status.NO_SUCH_ENTRY and state.limbo:
-            stopped_by = Status.UNKNOWN_LEDGER_STATE
-        return ReadReply(Status.OK, "", result.batch, following, stopped_by, state.max_lac)
+        return _reply(state, result)
 
     async def read_lac(self, state: LedgerState) -> LacReply:
         """What this bookie knows about the end of the ledger."""
@@ -148,6 +153,18 @@ class Reads:
             status = Status.UNKNOWN_LEDGER_STATE
             message = "this bookie may have lost entries of the ledger"
         return LacReply(status, message, b"", b"", state.max_lac, state.fenced)
+
+
+def _reply(state: LedgerState, result: ReadResult) -> ReadReply:
+    following = min(result.next_entry_id, MAX_ID)
+    if result.batch is None and result.stopped_by is not Status.OK:
+        if result.stopped_by is Status.NO_SUCH_ENTRY:
+            return _negative_read(state, result.stopped_by, result.message, following)
+        return ReadReply(result.stopped_by, result.message, None, following, result.stopped_by)
+    stopped_by = result.stopped_by
+    if stopped_by is Status.NO_SUCH_ENTRY and state.limbo:
+        stopped_by = Status.UNKNOWN_LEDGER_STATE
+    return ReadReply(Status.OK, "", result.batch, following, stopped_by, state.max_lac)
 
 
 def _negative_read(state: LedgerState, status: Status, message: str, following: int) -> ReadReply:

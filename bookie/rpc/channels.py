@@ -42,11 +42,19 @@ from bookie.formats.commands import (
 )
 from bookie.ids import NO_ENTRY, Status
 from bookie.rpc import cold, security
-from bookie.rpc.codec import encode_read_request, parse_read_response
+from bookie.rpc.codec import encode_read_request, parse_read_response, read_reply_of
 from bookie.rpc.cold import Ranges
 from bookie.rpc.contract import SERVICE
-from bookie.rpc.deadlines import Deadlines
-from bookie.rpc.streams import AddStream, LacWatch, OnAnswer, OnBroken, OnOpen, error_of
+from bookie.rpc.deadlines import Deadlines, is_being_cancelled
+from bookie.rpc.streams import (
+    AddStream,
+    LacWatch,
+    OnAnswer,
+    OnBroken,
+    OnOpen,
+    ReadStream,
+    error_of,
+)
 
 __all__ = [
     "AddStream",
@@ -99,8 +107,16 @@ class BookieChannel:
             rpc: self._control.unary_unary(f"/{SERVICE}/{rpc}")
             for rpc in ("Read", "ReadLac", "Fence", "Force", "WriteLac", "GetInfo")
         }
-        self._streams: list[AddStream | LacWatch] = []
         self._deadlines = Deadlines()
+        read_stream = self._control.stream_stream(f"/{SERVICE}/ReadStream")
+        self._reads = ReadStream(
+            address,
+            lambda: read_stream(metadata=self._metadata),
+            tasks,
+            self._deadlines,
+            connect_timeout_seconds=connect_timeout_seconds,
+        )
+        self._streams: list[AddStream | ReadStream | LacWatch] = [self._reads]
 
     async def aclose(self) -> None:
         """End the streams and close the connections; calls that run raise ClientClosedError."""
@@ -156,6 +172,24 @@ class BookieChannel:
             return parse_read_response(data, command.ledger_id)
         except BadRequestError as error:
             raise self._not_understood(error) from None
+
+    async def read_entry(self, command: ReadCommand, *, timeout: float) -> ReadReply:
+        """`read` for one entry that fences nothing: by a stream, for half of what a call costs.
+
+        A bookie that has no such stream is asked by calls from then on, for as long as the channel
+        lives; and so is one that does not take requests off the stream.
+        """
+        reads = self._reads
+        if reads.is_offered and not reads.is_full:
+            due = asyncio.get_running_loop().time() + timeout
+            fields = await reads.ask(command, timeout)
+            if fields is not None:
+                try:
+                    return read_reply_of(fields, command.ledger_id)
+                except BadRequestError as error:
+                    raise self._not_understood(error) from None
+            timeout = due - asyncio.get_running_loop().time()
+        return await self.read(command, timeout=timeout)
 
     async def read_lac(self, ledger_id: int, master_key: bytes, *, timeout: float) -> LacReply:
         """Ask what the bookie knows about the end of a ledger; packets are unverified."""
@@ -254,7 +288,7 @@ class BookieChannel:
         except grpc.RpcError as error:
             raise error_of(self.address, error) from None
         except asyncio.CancelledError:
-            if not self._deadlines.stop(call) and not _is_being_cancelled():
+            if not self._deadlines.stop(call) and not is_being_cancelled():
                 raise OperationTimeoutError(
                     f"bookie {self.address} did not answer in time"
                 ) from None
@@ -272,7 +306,7 @@ class BookieChannel:
         Raises:
             ClientClosedError: Nobody cancelled the current task.
         """
-        if not _is_being_cancelled():
+        if not is_being_cancelled():
             raise ClientClosedError(f"the connection to bookie {self.address} was closed") from None
 
     async def _pages(
@@ -304,12 +338,6 @@ class BookieChannel:
         return BookieUnreachableError(
             f"bookie {self.address} sent an answer that cannot be understood: {error}"
         )
-
-
-def _is_being_cancelled() -> bool:
-    """Whether somebody asked the current task to end."""
-    task = asyncio.current_task()
-    return task is None or task.cancelling() > 0
 
 
 def _check(reply: Reply) -> None:

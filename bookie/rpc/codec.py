@@ -233,6 +233,11 @@ def parse_add_response(data: bytes) -> AddAnswer:
 # -- ReadRequest -----------------------------------------------------------------------------------
 
 
+def encode_streamed_read(request_id: int, command: ReadCommand) -> bytes:
+    """The wire bytes of one read on a stream."""
+    return encode_read_request(command) + b"\x58" + varint(request_id)
+
+
 def encode_read_request(command: ReadCommand) -> bytes:
     """The wire bytes of one read. Nothing is checked: the bookie does that."""
     out = bytearray()
@@ -269,6 +274,15 @@ def parse_read_request(data: bytes) -> ReadCommand:
     Raises:
         BadRequestError: Not a message, or one that breaks a bound.
     """
+    return parse_streamed_read(data)[1]
+
+
+def parse_streamed_read(data: bytes) -> tuple[int, ReadCommand]:
+    """The request id of a read on a stream, and what `parse_read_request` finds.
+
+    Raises:
+        BadRequestError: As there; `read_id_of` may still tell which request it was.
+    """
     numbers = scan_numbers(data)
     if numbers is not None:
         number, key = numbers.get, b""
@@ -298,7 +312,15 @@ def parse_read_request(data: bytes) -> ReadCommand:
             f"a stripe of {count} residues from {command.stripe_first_residue} on "
             f"does not exist modulo {modulus}"
         )
-    return command
+    return number(0x58, 0), command
+
+
+def read_id_of(data: bytes) -> int:
+    """The request id of a read that breaks a bound; 0 when it cannot be told."""
+    try:
+        return scan(data, {}).numbers.get(0x58, 0)
+    except BadRequestError:
+        return 0
 
 
 # -- ReadResponse ----------------------------------------------------------------------------------
@@ -306,7 +328,7 @@ def parse_read_request(data: bytes) -> ReadCommand:
 _READ_RESPONSE_UNPACKED: Final = {0x21: 0x22, 0x2D: 0x2A}
 
 
-def encode_read_response(reply: ReadReply) -> bytes:
+def encode_read_response(reply: ReadReply, request_id: int = 0) -> bytes:
     """The wire bytes of the answer to one read; the payload is copied once."""
     head = bytearray()
     if reply.status:
@@ -324,6 +346,8 @@ def encode_read_response(reply: ReadReply) -> bytes:
         head += b"\x38" + varint(reply.stopped_by)
     if reply.max_lac:
         head += b"\x40" + zigzag_varint(reply.max_lac)
+    if request_id:
+        head += b"\x48" + varint(request_id)
     if batch is None or not len(batch.payload):
         return bytes(head)
     head += b"\x7a" + varint(len(batch.payload))
@@ -339,7 +363,24 @@ def parse_read_response(data: bytes, ledger_id: int) -> ReadReply:
     Raises:
         BadRequestError: The bytes are not such a message, or its parts contradict each other.
     """
+    return read_reply_of(scan_read_response(data)[1], ledger_id)
+
+
+def scan_read_response(data: bytes) -> tuple[int, Fields]:
+    """The request id of an answer on a stream, and what `read_reply_of` makes of the rest.
+
+    In two steps, because only the request tells the ledger, and because an answer whose parts
+    contradict each other is the misfortune of its own request alone.
+
+    Raises:
+        BadRequestError: The bytes are not a message.
+    """
     fields = scan(data, _READ_RESPONSE_UNPACKED)
+    return fields.numbers.get(0x48, 0), fields
+
+
+def read_reply_of(fields: Fields, ledger_id: int) -> ReadReply:
+    """What `parse_read_response` returns, of a message that was scanned. Raises what it raises."""
     number = fields.numbers.get
     status, stopped_by = number(0x08, 0), number(0x38, 0)
     return ReadReply(

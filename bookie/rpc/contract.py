@@ -72,6 +72,9 @@ class EntryNode(Protocol):
         The `admitted` bytes are free again then.
         """
 
+    def try_read(self, command: ReadCommand, /) -> ReadReply | None:
+        """What `read` returns, if nothing has to be waited for; else nothing was done."""
+
     async def read(self, command: ReadCommand, /) -> ReadReply:
         """Read entries, after fencing if asked to."""
 

@@ -10,6 +10,12 @@ import asyncio
 from typing import Any
 
 
+def is_being_cancelled() -> bool:
+    """Whether somebody asked the current task to end, and not only what it waits for."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
+
+
 class Deadlines:
     """Cancels each call that is not taken out in time. One event loop uses it."""
 

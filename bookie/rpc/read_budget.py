@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from bookie.errors import TooManyRequestsError
+from bookie.formats.commands import ReadCommand, ReadReply
 from bookie.telemetry import Metrics
 
 READ_OVERHEAD_BYTES: Final = 4096
@@ -17,14 +18,21 @@ READ_OVERHEAD_BYTES: Final = 4096
 
 
 class ReadBudget:
-    """Bytes of reads in flight, at most `limit_bytes`, a quarter more for reads that fence."""
+    """Bytes of reads in flight, at most `limit_bytes`, a quarter more for reads that fence.
 
-    def __init__(self, limit_bytes: int, metrics: Metrics) -> None:
+    Args:
+        limit_bytes: What all reads together may hold.
+        read_bytes_max: What one read returns at most, whatever it asks for.
+        metrics: Where the charged bytes are told.
+    """
+
+    def __init__(self, limit_bytes: int, read_bytes_max: int, metrics: Metrics) -> None:
         self._limit_bytes = limit_bytes
+        self._read_bytes_max = read_bytes_max
         self._charged_bytes = 0
         metrics.in_flight_read_bytes.set_function(lambda: self._charged_bytes)
 
-    def reserve(self, read_bytes: int, *, fencing: bool) -> Charge:
+    def reserve(self, command: ReadCommand) -> Charge:
         """Charge a read before it is made. One read is always admitted, whatever its size.
 
         Recovery gets through where other readers are turned away: it may use a quarter more.
@@ -32,8 +40,12 @@ class ReadBudget:
         Raises:
             TooManyRequestsError: Too many bytes are being read; nothing was charged.
         """
-        limit = self._limit_bytes + (self._limit_bytes // 4 if fencing else 0)
-        charge = read_bytes + READ_OVERHEAD_BYTES
+        most, limit = command.max_bytes, self._limit_bytes
+        if not 0 < most < self._read_bytes_max:
+            most = self._read_bytes_max
+        if command.fence:
+            limit += limit // 4
+        charge = most + READ_OVERHEAD_BYTES
         if self._charged_bytes and self._charged_bytes + charge > limit:
             raise TooManyRequestsError("the bookie is answering as many reads as it may")
         self._charged_bytes += charge
@@ -53,9 +65,10 @@ class Charge:
         self._budget = budget
         self._bytes = charge_bytes
 
-    def settle(self, read_bytes: int) -> None:
+    def settle(self, reply: ReadReply) -> None:
         """Hold what the read did return instead of what it might have."""
-        charge = read_bytes + READ_OVERHEAD_BYTES
+        batch = reply.batch
+        charge = READ_OVERHEAD_BYTES + (0 if batch is None else batch.payload_bytes)
         self._budget.change(charge - self._bytes)
         self._bytes = charge
 

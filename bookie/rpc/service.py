@@ -26,6 +26,7 @@ from bookie.rpc.contract import SERVICE, CallContext, Node
 from bookie.rpc.faults import Faults
 from bookie.rpc.lac_watch import LacWatch
 from bookie.rpc.read_budget import ReadBudget
+from bookie.rpc.read_stream import ReadStream
 from bookie.rpc.security import check_instance_id
 from bookie.telemetry import Metrics
 
@@ -52,10 +53,9 @@ class BookieService:
 
     def __init__(self, node: Node, limits: NodeSettings, metrics: Metrics) -> None:
         self._node = node
-        self._limits = limits
         self._faults = Faults(metrics)
-        self._budget = ReadBudget(limits.in_flight_read_bytes_max, metrics)
-        self._streams: set[AddStream | LacWatch] = set()
+        self._budget = ReadBudget(limits.in_flight_read_bytes_max, limits.read_bytes_max, metrics)
+        self._streams: set[AddStream | ReadStream | LacWatch] = set()
         self._ended = False
 
     def handlers(self) -> grpc.GenericRpcHandler:
@@ -65,6 +65,7 @@ class BookieService:
         streamed = grpc.stream_stream_rpc_method_handler
         handlers = {
             "AddStream": streamed(self._add_stream),
+            "ReadStream": streamed(self._read_stream),
             "WatchLac": streamed(self._watch_lac),
             "ListEntries": paged(self._list_entries),
             "ListLedgers": paged(self._list_ledgers),
@@ -153,14 +154,10 @@ class BookieService:
 
     async def _read(self, command: ReadCommand, context: CallContext) -> ReadReply:
         """Read within the budget of bytes in flight."""
-        limit = self._limits.read_bytes_max
-        most = command.max_bytes
-        if not 0 < most < limit:
-            most = limit
-        charge = self._budget.reserve(most, fencing=command.fence)
+        charge = self._budget.reserve(command)
         context.add_done_callback(charge.release)
         reply = await self._node.read(command)
-        charge.settle(0 if reply.batch is None else reply.batch.payload_bytes)
+        charge.settle(reply)
         return reply
 
     async def _info(self, _request: None, _context: CallContext) -> tuple[Reply, Info | None]:
@@ -170,11 +167,16 @@ class BookieService:
         """Serve one stream of adds."""
         await self._serve(AddStream(self._node, self._faults, self._refusal(context)), context)
 
+    async def _read_stream(self, _requests: Any, context: CallContext) -> None:
+        """Serve one stream of reads."""
+        refusal = self._refusal(context)
+        await self._serve(ReadStream(self._node, self._faults, self._budget, refusal), context)
+
     async def _watch_lac(self, _requests: Any, context: CallContext) -> None:
         """Serve one subscription to LACs."""
         await self._serve(LacWatch(self._node, self._faults, self._refusal(context)), context)
 
-    async def _serve(self, stream: AddStream | LacWatch, context: CallContext) -> None:
+    async def _serve(self, stream: AddStream | ReadStream | LacWatch, context: CallContext) -> None:
         if self._ended:
             stream.end()
         self._streams.add(stream)

@@ -18,7 +18,8 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any, Final, Protocol
+from itertools import count
+from typing import Any, ClassVar, Final, Protocol
 
 import grpc
 from grpc import aio
@@ -30,10 +31,12 @@ from bookie.errors import (
     ClientClosedError,
     OperationTimeoutError,
 )
-from bookie.formats.commands import LacState
+from bookie.formats.commands import LacState, ReadCommand
 from bookie.ids import Status
 from bookie.rpc import cold
-from bookie.rpc.codec import parse_add_response
+from bookie.rpc.codec import encode_streamed_read, parse_add_response, scan_read_response
+from bookie.rpc.deadlines import Deadlines, is_being_cancelled
+from bookie.rpc.wire import Fields
 
 QUEUE_BYTES_MAX: Final = 16 * 1024 * 1024
 """Bytes waiting to be handed to gRPC above which a stream says that it is full."""
@@ -74,10 +77,13 @@ class _Attempt:
 
 
 class Stream:
-    """A bidirectional call that its owner may reopen; `AddStream` and `LacWatch` are its kinds.
+    """A bidirectional call that its owner may reopen, for adds, for reads or to watch LACs.
 
     It is broken until `reopen` is called for the first time.
     """
+
+    _patient: ClassVar = False
+    """Whether nothing is sent before the bookie has taken the stream up."""
 
     def __init__(
         self,
@@ -157,6 +163,10 @@ class Stream:
         """Take one message; overridden by each kind of stream."""
         raise NotImplementedError
 
+    def _error_of(self, error: grpc.RpcError) -> BookieError:
+        """What a failed attempt means."""
+        return error_of(self.address, error)
+
     async def _run(self, attempt: _Attempt) -> None:
         """Carry one attempt from its call to its end."""
         error = await self._converse(attempt)
@@ -168,11 +178,15 @@ class Stream:
     async def _converse(self, attempt: _Attempt) -> BookieError:
         """Send and receive until the call ends; returns why it did."""
         call = self._open_call()
-        writer = self._tasks.create_task(_write(call, attempt), name=f"writer to {self.address}")
+        writer: asyncio.Task[None] | None = None
         try:
+            if not self._patient:
+                writer = self._writer(call, attempt)
             async with asyncio.timeout(self._connect_timeout_seconds):
                 await call.initial_metadata()
             # A call that failed has initial metadata too, and is done.
+            if self._patient and not call.done():
+                writer = self._writer(call, attempt)
             if self._on_open is not None and self._attempt is attempt and not call.done():
                 self._on_open()
             async for data in call:
@@ -180,15 +194,19 @@ class Stream:
         except TimeoutError:
             return BookieUnreachableError(f"bookie {self.address} did not take up the stream")
         except grpc.RpcError as error:
-            return error_of(self.address, error)
+            return self._error_of(error)
         except BadRequestError as error:
             return BookieUnreachableError(
                 f"bookie {self.address} sent an answer that cannot be understood: {error}"
             )
         finally:
-            writer.cancel()
+            if writer is not None:
+                writer.cancel()
             call.cancel()
         return BookieUnreachableError(f"bookie {self.address} ended the stream")
+
+    def _writer(self, call: Any, attempt: _Attempt) -> asyncio.Task[None]:
+        return self._tasks.create_task(_write(call, attempt), name=f"writer to {self.address}")
 
 
 async def _write(call: Any, attempt: _Attempt) -> None:
@@ -240,6 +258,103 @@ class AddStream(Stream):
 
     def _deliver(self, data: bytes) -> None:
         self._on_answer(*parse_add_response(data))
+
+
+class ReadStream(Stream):
+    """Reads from one bookie, of all ledgers of this process. Opened by the first of them.
+
+    A stream that breaks is opened again by the next read; those that were under way fail.
+    """
+
+    # A write that meets a refusal would hide which one it was, and so that it was about the stream.
+    _patient = True
+
+    def __init__(
+        self,
+        address: str,
+        open_call: OpenCall,
+        tasks: asyncio.TaskGroup,
+        deadlines: Deadlines,
+        *,
+        connect_timeout_seconds: float,
+    ) -> None:
+        super().__init__(
+            address,
+            open_call,
+            tasks,
+            self._fail,
+            connect_timeout_seconds=connect_timeout_seconds,
+        )
+        self._deadlines = deadlines
+        self._request_ids = count(1)
+        self._awaited: dict[int, asyncio.Future[Fields | BookieError | None]] = {}
+        self.is_offered = True
+        """Whether the bookie knows such streams, as far as is known."""
+
+    async def ask(self, command: ReadCommand, timeout_seconds: float) -> Fields | None:
+        """The message that answers a read; None if the bookie turns out to know no such streams.
+
+        Raises:
+            BookieUnreachableError: The stream broke; what the bookie did is unknown.
+            OperationTimeoutError: No answer in time.
+            ClientClosedError: The stream is closed, or was meanwhile.
+        """
+        if self._attempt is None:
+            self.reopen()
+        request_id = next(self._request_ids)
+        self.send_bytes(encode_streamed_read(request_id, command))
+        answer: asyncio.Future[Fields | BookieError | None]
+        answer = asyncio.get_running_loop().create_future()
+        self._awaited[request_id] = answer
+        self._deadlines.start(answer, timeout_seconds)
+        try:
+            found = await answer
+        except asyncio.CancelledError:
+            if not self._deadlines.stop(answer) and not is_being_cancelled():
+                raise OperationTimeoutError(
+                    f"bookie {self.address} did not answer in time"
+                ) from None
+            raise
+        finally:
+            self._deadlines.stop(answer)
+            self._awaited.pop(request_id, None)
+        if isinstance(found, BookieError):
+            raise found
+        return found
+
+    async def aclose(self) -> None:
+        """End the stream; who waits for an answer is told so."""
+        try:
+            await super().aclose()
+        finally:
+            self._settle(
+                lambda: ClientClosedError(f"the connection to bookie {self.address} was closed")
+            )
+
+    def _error_of(self, error: grpc.RpcError) -> BookieError:
+        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+            self.is_offered = False
+        return super()._error_of(error)
+
+    def _fail(self, error: BookieError) -> None:
+        """The stream broke: whatever it was about, it was not about any one of the requests."""
+        if self.is_offered:
+            self._settle(lambda: BookieUnreachableError(str(error)))
+        else:
+            self._settle(lambda: None)
+
+    def _settle(self, outcome: Callable[[], BookieError | None]) -> None:
+        awaited, self._awaited = self._awaited, {}
+        for answer in awaited.values():
+            if not answer.done():
+                answer.set_result(outcome())
+
+    def _deliver(self, data: bytes) -> None:
+        request_id, fields = scan_read_response(data)
+        # Whoever gave up has taken its request out, or is about to.
+        answer = self._awaited.get(request_id)
+        if answer is not None and not answer.done():
+            answer.set_result(fields)
 
 
 class LacWatch(Stream):

@@ -8,9 +8,9 @@ structure ends the engine: `open_engine` raises `StorageFailedError`, and the pr
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -206,7 +206,9 @@ class Engine:
             ledger_id, first, last, entries_max=entries_max, bytes_max=bytes_max, stripe=stripe
         )
 
-    def read_one(self, state: LedgerState, entry_id: int) -> ReadResult | Awaitable[ReadResult]:
+    def read_one(
+        self, state: LedgerState, entry_id: int
+    ) -> ReadResult | Coroutine[Any, Any, ReadResult]:
         """Read one stored entry, at once if no device has to be waited for."""
         if self._failure is not None:
             return ReadResult(None, entry_id, Status.IO_ERROR, str(self._failure))

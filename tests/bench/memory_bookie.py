@@ -75,6 +75,11 @@ class MemoryBookie:
             self._batches.setdefault(command.ledger_id, []).append(command.batch)
         return Outcome.of(_OK)
 
+    def try_read(self, command: ReadCommand, /) -> ReadReply | None:
+        """Nothing has to be waited for."""
+        key = (command.ledger_id, command.first_entry_id)
+        return self._responses.get(key)
+
     async def read(self, command: ReadCommand) -> ReadReply:
         """The response that was made when this range was asked for first."""
         key = (command.ledger_id, command.first_entry_id)

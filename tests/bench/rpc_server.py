@@ -53,6 +53,9 @@ class NullNode(FakeNode):
     def add(self, command: AddCommand, admitted: int) -> Outcome[Reply]:
         return Outcome.of(Reply(Status.OK))
 
+    def try_read(self, command: ReadCommand) -> ReadReply | None:
+        return canned_reply(command.max_entries)
+
     async def read(self, command: ReadCommand) -> ReadReply:
         """`max_entries` entries of a MiB together."""
         return canned_reply(command.max_entries)

@@ -204,9 +204,9 @@ def read_commands(draw: st.DrawFn) -> ReadCommand:
     )
 
 
-@given(read_commands())
+@given(read_commands(), st.integers(1, 2**64 - 1))
 def test_a_read_request_has_the_bytes_of_the_generated_code_and_parses_back(
-    command: ReadCommand,
+    command: ReadCommand, request_id: int
 ) -> None:
     message = pb.ReadRequest(
         ledger_id=command.ledger_id,
@@ -223,14 +223,26 @@ def test_a_read_request_has_the_bytes_of_the_generated_code_and_parses_back(
     data = codec.encode_read_request(command)
     assert data == message.SerializeToString(deterministic=True)
     assert codec.parse_read_request(data) == command
+    message.request_id = request_id
+    data = codec.encode_streamed_read(request_id, command)
+    assert data == message.SerializeToString(deterministic=True)
+    assert codec.parse_streamed_read(data) == (request_id, command)
+    assert codec.read_id_of(data) == request_id
 
 
-@given(STATUSES, st.text(max_size=100), st.none() | batches(), st.tuples(INT64, STATUSES, INT64))
+@given(
+    STATUSES,
+    st.text(max_size=100),
+    st.none() | batches(),
+    st.tuples(INT64, STATUSES, INT64),
+    st.just(0) | UINT64,
+)
 def test_a_read_response_has_the_bytes_of_the_generated_code_and_parses_back(
     status: Status,
     text: str,
     batch: EntryBatch | None,
     end: tuple[int, Status, int],
+    request_id: int,
 ) -> None:
     next_entry_id, stopped_by, max_lac = end
     message = pb.ReadResponse(
@@ -239,6 +251,7 @@ def test_a_read_response_has_the_bytes_of_the_generated_code_and_parses_back(
         next_entry_id=next_entry_id,
         stopped_by=stopped_by.value,  # type: ignore[arg-type]
         max_lac=max_lac,
+        request_id=request_id,
     )
     if batch is not None:
         message.first_entry_id = batch.first_entry_id
@@ -246,7 +259,8 @@ def test_a_read_response_has_the_bytes_of_the_generated_code_and_parses_back(
         message.entry_sizes.extend(batch.sizes.tolist())
         message.payload = bytes(batch.payload)
     reply = ReadReply(status, text, batch, next_entry_id, stopped_by, max_lac)
-    data = codec.encode_read_response(reply)
+    data = codec.encode_read_response(reply, request_id)
+    assert codec.scan_read_response(data)[0] == request_id
     assert data == message.SerializeToString(deterministic=True)
     parsed = codec.parse_read_response(data, 7 if batch is None else batch.ledger_id)
     assert_same(parsed.batch, batch)
@@ -286,6 +300,7 @@ PARSERS: list[Callable[[bytes], object]] = [
     codec.parse_add_request,
     codec.parse_add_response,
     codec.parse_read_request,
+    codec.scan_read_response,
     lambda data: codec.parse_read_response(data, 0),
 ]
 
@@ -305,6 +320,7 @@ def test_no_bytes_raise_anything_but_a_bad_request(
     with contextlib.suppress(BadRequestError):
         parse(data)
     codec.request_id_of(data)
+    codec.read_id_of(data)
 
 
 @settings(max_examples=300)

@@ -90,6 +90,9 @@ class FakeChannel:
         except TimeoutError as error:
             raise OperationTimeoutError(f"{self._bookie_id} did not answer") from error
 
+    async def read_entry(self, command: ReadCommand, *, timeout: float) -> ReadReply:
+        return await self.read(command, timeout=timeout)
+
 
 class FakeConnection:
     """One bookie."""

@@ -12,7 +12,12 @@ from bookie.client.read_ahead import FIRST_SPAN_ENTRIES, SPANS_MAX, ReadAhead
 from bookie.client.reader import ReaderHandle
 from bookie.cluster.ledgers import LedgerManager
 from bookie.config import ClientSettings
-from bookie.errors import BookieUnreachableError, NoSuchEntryError, TooManyRequestsError
+from bookie.errors import (
+    BookieUnreachableError,
+    ClientClosedError,
+    NoSuchEntryError,
+    TooManyRequestsError,
+)
 from bookie.formats.batch import EntryBatch
 from bookie.formats.entry import Entry, pack_lac
 from bookie.formats.ledger_metadata import Versioned
@@ -292,7 +297,9 @@ async def test_one_entry_is_asked_of_one_bookie() -> None:
 
 
 @pytest.mark.parametrize("sizes", [(3, 3, 2), (3, 2, 2)])
-@pytest.mark.parametrize("doubt", ["hangs", "gone", "denies", "corrupt", "other", "several"])
+@pytest.mark.parametrize(
+    "doubt", ["hangs", "gone", "moved", "denies", "corrupt", "other", "several"]
+)
 async def test_one_entry_in_doubt_comes_from_another_bookie(
     doubt: str, sizes: tuple[int, int, int]
 ) -> None:
@@ -311,6 +318,8 @@ async def test_one_entry_in_doubt_comes_from_another_bookie(
                 await asyncio.Event().wait()
             case "gone":
                 raise BookieUnreachableError("gone")
+            case "moved":
+                raise ClientClosedError("the connection was closed, but not the client")
             case "corrupt":
                 assert good.batch is not None
                 return ReadReply(Status.OK, "", spoiled(good.batch, 7), 8)

@@ -10,7 +10,7 @@ import pytest
 
 from bookie.config import NodeSettings
 from bookie.errors import BadRequestError, NoSuchLedgerError, StorageFailedError
-from bookie.formats.commands import ReadReply
+from bookie.formats.commands import ReadCommand, ReadReply
 from bookie.ids import MAX_ID, NO_ENTRY, Status
 from bookie.node.bookie import Bookie
 from bookie.node.reads import STRIPE_MODULUS_MAX
@@ -181,6 +181,47 @@ async def test_what_cannot_be_read_is_an_error(room: Room) -> None:
             case _:
                 status = (await room.bookie.fence(7, KEY)).status
         assert status is Status.IO_ERROR, request
+
+
+async def test_what_is_at_hand_is_read_without_waiting(room: Room) -> None:
+    """The same as by waiting, also what it denies; anything else has to wait."""
+    bookie, disk = room.bookie, room.machine.disk
+    assert bookie.try_read(one_of(7, 0)) is None, "nobody knows the ledger yet"
+    await add(bookie, 7, [0, 1, 4], lac=0)
+    await bookie.fence(8, KEY)
+    for ledger_id, entry_id in ((7, 0), (7, 4), (7, 2), (8, 0)):
+        command = one_of(ledger_id, entry_id)
+        reply = bookie.try_read(command)
+        assert reply is not None
+        assert verdict(reply) == verdict(await bookie.read(command))
+    for command in (
+        read_command(7, 0, 0),
+        read_command(7, 0, 0, master_key=b"", fence=True),
+        one_of(7, -1),
+        one_of(7, 2**63),
+        one_of(7, 0)._replace(last_entry_id=1),
+        one_of(7, 0)._replace(stripe_modulus=1, stripe_count=1),
+    ):
+        assert bookie.try_read(command) is None
+    await limbo(room, 7)
+    reply = bookie.try_read(one_of(7, 2))
+    assert reply is not None
+    assert verdict(reply) == (UNKNOWN, [], 2, UNKNOWN)
+    disk.cold = True
+    assert bookie.try_read(one_of(7, 0)) is None
+    assert ids_of(await bookie.read(one_of(7, 0))) == [0]
+    disk.cold = False
+    disk.fail("pread_cached", ".journal", errno.EIO)
+    reply = bookie.try_read(one_of(7, 0))
+    assert reply is not None
+    assert verdict(reply) == (Status.IO_ERROR, [], 0, Status.IO_ERROR)
+    bookie.stop_accepting()
+    assert bookie.try_read(one_of(7, 0)) is None
+
+
+def one_of(ledger_id: int, entry_id: int) -> ReadCommand:
+    """A read of one entry without a key, as a client's."""
+    return ReadCommand(ledger_id, entry_id, entry_id, 1)
 
 
 async def fill_and_refuse(room: Room, ledger_id: int) -> None:

@@ -119,6 +119,12 @@ class FakeNode:
             self.held.append(outcome)
         return outcome
 
+    def try_read(self, command: ReadCommand) -> ReadReply | None:
+        if not self.reading.is_set():
+            return None
+        self._called("read", command)
+        return self.read_reply
+
     async def read(self, command: ReadCommand) -> ReadReply:
         self._called("read", command)
         await self.reading.wait()

@@ -92,10 +92,17 @@ async def test_random_bytes_on_the_streams_are_answered(served: Served) -> None:
         call = channel.stream_stream(f"/{SERVICE}/AddStream")(metadata=METADATA)
         for _ in range(100):
             await call.write(rng.randbytes(rng.randrange(60)))
-            answer = pb.AddResponse.FromString(await call.read())
-            assert answer.status == pb.STATUS_BAD_REQUEST
+            refusal = pb.AddResponse.FromString(await call.read())
+            assert refusal.status == pb.STATUS_BAD_REQUEST
         await call.done_writing()
         assert await call.read() is aio.EOF
+        reads = channel.stream_stream(f"/{SERVICE}/ReadStream")(metadata=METADATA)
+        for _ in range(100):
+            await reads.write(rng.randbytes(rng.randrange(60)))
+            answer = pb.ReadResponse.FromString(await reads.read())
+            assert answer.status in (pb.STATUS_BAD_REQUEST, pb.STATUS_NO_SUCH_ENTRY)
+        await reads.done_writing()
+        assert await reads.read() is aio.EOF
         watch = channel.stream_stream(f"/{SERVICE}/WatchLac")(metadata=METADATA)
         await watch.write(b"\xff\xff")
         update = pb.LacUpdate.FromString(await watch.read())

@@ -61,6 +61,15 @@ async def test_what_is_added_over_grpc_is_read_back(tmp_path: Path) -> None:
         assert reply.batch is not None
         assert [entry.payload for entry in verify_batch(reply.batch, DIGESTER)] == payloads
         assert (reply.next_entry_id, reply.stopped_by) == (100, Status.NO_SUCH_ENTRY)
+        for number in (0, 57, 99):
+            reply = await channel.read_entry(ReadCommand(7, number, number, 1), timeout=5)
+            assert reply.batch is not None
+            (entry,) = verify_batch(reply.batch, DIGESTER)
+            assert (entry.entry_id, entry.payload) == (number, payloads[number])
+        reply = await channel.read_entry(ReadCommand(7, 100, 100, 1), timeout=5)
+        assert (reply.status, reply.next_entry_id) == (Status.NO_SUCH_ENTRY, 100)
+        reply = await channel.read_entry(ReadCommand(8, 0, 0, 1), timeout=5)
+        assert reply.status is Status.NO_SUCH_LEDGER
 
         pages = [page async for page in channel.list_entries(7)]
         assert [(a.tolist(), b.tolist()) for a, b in pages] == [([0], [99])]

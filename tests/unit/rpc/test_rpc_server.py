@@ -13,8 +13,13 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from bookie.config import RpcSettings
 from bookie.env import Outcome
-from bookie.errors import BookieError, ConfigurationError, WrongClusterError
-from bookie.formats.commands import Reply
+from bookie.errors import (
+    BookieError,
+    BookieUnreachableError,
+    ConfigurationError,
+    WrongClusterError,
+)
+from bookie.formats.commands import ReadCommand, Reply
 from bookie.ids import Status
 from bookie.node.bookie import Bookie
 from bookie.rpc import security
@@ -120,6 +125,25 @@ async def test_a_shutdown_answers_what_was_accepted_before_it_ends_a_stream() ->
         await channel.aclose()
 
 
+async def test_a_shutdown_answers_the_reads_that_run_before_it_ends_their_stream() -> None:
+    """The same for reads; what comes later finds no bookie."""
+    node = FakeNode()
+    node.reading.clear()
+    async with asyncio.TaskGroup() as tasks:
+        async with serve(node, "127.0.0.1", 0, SETTINGS, Metrics()) as port:
+            channel = BookieChannel(f"127.0.0.1:{port}", INSTANCE_ID, tasks)
+            reads = [
+                tasks.create_task(channel.read_entry(ReadCommand(3, entry, entry), timeout=60))
+                for entry in range(2)
+            ]
+            await until(lambda: len(node.calls) == 2)
+            asyncio.get_running_loop().call_later(0.05, node.reading.set)
+        assert {(await read).status for read in reads} == {Status.NO_SUCH_ENTRY}
+        with pytest.raises(BookieUnreachableError):
+            await channel.read_entry(ReadCommand(3, 0, 0), timeout=60)
+        await channel.aclose()
+
+
 def _succeed(outcomes: list[Outcome[Reply]]) -> None:
     for outcome in outcomes:
         outcome.settle(Reply(Status.OK))
@@ -136,6 +160,7 @@ async def test_a_shutdown_does_not_wait_for_watchers_and_idle_streams() -> None:
             channel = BookieChannel(f"127.0.0.1:{port}", INSTANCE_ID, tasks)
             channel.add_stream(lambda *_: None, broken.append)
             channel.watch_lac(lambda _: None, broken.append)
+            await channel.read_entry(ReadCommand(3, 0, 0), timeout=5)
             assert await channel.info(timeout=5) == INFO
             began = loop.time()
         assert loop.time() - began < 5

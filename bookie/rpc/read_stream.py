@@ -1,0 +1,171 @@
+"""One client's stream of reads on the bookie: requests in, answers out as soon as they are known.
+
+As in a stream of adds (`AddStream`), a reader turns messages into answers and a writer sends them,
+so that a stream costs two tasks and a request that has to wait for nothing costs none. A read that
+has to wait, for a device or for a fence, gets a task of its own, and those behind it overtake it.
+
+Each read takes its bytes from the budget that all reads of the bookie share, and holds them until
+gRPC has taken its answer. When the stream breaks, its answers and the reads under way are
+forgotten, as with a unary call that is cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from functools import partial
+from typing import Final
+
+from grpc import aio
+
+from bookie.errors import BadRequestError, ShuttingDownError, WrongClusterError
+from bookie.formats.commands import ReadReply
+from bookie.rpc.codec import encode_read_response, parse_streamed_read, read_id_of
+from bookie.rpc.contract import CallContext, EntryNode
+from bookie.rpc.faults import Faults
+from bookie.rpc.read_budget import Charge, ReadBudget
+
+PENDING_MAX: Final = 1024
+"""The most unanswered requests of one stream; a client that reads no answers is held back here."""
+
+RPC: Final = "ReadStream"
+
+
+class ReadStream:
+    """Serves one call. `refusal` answers every request when the caller may not read at all."""
+
+    def __init__(
+        self,
+        node: EntryNode,
+        faults: Faults,
+        budget: ReadBudget,
+        refusal: WrongClusterError | None,
+    ) -> None:
+        self._node = node
+        self._faults = faults
+        self._budget = budget
+        self._refusal = refusal
+        self._answers: deque[tuple[bytes, Charge | None]] = deque()
+        self._under_way: set[asyncio.Task[ReadReply]] = set()
+        self._sleep: asyncio.Future[None] | None = None
+        """What the writer waits for, until there is an answer or the stream ends."""
+        self._answered = asyncio.Event()
+        self._ended = False
+        self._broken = False
+
+    async def serve(self, context: CallContext) -> None:
+        """Serve until the client has sent its last request and got its last answer.
+
+        Cancelled when the stream breaks; returns early when gRPC says so by an error.
+        """
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                reader = tasks.create_task(self._read(context), name="read stream reader")
+                try:
+                    await context.send_initial_metadata(())
+                    await self._write(context)
+                except aio.BaseError:
+                    pass  # the stream broke while an answer was being written
+                finally:
+                    reader.cancel()
+        finally:
+            self._forget()
+
+    def end(self) -> None:
+        """Take no further request, and end the stream after the answers that are owed."""
+        self._ended = True
+        self._wake()
+
+    async def _read(self, context: CallContext) -> None:
+        """Turn messages into answers until the client or the bookie ends the stream."""
+        while not self._ended:
+            try:
+                data = await context.read()
+            except aio.BaseError:
+                break
+            if data is aio.EOF:
+                break
+            self._accept(data)
+            while len(self._answers) + len(self._under_way) >= PENDING_MAX:
+                self._answered.clear()
+                await self._answered.wait()
+        self.end()
+
+    def _accept(self, data: bytes) -> None:
+        """Answer one request, or begin to."""
+        request_id, charge = 0, None
+        try:
+            if self._refusal is not None:
+                self._refuse(read_id_of(data), self._refusal, None)
+                return
+            request_id, command = parse_streamed_read(data)
+            charge = self._budget.reserve(command)
+            reply = self._node.try_read(command)
+        except BadRequestError as error:
+            self._refuse(request_id or read_id_of(data), error, charge)
+        except Exception as error:  # noqa: BLE001  (the servicer's error mapping)
+            self._refuse(request_id, error, charge)
+        else:
+            if reply is not None:
+                self._answer(request_id, reply, charge)
+                return
+            reading = asyncio.get_running_loop().create_task(
+                self._node.read(command), name="read of a stream"
+            )
+            self._under_way.add(reading)
+            reading.add_done_callback(partial(self._on_read, request_id, charge))
+
+    def _on_read(self, request_id: int, charge: Charge, reading: asyncio.Task[ReadReply]) -> None:
+        """Answer a read that had to wait; one whose stream has broken holds nothing any more."""
+        self._under_way.discard(reading)
+        stopped = ShuttingDownError("the bookie is stopping")
+        error = stopped if reading.cancelled() else reading.exception()
+        if self._broken:
+            charge.release()
+        elif error is not None:
+            self._refuse(request_id, error, charge)
+        else:
+            self._answer(request_id, reading.result(), charge)
+
+    def _refuse(self, request_id: int, error: BaseException, charge: Charge | None) -> None:
+        refusal = self._faults.reply(RPC, error)
+        self._answer(request_id, ReadReply(refusal.status, refusal.message), charge)
+
+    def _answer(self, request_id: int, reply: ReadReply, charge: Charge | None) -> None:
+        """Owe an answer. It is encoded now: what it is a view of may be large."""
+        if charge is not None:
+            charge.settle(reply)
+        self._faults.count(RPC, reply.status)
+        self._answers.append((encode_read_response(reply, request_id), charge))
+        self._wake()
+
+    async def _write(self, context: CallContext) -> None:
+        """Write answers in the order in which they became known."""
+        answers, loop = self._answers, asyncio.get_running_loop()
+        while True:
+            while answers:
+                data, charge = answers[0]
+                await context.write(data)
+                answers.popleft()
+                if charge is not None:
+                    charge.release()
+                self._answered.set()
+            if self._ended and not self._under_way:
+                return
+            # Nothing that could end this wait happens before it begins: nothing awaits.
+            self._sleep = loop.create_future()
+            await self._sleep
+
+    def _forget(self) -> None:
+        """The stream is over: hold nothing of the budget any more."""
+        self._broken = True
+        for reading in self._under_way:
+            reading.cancel()
+        for _, charge in self._answers:
+            if charge is not None:
+                charge.release()
+        self._answers.clear()
+
+    def _wake(self) -> None:
+        if self._sleep is not None and not self._sleep.done():
+            self._sleep.set_result(None)
