@@ -92,11 +92,14 @@ def open_store(
         )
     servers = parse_servers(uri, parts)
     module, name = _SERVERS[parts.scheme]
-    from bookie.config import grpc_polling
     from bookie.metadata.security import MetadataSecurity
 
-    with grpc_polling():
-        backend = getattr(import_module(module), name)
+    if parts.scheme == "etcd":
+        from bookie.config import grpc_polling
+
+        with grpc_polling():
+            import_module(module)
+    backend = getattr(import_module(module), name)
     opened: AbstractAsyncContextManager[MetadataStore] = backend(
         servers.hosts,
         servers.scope,

@@ -104,7 +104,7 @@ class AddStream:
             return request_id, self._refused(error)
 
     async def _accept_later(self, data: bytes) -> tuple[int, Outcome[Reply]]:
-        """Hand one request to the node once it has room for its bytes."""
+        """Hand one request to the node once it has room for its bytes, which it cannot refuse."""
         await self._node.admit_add(len(data))
         owed = self._accept(data, admitted=True)
         assert owed is not None, "what is admitted does not wait"

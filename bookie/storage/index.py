@@ -220,6 +220,10 @@ class Index:
             for ledger_id, (_, row) in zip(ids, pairs, strict=True)
         ]
 
+    def first_ledger_above(self, after: int) -> int | None:
+        """The lowest id above `after` with a row."""
+        return next((ledger_id for ledger_id, _ in self.ledgers(after, 1)), None)
+
     def ledger_count(self) -> int:
         """How many ledger rows there are."""
         with self._store.read() as txn:

@@ -18,7 +18,7 @@ from itertools import islice
 from bookie.formats.batch import EntryBatch
 from bookie.formats.entry import lac_packet_ids
 from bookie.formats.index_rows import LedgerIndexRow
-from bookie.ids import NO_ENTRY
+from bookie.ids import MAX_ID, NO_ENTRY
 
 STATES_MAX = 100_000
 """Clean states that are kept in memory."""
@@ -146,6 +146,22 @@ def digest_of_key(key: bytes) -> bytes:
     return hashlib.sha256(b"ledger key\x00" + key).digest() if key else b""
 
 
+def highest_id(first_above: Callable[[int], int | None]) -> int:
+    """The highest of some ids, -1 without any; `first_above` gives the lowest one above a number.
+
+    That is asked at most 64 times.
+    """
+    highest, limit = NO_ENTRY, MAX_ID
+    while highest < limit:
+        middle = (highest + limit) // 2
+        found = first_above(middle)
+        if found is None:
+            limit = middle
+        else:
+            highest = found
+    return highest
+
+
 class LedgerStates:
     """The states in memory."""
 
@@ -160,15 +176,23 @@ class LedgerStates:
         self._states_max = states_max
         self._states: OrderedDict[int, LedgerState] = OrderedDict()
         self._loading: dict[int, asyncio.Future[None]] = {}
+        self._indexed_max = MAX_ID
+        """No ledger above it has a row in the index, unless its state is in memory."""
 
     def __len__(self) -> int:
         return len(self._states)
 
+    def begin(self, indexed_max: int) -> None:
+        """Take it that the index has no ledger above `indexed_max` beside those in memory."""
+        self._indexed_max = indexed_max
+
     def get(self, ledger_id: int) -> LedgerState | None:
-        """The state if it is in memory."""
+        """The state if it is in memory, or new to this bookie, as most first adds show one."""
         state = self._states.get(ledger_id)
         if state is not None:
             self._states.move_to_end(ledger_id)
+        elif ledger_id > self._indexed_max and ledger_id not in self._loading:
+            return self._know(LedgerState(ledger_id, None))
         return state
 
     def put(self, state: LedgerState) -> None:
@@ -194,8 +218,10 @@ class LedgerStates:
         finally:
             del self._loading[ledger_id]
             pending.set_result(None)
-        state = LedgerState(ledger_id, row)
-        self._states[ledger_id] = state
+        return self._know(LedgerState(ledger_id, row))
+
+    def _know(self, state: LedgerState) -> LedgerState:
+        self._states[state.ledger_id] = state
         if len(self._states) > self._states_max:
             self._evict()
         return state
@@ -208,6 +234,8 @@ class LedgerStates:
             state = self._states[ledger_id]
             if state.users == 0 and not self._is_dirty(ledger_id):
                 del self._states[ledger_id]
+                if state.exists:
+                    self._indexed_max = max(self._indexed_max, ledger_id)
             else:
                 # Out of the way, or states that cannot go would keep all others in memory.
                 self._states.move_to_end(ledger_id)

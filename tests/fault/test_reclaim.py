@@ -24,16 +24,17 @@ APPENDED_BYTES = 3500
 
 MIB = 1024 * 1024
 RESERVE_BYTES = MIB
+FILE_BYTES = 8 * MIB
 BLOCK_BYTES = 4200 * 1024
 STEP_BYTES = MIB
-AHEAD_BYTES = BLOCK_BYTES + STEP_BYTES
-"""What the open journal has allocated and not used, at most."""
+OPEN_BYTES = min(ROLL_GARBAGE_BYTES_MIN + BLOCK_BYTES + STEP_BYTES, FILE_BYTES)
+"""The open journal's garbage that is not worth a roll, and what it has allocated and not used."""
 
 
 def settings(home: Home) -> Home:
     """Small files, and a collector that does not let a test wait."""
     home.sections["storage"] |= {
-        "journal_file_bytes_max": "8MiB",
+        "journal_file_bytes_max": FILE_BYTES,
         "journal_allocate_bytes": STEP_BYTES,
         "block_bytes_max": BLOCK_BYTES,
         "reserve_bytes": RESERVE_BYTES,
@@ -58,7 +59,7 @@ def disk_bytes(home: Home) -> int:
 
 def disk_bytes_max(live_bytes: int) -> float:
     """What a bookie may take for so much that is alive, once it has reclaimed the rest."""
-    return 1.3 * live_bytes + ROLL_GARBAGE_BYTES_MIN + AHEAD_BYTES + RESERVE_BYTES
+    return 1.3 * live_bytes + OPEN_BYTES + RESERVE_BYTES
 
 
 def entry(ledger_id: int, number: int, size: int = ENTRY_BYTES) -> bytes:

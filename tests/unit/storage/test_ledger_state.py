@@ -9,8 +9,8 @@ import pytest
 from bookie.errors import ChecksumError
 from bookie.formats.entry import pack_lac
 from bookie.formats.index_rows import LedgerIndexRow
-from bookie.ids import NO_ENTRY
-from bookie.storage.ledger_state import LedgerState, LedgerStates, digest_of_key
+from bookie.ids import MAX_ID, NO_ENTRY
+from bookie.storage.ledger_state import LedgerState, LedgerStates, digest_of_key, highest_id
 from tests.unit.storage.machine import DIGESTER
 
 STATES_MAX = 10
@@ -151,3 +151,63 @@ def test_the_bounds_widen_and_the_lac_rises() -> None:
     for lac in (NO_ENTRY, 4, 2, 6, 6, 5):
         state.take_lac(pack_lac(7, lac, DIGESTER))
     assert (state.lac_packet, state.max_lac) == (pack_lac(7, 6, DIGESTER), 6)
+
+
+@pytest.mark.parametrize("ids", [[], [0], [5], [0, 1, 2], [7, 1 << 40, MAX_ID - 1], [MAX_ID]])
+def test_the_highest_id_is_found(ids: list[int]) -> None:
+    """With at most one question for each bit of an id."""
+    asked = []
+
+    def first_above(after: int) -> int | None:
+        asked.append(after)
+        return next((one for one in ids if one > after), None)
+
+    assert highest_id(first_above) == max(ids, default=NO_ENTRY)
+    assert len(asked) <= 64
+
+
+async def test_a_ledger_above_all_in_the_index_is_not_looked_up() -> None:
+    """It is new here; the others are loaded, and so is what memory has let go."""
+    rows = Rows()
+    states = rows.states()
+    states.begin(100)
+    new = states.get(101)
+    assert new is not None
+    assert not new.exists
+    assert states.get(100) is None
+    assert await states.load(102) is states.get(102)
+    assert rows.asked == []
+    assert (await states.load(100)).last_entry_id == 100
+    assert rows.asked == [100]
+
+
+async def test_what_was_stored_and_let_go_is_looked_up_again() -> None:
+    """What was only asked for and let go is still known not to be in the index."""
+    rows = Rows()
+    states = rows.states()
+    states.begin(100)
+    for ledger_id in (102, 1_000_000):
+        state = states.get(ledger_id)
+        assert state is not None
+        state.exists = ledger_id == 102
+    for ledger_id in range(200, 201 + 2 * STATES_MAX):
+        states.get(ledger_id)
+    assert states.get(102) is None
+    assert states.get(103) is not None
+    assert rows.asked == []
+    assert (await states.load(102)).last_entry_id == 102
+    assert rows.asked == [102]
+
+
+async def test_a_ledger_that_is_being_looked_up_is_not_new() -> None:
+    """Two states of one ledger would each know half of it."""
+    rows = Rows()
+    rows.answer.clear()
+    states = rows.states()
+    async with asyncio.TaskGroup() as tasks:
+        load = tasks.create_task(states.load(4))
+        await asyncio.sleep(0)
+        states.begin(3)
+        assert states.get(4) is None
+        rows.answer.set()
+    assert states.get(4) is load.result()
