@@ -214,15 +214,14 @@ class Index:
         """Up to `count_max` rows of ledgers with ids above `after`, ascending."""
         with self._store.read() as txn:
             pairs = txn.range("ledgers", ledger_key(after + 1), b"\xff" * 9, count_max)
-        ids = [parse_ledger_key(key) for key, _ in pairs]
-        return [
-            (ledger_id, decode_ledger_row(ledger_id, row))
-            for ledger_id, (_, row) in zip(ids, pairs, strict=True)
-        ]
+        found = ((parse_ledger_key(key), row) for key, row in pairs)
+        return [(ledger_id, decode_ledger_row(ledger_id, row)) for ledger_id, row in found]
 
     def first_ledger_above(self, after: int) -> int | None:
-        """The lowest id above `after` with a row."""
-        return next((ledger_id for ledger_id, _ in self.ledgers(after, 1)), None)
+        """The lowest id above `after` with a row, damaged or not."""
+        with self._store.read() as txn:
+            pairs = txn.range("ledgers", ledger_key(after + 1), b"\xff" * 9, 1)
+        return parse_ledger_key(pairs[0][0]) if pairs else None
 
     def ledger_count(self) -> int:
         """How many ledger rows there are."""

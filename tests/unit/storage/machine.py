@@ -28,7 +28,7 @@ from bookie.formats.batch import EntryBatch
 from bookie.formats.commands import Reply
 from bookie.formats.digest import DigestType, digester_for
 from bookie.formats.entry import pack_batch
-from bookie.ids import NO_ENTRY
+from bookie.ids import MAX_ID, NO_ENTRY
 from bookie.storage.accept import Waiter
 from bookie.storage.boot import Identity
 from bookie.storage.directories import locked_directories
@@ -344,6 +344,12 @@ async def read(
     return await engine.read(
         state, first, last, entries_max=entries_max, bytes_max=bytes_max, stripe=stripe
     )
+
+
+def evict(engine: Engine) -> None:
+    """Let go of every state; all of them are clean."""
+    engine.states._states.clear()
+    engine.states.begin(MAX_ID)
 
 
 def ids_of(result: ReadResult) -> list[int]:

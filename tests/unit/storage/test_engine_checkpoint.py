@@ -24,6 +24,7 @@ from tests.unit.storage.machine import (
     add,
     assert_holds,
     batch,
+    evict,
     fence,
     ids_of,
     read,
@@ -332,5 +333,5 @@ async def test_fences_are_not_lost_when_their_row_is_read_again(
     """A state that was evicted comes back from the index as it was."""
     await fence(engine, 7)
     await engine.checkpoint()
-    engine.states._states.clear()
+    evict(engine)
     assert (await add(engine, 7, [0], key=KEY)).status is Status.FENCED

@@ -19,6 +19,7 @@ from tests.unit.storage.machine import (
     Snapshots,
     add,
     batch,
+    evict,
     fence,
     ids_of,
     read,
@@ -153,9 +154,9 @@ async def test_an_id_is_free_only_once_all_pages_are_gone(machine: Machine) -> N
         await engine.checkpoint()
         assert engine._checkpointer.more_to_do
         machine.clock.ahead_ms += 1000
-        engine.states._states.clear()
+        evict(engine)
         assert (await add(engine, 7, [1])).status is FENCED
-        engine.states._states.clear()
+        evict(engine)
         await engine.checkpoint()
         assert (await add(engine, 7, [1])).status is OK
         await engine.checkpoint()
