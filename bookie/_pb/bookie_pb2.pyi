@@ -39,7 +39,7 @@ STATUS_WRONG_CLUSTER: Status
 STATUS_SHUTTING_DOWN: Status
 
 class AddRequest(_message.Message):
-    __slots__ = ("request_id", "ledger_id", "master_key", "first_entry_id", "entry_id_steps", "entry_sizes", "payload_crc32c", "recovery", "deferred_sync", "lac_packet", "payload")
+    __slots__ = ("request_id", "ledger_id", "master_key", "first_entry_id", "entry_id_steps", "entry_sizes", "payload_crc32c", "recovery", "deferred_sync", "lac_packet", "together", "payload")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
     MASTER_KEY_FIELD_NUMBER: _ClassVar[int]
@@ -50,6 +50,7 @@ class AddRequest(_message.Message):
     RECOVERY_FIELD_NUMBER: _ClassVar[int]
     DEFERRED_SYNC_FIELD_NUMBER: _ClassVar[int]
     LAC_PACKET_FIELD_NUMBER: _ClassVar[int]
+    TOGETHER_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     ledger_id: int
@@ -61,18 +62,21 @@ class AddRequest(_message.Message):
     recovery: bool
     deferred_sync: bool
     lac_packet: bytes
+    together: _containers.RepeatedScalarFieldContainer[bytes]
     payload: bytes
-    def __init__(self, request_id: _Optional[int] = ..., ledger_id: _Optional[int] = ..., master_key: _Optional[bytes] = ..., first_entry_id: _Optional[int] = ..., entry_id_steps: _Optional[_Iterable[int]] = ..., entry_sizes: _Optional[_Iterable[int]] = ..., payload_crc32c: _Optional[int] = ..., recovery: _Optional[bool] = ..., deferred_sync: _Optional[bool] = ..., lac_packet: _Optional[bytes] = ..., payload: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[int] = ..., ledger_id: _Optional[int] = ..., master_key: _Optional[bytes] = ..., first_entry_id: _Optional[int] = ..., entry_id_steps: _Optional[_Iterable[int]] = ..., entry_sizes: _Optional[_Iterable[int]] = ..., payload_crc32c: _Optional[int] = ..., recovery: _Optional[bool] = ..., deferred_sync: _Optional[bool] = ..., lac_packet: _Optional[bytes] = ..., together: _Optional[_Iterable[bytes]] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class AddResponse(_message.Message):
-    __slots__ = ("request_id", "status", "message")
+    __slots__ = ("request_id", "status", "message", "together")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    TOGETHER_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     status: Status
     message: str
-    def __init__(self, request_id: _Optional[int] = ..., status: _Optional[_Union[Status, str]] = ..., message: _Optional[str] = ...) -> None: ...
+    together: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, request_id: _Optional[int] = ..., status: _Optional[_Union[Status, str]] = ..., message: _Optional[str] = ..., together: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class ReadRequest(_message.Message):
     __slots__ = ("ledger_id", "first_entry_id", "last_entry_id", "max_entries", "max_bytes", "fence", "master_key", "stripe_modulus", "stripe_first_residue", "stripe_count", "request_id")

@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
+from itertools import islice
 from typing import Final
 
 from grpc import aio
@@ -23,7 +25,14 @@ from grpc import aio
 from bookie.env import Outcome
 from bookie.errors import BadRequestError, WrongClusterError
 from bookie.formats.commands import Reply
-from bookie.rpc.codec import encode_add_response, parse_add_request, request_id_of
+from bookie.rpc.codec import (
+    TOGETHER_MAX,
+    encode_add_response,
+    join_messages,
+    parse_add_request,
+    request_id_of,
+    split_message,
+)
 from bookie.rpc.contract import CallContext, EntryNode
 from bookie.rpc.faults import Faults
 
@@ -76,16 +85,24 @@ class AddStream:
                 break
             if data is aio.EOF:
                 break
-            owed = self._accept(data) or await self._accept_later(data)
-            pending.append(owed)
-            owed[1].then(self._settled)
+            for request in self._split(data):
+                owed = self._accept(request) or await self._accept_later(request)
+                pending.append(owed)
+                owed[1].then(self._settled)
+                while len(pending) >= PENDING_MAX:
+                    self._answered.clear()
+                    await self._answered.wait()
             if len(pending) == 1:
                 # A lone add goes to the journal's thread before anything is done about the next.
                 await asyncio.sleep(0)
-            while len(pending) >= PENDING_MAX:
-                self._answered.clear()
-                await self._answered.wait()
         self.end()
+
+    def _split(self, data: bytes) -> Sequence[bytes]:
+        try:
+            return split_message(data)
+        except BadRequestError:
+            # It is refused as what it looks like: a request with no id and nothing in it.
+            return (data,)
 
     def _accept(self, data: bytes, *, admitted: bool = False) -> tuple[int, Outcome[Reply]] | None:
         """Hand one request to the node, or refuse it here; None if its bytes have to wait."""
@@ -119,11 +136,17 @@ class AddStream:
                 self._sleep = loop.create_future()
                 await self._sleep
                 continue
-            request_id, outcome = pending[0]
-            reply = outcome.result()
-            await context.write(encode_add_response(request_id, reply.status, reply.message))
-            self._faults.count(RPC, reply.status)
-            pending.popleft()
+            replies, answers = [], []
+            for request_id, outcome in islice(pending, TOGETHER_MAX):
+                if not outcome.done():
+                    break
+                reply = outcome.result()
+                replies.append(reply)
+                answers.append(encode_add_response(request_id, reply.status, reply.message))
+            await context.write(join_messages(answers))
+            for reply in replies:
+                self._faults.count(RPC, reply.status)
+                pending.popleft()
             self._answered.set()
 
     def _refused(self, error: Exception) -> Outcome[Reply]:

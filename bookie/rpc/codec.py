@@ -8,7 +8,8 @@ does it.
 
 The request id comes first and the payload last. Ids of requests come from one counter per client
 process, so that one bytes object may be sent to every bookie of a write set; on one stream they
-need not rise (a batch may be sent again after later ones), and answers come in request order.
+need not rise (a batch may be sent again after later ones), and answers come in request order. What
+either side has to say at the same time goes into one message (`join_messages`).
 
 Parsers take fields in any order, skip unknown ones, and refuse all else that is not a message
 within the bounds of the contract with :class:`BadRequestError`; they raise nothing else.
@@ -17,6 +18,7 @@ within the bounds of the contract with :class:`BadRequestError`; they raise noth
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -68,6 +70,9 @@ _LONE_ADD: Final = re.compile(
     re.DOTALL,
 )
 """A request of one entry as `encode_add_request` writes it, up to its payload."""
+
+_LENGTH: Final = re.compile(rb"\x62" + _VARINT, re.DOTALL)
+"""What stands before a message in a message."""
 
 
 def encode_add_request(
@@ -194,6 +199,49 @@ def request_id_of(data: bytes) -> int:
         if octet < 0x80:
             return request_id if request_id >> 64 == 0 else 0
     return 0
+
+
+# -- several of them in a message ------------------------------------------------------------------
+
+TOGETHER_MAX: Final = 64
+"""The most requests, or answers, that travel in one message."""
+
+_TOGETHER: Final = b"\x62"
+
+
+def join_messages(messages: Sequence[bytes]) -> bytes:
+    """Some AddRequests, or AddResponses, as one of them; one alone stays what it is.
+
+    A message costs each end a tenth of a millisecond whatever it holds.
+    """
+    if len(messages) == 1:
+        return messages[0]
+    parts: list[bytes] = []
+    for message in messages:
+        parts += (_TOGETHER, varint(len(message)), message)
+    return b"".join(parts)
+
+
+def split_message(data: bytes) -> Sequence[bytes]:
+    """What `join_messages` was given.
+
+    Raises:
+        BadRequestError: Messages that are cut off, too many, or mixed with other fields.
+    """
+    if not data.startswith(_TOGETHER):
+        return (data,)
+    messages: list[bytes] = []
+    position = 0
+    while position < len(data):
+        length = _LENGTH.match(data, position)
+        if length is None or len(messages) == TOGETHER_MAX:
+            raise BadRequestError("the messages in a message are malformed or too many")
+        start = length.end()
+        position = start + varint_value(length[1])
+        if position > len(data):
+            raise BadRequestError("the last of the messages in a message is cut off")
+        messages.append(data[start:position])
+    return messages
 
 
 # -- AddResponse -----------------------------------------------------------------------------------

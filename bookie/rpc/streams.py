@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
-from itertools import count
+from itertools import count, islice
 from typing import Any, ClassVar, Final, Protocol
 
 import grpc
@@ -34,12 +34,22 @@ from bookie.errors import (
 from bookie.formats.commands import LacState, ReadCommand
 from bookie.ids import Status
 from bookie.rpc import cold
-from bookie.rpc.codec import encode_streamed_read, parse_add_response, scan_read_response
+from bookie.rpc.codec import (
+    TOGETHER_MAX,
+    encode_streamed_read,
+    join_messages,
+    parse_add_response,
+    scan_read_response,
+    split_message,
+)
 from bookie.rpc.deadlines import Deadlines, is_being_cancelled
 from bookie.rpc.wire import Fields
 
 QUEUE_BYTES_MAX: Final = 16 * 1024 * 1024
 """Bytes waiting to be handed to gRPC above which a stream says that it is full."""
+
+JOINED_BYTES_MAX: Final = 512 * 1024
+"""Of requests that travel together; larger ones are not worth another copy."""
 
 OpenCall = Callable[[], Any]
 OnBroken = Callable[[BookieError], None]
@@ -84,6 +94,9 @@ class Stream:
 
     _patient: ClassVar = False
     """Whether nothing is sent before the bookie has taken the stream up."""
+
+    _joins: ClassVar = False
+    """Whether messages that wait together travel together."""
 
     def __init__(
         self,
@@ -206,17 +219,21 @@ class Stream:
         return BookieUnreachableError(f"bookie {self.address} ended the stream")
 
     def _writer(self, call: Any, attempt: _Attempt) -> asyncio.Task[None]:
-        return self._tasks.create_task(_write(call, attempt), name=f"writer to {self.address}")
+        return self._tasks.create_task(
+            _write(call, attempt, joins=self._joins), name=f"writer to {self.address}"
+        )
 
 
-async def _write(call: Any, attempt: _Attempt) -> None:
+async def _write(call: Any, attempt: _Attempt, *, joins: bool) -> None:
     """Hand queued messages to gRPC, which holds this task back when the bookie does not read."""
     queue = attempt.queue
     try:
         while True:
             while queue:
-                await call.write(queue[0])
-                attempt.queued_bytes -= len(queue.popleft())
+                together = fitting(queue) if joins else 1
+                await call.write(join_messages(tuple(islice(queue, together))))
+                for _ in range(together):
+                    attempt.queued_bytes -= len(queue.popleft())
                 attempt.sent.set()
             attempt.arrived.clear()
             await attempt.arrived.wait()
@@ -224,8 +241,21 @@ async def _write(call: Any, attempt: _Attempt) -> None:
         pass  # the call has ended; whoever reads from it learns why
 
 
+def fitting(queue: deque[bytes]) -> int:
+    """How many of the oldest messages travel together: at least one."""
+    together = size = 0
+    for message in queue:
+        size += len(message)
+        if together and (size > JOINED_BYTES_MAX or together == TOGETHER_MAX):
+            break
+        together += 1
+    return together
+
+
 class AddStream(Stream):
     """Adds to one bookie, of all ledgers of this process."""
+
+    _joins: ClassVar = True
 
     def __init__(
         self,
@@ -257,7 +287,8 @@ class AddStream(Stream):
         self.send_bytes(request)
 
     def _deliver(self, data: bytes) -> None:
-        self._on_answer(*parse_add_response(data))
+        for answer in split_message(data):
+            self._on_answer(*parse_add_response(answer))
 
 
 class ReadStream(Stream):

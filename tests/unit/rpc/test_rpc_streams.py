@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
+from grpc import aio
 
 from bookie.errors import BookieError, BookieUnreachableError, ClientClosedError
 from bookie.formats.commands import Reply
-from bookie.ids import Status
+from bookie.ids import INSTANCE_ID_METADATA_KEY, Status
 from bookie.rpc import add_stream as server_side
 from bookie.rpc.channels import BookieChannel
-from bookie.rpc.codec import encode_add_request
-from bookie.rpc.streams import AddStream
+from bookie.rpc.codec import (
+    TOGETHER_MAX,
+    encode_add_request,
+    join_messages,
+    parse_add_response,
+    split_message,
+)
+from bookie.rpc.contract import SERVICE
+from bookie.rpc.streams import JOINED_BYTES_MAX, AddStream, fitting
 from tests.unit.rpc.conftest import Served
 from tests.unit.rpc.fake_node import INSTANCE_ID, batch_of, until
 
@@ -83,6 +95,66 @@ async def test_a_refused_request_is_answered_in_its_place_and_the_stream_goes_on
     ]
     assert all(message for _, status, message in answers if status is not Status.OK)
     assert len(served.node.added) == 2
+
+
+@asynccontextmanager
+async def raw_stream(served: Served) -> AsyncIterator[Any]:
+    """An add stream whose messages the test sees."""
+    async with aio.insecure_channel(served.address) as channel:
+        yield channel.stream_stream(f"/{SERVICE}/AddStream")(
+            metadata=((INSTANCE_ID_METADATA_KEY, INSTANCE_ID),)
+        )
+
+
+async def test_requests_of_a_message_are_handled_in_order_and_answered_together(
+    served: Served,
+) -> None:
+    """A broken one among them costs itself; what is done at the same time is one message."""
+    served.node.held = []
+    requests = [encode_add_request(number, 3, batch_of([40])) for number in range(1, 5)]
+    requests[2:2] = [b"\x08\x09garbage"]
+    async with raw_stream(served) as call:
+        await call.write(join_messages(requests))
+        await until(lambda: len(served.node.held or ()) == 4)
+        for outcome in served.node.held:
+            outcome.settle(Reply(Status.OK))
+        answers = [parse_add_response(one)[:2] for one in split_message(await call.read())]
+    assert answers == [
+        (1, Status.OK),
+        (2, Status.OK),
+        (9, Status.BAD_REQUEST),
+        (3, Status.OK),
+        (4, Status.OK),
+    ]
+    assert served.requests("AddStream", "OK") == 4
+
+
+@pytest.mark.parametrize("tail", [b"\x62\x7f", b"\x10\x01", b"\x62\xff", b"\x62\x00" * 70])
+async def test_a_message_of_broken_messages_is_one_bad_request(served: Served, tail: bytes) -> None:
+    """Nothing of it is added: where it breaks, the rest means nothing."""
+    request = encode_add_request(1, 3, batch_of([40]))
+    async with raw_stream(served) as call:
+        await call.write(join_messages([request, request]) + tail)
+        assert parse_add_response(await call.read())[:2] == (0, Status.BAD_REQUEST)
+        await call.write(request)
+        assert parse_add_response(await call.read())[:2] == (1, Status.OK)
+    assert len(served.node.added) == 1
+
+
+@pytest.mark.parametrize(
+    ("sizes", "together"),
+    [
+        ([0], 1),
+        ([100] * (TOGETHER_MAX + 5), TOGETHER_MAX),
+        ([JOINED_BYTES_MAX, 100], 1),
+        ([100, JOINED_BYTES_MAX], 1),
+        ([100, JOINED_BYTES_MAX - 100, 1], 2),
+        ([2 * JOINED_BYTES_MAX], 1),
+    ],
+)
+def test_what_waits_together_travels_together(sizes: list[int], together: int) -> None:
+    """As far as it is small: a large one is not copied once more for its company."""
+    assert fitting(deque(map(bytes, sizes))) == together
 
 
 async def test_the_bytes_of_a_message_are_admitted_before_it_is_added(served: Served) -> None:
