@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from functools import partial
 from typing import Final
 
 from grpc import aio
 
 from bookie.errors import BadRequestError, ShuttingDownError, WrongClusterError
-from bookie.formats.commands import ReadReply
+from bookie.formats.commands import ReadCommand, ReadReply
 from bookie.rpc.codec import encode_read_response, parse_streamed_read, read_id_of
 from bookie.rpc.contract import CallContext, EntryNode
 from bookie.rpc.faults import Faults
@@ -46,7 +45,10 @@ class ReadStream:
         self._budget = budget
         self._refusal = refusal
         self._answers: deque[tuple[bytes, Charge | None]] = deque()
-        self._under_way: set[asyncio.Task[ReadReply]] = set()
+        self._tasks = asyncio.TaskGroup()
+        self._under_way: dict[int, tuple[asyncio.Task[None], Charge]] = {}
+        """Reads that wait, each under a number of its own: clients may use an id twice."""
+        self._begun = 0
         self._sleep: asyncio.Future[None] | None = None
         """What the writer waits for, until there is an answer or the stream ends."""
         self._answered = asyncio.Event()
@@ -59,7 +61,7 @@ class ReadStream:
         Cancelled when the stream breaks; returns early when gRPC says so by an error.
         """
         try:
-            async with asyncio.TaskGroup() as tasks:
+            async with self._tasks as tasks:
                 reader = tasks.create_task(self._read(context), name="read stream reader")
                 try:
                     await context.send_initial_metadata(())
@@ -67,7 +69,10 @@ class ReadStream:
                 except aio.BaseError:
                     pass  # the stream broke while an answer was being written
                 finally:
+                    self._broken = True
                     reader.cancel()
+                    for reading, _ in self._under_way.values():
+                        reading.cancel()
         finally:
             self._forget()
 
@@ -109,23 +114,30 @@ class ReadStream:
             if reply is not None:
                 self._answer(request_id, reply, charge)
                 return
-            reading = asyncio.get_running_loop().create_task(
-                self._node.read(command), name="read of a stream"
+            self._begun += 1
+            reading = self._tasks.create_task(
+                self._read_later(self._begun, request_id, command, charge), name="read of a stream"
             )
-            self._under_way.add(reading)
-            reading.add_done_callback(partial(self._on_read, request_id, charge))
+            self._under_way[self._begun] = (reading, charge)
 
-    def _on_read(self, request_id: int, charge: Charge, reading: asyncio.Task[ReadReply]) -> None:
-        """Answer a read that had to wait; one whose stream has broken holds nothing any more."""
-        self._under_way.discard(reading)
-        stopped = ShuttingDownError("the bookie is stopping")
-        error = stopped if reading.cancelled() else reading.exception()
-        if self._broken:
-            charge.release()
-        elif error is not None:
-            self._refuse(request_id, error, charge)
-        else:
-            self._answer(request_id, reading.result(), charge)
+    async def _read_later(
+        self, number: int, request_id: int, command: ReadCommand, charge: Charge
+    ) -> None:
+        """Answer a read that has to wait; one whose stream has broken only gives back its bytes."""
+        reply: ReadReply | None = None
+        error: Exception = ShuttingDownError("the bookie is stopping")
+        try:
+            reply = await self._node.read(command)
+        except Exception as caught:  # noqa: BLE001  (the servicer's error mapping)
+            error = caught
+        finally:
+            del self._under_way[number]
+            if self._broken:
+                charge.release()
+            elif reply is None:
+                self._refuse(request_id, error, charge)
+            else:
+                self._answer(request_id, reply, charge)
 
     def _refuse(self, request_id: int, error: BaseException, charge: Charge | None) -> None:
         refusal = self._faults.reply(RPC, error)
@@ -158,13 +170,12 @@ class ReadStream:
 
     def _forget(self) -> None:
         """The stream is over: hold nothing of the budget any more."""
-        self._broken = True
-        for reading in self._under_way:
-            reading.cancel()
-        for _, charge in self._answers:
+        # Reads that were cancelled before they began are still there.
+        for _, charge in (*self._answers, *self._under_way.values()):
             if charge is not None:
                 charge.release()
         self._answers.clear()
+        self._under_way.clear()
 
     def _wake(self) -> None:
         if self._sleep is not None and not self._sleep.done():
