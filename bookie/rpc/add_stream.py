@@ -25,6 +25,7 @@ from grpc import aio
 from bookie.env import Outcome
 from bookie.errors import BadRequestError, WrongClusterError
 from bookie.formats.commands import Reply
+from bookie.ids import JOINED_MESSAGES_METADATA
 from bookie.rpc.codec import (
     TOGETHER_MAX,
     encode_add_response,
@@ -54,6 +55,8 @@ class AddStream:
         """What the writer waits for, until an answer is owed or the stream ends."""
         self._answered = asyncio.Event()
         self._ended = False
+        self._joins = False
+        """Whether the client has sent several requests in one message, and so takes answers."""
 
     async def serve(self, context: CallContext) -> None:
         """Serve until the client has sent its last request and got its last answer.
@@ -63,7 +66,7 @@ class AddStream:
         async with asyncio.TaskGroup() as tasks:
             reader = tasks.create_task(self._read(context), name="add stream reader")
             try:
-                await context.send_initial_metadata(())
+                await context.send_initial_metadata((JOINED_MESSAGES_METADATA,))
                 await self._write(context)
             except aio.BaseError:
                 pass  # the stream broke while an answer was being written
@@ -85,7 +88,9 @@ class AddStream:
                 break
             if data is aio.EOF:
                 break
-            for request in self._split(data):
+            requests = self._split(data)
+            self._joins = self._joins or len(requests) > 1
+            for request in requests:
                 owed = self._accept(request) or await self._accept_later(request)
                 pending.append(owed)
                 owed[1].then(self._settled)
@@ -136,16 +141,15 @@ class AddStream:
                 self._sleep = loop.create_future()
                 await self._sleep
                 continue
-            replies, answers = [], []
-            for request_id, outcome in islice(pending, TOGETHER_MAX):
+            answers = []
+            for request_id, outcome in islice(pending, TOGETHER_MAX if self._joins else 1):
                 if not outcome.done():
                     break
                 reply = outcome.result()
-                replies.append(reply)
+                self._faults.count(RPC, reply.status)
                 answers.append(encode_add_response(request_id, reply.status, reply.message))
             await context.write(join_messages(answers))
-            for reply in replies:
-                self._faults.count(RPC, reply.status)
+            for _ in answers:
                 pending.popleft()
             self._answered.set()
 

@@ -206,14 +206,14 @@ def request_id_of(data: bytes) -> int:
 TOGETHER_MAX: Final = 64
 """The most requests, or answers, that travel in one message."""
 
+TOGETHER_BYTES_MAX: Final = 512 * 1024
+"""Their bytes; larger ones are not worth another copy."""
+
 _TOGETHER: Final = b"\x62"
 
 
 def join_messages(messages: Sequence[bytes]) -> bytes:
-    """Some AddRequests, or AddResponses, as one of them; one alone stays what it is.
-
-    A message costs each end a tenth of a millisecond whatever it holds.
-    """
+    """Some AddRequests, or AddResponses, as one of them; one alone stays what it is."""
     if len(messages) == 1:
         return messages[0]
     parts: list[bytes] = []
@@ -226,10 +226,12 @@ def split_message(data: bytes) -> Sequence[bytes]:
     """What `join_messages` was given.
 
     Raises:
-        BadRequestError: Messages that are cut off, too many, or mixed with other fields.
+        BadRequestError: Messages that are cut off, too many, too large, or mixed with other fields.
     """
     if not data.startswith(_TOGETHER):
         return (data,)
+    if len(data) > TOGETHER_BYTES_MAX + 10 * TOGETHER_MAX:
+        raise BadRequestError("the messages in a message are too large")
     messages: list[bytes] = []
     position = 0
     while position < len(data):

@@ -27,6 +27,9 @@ from bookie.rpc.read_budget import Charge, ReadBudget
 PENDING_MAX: Final = 1024
 """The most unanswered requests of one stream; a client that reads no answers is held back here."""
 
+WAITING_MAX: Final = 128
+"""The most reads of one stream that wait for a device: each holds what it may return."""
+
 RPC: Final = "ReadStream"
 
 
@@ -91,10 +94,15 @@ class ReadStream:
             if data is aio.EOF:
                 break
             self._accept(data)
-            while len(self._answers) + len(self._under_way) >= PENDING_MAX:
+            while self._is_full:
                 self._answered.clear()
                 await self._answered.wait()
         self.end()
+
+    @property
+    def _is_full(self) -> bool:
+        waiting = len(self._under_way)
+        return waiting >= WAITING_MAX or waiting + len(self._answers) >= PENDING_MAX
 
     def _accept(self, data: bytes) -> None:
         """Answer one request, or begin to."""

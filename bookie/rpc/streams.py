@@ -32,9 +32,10 @@ from bookie.errors import (
     OperationTimeoutError,
 )
 from bookie.formats.commands import LacState, ReadCommand
-from bookie.ids import Status
+from bookie.ids import JOINED_MESSAGES_METADATA, Status
 from bookie.rpc import cold
 from bookie.rpc.codec import (
+    TOGETHER_BYTES_MAX,
     TOGETHER_MAX,
     encode_streamed_read,
     join_messages,
@@ -47,9 +48,6 @@ from bookie.rpc.wire import Fields
 
 QUEUE_BYTES_MAX: Final = 16 * 1024 * 1024
 """Bytes waiting to be handed to gRPC above which a stream says that it is full."""
-
-JOINED_BYTES_MAX: Final = 512 * 1024
-"""Of requests that travel together; larger ones are not worth another copy."""
 
 OpenCall = Callable[[], Any]
 OnBroken = Callable[[BookieError], None]
@@ -76,11 +74,13 @@ def error_of(address: str, error: grpc.RpcError) -> BookieError:
 class _Attempt:
     """One call of a stream and what waits to be sent on it."""
 
-    __slots__ = ("arrived", "queue", "queued_bytes", "sent", "task")
+    __slots__ = ("arrived", "joins", "queue", "queued_bytes", "sent", "task")
 
     def __init__(self) -> None:
         self.queue: deque[bytes] = deque()
         self.queued_bytes = 0
+        self.joins = False
+        """Whether messages that wait together may travel together."""
         self.arrived = asyncio.Event()
         self.sent = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
@@ -94,9 +94,6 @@ class Stream:
 
     _patient: ClassVar = False
     """Whether nothing is sent before the bookie has taken the stream up."""
-
-    _joins: ClassVar = False
-    """Whether messages that wait together travel together."""
 
     def __init__(
         self,
@@ -196,7 +193,8 @@ class Stream:
             if not self._patient:
                 writer = self._writer(call, attempt)
             async with asyncio.timeout(self._connect_timeout_seconds):
-                await call.initial_metadata()
+                offered = await call.initial_metadata()
+            attempt.joins = JOINED_MESSAGES_METADATA in tuple(offered or ())
             # A call that failed has initial metadata too, and is done.
             if self._patient and not call.done():
                 writer = self._writer(call, attempt)
@@ -219,18 +217,16 @@ class Stream:
         return BookieUnreachableError(f"bookie {self.address} ended the stream")
 
     def _writer(self, call: Any, attempt: _Attempt) -> asyncio.Task[None]:
-        return self._tasks.create_task(
-            _write(call, attempt, joins=self._joins), name=f"writer to {self.address}"
-        )
+        return self._tasks.create_task(_write(call, attempt), name=f"writer to {self.address}")
 
 
-async def _write(call: Any, attempt: _Attempt, *, joins: bool) -> None:
+async def _write(call: Any, attempt: _Attempt) -> None:
     """Hand queued messages to gRPC, which holds this task back when the bookie does not read."""
     queue = attempt.queue
     try:
         while True:
             while queue:
-                together = fitting(queue) if joins else 1
+                together = fitting(queue) if attempt.joins else 1
                 await call.write(join_messages(tuple(islice(queue, together))))
                 for _ in range(together):
                     attempt.queued_bytes -= len(queue.popleft())
@@ -246,7 +242,7 @@ def fitting(queue: deque[bytes]) -> int:
     together = size = 0
     for message in queue:
         size += len(message)
-        if together and (size > JOINED_BYTES_MAX or together == TOGETHER_MAX):
+        if together and (size > TOGETHER_BYTES_MAX or together == TOGETHER_MAX):
             break
         together += 1
     return together
@@ -254,8 +250,6 @@ def fitting(queue: deque[bytes]) -> int:
 
 class AddStream(Stream):
     """Adds to one bookie, of all ledgers of this process."""
-
-    _joins: ClassVar = True
 
     def __init__(
         self,

@@ -8,23 +8,27 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import grpc
 import pytest
 from grpc import aio
 
 from bookie.errors import BookieError, BookieUnreachableError, ClientClosedError
 from bookie.formats.commands import Reply
-from bookie.ids import INSTANCE_ID_METADATA_KEY, Status
+from bookie.ids import INSTANCE_ID_METADATA_KEY, JOINED_MESSAGES_METADATA, Status
 from bookie.rpc import add_stream as server_side
 from bookie.rpc.channels import BookieChannel
 from bookie.rpc.codec import (
+    TOGETHER_BYTES_MAX,
     TOGETHER_MAX,
     encode_add_request,
+    encode_add_response,
     join_messages,
     parse_add_response,
+    request_id_of,
     split_message,
 )
 from bookie.rpc.contract import SERVICE
-from bookie.rpc.streams import JOINED_BYTES_MAX, AddStream, fitting
+from bookie.rpc.streams import AddStream, fitting
 from tests.unit.rpc.conftest import Served
 from tests.unit.rpc.fake_node import INSTANCE_ID, batch_of, until
 
@@ -129,6 +133,51 @@ async def test_requests_of_a_message_are_handled_in_order_and_answered_together(
     assert served.requests("AddStream", "OK") == 4
 
 
+async def test_a_client_that_joins_nothing_gets_each_answer_alone(served: Served) -> None:
+    """It may be older than joined messages. What the bookie takes, it says first."""
+    served.node.held = []
+    async with raw_stream(served) as call:
+        assert JOINED_MESSAGES_METADATA in tuple(await call.initial_metadata())
+        for number in (1, 2, 3):
+            await call.write(encode_add_request(number, 3, batch_of([40])))
+        await until(lambda: len(served.node.held or ()) == 3)
+        for outcome in served.node.held:
+            outcome.settle(Reply(Status.OK))
+        answers = [parse_add_response(await call.read()).request_id for _ in range(3)]
+    assert answers == [1, 2, 3]
+
+
+async def test_an_older_bookie_gets_each_request_alone() -> None:
+    """One that does not say that it takes several."""
+    received: list[bytes] = []
+
+    async def old(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        await context.send_initial_metadata(())
+        async for request in requests:
+            received.append(request)
+            yield encode_add_response(request_id_of(request), Status.OK)
+
+    server = aio.server()
+    handler = grpc.stream_stream_rpc_method_handler(old)
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler(SERVICE, {"AddStream": handler}),)
+    )
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with asyncio.TaskGroup() as tasks:
+        channel = BookieChannel(f"127.0.0.1:{port}", INSTANCE_ID, tasks)
+        client = Client(channel)
+        client.stream.reopen()
+        await until(lambda: client.opened == 1)
+        for number in range(1, 4):
+            client.send(number)
+        assert [answer[0] for answer in await client.answered(3)] == [1, 2, 3]
+        await client.stream.aclose()
+        await channel.aclose()
+    await server.stop(None)
+    assert len(received) == 3
+
+
 @pytest.mark.parametrize("tail", [b"\x62\x7f", b"\x10\x01", b"\x62\xff", b"\x62\x00" * 70])
 async def test_a_message_of_broken_messages_is_one_bad_request(served: Served, tail: bytes) -> None:
     """Nothing of it is added: where it breaks, the rest means nothing."""
@@ -146,10 +195,10 @@ async def test_a_message_of_broken_messages_is_one_bad_request(served: Served, t
     [
         ([0], 1),
         ([100] * (TOGETHER_MAX + 5), TOGETHER_MAX),
-        ([JOINED_BYTES_MAX, 100], 1),
-        ([100, JOINED_BYTES_MAX], 1),
-        ([100, JOINED_BYTES_MAX - 100, 1], 2),
-        ([2 * JOINED_BYTES_MAX], 1),
+        ([TOGETHER_BYTES_MAX, 100], 1),
+        ([100, TOGETHER_BYTES_MAX], 1),
+        ([100, TOGETHER_BYTES_MAX - 100, 1], 2),
+        ([2 * TOGETHER_BYTES_MAX], 1),
     ],
 )
 def test_what_waits_together_travels_together(sizes: list[int], together: int) -> None:
