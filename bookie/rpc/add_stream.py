@@ -56,7 +56,7 @@ class AddStream:
         self._answered = asyncio.Event()
         self._ended = False
         self._joins = False
-        """Whether the client has sent several requests in one message, and so takes answers."""
+        """Whether the client has sent several requests in a message, and so takes such answers."""
 
     async def serve(self, context: CallContext) -> None:
         """Serve until the client has sent its last request and got its last answer.

@@ -1,8 +1,9 @@
 """How many bytes of reads a bookie answers at a time.
 
 Answers wait in memory until their clients have taken them. Each read reserves the most that it may
-return, and what it did return stays charged until gRPC is done with the call: slow readers use up
-the budget, not the memory. Over it, a read is refused at once and may be tried again.
+return, and what it did return stays charged until gRPC is done with the call, or on a stream has
+taken the answer: slow readers use up the budget, not the memory. Over it, a read is refused at once
+and may be tried again.
 """
 
 from __future__ import annotations

@@ -224,6 +224,7 @@ class JournalWriter:
     def handle(self, items: list[JournalRequest], post: Callable[[BlockDone], None]) -> None:
         """Write everything in `items`, in order, as few blocks as their limits allow."""
         if len(items) == 1:
+            # The lone append, which waits for each step on its way.
             self._commit(items, post)
             return
         block: list[JournalRequest] = []

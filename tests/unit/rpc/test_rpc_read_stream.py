@@ -125,7 +125,7 @@ async def test_each_request_gets_its_own_answer(served: Served) -> None:
             return found(command.first_entry_id)
 
     echo = Echo()
-    node.try_read, node.read = echo.try_read, echo.read  # type: ignore[method-assign]
+    node.try_read, node.read = echo.try_read, echo.read  # type: ignore[method-assign]  # of this one
     replies = await together(
         served.channel.read_entry(one(entry_id), timeout=60) for entry_id in range(500)
     )
