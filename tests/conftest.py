@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+import bookie.rpc  # noqa: F401  (it has gRPC loaded in the way it chooses, before a test loads it)
 from tests.servers.running import PIDS
 
 pytest_plugins = [

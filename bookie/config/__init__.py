@@ -5,6 +5,7 @@ the only place that reads environment variables.
 """
 
 from bookie.config.client_section import ClientSettings
+from bookie.config.grpc_transport import grpc_polling
 from bookie.config.load import (
     Sources,
     check_cluster_settings,
@@ -43,6 +44,7 @@ __all__ = [
     "check_cluster_settings",
     "find_setting",
     "given_values",
+    "grpc_polling",
     "load_settings",
     "read_failpoints",
     "read_supervision",

@@ -94,6 +94,11 @@ def open_store(
     module, name = _SERVERS[parts.scheme]
     from bookie.metadata.security import MetadataSecurity
 
+    if parts.scheme == "etcd":
+        from bookie.config import grpc_polling
+
+        with grpc_polling():
+            import_module(module)
     backend = getattr(import_module(module), name)
     opened: AbstractAsyncContextManager[MetadataStore] = backend(
         servers.hosts,

@@ -3,3 +3,8 @@
 The hot messages travel as bytes that `codec` builds and parses itself; the cold ones go through the
 generated protobuf code. `service` and `server` belong to a bookie, `channels` to its clients.
 """
+
+from bookie.config import grpc_polling
+
+with grpc_polling():
+    import grpc  # noqa: F401  (who imports it later finds it as it was loaded here)

@@ -7,25 +7,36 @@ within three leases, and nobody storms the servers meanwhile.
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
+from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 import pytest
 
+import bookie
 from bookie.cluster import keys
-from bookie.cluster.registration import BookieRegistration, RegistrationManager
-from bookie.formats.registration import Endpoint, Registration
 from bookie.metadata.connect import open_store
 from tests.servers.etcd import EtcdCluster
 from tests.servers.proxy import Proxy
 from tests.servers.zookeeper import ZooKeeperEnsemble, new_scope
 
 SESSIONS = 200
-OPENED_AT_A_TIME = 20
+PROCESSES = 4
+"""Which the sessions are of: bookies do not share an interpreter, nor one with what they connect by
+(the proxies are in ours)."""
+
 LEASE_SECONDS = 4.0
 CONNECTIONS_OF_A_SESSION_MAX = 10
 """While the servers are away for two leases, and until it is registered again."""
+
+_WORKER = Path(__file__).with_name("registered_sessions.py")
+_ROOT = Path(bookie.__file__).parent.parent
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,39 +105,80 @@ def zk(zookeeper_ensemble: ZooKeeperEnsemble) -> Iterator[Ensemble]:
         )
 
 
-def _registration(number: int) -> Registration:
-    return Registration(
-        bookie_id=f"b{number:03}",
-        endpoints=(Endpoint("bookie", "127.0.0.1", 1 + number, "grpc"),),
-        labels={},
-        total_bytes=1,
-        free_bytes=1,
-        read_only=False,
-        version="test",
-    )
+class Sessions:
+    """The sessions of one other process; an async context manager that starts it."""
+
+    def __init__(self, uri: str, first: int, count: int) -> None:
+        self._words = [str(_WORKER), uri, str(LEASE_SECONDS), str(first), str(count)]
+        self._tasks = asyncio.TaskGroup()
+        self._process: Process
+        self._reader: asyncio.Task[None]
+        self.registered = 0
+        """How many of them said last that they are registered."""
+
+    async def __aenter__(self) -> Self:
+        await self._tasks.__aenter__()
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *self._words,
+            stdin=PIPE,
+            stdout=PIPE,
+            env={**os.environ, "PYTHONPATH": str(_ROOT)},
+        )
+        self._reader = self._tasks.create_task(self._read())
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            async with asyncio.timeout(30):
+                await self._process.wait()
+        finally:
+            if self._process.returncode is None:
+                self._process.kill()
+                await self._process.wait()
+            self._reader.cancel()
+            # The body's own error passes by the group, which would wrap it.
+            await self._tasks.__aexit__(None, None, None)
+        if exc is None:
+            assert self._process.returncode == 0
+
+    async def _read(self) -> None:
+        assert self._process.stdout is not None
+        async for line in self._process.stdout:
+            self.registered = int(line)
+        self.registered = -1
 
 
 @asynccontextmanager
-async def _registered(uri: str) -> AsyncIterator[list[BookieRegistration]]:
-    """`SESSIONS` sessions, each with a registration of its own."""
-    registrations: list[BookieRegistration] = []
+async def _sessions(uri: str) -> AsyncIterator[Callable[[], int]]:
+    """`SESSIONS` sessions in `PROCESSES` processes, all registered; how many are at any moment."""
+    share = SESSIONS // PROCESSES
     async with AsyncExitStack() as stack:
-        turns = asyncio.Semaphore(OPENED_AT_A_TIME)
+        processes = [
+            await stack.enter_async_context(Sessions(uri, number * share, share))
+            for number in range(PROCESSES)
+        ]
 
-        async def register(number: int) -> None:
-            async with turns:
-                store = await stack.enter_async_context(
-                    open_store(uri, session_timeout_seconds=LEASE_SECONDS)
-                )
-                manager = RegistrationManager(store)
-                registrations.append(
-                    await stack.enter_async_context(manager.register(_registration(number)))
-                )
+        def registered() -> int:
+            counts = [process.registered for process in processes]
+            assert min(counts) >= 0, "a process ended"
+            return sum(counts)
 
-        async with asyncio.TaskGroup() as tasks:
-            for number in range(SESSIONS):
-                tasks.create_task(register(number))
-        yield registrations
+        await _until(lambda: registered() == SESSIONS, 60)
+        yield registered
+
+
+async def _until(holds: Callable[[], bool], seconds: float) -> None:
+    async with asyncio.timeout(seconds):
+        while not holds():  # noqa: ASYNC110  (what other processes say, by the line)
+            await asyncio.sleep(0.05)
 
 
 async def test_a_full_stop_of_etcd(etcd: Ensemble) -> None:
@@ -142,21 +194,18 @@ async def test_a_full_stop_of_zookeeper(zk: Ensemble) -> None:
 async def _stop_and_come_back(ensemble: Ensemble) -> None:
     async with (
         open_store(ensemble.uri) as observer,
-        _registered(ensemble.uri) as registrations,
+        _sessions(ensemble.uri) as registered,
     ):
         assert len(await observer.get_children(keys.WRITABLE)) == SESSIONS
         before = ensemble.connections
         with ensemble.stopped():
             await asyncio.sleep(2 * LEASE_SECONDS)
-            assert not any(one.is_registered for one in registrations), "lost before the server's"
-        async with asyncio.timeout(3 * LEASE_SECONDS):
-            while not all(one.is_registered for one in registrations):  # noqa: ASYNC110  (200 of them)
-                await asyncio.sleep(0.05)
+            assert registered() == 0, "lost before the server's"
+        await _until(lambda: registered() == SESSIONS, 3 * LEASE_SECONDS)
         made = ensemble.connections - before
         print(f"{made} connections of {SESSIONS} sessions")
         assert made <= SESSIONS * CONNECTIONS_OF_A_SESSION_MAX
         await observer.sync()
         names = await observer.get_children(keys.WRITABLE)
         assert names == [f"b{number:03}" for number in range(SESSIONS)]
-        for one in registrations:
-            assert one.is_registered
+        assert registered() == SESSIONS

@@ -1,0 +1,55 @@
+"""How gRPC waits for its sockets: chosen by its own variable, which it reads once, as it loads.
+
+gRPC for Python has two ways. Its older one polls the sockets in the thread that waits for
+completions. The event engine, the default of recent versions, has threads of its own for that: each
+message passes through two or three more of them on either side, and each of those has to be woken.
+Measured with version 1.85 between a bookie and a client on two cores: an append that is alone takes
+0.75 of the time with the older way (562 to 760 against 761 to 1061 us), batches of small entries
+are 3 to 11 % faster. A process with 200 or 1000 channels is about as fast with either, and its
+channels come back as soon after an outage.
+
+The choice is gRPC's own and has no promise: it is made for the versions that it was measured with.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from typing import Final
+
+GRPC_VARIABLE: Final = "GRPC_EXPERIMENTS"
+
+POLLING: Final = "-event_engine_client,-event_engine_listener"
+
+_VERSIONS: Final = ("1.85.",)
+"""An unknown choice would make gRPC complain on stderr."""
+
+
+@contextmanager
+def grpc_polling(environment: MutableMapping[str, str] | None = None) -> Iterator[None]:
+    """While the block loads gRPC, tell it to poll, unless the user has chosen (also by nothing).
+
+    Children of this process do not inherit the choice. If gRPC is loaded already, whoever loaded it
+    has chosen.
+    """
+    variables = os.environ if environment is None else environment
+    is_chosen = GRPC_VARIABLE in variables or (environment is None and "grpc" in sys.modules)
+    if is_chosen or not _is_measured():
+        yield
+        return
+    variables[GRPC_VARIABLE] = POLLING
+    try:
+        yield
+    finally:
+        # Another thread may have loaded it at the same time.
+        variables.pop(GRPC_VARIABLE, None)
+
+
+def _is_measured() -> bool:
+    try:
+        return version("grpcio").startswith(_VERSIONS)
+    except PackageNotFoundError:  # not installed as packages are: unknown
+        return False

@@ -1,0 +1,71 @@
+"""A process with many sessions of one metadata store, each of which holds a bookie's registration.
+
+``python registered_sessions.py URI SESSION-TIMEOUT FIRST COUNT``: the sessions of the bookies
+numbered from FIRST on. It tells on standard output, a line each time it changes, how many of them
+are registered, and ends in order when its standard input does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from contextlib import AsyncExitStack
+
+from bookie.cluster.registration import BookieRegistration, RegistrationManager
+from bookie.formats.registration import Endpoint, Registration
+from bookie.metadata.connect import open_store
+
+OPENED_AT_A_TIME = 5
+
+
+def registration(number: int) -> Registration:
+    """What the bookie of this number registers."""
+    return Registration(
+        bookie_id=f"b{number:03}",
+        endpoints=(Endpoint("bookie", "127.0.0.1", 1 + number, "grpc"),),
+        labels={},
+        total_bytes=1,
+        free_bytes=1,
+        read_only=False,
+        version="test",
+    )
+
+
+async def _tell(registrations: list[BookieRegistration]) -> None:
+    told = -1
+    while True:
+        count = sum(one.is_registered for one in registrations)
+        if count != told:
+            told = count
+            print(count, flush=True)
+        await asyncio.sleep(0.05)
+
+
+async def _main(uri: str, timeout: str, first: str, count: str) -> None:
+    registrations: list[BookieRegistration] = []
+    turns = asyncio.Semaphore(OPENED_AT_A_TIME)
+    async with AsyncExitStack() as stack:
+
+        async def register(number: int) -> None:
+            async with turns:
+                store = await stack.enter_async_context(
+                    open_store(uri, session_timeout_seconds=float(timeout))
+                )
+                registrations.append(
+                    await stack.enter_async_context(
+                        RegistrationManager(store).register(registration(number))
+                    )
+                )
+
+        async with asyncio.TaskGroup() as tasks:
+            teller = tasks.create_task(_tell(registrations))
+            async with asyncio.TaskGroup() as opening:
+                for number in range(int(first), int(first) + int(count)):
+                    opening.create_task(register(number))
+            await asyncio.to_thread(os.read, 0, 1)
+            teller.cancel()
+
+
+if __name__ == "__main__":
+    asyncio.run(_main(*sys.argv[1:]))
