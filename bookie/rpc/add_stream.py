@@ -1,12 +1,12 @@
 """One client's stream of adds on the bookie: requests in, answers out in the same order.
 
-Two coroutines share a queue of requests that are not yet answered. The reader parses a request,
-waits until the node admits its bytes (while it waits, nothing is read, so the client is held back
-by gRPC's flow control) and hands it to the node, which answers with a future. The writer sleeps
-until the oldest future is done and writes its answer. A stream thus costs two tasks, a request
-none. One coroutine that reads and writes in turns was slower by a half with batches of 1 MiB
-(measured: 370 against 700 messages a second, the bookie's own time 2.2 against 1.2 ms each),
-because gRPC takes more from the socket while a read is waiting.
+The reader and the writer (`Conversation`) share a queue of requests that are not yet answered. The
+reader parses a request, waits until the node admits its bytes (while it waits, nothing is read, so
+the client is held back by gRPC's flow control) and hands it to the node, which answers with a
+future. The writer sleeps until the oldest future is done and writes its answer. One coroutine that
+reads and writes in turns was slower by a half with batches of 1 MiB (measured: 370 against 700
+messages a second, the bookie's own time 2.2 against 1.2 ms each), because gRPC takes more from the
+socket while a read is waiting.
 
 When the stream breaks, both coroutines end and the queue is forgotten; the futures are not
 cancelled, so the adds go on. An answer that cannot be delivered proves nothing to the client.
@@ -35,6 +35,7 @@ from bookie.rpc.codec import (
     split_message,
 )
 from bookie.rpc.contract import CallContext, EntryNode
+from bookie.rpc.conversation import Conversation
 from bookie.rpc.faults import Faults
 
 PENDING_MAX: Final = 4096
@@ -43,43 +44,25 @@ PENDING_MAX: Final = 4096
 RPC: Final = "AddStream"
 
 
-class AddStream:
+class AddStream(Conversation):
     """Serves one call. `refusal` answers every request when the caller may not add at all."""
 
+    _offers = (JOINED_MESSAGES_METADATA,)
+
     def __init__(self, node: EntryNode, faults: Faults, refusal: WrongClusterError | None) -> None:
+        super().__init__()
         self._node = node
         self._faults = faults
         self._refusal = refusal
         self._pending: deque[tuple[int, Outcome[Reply]]] = deque()
-        self._sleep: asyncio.Future[None] | None = None
-        """What the writer waits for, until an answer is owed or the stream ends."""
-        self._answered = asyncio.Event()
-        self._ended = False
         self._joins = False
         """Whether the client has sent several requests in a message, and so takes such answers."""
 
-    async def serve(self, context: CallContext) -> None:
-        """Serve until the client has sent its last request and got its last answer.
-
-        Cancelled when the stream breaks; returns early when gRPC says so by an error.
-        """
-        async with asyncio.TaskGroup() as tasks:
-            reader = tasks.create_task(self._read(context), name="add stream reader")
-            try:
-                await context.send_initial_metadata((JOINED_MESSAGES_METADATA,))
-                await self._write(context)
-            except aio.BaseError:
-                pass  # the stream broke while an answer was being written
-            finally:
-                reader.cancel()
-
-    def end(self) -> None:
-        """Take no further request, and end the stream after the answers that are owed."""
-        self._ended = True
-        self._wake()
-
     async def _read(self, context: CallContext) -> None:
-        """Turn messages into pending answers until the client or the bookie ends the stream."""
+        """Turn messages into pending answers until the client or the bookie ends the stream.
+
+        All in one coroutine: a call more for each message would be a call more for each lone add.
+        """
         pending = self._pending
         while not self._ended:
             try:
@@ -137,7 +120,6 @@ class AddStream:
         pending, loop = self._pending, asyncio.get_running_loop()
         while not self._ended or pending:
             if not pending or not pending[0][1].done():
-                # Nothing that could end this wait happens before it begins: nothing awaits.
                 self._sleep = loop.create_future()
                 await self._sleep
                 continue
@@ -160,7 +142,3 @@ class AddStream:
         """Wake the writer if the outcome that it waits for has come."""
         if self._pending and self._pending[0][1].done():
             self._wake()
-
-    def _wake(self) -> None:
-        if self._sleep is not None and not self._sleep.done():
-            self._sleep.set_result(None)

@@ -1,8 +1,8 @@
 """One client's stream of reads on the bookie: requests in, answers out as soon as they are known.
 
-As in a stream of adds (`AddStream`), a reader turns messages into answers and a writer sends them,
-so that a stream costs two tasks and a request that has to wait for nothing costs none. A read that
-has to wait, for a device or for a fence, gets a task of its own, and those behind it overtake it.
+A request that has to wait for nothing is answered by the stream's reader (`Conversation`). A read
+that has to wait, for a device or for a fence, gets a task of its own, and those behind it overtake
+it.
 
 Each read takes its bytes from the budget that all reads of the bookie share, and holds them until
 gRPC has taken its answer. When the stream breaks, its answers and the reads under way are
@@ -15,12 +15,11 @@ import asyncio
 from collections import deque
 from typing import Final
 
-from grpc import aio
-
 from bookie.errors import BadRequestError, ShuttingDownError, WrongClusterError
 from bookie.formats.commands import ReadCommand, ReadReply
 from bookie.rpc.codec import encode_read_response, parse_streamed_read, read_id_of
 from bookie.rpc.contract import CallContext, EntryNode
+from bookie.rpc.conversation import Conversation
 from bookie.rpc.faults import Faults
 from bookie.rpc.read_budget import Charge, ReadBudget
 
@@ -33,7 +32,7 @@ WAITING_MAX: Final = 128
 RPC: Final = "ReadStream"
 
 
-class ReadStream:
+class ReadStream(Conversation):
     """Serves one call. `refusal` answers every request when the caller may not read at all."""
 
     def __init__(
@@ -43,68 +42,23 @@ class ReadStream:
         budget: ReadBudget,
         refusal: WrongClusterError | None,
     ) -> None:
+        super().__init__()
         self._node = node
         self._faults = faults
         self._budget = budget
         self._refusal = refusal
         self._answers: deque[tuple[bytes, Charge | None]] = deque()
-        self._tasks = asyncio.TaskGroup()
         self._under_way: dict[int, tuple[asyncio.Task[None], Charge]] = {}
         """Reads that wait, each under a number of its own: clients may use an id twice."""
         self._begun = 0
-        self._sleep: asyncio.Future[None] | None = None
-        """What the writer waits for, until there is an answer or the stream ends."""
-        self._answered = asyncio.Event()
-        self._ended = False
         self._broken = False
-
-    async def serve(self, context: CallContext) -> None:
-        """Serve until the client has sent its last request and got its last answer.
-
-        Cancelled when the stream breaks; returns early when gRPC says so by an error.
-        """
-        try:
-            async with self._tasks as tasks:
-                reader = tasks.create_task(self._read(context), name="read stream reader")
-                try:
-                    await context.send_initial_metadata(())
-                    await self._write(context)
-                except aio.BaseError:
-                    pass  # the stream broke while an answer was being written
-                finally:
-                    self._broken = True
-                    reader.cancel()
-                    for reading, _ in self._under_way.values():
-                        reading.cancel()
-        finally:
-            self._forget()
-
-    def end(self) -> None:
-        """Take no further request, and end the stream after the answers that are owed."""
-        self._ended = True
-        self._wake()
-
-    async def _read(self, context: CallContext) -> None:
-        """Turn messages into answers until the client or the bookie ends the stream."""
-        while not self._ended:
-            try:
-                data = await context.read()
-            except aio.BaseError:
-                break
-            if data is aio.EOF:
-                break
-            self._accept(data)
-            while self._is_full:
-                self._answered.clear()
-                await self._answered.wait()
-        self.end()
 
     @property
     def _is_full(self) -> bool:
         waiting = len(self._under_way)
         return waiting >= WAITING_MAX or waiting + len(self._answers) >= PENDING_MAX
 
-    def _accept(self, data: bytes) -> None:
+    def _take(self, data: bytes) -> None:
         """Answer one request, or begin to."""
         request_id, charge = 0, None
         try:
@@ -172,19 +126,18 @@ class ReadStream:
                 self._answered.set()
             if self._ended and not self._under_way:
                 return
-            # Nothing that could end this wait happens before it begins: nothing awaits.
             self._sleep = loop.create_future()
             await self._sleep
 
+    def _stop(self) -> None:
+        self._broken = True
+        for reading, _ in self._under_way.values():
+            reading.cancel()
+
     def _forget(self) -> None:
-        """The stream is over: hold nothing of the budget any more."""
         # Reads that were cancelled before they began are still there.
         for _, charge in (*self._answers, *self._under_way.values()):
             if charge is not None:
                 charge.release()
         self._answers.clear()
         self._under_way.clear()
-
-    def _wake(self) -> None:
-        if self._sleep is not None and not self._sleep.done():
-            self._sleep.set_result(None)

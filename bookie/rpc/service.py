@@ -23,6 +23,7 @@ from bookie.rpc import cold
 from bookie.rpc.add_stream import AddStream
 from bookie.rpc.codec import encode_read_response, parse_read_request
 from bookie.rpc.contract import SERVICE, CallContext, Node
+from bookie.rpc.conversation import Conversation
 from bookie.rpc.faults import Faults
 from bookie.rpc.lac_watch import LacWatch
 from bookie.rpc.read_budget import ReadBudget
@@ -55,7 +56,7 @@ class BookieService:
         self._node = node
         self._faults = Faults(metrics)
         self._budget = ReadBudget(limits.in_flight_read_bytes_max, limits.read_bytes_max, metrics)
-        self._streams: set[AddStream | ReadStream | LacWatch] = set()
+        self._streams: set[Conversation] = set()
         self._ended = False
 
     def handlers(self) -> grpc.GenericRpcHandler:
@@ -176,7 +177,7 @@ class BookieService:
         """Serve one subscription to LACs."""
         await self._serve(LacWatch(self._node, self._faults, self._refusal(context)), context)
 
-    async def _serve(self, stream: AddStream | ReadStream | LacWatch, context: CallContext) -> None:
+    async def _serve(self, stream: Conversation, context: CallContext) -> None:
         if self._ended:
             stream.end()
         self._streams.add(stream)

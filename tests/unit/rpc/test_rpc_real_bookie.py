@@ -219,6 +219,9 @@ async def test_a_thousand_entries_cost_as_many_python_calls_as_sixteen(
                 assert reply.batch.count == count
             stream.send(b"end")
             await served
+    # The writer is woken, by whoever answers, inside of `serve`; nothing else is shared on the way.
+    shared = {name for name in calls["add", 16] if name.startswith("conversation.py")}
+    assert shared <= {"conversation.py:Conversation._wake", "conversation.py:Conversation.serve"}
     for kind in ("add", "read"):
         few, many = calls[kind, 16], calls[kind, 1024]
         assert many.total() <= 1.2 * few.total(), many - few

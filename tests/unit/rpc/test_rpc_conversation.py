@@ -1,0 +1,125 @@
+"""How the bookie's three kinds of streams begin and end, on calls that the test breaks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from grpc import aio
+
+from bookie.errors import WrongClusterError
+from bookie.formats.commands import ReadCommand
+from bookie.rpc import cold
+from bookie.rpc.add_stream import AddStream
+from bookie.rpc.codec import encode_streamed_read
+from bookie.rpc.conversation import Conversation
+from bookie.rpc.faults import Faults
+from bookie.rpc.lac_watch import LacWatch
+from bookie.rpc.read_budget import ReadBudget
+from bookie.rpc.read_stream import ReadStream
+from bookie.telemetry import Metrics
+from tests.unit.rpc.fake_node import FakeNode, until
+from tests.unit.rpc.real_bookie import add_request
+
+Make = Callable[[FakeNode, WrongClusterError | None], Conversation]
+
+
+class Call:
+    """One call without gRPC. With `breaks`, its first write is its last."""
+
+    def __init__(self, *requests: bytes, breaks: bool = False) -> None:
+        self.requests = list(requests)
+        self.breaks = breaks
+        self.read_count = 0
+        self.answers: list[bytes] = []
+        self.taken_up = False
+
+    async def read(self) -> Any:
+        self.read_count += 1
+        if self.requests:
+            return self.requests.pop(0)
+        if self.breaks:
+            await asyncio.Event().wait()
+        return aio.EOF
+
+    async def write(self, message: bytes) -> None:
+        if self.breaks:
+            raise aio.UsageError("the call has ended")
+        self.answers.append(message)
+
+    async def send_initial_metadata(self, metadata: object) -> None:
+        self.taken_up = True
+
+    def invocation_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
+        return ()
+
+    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
+        raise NotImplementedError
+
+
+def adds(node: FakeNode, refusal: WrongClusterError | None) -> Conversation:
+    return AddStream(node, Faults(Metrics()), refusal)
+
+
+def reads(node: FakeNode, refusal: WrongClusterError | None) -> Conversation:
+    metrics = Metrics()
+    return ReadStream(node, Faults(metrics), ReadBudget(1 << 20, 1 << 20, metrics), refusal)
+
+
+def watches(node: FakeNode, refusal: WrongClusterError | None) -> Conversation:
+    return LacWatch(node, Faults(Metrics()), refusal)
+
+
+KINDS: list[tuple[Make, bytes]] = [
+    (adds, add_request(1, 7, 0, [b"x"])),
+    (reads, encode_streamed_read(1, ReadCommand(3, 0, 0))),
+    (watches, cold.encode_watch_change(cold.WatchChange((3,), ()))),
+]
+
+
+@pytest.mark.parametrize(("make", "request_bytes"), KINDS)
+async def test_a_stream_ends_after_the_last_answer(make: Make, request_bytes: bytes) -> None:
+    """When the client has nothing more to say."""
+    node, call = FakeNode(), Call(request_bytes)
+    await make(node, None).serve(call)
+    assert call.taken_up
+    assert len(call.answers) == 1
+    assert node.watchers == []
+
+
+@pytest.mark.parametrize(("make", "request_bytes"), KINDS)
+async def test_a_stream_that_was_ended_before_it_began_reads_nothing(
+    make: Make, request_bytes: bytes
+) -> None:
+    """A call that comes during a shutdown."""
+    node, call = FakeNode(), Call(request_bytes)
+    stream = make(node, None)
+    stream.end()
+    await stream.serve(call)
+    assert (call.read_count, call.answers, node.watchers) == (0, [], [])
+
+
+@pytest.mark.parametrize("refusal", [None, WrongClusterError("of another cluster")])
+@pytest.mark.parametrize(("make", "request_bytes"), KINDS)
+async def test_a_stream_that_breaks_while_it_is_written_ends_quietly(
+    make: Make, request_bytes: bytes, refusal: WrongClusterError | None
+) -> None:
+    """Its reader with it, and nothing of it is left at the node."""
+    node, call = FakeNode(), Call(request_bytes, breaks=True)
+    await make(node, refusal).serve(call)
+    assert node.watchers == []
+
+
+@pytest.mark.parametrize(("make", "request_bytes"), KINDS)
+async def test_a_stream_that_is_cancelled_leaves_nothing(make: Make, request_bytes: bytes) -> None:
+    """As gRPC does it with one that breaks while nothing is written."""
+    node = FakeNode()
+    call = Call(breaks=True)
+    async with asyncio.TaskGroup() as tasks:
+        served = tasks.create_task(make(node, None).serve(call))
+        await until(lambda: call.read_count == 1)
+        served.cancel()
+    assert served.cancelled()
+    assert node.watchers == []
