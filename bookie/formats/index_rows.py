@@ -55,7 +55,7 @@ from dataclasses import dataclass
 from crc32c import crc32c
 
 from bookie.errors import ChecksumError, FormatError, NewerFormatError
-from bookie.ids import NO_ENTRY
+from bookie.ids import MAX_ID, NO_ENTRY
 
 _VERSION = 1
 _CRC = struct.Struct("<I")
@@ -134,9 +134,17 @@ def ledger_key(ledger_id: int) -> bytes:
     return _LEDGER_KEY.pack(ledger_id)
 
 
+def ledger_keys_above(after: int) -> bytes:
+    """Where the keys of ledgers above `after` begin; above -1 also what is too short for a key."""
+    return b"" if after == NO_ENTRY else ledger_key(after + 1)
+
+
 def parse_ledger_key(key: bytes) -> int:
     """The ledger id of a key; FormatError if it is no key of a ledger row."""
-    return _parse_key(_LEDGER_KEY, key)
+    ledger_id = _parse_key(_LEDGER_KEY, key)
+    if ledger_id > MAX_ID:
+        raise FormatError(f"a key of the index names the ledger {ledger_id}, which is none")
+    return ledger_id
 
 
 def file_key(file_number: int) -> bytes:

@@ -54,7 +54,7 @@ from bookie.storage.index import (
 )
 from bookie.storage.index_place import open_index
 from bookie.storage.journal import SMALL_FILES_BYTES, JournalWriter, journal_path
-from bookie.storage.ledger_state import LedgerState
+from bookie.storage.ledger_state import LedgerState, highest_id
 from bookie.storage.portion import Portion
 from bookie.storage.replay import Replay, ReplayOutcome
 
@@ -95,6 +95,8 @@ class Booted:
     writer: JournalWriter
     mark: Mark
     states: dict[int, LedgerState]
+    indexed_max: int
+    """No ledger above it has a row in the index, unless `states` have it."""
     dead_files: tuple[int, ...]
     report: BootReport
 
@@ -185,6 +187,7 @@ class Boot:
         journals, logs = self._files_on_disk()
         self._start_numbers(rows, journals, logs)
         outcome = self._outcome(index, rows, journals, logs, rebuilt=rebuilt)
+        indexed_max = highest_id(index.first_ledger_above)
         integrity = INTEGRITY_SUSPECT if self._corrupt or rebuilt else index.integrity()
         writer, mark = self._new_journal(outcome)
         removed = [number for number in rows if number not in journals and number not in logs]
@@ -231,6 +234,7 @@ class Boot:
             writer,
             mark,
             states,
+            indexed_max,
             committed.dead_files,
             report,
         )

@@ -30,7 +30,7 @@ from bookie.storage.index import META_CLEAN
 from bookie.storage.integrity import Integrity
 from bookie.storage.journal import BlockDone, JournalRequest, RequestKind
 from bookie.storage.journal_queue import JournalQueue
-from bookie.storage.ledger_state import LedgerState, LedgerStates, StoredLedger, highest_id
+from bookie.storage.ledger_state import LedgerState, LedgerStates, StoredLedger
 from bookie.storage.reader import ALL_IDS, EntryReader, ReadResult, Stripe
 from bookie.storage.removal import Removal
 from bookie.storage.scrub import Scrubber
@@ -258,7 +258,7 @@ class Engine:
         """Start the journal thread."""
         for state in self._booted.states.values():
             self.states.put(state)
-        self.states.begin(highest_id(self._index.first_ledger_above))
+        self.states.begin(self._booted.indexed_max)
         self.admission.journal_file = self._booted.writer.current.header.number
         self._queue.worker = self._env.workers.batch_worker(
             "bookie-journal", self._booted.writer.handle, self._block_done, self._failed

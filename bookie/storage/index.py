@@ -37,13 +37,14 @@ from bookie.formats.index_rows import (
     encode_mark,
     file_key,
     ledger_key,
+    ledger_keys_above,
     parse_file_key,
     parse_ledger_key,
 )
 from bookie.formats.pages import SLOTS_PER_PAGE, decode_pages, page_key
 from bookie.ids import MAX_ID, NO_ENTRY
 from bookie.storage.lookup import look_up, look_up_one
-from bookie.storage.page_walk import verify_all_pages
+from bookie.storage.page_walk import values_of, verify_all_pages
 from bookie.storage.relocation import FoundSlots, MovedEntries, Relocation, find_slots, move_slots
 from bookie.storage.slot_writer import SlotWriter
 from bookie.storage.watch import CountedStore
@@ -213,14 +214,14 @@ class Index:
     def ledgers(self, after: int, count_max: int) -> list[tuple[int, LedgerIndexRow]]:
         """Up to `count_max` rows of ledgers with ids above `after`, ascending."""
         with self._store.read() as txn:
-            pairs = txn.range("ledgers", ledger_key(after + 1), b"\xff" * 9, count_max)
+            pairs = txn.range("ledgers", ledger_keys_above(after), b"\xff" * 9, count_max)
         found = ((parse_ledger_key(key), row) for key, row in pairs)
         return [(ledger_id, decode_ledger_row(ledger_id, row)) for ledger_id, row in found]
 
     def first_ledger_above(self, after: int) -> int | None:
-        """The lowest id above `after` with a row, damaged or not."""
+        """The lowest id above `after` with a row, damaged or not; FormatError if it is none."""
         with self._store.read() as txn:
-            pairs = txn.range("ledgers", ledger_key(after + 1), b"\xff" * 9, 1)
+            pairs = txn.range("ledgers", ledger_keys_above(after), b"\xff" * 9, 1)
         return parse_ledger_key(pairs[0][0]) if pairs else None
 
     def ledger_count(self) -> int:
@@ -295,6 +296,8 @@ class Index:
         while rows := self.ledgers(after, PAGES_PER_READ):
             after = rows[-1][0]
         self.files()
+        for key, _ in values_of(self._store, META_DELETING):
+            parse_ledger_key(key)
         return pages
 
     # --- writing -------------------------------------------------------------------------
@@ -487,11 +490,8 @@ def _row_since(
 
 def _files(txn: ReadTransaction) -> dict[int, FileRow]:
     pairs = txn.range("files", file_key(0), b"\xff" * 5, 2**31)
-    numbers = [parse_file_key(key) for key, _ in pairs]
-    return {
-        number: decode_file_row(number, row)
-        for number, (_, row) in zip(numbers, pairs, strict=True)
-    }
+    found = ((parse_file_key(key), row) for key, row in pairs)
+    return {number: decode_file_row(number, row) for number, row in found}
 
 
 def _position(mark: Mark) -> tuple[int, int]:

@@ -149,9 +149,12 @@ def digest_of_key(key: bytes) -> bytes:
 def highest_id(first_above: Callable[[int], int | None]) -> int:
     """The highest of some ids, -1 without any; `first_above` gives the lowest one above a number.
 
-    That is asked at most 64 times.
+    That is asked at most 65 times, first for the lowest one: damaged keys stand at either end.
     """
-    highest, limit = NO_ENTRY, MAX_ID
+    lowest = first_above(NO_ENTRY)
+    if lowest is None:
+        return NO_ENTRY
+    highest, limit = lowest, MAX_ID
     while highest < limit:
         middle = (highest + limit) // 2
         found = first_above(middle)

@@ -74,6 +74,8 @@ INDEX_VALUES: dict[str, tuple[str, bytes]] = {
     "boot id": ("meta", META_BOOT_ID),
     "integrity flag": ("meta", META_INTEGRITY),
 }
+INDEX_KEYS = ("key of the last ledger",)
+KEY_DAMAGES = ("first bit", "cut to half", "one byte more")
 VALUE_DAMAGES = ("first byte", "last byte", "cut to half", "zeroed")
 VALUE_PLACES = ("killed", "system crashed")
 
@@ -162,6 +164,9 @@ def _index_cells() -> Iterator[Cell]:
     for thing in INDEX_VALUES:
         for place in VALUE_PLACES:
             yield from (Cell(thing, place, damage) for damage in VALUE_DAMAGES)
+    for thing in INDEX_KEYS:
+        for place in VALUE_PLACES:
+            yield from (Cell(thing, place, damage) for damage in KEY_DAMAGES)
     for place in ("killed", "stopped"):
         for thing in META_PAGES:
             yield from (Cell(thing, place, damage) for damage in META_DAMAGES)
@@ -178,6 +183,8 @@ def apply(cell: Cell, root: Path) -> None:
         _damage_file_header(cell, root)
     elif cell.thing in INDEX_VALUES:
         _damage_value(cell, root)
+    elif cell.thing in INDEX_KEYS:
+        _damage_last_ledger_key(cell, root)
     elif cell.thing in META_PAGES or cell.thing in DATA_PAGES:
         _edit(_index_of(root), lambda data: _damage_page(cell, data))
     else:
@@ -342,6 +349,26 @@ def _damage_value(cell: Cell, root: Path) -> None:
                 case _:
                     value[:] = bytes(len(value))
             txn.put(table, key, bytes(value))
+    finally:
+        store.close()
+
+
+def _damage_last_ledger_key(cell: Cell, root: Path) -> None:
+    """Through LMDB, as a value."""
+    store = open_lmdb(str(root / "ledgers" / "index"), 64 * MIB, TABLES)
+    try:
+        with store.write() as txn:
+            before, value = txn.range("ledgers", b"", b"\xff" * 9, 2**31)[-1]
+            key = bytearray(before)
+            match cell.damage:
+                case "first bit":
+                    key[0] ^= 0x80
+                case "cut to half":
+                    del key[len(key) // 2 :]
+                case _:
+                    key.append(0)
+            txn.delete("ledgers", before)
+            txn.put("ledgers", bytes(key), value)
     finally:
         store.close()
 

@@ -13,6 +13,7 @@ from tests.matrix.cells import (
     BLOCK_FIELDS,
     COOKIES,
     DATA_PAGES,
+    INDEX_KEYS,
     INDEX_VALUES,
     META_PAGES,
     SMALL_FILES,
@@ -244,6 +245,13 @@ RULES: tuple[Rule, ...] = (
         None,
         Outcome.REBUILD,
         "a start needs it, and the files say the same",
+    ),
+    Rule(
+        frozenset(INDEX_KEYS),
+        None,
+        None,
+        Outcome.REBUILD,
+        "a start looks for the lowest and for the highest ledger, and finds one that is none",
     ),
     Rule(
         _set("bookie id", "instance id"),

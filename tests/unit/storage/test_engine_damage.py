@@ -21,7 +21,13 @@ from bookie.ids import Status
 from bookie.storage.boot import Identity
 from bookie.storage.engine import Engine
 from bookie.storage.files import read_header
-from bookie.storage.index import INTEGRITY_SOUND, META_FORMAT, META_MARK, TABLES
+from bookie.storage.index import (
+    INTEGRITY_SOUND,
+    META_DELETING,
+    META_FORMAT,
+    META_MARK,
+    TABLES,
+)
 from bookie.storage.journal import JournalRequest, RequestKind
 from bookie.storage.scan import ScannedBlock, blocks
 from tests.unit.storage.machine import (
@@ -522,6 +528,36 @@ async def test_a_damaged_index_is_made_again(
             assert_holds(await read(engine, 7, 192, 299), batch(7, range(192, 300)))
     damaged = list(after.index.parent.glob("index.damaged-*"))
     assert len(damaged) == int(crashed or key not in (page_key(7, 1), ledger_key(8)))
+
+
+@pytest.mark.parametrize(
+    ("table", "key"),
+    [
+        ("ledgers", bytes(4)),
+        ("ledgers", ledger_key(9) + b"\0"),
+        ("ledgers", b"\xff" * 8),
+        ("files", bytes(5)),
+        ("meta", META_DELETING + bytes(4)),
+        ("meta", META_DELETING + bytes(9)),
+    ],
+    ids=["short", "long", "no-ledger", "file", "short-deletion", "long-deletion"],
+)
+async def test_an_index_with_a_key_that_is_none_is_made_again(
+    machine: Machine, table: str, key: bytes
+) -> None:
+    """The structure of the table is right, and so is the sum over all pairs."""
+    async with machine.engine() as engine:
+        await live(engine)
+        after = machine.killed("kill")
+    store = open_lmdb(str(after.index), 64 * MIB, TABLES)
+    with store.write() as txn:
+        txn.put(table, key, b"anything")
+    store.close()
+    async with after.engine() as engine:
+        await check_rebuilt(engine)
+        killed = after.killed("again")
+    async with killed.engine() as engine:
+        assert not engine.report.rebuilt
 
 
 async def test_an_interrupted_rebuild_is_made_again(machine: Machine) -> None:
