@@ -30,8 +30,9 @@ BATCH_SIZE_BYTES_MAX = 1024 * 1024
 MESSAGE_SIZE_BYTES_MAX = 8 * 1024 * 1024
 """The largest gRPC message, in either direction."""
 
-JOINED_MESSAGES_METADATA = ("bookie-joined-messages", "1")
-"""What a bookie says first on a stream of adds if it takes several requests in one message."""
+JOINED_MESSAGES_METADATA = ("bookie-joined-messages", "2")
+"""What a bookie says first on a stream of adds if it takes several requests in one message, of up
+to 2 MiB together."""
 
 INSTANCE_ID_METADATA_KEY = "bookie-instance-id"
 """The call-metadata key that carries the cluster's instance id."""

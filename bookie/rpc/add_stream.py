@@ -26,17 +26,11 @@ from bookie.env import Outcome
 from bookie.errors import BadRequestError, WrongClusterError
 from bookie.formats.commands import Reply
 from bookie.ids import JOINED_MESSAGES_METADATA
-from bookie.rpc.codec import (
-    TOGETHER_MAX,
-    encode_add_response,
-    join_messages,
-    parse_add_request,
-    request_id_of,
-    split_message,
-)
+from bookie.rpc.codec import encode_add_response, parse_add_request, request_id_of
 from bookie.rpc.contract import CallContext, EntryNode
 from bookie.rpc.conversation import Conversation
 from bookie.rpc.faults import Faults
+from bookie.rpc.together import TOGETHER_MAX, join_messages, split_message
 
 PENDING_MAX: Final = 4096
 """The most unanswered requests of one stream; a client that reads no answers is held back here."""
@@ -85,14 +79,16 @@ class AddStream(Conversation):
                 await asyncio.sleep(0)
         self.end()
 
-    def _split(self, data: bytes) -> Sequence[bytes]:
+    def _split(self, data: bytes) -> Sequence[bytes | memoryview]:
         try:
             return split_message(data)
         except BadRequestError:
             # It is refused as what it looks like: a request with no id and nothing in it.
             return (data,)
 
-    def _accept(self, data: bytes, *, admitted: bool = False) -> tuple[int, Outcome[Reply]] | None:
+    def _accept(
+        self, data: bytes | memoryview, *, admitted: bool = False
+    ) -> tuple[int, Outcome[Reply]] | None:
         """Hand one request to the node, or refuse it here; None if its bytes have to wait."""
         if self._refusal is not None:
             return request_id_of(data), self._refused(self._refusal)
@@ -108,7 +104,7 @@ class AddStream(Conversation):
         except Exception as error:  # noqa: BLE001  (the servicer's error mapping)
             return request_id, self._refused(error)
 
-    async def _accept_later(self, data: bytes) -> tuple[int, Outcome[Reply]]:
+    async def _accept_later(self, data: bytes | memoryview) -> tuple[int, Outcome[Reply]]:
         """Hand one request to the node once it has room for its bytes, which it cannot refuse."""
         await self._node.admit_add(len(data))
         owed = self._accept(data, admitted=True)

@@ -9,7 +9,7 @@ does it.
 The request id comes first and the payload last. Ids of requests come from one counter per client
 process, so that one bytes object may be sent to every bookie of a write set; on one stream they
 need not rise (a batch may be sent again after later ones), and answers come in request order. What
-either side has to say at the same time goes into one message (`join_messages`).
+either side has to say at the same time goes into one message (`rpc/together.py`).
 
 Parsers take fields in any order, skip unknown ones, and refuse all else that is not a message
 within the bounds of the contract with :class:`BadRequestError`; they raise nothing else.
@@ -18,7 +18,6 @@ within the bounds of the contract with :class:`BadRequestError`; they raise noth
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -71,9 +70,6 @@ _LONE_ADD: Final = re.compile(
 )
 """A request of one entry as `encode_add_request` writes it, up to its payload."""
 
-_LENGTH: Final = re.compile(rb"\x62" + _VARINT, re.DOTALL)
-"""What stands before a message in a message."""
-
 
 def encode_add_request(
     request_id: int,
@@ -115,7 +111,7 @@ def encode_add_request(
     return b"".join((head, batch.payload))
 
 
-def parse_add_request(data: bytes) -> tuple[int, AddCommand]:
+def parse_add_request(data: bytes | memoryview) -> tuple[int, AddCommand]:
     """The request id and the command of one message.
 
     The batch's payload and arrays are views of `data` and keep it alive. Bounds of ids and sizes
@@ -154,7 +150,7 @@ def parse_add_request(data: bytes) -> tuple[int, AddCommand]:
     return numbers.get(0x08, 0), command
 
 
-def _parse_lone_add(data: bytes) -> tuple[int, AddCommand] | None:
+def _parse_lone_add(data: bytes | memoryview) -> tuple[int, AddCommand] | None:
     """What `parse_add_request` finds in a sound request of one entry; None if it is another one.
 
     In half the time: a lone append waits for it, and a writer of many ledgers sends little else.
@@ -189,7 +185,7 @@ def _parse_lone_add(data: bytes) -> tuple[int, AddCommand] | None:
     return varint_value(request_id), command
 
 
-def request_id_of(data: bytes) -> int:
+def request_id_of(data: bytes | memoryview) -> int:
     """The request id of a message that may be malformed further on; 0 when it cannot be told."""
     if data[:1] != b"\x08":
         return 0
@@ -199,51 +195,6 @@ def request_id_of(data: bytes) -> int:
         if octet < 0x80:
             return request_id if request_id >> 64 == 0 else 0
     return 0
-
-
-# -- several of them in a message ------------------------------------------------------------------
-
-TOGETHER_MAX: Final = 64
-"""The most requests, or answers, that travel in one message."""
-
-TOGETHER_BYTES_MAX: Final = 512 * 1024
-"""Their bytes; larger ones are not worth another copy."""
-
-_TOGETHER: Final = b"\x62"
-
-
-def join_messages(messages: Sequence[bytes]) -> bytes:
-    """Some AddRequests, or AddResponses, as one of them; one alone stays what it is."""
-    if len(messages) == 1:
-        return messages[0]
-    parts: list[bytes] = []
-    for message in messages:
-        parts += (_TOGETHER, varint(len(message)), message)
-    return b"".join(parts)
-
-
-def split_message(data: bytes) -> Sequence[bytes]:
-    """What `join_messages` was given.
-
-    Raises:
-        BadRequestError: Messages that are cut off, too many, too large, or mixed with other fields.
-    """
-    if not data.startswith(_TOGETHER):
-        return (data,)
-    if len(data) > TOGETHER_BYTES_MAX + 10 * TOGETHER_MAX:
-        raise BadRequestError("the messages in a message are too large")
-    messages: list[bytes] = []
-    position = 0
-    while position < len(data):
-        length = _LENGTH.match(data, position)
-        if length is None or len(messages) == TOGETHER_MAX:
-            raise BadRequestError("the messages in a message are malformed or too many")
-        start = length.end()
-        position = start + varint_value(length[1])
-        if position > len(data):
-            raise BadRequestError("the last of the messages in a message is cut off")
-        messages.append(data[start:position])
-    return messages
 
 
 # -- AddResponse -----------------------------------------------------------------------------------
@@ -267,7 +218,7 @@ def encode_add_response(request_id: int, status: Status, message: str = "") -> b
     return head
 
 
-def parse_add_response(data: bytes) -> AddAnswer:
+def parse_add_response(data: bytes | memoryview) -> AddAnswer:
     """The answer of a bookie.
 
     Raises:

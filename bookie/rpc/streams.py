@@ -35,15 +35,12 @@ from bookie.formats.commands import LacState, ReadCommand
 from bookie.ids import JOINED_MESSAGES_METADATA, Status
 from bookie.rpc import cold
 from bookie.rpc.codec import (
-    TOGETHER_BYTES_MAX,
-    TOGETHER_MAX,
     encode_streamed_read,
-    join_messages,
     parse_add_response,
     scan_read_response,
-    split_message,
 )
 from bookie.rpc.deadlines import Deadlines, is_being_cancelled
+from bookie.rpc.together import fitting, join_messages, split_message
 from bookie.rpc.wire import Fields
 
 QUEUE_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -235,17 +232,6 @@ async def _write(call: Any, attempt: _Attempt) -> None:
             await attempt.arrived.wait()
     except (grpc.RpcError, aio.BaseError, asyncio.InvalidStateError):
         pass  # the call has ended; whoever reads from it learns why
-
-
-def fitting(queue: deque[bytes]) -> int:
-    """How many of the oldest messages travel together: at least one."""
-    together = size = 0
-    for message in queue:
-        size += len(message)
-        if together and (size > TOGETHER_BYTES_MAX or together == TOGETHER_MAX):
-            break
-        together += 1
-    return together
 
 
 class AddStream(Stream):

@@ -98,7 +98,7 @@ class Fields:
 
     __slots__ = ("data", "numbers", "spans")
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes | memoryview) -> None:
         self.data = data
         self.numbers: dict[int, int] = {}
         self.spans: dict[int, list[Span]] = {}
@@ -117,7 +117,7 @@ class Fields:
             raise BadRequestError(
                 f"a field of the message has {end - start} bytes; at most {size_max} are allowed"
             )
-        return self.data[start:end]
+        return bytes(self.data[start:end])
 
     def text(self, tag: int) -> str:
         """A ``string`` field, empty when absent; bytes that are not UTF-8 are replaced."""
@@ -125,7 +125,7 @@ class Fields:
         if spans is None:
             return ""
         start, end = spans[-1]
-        return self.data[start:end].decode("utf-8", "replace")
+        return bytes(self.data[start:end]).decode("utf-8", "replace")
 
     def view(self, tag: int) -> memoryview:
         """A view of a ``bytes`` field; it keeps the message alive."""
@@ -160,7 +160,7 @@ class Fields:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def scan(data: bytes, unpacked: Mapping[int, int]) -> Fields:  # noqa: PLR0912  (inlined for speed)
+def scan(data: bytes | memoryview, unpacked: Mapping[int, int]) -> Fields:  # noqa: PLR0912  (inlined for speed)
     """Find the fields of a message without copying any of them.
 
     Args:
@@ -216,7 +216,7 @@ def scan(data: bytes, unpacked: Mapping[int, int]) -> Fields:  # noqa: PLR0912  
     return fields
 
 
-def scan_numbers(data: bytes) -> dict[int, int] | None:
+def scan_numbers(data: bytes | memoryview) -> dict[int, int] | None:
     """The fields of a short message of nothing but varints, by tag; None if it is another one.
 
     What `scan` would find, in half the time: for the request of one entry.
@@ -260,7 +260,7 @@ def _note_fixed(fields: Fields, array_tag: int | None, tag: int, span: Span) -> 
         _note_span(fields, array_tag, span)
 
 
-def _long_varint(data: bytes, position: int, first: int) -> tuple[int, int]:
+def _long_varint(data: bytes | memoryview, position: int, first: int) -> tuple[int, int]:
     """The rest of a varint whose first byte was not its last, and where it ends."""
     value = first & 0x7F
     shift = 7

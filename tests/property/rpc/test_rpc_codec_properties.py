@@ -16,7 +16,7 @@ from bookie.errors import BadRequestError
 from bookie.formats.batch import EntryBatch
 from bookie.formats.commands import ReadCommand, ReadReply
 from bookie.ids import MAX_ID, Status
-from bookie.rpc import codec
+from bookie.rpc import codec, together
 
 UINT32 = st.integers(0, 2**32 - 1)
 UINT64 = st.integers(0, 2**64 - 1)
@@ -185,38 +185,38 @@ def test_an_add_response_has_the_bytes_of_the_generated_code_and_parses_back(
     assert codec.parse_add_response(data) == (request_id, status, text)
 
 
-@given(st.lists(st.binary(max_size=300), min_size=1, max_size=codec.TOGETHER_MAX))
+@given(st.lists(st.binary(max_size=300), min_size=1, max_size=together.TOGETHER_MAX))
 def test_messages_in_a_message_have_the_bytes_of_the_generated_code_and_parse_back(
     messages: list[bytes],
 ) -> None:
-    joined = codec.join_messages(messages)
+    joined = together.join_messages(messages)
     if len(messages) == 1:
         assert joined is messages[0]
         return
     for message in (pb.AddRequest(together=messages), pb.AddResponse(together=messages)):
         assert joined == message.SerializeToString(deterministic=True)
-    assert codec.split_message(joined) == messages
+    assert together.split_message(joined) == messages
 
 
 @given(st.lists(st.binary(max_size=20), min_size=2, max_size=5), st.data())
 def test_what_was_not_joined_is_not_split(messages: list[bytes], data: st.DataObject) -> None:
     """Cut off, or followed by anything else, it is refused; nothing is guessed."""
-    joined = codec.join_messages(messages)
+    joined = together.join_messages(messages)
     ends, end = [], 0
     for message in messages:
-        end += len(codec.join_messages([message, b""])) - 2
+        end += len(together.join_messages([message, b""])) - 2
         ends.append(end)
     cut = data.draw(st.integers(1, len(joined) - 1))
     if cut in ends:
-        assert codec.split_message(joined[:cut]) == messages[: ends.index(cut) + 1]
+        assert together.split_message(joined[:cut]) == messages[: ends.index(cut) + 1]
     else:
         with pytest.raises(BadRequestError):
-            codec.split_message(joined[:cut])
+            together.split_message(joined[:cut])
     with pytest.raises(BadRequestError):
-        codec.split_message(joined + b"\x10\x01")
-    too_many = codec.join_messages([b"x"] * (codec.TOGETHER_MAX + 1))
+        together.split_message(joined + b"\x10\x01")
+    too_many = together.join_messages([b"x"] * (together.TOGETHER_MAX + 1))
     with pytest.raises(BadRequestError):
-        codec.split_message(too_many)
+        together.split_message(too_many)
 
 
 @st.composite
@@ -332,7 +332,7 @@ def _varint(value: int) -> bytes:
 
 PARSERS: list[Callable[[bytes], object]] = [
     codec.parse_add_request,
-    codec.split_message,
+    together.split_message,
     codec.parse_add_response,
     codec.parse_read_request,
     codec.scan_read_response,

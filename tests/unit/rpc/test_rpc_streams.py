@@ -18,17 +18,21 @@ from bookie.ids import INSTANCE_ID_METADATA_KEY, JOINED_MESSAGES_METADATA, Statu
 from bookie.rpc import add_stream as server_side
 from bookie.rpc.channels import BookieChannel
 from bookie.rpc.codec import (
-    TOGETHER_BYTES_MAX,
-    TOGETHER_MAX,
     encode_add_request,
     encode_add_response,
-    join_messages,
     parse_add_response,
     request_id_of,
-    split_message,
 )
 from bookie.rpc.contract import SERVICE
-from bookie.rpc.streams import AddStream, fitting
+from bookie.rpc.streams import AddStream
+from bookie.rpc.together import (
+    JOINED_BYTES_MAX,
+    TOGETHER_BYTES_MAX,
+    TOGETHER_MAX,
+    fitting,
+    join_messages,
+    split_message,
+)
 from tests.unit.rpc.conftest import Served
 from tests.unit.rpc.fake_node import INSTANCE_ID, batch_of, until
 
@@ -110,13 +114,18 @@ async def raw_stream(served: Served) -> AsyncIterator[Any]:
         )
 
 
+@pytest.mark.parametrize("sizes", [[40], [20_000], [40] * 500])
 async def test_requests_of_a_message_are_handled_in_order_and_answered_together(
-    served: Served,
+    served: Served, sizes: list[int]
 ) -> None:
     """A broken one among them costs itself; what is done at the same time is one message."""
     served.node.held = []
-    requests = [encode_add_request(number, 3, batch_of([40])) for number in range(1, 5)]
-    requests[2:2] = [b"\x08\x09garbage"]
+    batch = batch_of(sizes)
+    requests = [
+        encode_add_request(number, 3, batch, master_key=bytes([number]) * 20)
+        for number in range(1, 5)
+    ]
+    requests[2:2] = [b"\x08\x09garbage" * sum(sizes)]
     async with raw_stream(served) as call:
         await call.write(join_messages(requests))
         await until(lambda: len(served.node.held or ()) == 4)
@@ -130,6 +139,11 @@ async def test_requests_of_a_message_are_handled_in_order_and_answered_together(
         (3, Status.OK),
         (4, Status.OK),
     ]
+    assert [each.master_key[0] for each in served.node.added] == [1, 2, 3, 4]
+    for command in served.node.added:
+        assert command.batch is not None
+        assert command.batch.payload == batch.payload
+        assert command.batch.sizes.tolist() == sizes
     assert served.requests("AddStream", "OK") == 4
 
 
@@ -195,14 +209,15 @@ async def test_a_message_of_broken_messages_is_one_bad_request(served: Served, t
     [
         ([0], 1),
         ([100] * (TOGETHER_MAX + 5), TOGETHER_MAX),
-        ([TOGETHER_BYTES_MAX, 100], 1),
-        ([100, TOGETHER_BYTES_MAX], 1),
-        ([100, TOGETHER_BYTES_MAX - 100, 1], 2),
+        ([JOINED_BYTES_MAX] * 5, TOGETHER_BYTES_MAX // JOINED_BYTES_MAX),
+        ([JOINED_BYTES_MAX + 1, 100], 1),
+        ([100, JOINED_BYTES_MAX + 1], 1),
+        ([JOINED_BYTES_MAX] * 3 + [JOINED_BYTES_MAX - 100, 100, 1], 5),
         ([2 * TOGETHER_BYTES_MAX], 1),
     ],
 )
 def test_what_waits_together_travels_together(sizes: list[int], together: int) -> None:
-    """As far as it is small: a large one is not copied once more for its company."""
+    """Up to a size: a large one is not copied once more for its company."""
     assert fitting(deque(map(bytes, sizes))) == together
 
 

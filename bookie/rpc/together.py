@@ -1,0 +1,79 @@
+"""Several AddRequests, or several AddResponses, as one message: what waits at the same time.
+
+A message costs each end about 100 µs, whatever it holds. So the adds of many ledgers, and the
+answers to them, share messages where they wait together anyway; nothing ever waits for company. A
+message of messages has nothing but its field ``together``, repeated.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+from bookie.errors import BadRequestError
+from bookie.rpc.wire import varint, varint_value
+
+TOGETHER_MAX: Final = 64
+"""The most requests, or answers, that travel in one message."""
+
+TOGETHER_BYTES_MAX: Final = 2 * 1024 * 1024
+"""Their bytes: batches of 256 entries of 1 KB, one of each ledger, are joined by seven."""
+
+JOINED_BYTES_MAX: Final = 512 * 1024
+"""Beyond this a request travels alone: to copy it once more would cost what a message does."""
+
+_VIEW_BYTES_MIN: Final = 16 * 1024
+"""From here on a message in a message is a view: it costs less than a copy does."""
+
+_TOGETHER: Final = b"\x62"
+_HEAD: Final = re.compile(_TOGETHER + rb"([\x80-\xff]{0,8}[\x00-\x7f])", re.DOTALL)
+"""What stands before a message in a message: its length, as a varint of up to 63 bits."""
+
+
+def fitting(queue: deque[bytes]) -> int:
+    """How many of the oldest messages travel together: at least one."""
+    together = size = 0
+    for message in queue:
+        size += len(message)
+        if len(message) > JOINED_BYTES_MAX or size > TOGETHER_BYTES_MAX or together == TOGETHER_MAX:
+            break
+        together += 1
+    return together or 1
+
+
+def join_messages(messages: Sequence[bytes]) -> bytes:
+    """Some AddRequests, or AddResponses, as one of them; one alone stays what it is."""
+    if len(messages) == 1:
+        return messages[0]
+    parts: list[bytes] = []
+    for message in messages:
+        parts += (_TOGETHER, varint(len(message)), message)
+    return b"".join(parts)
+
+
+def split_message(data: bytes) -> Sequence[bytes | memoryview]:
+    """What `join_messages` was given; large ones as views, which keep `data` alive.
+
+    Raises:
+        BadRequestError: Messages that are cut off, too many, too large, or mixed with other fields.
+    """
+    if not data.startswith(_TOGETHER):
+        return (data,)
+    if len(data) > TOGETHER_BYTES_MAX + 10 * TOGETHER_MAX:
+        raise BadRequestError("the messages in a message are too large")
+    messages: list[bytes | memoryview] = []
+    view = memoryview(data)
+    position = 0
+    while position < len(data):
+        length = _HEAD.match(data, position)
+        if length is None or len(messages) == TOGETHER_MAX:
+            raise BadRequestError("the messages in a message are malformed or too many")
+        start = length.end()
+        position = start + varint_value(length[1])
+        if position > len(data):
+            raise BadRequestError("the last of the messages in a message is cut off")
+        whole = data if position - start < _VIEW_BYTES_MIN else view
+        messages.append(whole[start:position])
+    return messages
