@@ -79,7 +79,7 @@ class AddResponse(_message.Message):
     def __init__(self, request_id: _Optional[int] = ..., status: _Optional[_Union[Status, str]] = ..., message: _Optional[str] = ..., together: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class ReadRequest(_message.Message):
-    __slots__ = ("ledger_id", "first_entry_id", "last_entry_id", "max_entries", "max_bytes", "fence", "master_key", "stripe_modulus", "stripe_first_residue", "stripe_count", "request_id")
+    __slots__ = ("ledger_id", "first_entry_id", "last_entry_id", "max_entries", "max_bytes", "fence", "master_key", "stripe_modulus", "stripe_first_residue", "stripe_count", "request_id", "timeout_milliseconds")
     LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
     FIRST_ENTRY_ID_FIELD_NUMBER: _ClassVar[int]
     LAST_ENTRY_ID_FIELD_NUMBER: _ClassVar[int]
@@ -91,6 +91,7 @@ class ReadRequest(_message.Message):
     STRIPE_FIRST_RESIDUE_FIELD_NUMBER: _ClassVar[int]
     STRIPE_COUNT_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_MILLISECONDS_FIELD_NUMBER: _ClassVar[int]
     ledger_id: int
     first_entry_id: int
     last_entry_id: int
@@ -102,7 +103,8 @@ class ReadRequest(_message.Message):
     stripe_first_residue: int
     stripe_count: int
     request_id: int
-    def __init__(self, ledger_id: _Optional[int] = ..., first_entry_id: _Optional[int] = ..., last_entry_id: _Optional[int] = ..., max_entries: _Optional[int] = ..., max_bytes: _Optional[int] = ..., fence: _Optional[bool] = ..., master_key: _Optional[bytes] = ..., stripe_modulus: _Optional[int] = ..., stripe_first_residue: _Optional[int] = ..., stripe_count: _Optional[int] = ..., request_id: _Optional[int] = ...) -> None: ...
+    timeout_milliseconds: int
+    def __init__(self, ledger_id: _Optional[int] = ..., first_entry_id: _Optional[int] = ..., last_entry_id: _Optional[int] = ..., max_entries: _Optional[int] = ..., max_bytes: _Optional[int] = ..., fence: _Optional[bool] = ..., master_key: _Optional[bytes] = ..., stripe_modulus: _Optional[int] = ..., stripe_first_residue: _Optional[int] = ..., stripe_count: _Optional[int] = ..., request_id: _Optional[int] = ..., timeout_milliseconds: _Optional[int] = ...) -> None: ...
 
 class ReadResponse(_message.Message):
     __slots__ = ("status", "message", "first_entry_id", "entry_id_steps", "entry_sizes", "next_entry_id", "stopped_by", "max_lac", "request_id", "payload")

@@ -181,7 +181,12 @@ class ThreadWorkers:
     async def run(
         self, pool: str, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs
     ) -> R:
-        """See `Workers.run`. The pool named ``read`` has several threads, any other has one."""
+        """See `Workers.run`. The pool named ``read`` has several threads, any other has one.
+
+        A caller that is cancelled before its function begins ends at once, and it never begins.
+        After that a caller of ``read`` ends with its function, or when cancelled once more: what is
+        being read is in memory so long, and the caller may have to account for it.
+        """
         executor = self._pools.get(pool)
         if executor is None:
             threads = self._read_threads if pool == "read" else 1
@@ -190,17 +195,25 @@ class ThreadWorkers:
         future = executor.submit(function, *args, **kwargs)
         self._running.add(future)
         future.add_done_callback(self._running.discard)
-        return await asyncio.wrap_future(future)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            if pool == "read" and not future.cancel():
+                await _ended(future)
+            raise
 
     async def drained(self) -> None:
         """See `Workers.drained`."""
         while self._running:
-            waiting = [asyncio.wrap_future(future) for future in self._running.copy()]
-            for future in (await asyncio.wait(waiting))[0]:
-                # Whoever cared for the outcome has it.
-                _ = future.cancelled() or future.exception()
+            await _ended(*self._running)
 
     @property
     def is_idle(self) -> bool:
         """See `Workers.is_idle`."""
         return not self._running
+
+
+async def _ended(*futures: Future[Any]) -> None:
+    """Wait until functions have ended; whoever cares for what came of them has it."""
+    for future in (await asyncio.wait([asyncio.wrap_future(one) for one in futures]))[0]:
+        _ = future.cancelled() or future.exception()

@@ -234,9 +234,10 @@ def parse_add_response(data: bytes | memoryview) -> AddAnswer:
 # -- ReadRequest -----------------------------------------------------------------------------------
 
 
-def encode_streamed_read(request_id: int, command: ReadCommand) -> bytes:
-    """The wire bytes of one read on a stream."""
-    return encode_read_request(command) + b"\x58" + varint(request_id)
+def encode_streamed_read(request_id: int, command: ReadCommand, timeout_ms: int = 0) -> bytes:
+    """The wire bytes of one read on a stream, whose client waits so long, or for ever."""
+    out = encode_read_request(command) + b"\x58" + varint(request_id)
+    return out + b"\x60" + varint(timeout_ms) if timeout_ms else out
 
 
 def encode_read_request(command: ReadCommand) -> bytes:
@@ -275,11 +276,11 @@ def parse_read_request(data: bytes) -> ReadCommand:
     Raises:
         BadRequestError: Not a message, or one that breaks a bound.
     """
-    return parse_streamed_read(data)[1]
+    return parse_streamed_read(data)[2]
 
 
-def parse_streamed_read(data: bytes) -> tuple[int, ReadCommand]:
-    """The request id of a read on a stream, and what `parse_read_request` finds.
+def parse_streamed_read(data: bytes) -> tuple[int, int, ReadCommand]:
+    """Request id and timeout in ms of a read on a stream, and what `parse_read_request` finds.
 
     Raises:
         BadRequestError: As there; `read_id_of` may still tell which request it was.
@@ -313,7 +314,7 @@ def parse_streamed_read(data: bytes) -> tuple[int, ReadCommand]:
             f"a stripe of {count} residues from {command.stripe_first_residue} on "
             f"does not exist modulo {modulus}"
         )
-    return number(0x58, 0), command
+    return number(0x58, 0), number(0x60, 0) & _UINT32_MASK, command
 
 
 def read_id_of(data: bytes) -> int:

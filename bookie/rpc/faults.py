@@ -18,6 +18,8 @@ class Faults:
     def __init__(self, metrics: Metrics) -> None:
         self._requests_total = metrics.requests_total
         self._errors_total = metrics.errors_total
+        self.given_up = metrics.reads_given_up_total.inc
+        """Counts one read that nobody waits for any more."""
         self._counts: dict[tuple[str, Status], Callable[[], None]] = {}
 
     def reply(self, rpc: str, error: BaseException) -> Reply:

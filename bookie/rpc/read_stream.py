@@ -5,14 +5,17 @@ that has to wait, for a device or for a fence, gets a task of its own, and those
 it.
 
 Each read takes its bytes from the budget that all reads of the bookie share, and holds them until
-gRPC has taken its answer. When the stream breaks, its answers and the reads under way are
-forgotten, as with a unary call that is cancelled.
+gRPC has taken its answer. A read that still waits when its client's time is over is given up: it
+is not answered, and if no thread is about it yet, never made. When the stream breaks, its answers
+and all reads under way are forgotten likewise, as with a unary call that is cancelled. What a
+thread is reading for nobody is in memory until the device answers, and so long it stays charged.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from functools import partial
 from typing import Final
 
 from bookie.errors import BadRequestError, ShuttingDownError, WrongClusterError
@@ -20,6 +23,7 @@ from bookie.formats.commands import ReadCommand, ReadReply
 from bookie.rpc.codec import encode_read_response, parse_streamed_read, read_id_of
 from bookie.rpc.contract import CallContext, EntryNode
 from bookie.rpc.conversation import Conversation
+from bookie.rpc.deadlines import Deadlines
 from bookie.rpc.faults import Faults
 from bookie.rpc.read_budget import Charge, ReadBudget
 
@@ -48,9 +52,9 @@ class ReadStream(Conversation):
         self._budget = budget
         self._refusal = refusal
         self._answers: deque[tuple[bytes, Charge | None]] = deque()
-        self._under_way: dict[int, tuple[asyncio.Task[None], Charge]] = {}
-        """Reads that wait, each under a number of its own: clients may use an id twice."""
-        self._begun = 0
+        self._under_way: set[asyncio.Task[ReadReply]] = set()
+        """Reads that wait."""
+        self._deadlines = Deadlines()
         self._broken = False
 
     @property
@@ -65,7 +69,7 @@ class ReadStream(Conversation):
             if self._refusal is not None:
                 self._refuse(read_id_of(data), self._refusal, None)
                 return
-            request_id, command = parse_streamed_read(data)
+            request_id, timeout_ms, command = parse_streamed_read(data)
             charge = self._budget.reserve(command)
             reply = self._node.try_read(command)
         except BadRequestError as error:
@@ -76,30 +80,39 @@ class ReadStream(Conversation):
             if reply is not None:
                 self._answer(request_id, reply, charge)
                 return
-            self._begun += 1
-            reading = self._tasks.create_task(
-                self._read_later(self._begun, request_id, command, charge), name="read of a stream"
-            )
-            self._under_way[self._begun] = (reading, charge)
+            reading = self._tasks.create_task(self._read_later(command), name="read of a stream")
+            self._under_way.add(reading)
+            reading.add_done_callback(partial(self._has_read, request_id, timeout_ms, charge))
+            if timeout_ms:
+                self._deadlines.start(reading, timeout_ms / 1000)
 
-    async def _read_later(
-        self, number: int, request_id: int, command: ReadCommand, charge: Charge
-    ) -> None:
-        """Answer a read that has to wait; one whose stream has broken only gives back its bytes."""
-        reply: ReadReply | None = None
-        error: Exception = ShuttingDownError("the bookie is stopping")
+    async def _read_later(self, command: ReadCommand) -> ReadReply:
+        """Make a read that has to wait."""
         try:
-            reply = await self._node.read(command)
-        except Exception as caught:  # noqa: BLE001  (the servicer's error mapping)
-            error = caught
-        finally:
-            del self._under_way[number]
-            if self._broken:
-                charge.release()
-            elif reply is None:
-                self._refuse(request_id, error, charge)
-            else:
-                self._answer(request_id, reply, charge)
+            return await self._node.read(command)
+        except Exception as error:  # noqa: BLE001  (the servicer's error mapping)
+            refusal = self._faults.reply(RPC, error)
+            return ReadReply(refusal.status, refusal.message)
+
+    def _has_read(
+        self, request_id: int, timeout_ms: int, charge: Charge, reading: asyncio.Task[ReadReply]
+    ) -> None:
+        """Answer a read that had to wait, or give back its bytes if nobody wants the answer.
+
+        Comes also after a read that was cancelled before it began.
+        """
+        self._under_way.remove(reading)
+        in_time = self._deadlines.stop(reading) or not timeout_ms
+        if self._broken or not in_time:
+            charge.release()
+            self._answered.set()
+            self._wake()
+            if not in_time:
+                self._faults.given_up()
+        elif reading.cancelled():
+            self._refuse(request_id, ShuttingDownError("the bookie is stopping"), charge)
+        else:
+            self._answer(request_id, reading.result(), charge)
 
     def _refuse(self, request_id: int, error: BaseException, charge: Charge | None) -> None:
         refusal = self._faults.reply(RPC, error)
@@ -131,13 +144,12 @@ class ReadStream(Conversation):
 
     def _stop(self) -> None:
         self._broken = True
-        for reading, _ in self._under_way.values():
+        self._deadlines.close()
+        for reading in self._under_way:
             reading.cancel()
 
     def _forget(self) -> None:
-        # Reads that were cancelled before they began are still there.
-        for _, charge in (*self._answers, *self._under_way.values()):
+        for _, charge in self._answers:
             if charge is not None:
                 charge.release()
         self._answers.clear()
-        self._under_way.clear()

@@ -19,6 +19,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import count, islice
+from math import ceil
 from typing import Any, ClassVar, Final, Protocol
 
 import grpc
@@ -45,6 +46,9 @@ from bookie.rpc.wire import Fields
 
 QUEUE_BYTES_MAX: Final = 16 * 1024 * 1024
 """Bytes waiting to be handed to gRPC above which a stream says that it is full."""
+
+TIMEOUT_MILLISECONDS_MAX: Final = 2**32 - 1
+"""What a request can carry; longer ones are cut, to 49 days."""
 
 OpenCall = Callable[[], Any]
 OnBroken = Callable[[BookieError], None]
@@ -313,7 +317,9 @@ class ReadStream(Stream):
         if self._attempt is None:
             self.reopen()
         request_id = next(self._request_ids)
-        self.send_bytes(encode_streamed_read(request_id, command))
+        # Its time begins later at the bookie, which therefore never gives up before us.
+        timeout_ms = min(ceil(timeout_seconds * 1000), TIMEOUT_MILLISECONDS_MAX)
+        self.send_bytes(encode_streamed_read(request_id, command, max(timeout_ms, 1)))
         answer: asyncio.Future[Fields | BookieError | None]
         answer = asyncio.get_running_loop().create_future()
         self._awaited[request_id] = answer

@@ -84,6 +84,7 @@ class Metrics:
     entries_read_total: Tally
     bytes_read_total: Tally
     requests_total: Counter
+    reads_given_up_total: Counter
     in_flight_add_bytes: Gauge
     in_flight_read_bytes: Gauge
     ledger_states: Gauge
@@ -205,6 +206,10 @@ class Metrics:
     def _declare_requests(self, declare: _Declare) -> None:
         self.requests_total = declare.counter(
             "requests_total", "Requests answered, by rpc and in-band status.", "rpc", "status"
+        )
+        self.reads_given_up_total = declare.counter(
+            "reads_given_up_total",
+            "Reads of streams that were not answered: their clients' time was over before.",
         )
         self.in_flight_add_bytes = declare.gauge(
             "in_flight_add_bytes", "Bytes of adds admitted and not yet answered."

@@ -238,9 +238,9 @@ def read_commands(draw: st.DrawFn) -> ReadCommand:
     )
 
 
-@given(read_commands(), st.integers(1, 2**64 - 1))
+@given(read_commands(), st.integers(1, 2**64 - 1), UINT32)
 def test_a_read_request_has_the_bytes_of_the_generated_code_and_parses_back(
-    command: ReadCommand, request_id: int
+    command: ReadCommand, request_id: int, timeout_ms: int
 ) -> None:
     message = pb.ReadRequest(
         ledger_id=command.ledger_id,
@@ -258,9 +258,10 @@ def test_a_read_request_has_the_bytes_of_the_generated_code_and_parses_back(
     assert data == message.SerializeToString(deterministic=True)
     assert codec.parse_read_request(data) == command
     message.request_id = request_id
-    data = codec.encode_streamed_read(request_id, command)
+    message.timeout_milliseconds = timeout_ms
+    data = codec.encode_streamed_read(request_id, command, timeout_ms)
     assert data == message.SerializeToString(deterministic=True)
-    assert codec.parse_streamed_read(data) == (request_id, command)
+    assert codec.parse_streamed_read(data) == (request_id, timeout_ms, command)
     assert codec.read_id_of(data) == request_id
 
 

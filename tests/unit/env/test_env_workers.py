@@ -142,6 +142,8 @@ async def test_drained_waits_for_what_nobody_waits_for() -> None:
             first = tasks.create_task(workers.run("read", slow))
             await asyncio.to_thread(entered.wait, 10)
             first.cancel()
+            await _turns()
+            first.cancel()
         idle.append(workers.is_idle)
         async with asyncio.TaskGroup() as tasks:
             drained = tasks.create_task(workers.drained())
@@ -150,6 +152,39 @@ async def test_drained_waits_for_what_nobody_waits_for() -> None:
             opened.set()
         idle.append(workers.is_idle)
     assert idle == [True, False, True]
+
+
+async def _turns() -> None:
+    """Let tasks that were cancelled go on to what they wait for next."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_a_cancelled_reader_ends_with_what_is_being_read_for_it() -> None:
+    """It is in memory so long. What no thread has begun is never read, and ends at once."""
+    read: list[int] = []
+    entered, opened = threading.Event(), threading.Event()
+
+    def slow(number: int) -> None:
+        entered.set()
+        assert opened.wait(10)
+        read.append(number)
+        raise ZeroDivisionError
+
+    async with ThreadWorkers(read_threads=1) as workers, asyncio.TaskGroup() as tasks:
+        begun = tasks.create_task(workers.run("read", slow, 1))
+        await asyncio.to_thread(entered.wait, 10)
+        waiting = tasks.create_task(workers.run("read", slow, 2))
+        await _turns()
+        begun.cancel()
+        waiting.cancel()
+        await _turns()
+        ended = begun.done(), waiting.done()
+        opened.set()
+        await asyncio.wait((begun,))
+        assert begun.cancelled()
+    assert ended == (False, True)
+    assert read == [1]
 
 
 async def test_errors_of_a_function_reach_its_caller() -> None:

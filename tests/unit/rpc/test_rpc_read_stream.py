@@ -57,6 +57,11 @@ async def in_flight_is(metrics: Metrics, size: float) -> None:
     await until(lambda: sample("bookie_in_flight_read_bytes") == size)
 
 
+def given_up(metrics: Metrics) -> float:
+    """Reads that the bookie did not answer because nobody waited for them any more."""
+    return metrics.registry.get_sample_value("bookie_reads_given_up_total") or 0.0
+
+
 def commands_of(node: FakeNode) -> list[object]:
     """The reads that the node was asked for."""
     return [call[1] for call in node.calls if isinstance(call, tuple) and call[0] == "read"]
@@ -246,9 +251,11 @@ async def test_a_stream_that_breaks_holds_nothing_of_the_budget(served: Served) 
     await in_flight_is(served.metrics, 0)
 
 
-async def _ending_in(error: type[Exception], channel: BookieChannel, command: ReadCommand) -> str:
+async def _ending_in(
+    error: type[Exception], channel: BookieChannel, command: ReadCommand, timeout: float = 60
+) -> str:
     with pytest.raises(error):
-        await channel.read_entry(command, timeout=60)
+        await channel.read_entry(command, timeout=timeout)
     return "lives on"
 
 
@@ -303,7 +310,7 @@ async def test_requests_of_one_stream_are_bounded(
 
 
 async def test_a_read_that_is_not_answered_in_time_fails_alone(served: Served) -> None:
-    """Its answer is forgotten; the others' and the stream live on."""
+    """The bookie gives it up as well; the others and the stream live on."""
     held = served.node.reading
     held.clear()
     patient = served.tasks.create_task(served.channel.read_entry(one(1), timeout=60))
@@ -313,9 +320,105 @@ async def test_a_read_that_is_not_answered_in_time_fails_alone(served: Served) -
     assert len(served.channel._reads._awaited) == 1
     held.set()
     assert (await patient).status is Status.NO_SUCH_ENTRY
-    await until(lambda: served.requests("ReadStream", "NO_SUCH_ENTRY") == 2)
     assert (await served.channel.read_entry(one(3), timeout=60)).status is Status.NO_SUCH_ENTRY
+    await until(lambda: given_up(served.metrics) == 1)
+    assert served.requests("ReadStream", "NO_SUCH_ENTRY") == 2
     assert served.channel._reads._awaited == {}
+
+
+async def test_a_read_that_its_client_gave_up_holds_nothing(served: Served) -> None:
+    """While the device is still silent: its bytes are free for others, and nothing waits for it."""
+    served.node.reading.clear()
+    for entry_id in range(3):
+        with pytest.raises(OperationTimeoutError):
+            await served.channel.read_entry(one(entry_id), timeout=0.02)
+    await until(lambda: given_up(served.metrics) == 3)
+    await in_flight_is(served.metrics, 0)
+    assert served.requests("ReadStream", "NO_SUCH_ENTRY") == 0
+    patient = served.tasks.create_task(served.channel.read_entry(one(9), timeout=60))
+    await in_flight_is(served.metrics, 1000 + 4096)
+    served.node.reading.set()
+    assert (await patient).status is Status.NO_SUCH_ENTRY
+    await in_flight_is(served.metrics, 0)
+
+
+async def test_reads_that_were_given_up_make_room_on_their_stream(served: Served) -> None:
+    """A device that is silent does not keep those behind them from being taken."""
+    served.node.reading.clear()
+    count = server_side.WAITING_MAX + 20
+    hasty = [
+        served.tasks.create_task(_late(served.channel, one(number))) for number in range(count)
+    ]
+    assert [await read for read in hasty] == ["too late"] * count
+    await until(lambda: given_up(served.metrics) == count)
+    await in_flight_is(served.metrics, 0)
+
+
+async def _late(channel: BookieChannel, command: ReadCommand) -> str:
+    with pytest.raises(OperationTimeoutError):
+        await channel.read_entry(command, timeout=0.1)
+    return "too late"
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+async def test_what_a_device_is_reading_for_nobody_stays_charged(
+    served: Served, breaks: bool
+) -> None:
+    """It is in memory until the device answers, also when the client itself is gone."""
+    begun, answered = asyncio.Event(), asyncio.Event()
+
+    async def read(command: ReadCommand) -> ReadReply:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await answered.wait()
+        return found(0)
+
+    served.node.reading.clear()
+    served.node.read = read  # type: ignore[method-assign]  # of this one
+    channel = BookieChannel(served.address, INSTANCE_ID, served.tasks)
+    if breaks:
+        task = served.tasks.create_task(_ending_in(ClientClosedError, channel, one(0)))
+        await begun.wait()
+        await channel.aclose()
+        assert await task == "lives on"
+    while not begun.is_set():
+        # On a busy machine its time may be over before the bookie begins.
+        await _ending_in(OperationTimeoutError, channel, one(0), 0.05)
+    for _ in range(20):
+        await served.channel.info(timeout=60)
+    await in_flight_is(served.metrics, 1000 + 4096)
+    answered.set()
+    await in_flight_is(served.metrics, 0)
+    await channel.aclose()
+
+
+async def test_a_read_whose_client_names_no_time_is_answered_whenever_it_may_be(
+    served: Served,
+) -> None:
+    """As clients do that are older than the field."""
+    served.node.reading.clear()
+    async with aio.insecure_channel(served.address) as channel:
+        call = channel.stream_stream(f"/{SERVICE}/ReadStream")(metadata=METADATA)
+        await call.write(encode_streamed_read(1, one(0)))
+        await call.write(encode_streamed_read(2, one(0), 1))
+        await until(lambda: given_up(served.metrics) == 1)
+        served.node.reading.set()
+        assert pb.ReadResponse.FromString(await call.read()).request_id == 1
+        await call.done_writing()
+        assert await call.read() is aio.EOF
+
+
+async def test_a_stream_that_has_nothing_but_abandoned_reads_left_ends(served: Served) -> None:
+    """Nobody wakes its writer but their end."""
+    served.node.reading.clear()
+    async with aio.insecure_channel(served.address) as channel:
+        call = channel.stream_stream(f"/{SERVICE}/ReadStream")(metadata=METADATA)
+        await call.write(encode_streamed_read(1, one(0), 20))
+        await call.done_writing()
+        assert await call.read() is aio.EOF
+    assert given_up(served.metrics) == 1
 
 
 async def test_a_cancelled_read_leaves_the_stream_usable(served: Served) -> None:
