@@ -309,6 +309,25 @@ async def test_requests_of_one_stream_are_bounded(
     assert len(commands_of(served.node)) == 40
 
 
+async def test_reads_of_one_stream_that_wait_for_a_device_are_bounded(served: Served) -> None:
+    """To far less than what may be unanswered, as each holds what it may return."""
+    bound = server_side.WAITING_MAX
+    assert bound < server_side.PENDING_MAX
+    served.node.reading.clear()
+    reads = [
+        served.tasks.create_task(served.channel.read_entry(one(entry_id), timeout=60))
+        for entry_id in range(bound + 40)
+    ]
+    await until(lambda: len(commands_of(served.node)) >= bound)
+    for _ in range(20):
+        await served.channel.info(timeout=60)
+    assert len(commands_of(served.node)) == bound
+    await in_flight_is(served.metrics, bound * (1000 + 4096))
+    served.node.reading.set()
+    assert {(await read).status for read in reads} == {Status.NO_SUCH_ENTRY}
+    assert len(commands_of(served.node)) == bound + 40
+
+
 async def test_a_read_that_is_not_answered_in_time_fails_alone(served: Served) -> None:
     """The bookie gives it up as well; the others and the stream live on."""
     held = served.node.reading
