@@ -30,8 +30,9 @@ _CONTIGUOUS = 1
 _KNOWN_FLAGS = 3
 _LENGTH_AT = 4
 _LENGTH = struct.Struct("<4xI")
-_ENTRY_ID_AT = 8
-_LAC_AT = 16
+
+_U32: np.dtype[np.uint32] = np.dtype("<u4")
+_I64: np.dtype[np.int64] = np.dtype("<i8")
 
 _HEAD = np.dtype(
     [
@@ -49,14 +50,17 @@ _HEAD = np.dtype(
 )
 """An ENTRIES record up to its sizes."""
 
-_STEP_RECORDS = 100
+_PACKET = np.dtype([("ledger_id", ">i8"), ("entry_id", ">i8"), ("lac", ">i8")])
+"""What is looked at of a packet's header."""
+
+_LONE = np.dtype([("head", _HEAD), ("size", "<u4"), ("packet", _PACKET)])
+"""The same of an ENTRIES record with one entry, in one piece."""
+
+_LONE_FIXED_BYTES = _HEAD.itemsize + _U32.itemsize - RECORD_HEADER_SIZE_BYTES
+"""What the length of such a record says beside that of the packet."""
+
+_STEP_RECORDS = 25
 """A step through all blocks takes as long as a walk over so many records."""
-
-_FIXED_BYTES = _HEAD.itemsize - RECORD_HEADER_SIZE_BYTES
-
-_U32: np.dtype[np.uint32] = np.dtype("<u4")
-_I64: np.dtype[np.int64] = np.dtype("<i8")
-_I64_BIG: np.dtype[np.int64] = np.dtype(">i8")
 
 Ids = npt.NDArray[np.int64]
 T = TypeVar("T", bound=np.generic)
@@ -88,18 +92,16 @@ class RecordArrays:
     """The records that hold no entries, in order."""
 
 
-def parse_arrays(
-    body: memoryview, count: int, blocks: tuple[Ids, Ids] | None = None
-) -> RecordArrays:
+def parse_arrays(body: memoryview, count: int, offsets: Ids | None = None) -> RecordArrays:
     """The `count` records of a body whose CRC is right.
 
-    If the body is that of several `blocks`: where the records of each begin, and how many it has,
-    at least one. It helps to find the records; where it is wrong, the records are right.
+    `offsets` is where they begin, if `walk_together` has found that out.
 
     Raises:
         FormatError: as `parse_records` does.
     """
-    offsets = _record_offsets(body, count, blocks)
+    if offsets is None:
+        offsets = _record_offsets(body, count)
     if offsets is None:
         return _one_by_one(body, count)
     kinds = np.frombuffer(body, np.uint8)[offsets]
@@ -116,7 +118,40 @@ def parse_arrays(
     return parsed if parsed is not None else _one_by_one(body, count)
 
 
-def _record_offsets(body: memoryview, count: int, blocks: tuple[Ids, Ids] | None) -> Ids | None:
+def walk_together(data: memoryview, starts: Ids, ends: Ids, counts: Ids) -> Ids | None:
+    """Where the records of many blocks begin in `data`, block by block.
+
+    The records of a block stand from one of `starts` to one of `ends`, so many as one of `counts`
+    says, which may be none. All blocks are walked at once, from their first records to their second
+    ones and so on. None if they are too few for that, or if the records of one do not fill it.
+    """
+    total, steps = int(counts.sum()), int(counts.max(initial=0))
+    if steps * _STEP_RECORDS >= total or total > len(data) // RECORD_HEADER_SIZE_BYTES:
+        return None
+    # Those with the most records first: the ones that are not yet at their end stand in front.
+    order = np.argsort(-counts, kind="stable")
+    lasting = np.searchsorted(-counts[order], -np.arange(steps), "left")
+    at = starts[order]
+    first = (np.cumsum(counts) - counts)[order]
+    # By the record's first byte.
+    lengths = np.ndarray(
+        len(data) - RECORD_HEADER_SIZE_BYTES + 1, _U32, data, _LENGTH_AT, strides=(1,)
+    )
+    offsets = np.empty(total, np.int64)
+    try:
+        for step, count in enumerate(lasting.tolist()):
+            here = at[:count]
+            offsets[first[:count] + step] = here
+            here += lengths[here]
+            here += RECORD_HEADER_SIZE_BYTES
+    except IndexError:
+        return None
+    # Positions only rise, so that none of a block was beyond its end either.
+    filled = (at == ends[order]) | (counts[order] == 0)
+    return offsets if bool(filled.all()) else None
+
+
+def _record_offsets(body: memoryview, count: int) -> Ids | None:
     """Where the records start; None if they do not fill the body exactly."""
     size = len(body)
     if count and size % count == 0 and size // count >= RECORD_HEADER_SIZE_BYTES:
@@ -127,10 +162,6 @@ def _record_offsets(body: memoryview, count: int, blocks: tuple[Ids, Ids] | None
             return np.arange(0, size, stride, dtype=np.int64)
     if count > size // RECORD_HEADER_SIZE_BYTES:
         return None
-    if blocks is not None and int(blocks[1].max(initial=0)) * _STEP_RECORDS < count:
-        offsets = _walk_together(body, count, *blocks)
-        if offsets is not None:
-            return offsets
     return _walk(body, count)
 
 
@@ -148,37 +179,16 @@ def _walk(body: memoryview, count: int) -> Ids | None:
     return np.array(offsets, np.int64) if at == len(body) else None
 
 
-def _walk_together(body: memoryview, count: int, starts: Ids, counts: Ids) -> Ids | None:
-    """From the first records of all blocks to the second ones, and so on.
-
-    None if the records of a block do not end where those of the next begin.
-    """
-    if int(starts[0]) or int(counts.sum()) != count:
-        return None
-    offsets = np.zeros(count, np.int64)
-    first = np.cumsum(counts) - counts
-    at = starts.copy()
-    ends = np.append(starts[1:], len(body))
-    left = np.arange(len(starts))
-    step = 0
-    while len(left):
-        here = at[left]
-        if bool((here > ends[left] - RECORD_HEADER_SIZE_BYTES).any()):
-            return None
-        offsets[first[left] + step] = here
-        lengths = _gather(body, here + _LENGTH_AT, _U32)
-        at[left] = here + RECORD_HEADER_SIZE_BYTES + lengths
-        step += 1
-        left = left[counts[left] > step]
-    return offsets if np.array_equal(at, ends) else None
-
-
 def _entries(
     body: memoryview, offsets: Ids, at: Ids, others: tuple[Record, ...]
 ) -> RecordArrays | None:
     """The entries of the records at `at`; None if something is wrong with one of them."""
     if len(body) < _HEAD.itemsize or int(at[-1]) > len(body) - _HEAD.itemsize:
         return None
+    if int(at[-1]) <= len(body) - _LONE.itemsize:
+        lone_records = _gather(body, at, _LONE)
+        if bool((lone_records["head"]["count"] == 1).all()):
+            return _lone_entries(lone_records, offsets, at, others)
     heads = _gather(body, at, _HEAD)
     counts = heads["count"].astype(np.int64)
     contiguous = (heads["flags"] & _CONTIGUOUS) > 0
@@ -189,12 +199,8 @@ def _entries(
     ends = at + RECORD_HEADER_SIZE_BYTES + heads["length"]
     if not (
         bool((payload_at + payload_lengths == ends).all())
-        and not bool((heads["flags"] & ~np.uint8(_KNOWN_FLAGS)).any())
-        and not bool(heads["reserved"].any())
-        and not bool(heads["reserved_too"].any())
+        and _are_sound(heads)
         and bool((counts > 0).all())
-        and bool((heads["ledger_id"] >= 0).all())
-        and bool((heads["first"] >= 0).all())
     ):
         return None
     # Position of each entry within its record.
@@ -223,19 +229,63 @@ def _entries(
     # Beyond the last id a sum wraps, first to a negative number.
     if bool((ids < 0).any()):
         return None
+    headers = _gather(body, packets, _PACKET)
     return RecordArrays(
         offsets=offsets,
         ledger_ids=_each(heads["ledger_id"].astype(np.int64), counts, lone),
         entry_ids=ids,
         sizes=sizes,
         packets=packets,
-        lacs=_gather(body, packets + _LAC_AT, _I64_BIG).astype(np.int64),
-        header_ledger_ids=_gather(body, packets, _I64_BIG).astype(np.int64),
-        header_entry_ids=_gather(body, packets + _ENTRY_ID_AT, _I64_BIG).astype(np.int64),
+        lacs=headers["lac"].astype(np.int64),
+        header_ledger_ids=headers["ledger_id"],
+        header_entry_ids=headers["entry_id"],
         payloads=payload_at,
         payload_sizes=payload_lengths,
         payload_crcs=heads["crc"],
         others=others,
+    )
+
+
+def _lone_entries(
+    records: npt.NDArray[np.void], offsets: Ids, at: Ids, others: tuple[Record, ...]
+) -> RecordArrays | None:
+    """`_entries` of records with one entry each, all of which is fetched in one piece."""
+    heads, headers = records["head"], records["packet"]
+    sizes = records["size"].astype(np.int64)
+    packets = at + _HEAD.itemsize + _U32.itemsize
+    if not (
+        bool((heads["payload_length"] == sizes).all())
+        # One entry has no steps, whatever the flag says.
+        and bool((heads["length"] == sizes + _LONE_FIXED_BYTES).all())
+        and _are_sound(heads)
+        and int(sizes.min()) >= PACKET_HEADER_SIZE_BYTES
+        and int(sizes.max()) <= ENTRY_SIZE_BYTES_MAX
+    ):
+        return None
+    return RecordArrays(
+        offsets=offsets,
+        ledger_ids=heads["ledger_id"].astype(np.int64),
+        entry_ids=heads["first"].astype(np.int64),
+        sizes=sizes,
+        packets=packets,
+        lacs=headers["lac"].astype(np.int64),
+        header_ledger_ids=headers["ledger_id"],
+        header_entry_ids=headers["entry_id"],
+        payloads=packets,
+        payload_sizes=sizes,
+        payload_crcs=heads["crc"],
+        others=others,
+    )
+
+
+def _are_sound(heads: npt.NDArray[np.void]) -> bool:
+    """Whether there are no unknown flags, nothing in reserved places, and no negative id."""
+    return (
+        int(np.bitwise_or.reduce(heads["flags"])) & ~_KNOWN_FLAGS == 0
+        and int(heads["reserved"].max()) == 0
+        and int(heads["reserved_too"].max()) == 0
+        and int(heads["ledger_id"].min()) >= 0
+        and int(heads["first"].min()) >= 0
     )
 
 

@@ -28,7 +28,7 @@ from bookie.formats.blocks import (
     body_crc,
     parse_block_header,
 )
-from bookie.formats.record_arrays import Ids, RecordArrays, parse_arrays
+from bookie.formats.record_arrays import Ids, RecordArrays, parse_arrays, walk_together
 from bookie.formats.records import LinkRecord, RecordType, encode_link, parse_records
 
 SCAN_BYTES = 8 * 1024 * 1024
@@ -99,12 +99,24 @@ class BlockRun:
     def groups(self) -> Iterator[BlockGroup]:
         """The blocks in groups, in order; a group is `GROUP_BYTES` large, or one block."""
         sizes = np.cumsum(self.headers.body_lengths)
-        start, before = 0, 0
+        counts = np.cumsum(self.headers.record_counts)
+        offsets = self._record_offsets()
+        start, before, records = 0, 0, 0
         while start < len(self):
             stop = int(np.searchsorted(sizes, before + GROUP_BYTES)) + 1
             stop = min(stop, len(self), start + GROUP_BLOCKS)
-            yield _group(self, start, stop)
-            start, before = stop, int(sizes[stop - 1])
+            until = int(counts[stop - 1])
+            yield _group(self, start, stop, None if offsets is None else offsets[records:until])
+            start, before, records = stop, int(sizes[stop - 1]), until
+
+    def _record_offsets(self) -> Ids | None:
+        """Where the records begin in `data`, if that is found faster than group by group."""
+        counts, lengths = self.headers.record_counts, self.headers.body_lengths
+        if bool((lengths * counts[0] == lengths[0] * counts).all()):
+            # Records of one size, as it seems, which nobody has to look for.
+            return None
+        starts = self.headers.starts + BLOCK_HEADER_SIZE_BYTES
+        return walk_together(self.data, starts, starts + lengths, counts)
 
 
 def runs(
@@ -245,6 +257,8 @@ class BlockGroup:
     """Where the next block begins in the file."""
     sequence: int
     """The sequence of the last block."""
+    offsets: Ids | None = None
+    """Where the records begin in `body`, if that is known."""
 
     def parse(self) -> RecordArrays:
         """The records of all blocks.
@@ -252,7 +266,7 @@ class BlockGroup:
         Raises:
             FormatError: a block does not hold the records that it says.
         """
-        parsed = parse_arrays(self.body, self.records, (self.starts, self.counts))
+        parsed = parse_arrays(self.body, self.records, self.offsets)
         first_of_block = np.cumsum(self.counts) - self.counts
         if not np.array_equal(parsed.offsets[first_of_block], self.starts):
             raise FormatError(f"a block before {self.end} does not hold the records it says")
@@ -270,7 +284,8 @@ def grouped(found: Iterable[BlockRun]) -> Iterator[BlockGroup]:
         yield from run.groups()
 
 
-def _group(run: BlockRun, start: int, stop: int) -> BlockGroup:
+def _group(run: BlockRun, start: int, stop: int, offsets: Ids | None) -> BlockGroup:
+    """The blocks `start` … `stop` (exclusive); `offsets` of their records in the run's data."""
     part = slice(start, stop)
     counts = run.headers.record_counts[part]
     begins = run.headers.starts[part] + BLOCK_HEADER_SIZE_BYTES
@@ -279,23 +294,40 @@ def _group(run: BlockRun, start: int, stop: int) -> BlockGroup:
     # Where there is no record there may be no byte to look at.
     filled = np.flatnonzero((counts > 0) & (lengths > 0))
     kinds = np.frombuffer(run.data, np.uint8)[begins[filled]]
-    for index in filled[kinds == RecordType.LINK].tolist():
+    # From the last one on, so that the offsets before it stay where they are.
+    for index in filled[kinds == RecordType.LINK][::-1].tolist():
         bodies[index] = bodies[index][LINK_RECORD_SIZE_BYTES:]
+        if offsets is not None:
+            first = int(run.headers.record_counts[start : start + index].sum())
+            offsets = _without_link(offsets, first, int(begins[index] + lengths[index]))
         counts = _changed(counts, index, -1)
         begins = _changed(begins, index, LINK_RECORD_SIZE_BYTES)
     if not bool(counts.all()):
         bodies = list(compress(bodies, (counts > 0).tolist()))
         begins, counts = begins[counts > 0], counts[counts > 0]
     sizes = np.array(list(map(len, bodies)), np.int64)
+    starts = np.cumsum(sizes) - sizes
+    if offsets is not None:
+        offsets = offsets + np.repeat(starts - begins, counts)
     return BlockGroup(
         body=bodies[0] if len(bodies) == 1 else memoryview(b"".join(bodies)),
         records=int(counts.sum()),
-        starts=np.cumsum(sizes) - sizes,
+        starts=starts,
         counts=counts,
         places=begins + run.offset,
         end=run.offset + int(run.headers.ends[stop - 1]),
         sequence=int(run.headers.sequences[stop - 1]),
+        offsets=offsets,
     )
+
+
+def _without_link(offsets: Ids, index: int, end: int) -> Ids | None:
+    """All but the one at `index`, a link in a block that ends at `end`; None if it is not one."""
+    following = int(offsets[index + 1]) if index + 1 < len(offsets) else end
+    # The next record may be in a later block; then the link's own has room for nothing else.
+    if min(following, end) - int(offsets[index]) != LINK_RECORD_SIZE_BYTES:
+        return None
+    return np.delete(offsets, index)
 
 
 def _changed(values: Ids, index: int, difference: int) -> Ids:

@@ -103,6 +103,7 @@ def _pieces(group: BlockGroup) -> Iterator[BlockGroup]:
             records=count,
             counts=np.array([count], np.int64),
             places=group.places + begin,
+            offsets=None,
         )
         begin, count = at, 0
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bookie.errors import FormatError
 from bookie.formats.batch import EntryBatch, headers_of
-from bookie.formats.record_arrays import RecordArrays, parse_arrays
+from bookie.formats.record_arrays import RecordArrays, parse_arrays, walk_together
 from bookie.formats.records import EntriesRecord, Record, encode_entries_head, parse_records
 from bookie.ids import MAX_ID
 from tests.property.formats.test_formats_prop_storage import RECORDS, entries_records
@@ -64,7 +64,7 @@ def test_records_of_one_shape_are_found_without_a_walk(record: bytes, count: int
 def test_records_of_many_blocks_are_found_block_by_block(
     blocks: list[list[bytes]], wrong: list[tuple[int, int, int]]
 ) -> None:
-    """Also when what is said of the blocks is wrong: then it does not help, and nothing else."""
+    """None if what is said of one of the blocks is wrong."""
     # Enough of them, so that it pays.
     blocks *= 400 // len(blocks)
     bodies = [b"".join(block) for block in blocks]
@@ -72,12 +72,40 @@ def test_records_of_many_blocks_are_found_block_by_block(
     sizes = np.array(list(map(len, bodies)), np.int64)
     starts = np.cumsum(sizes) - sizes
     counts = np.array(list(map(len, blocks)), np.int64)
+    ends = starts + sizes
+    offsets = walk_together(body, starts, ends, counts)
+    assert offsets is not None
+    pairs = list(parse_records(body, sum(map(len, blocks))))
+    check_same(parse_arrays(body, len(pairs), offsets), pairs)
     for block, shift, more in wrong:
         if block < len(blocks):
             starts[block] = max(0, starts[block] + shift)
-            counts[block] = max(1, counts[block] + more)
-    pairs = list(parse_records(body, sum(map(len, blocks))))
-    check_same(parse_arrays(body, len(pairs), (starts, counts)), pairs)
+            counts[block] = max(0, counts[block] + more)
+    offsets = walk_together(body, starts, ends, counts)
+    claimed = zip(starts.tolist(), ends.tolist(), counts.tolist(), strict=True)
+    assert (None if offsets is None else offsets.tolist()) == walked(body, list(claimed))
+
+
+def test_more_records_than_fit_are_not_looked_for() -> None:
+    """Nor is memory taken for them."""
+    places = np.zeros(400, np.int64)
+    counts = np.full(400, 2**32 - 1)
+    assert walk_together(memoryview(bytes(400)), places, places, counts) is None
+
+
+def walked(body: memoryview, blocks: list[tuple[int, int, int]]) -> list[int] | None:
+    """Where the records of each block begin, one after the other; None if they do not fill it."""
+    offsets = []
+    for start, end, count in blocks:
+        at = start
+        for _ in range(count):
+            offsets.append(at)
+            if at + 8 > len(body):
+                return None
+            at += 8 + int.from_bytes(body[at + 4 : at + 8], "little")
+        if count and at != end:
+            return None
+    return offsets
 
 
 @given(st.lists(RECORDS, max_size=4), st.data())
