@@ -68,36 +68,39 @@ class SlotWriter:
         sizes: Ids,
     ) -> None:
         """Write some tables, each with the position of its ledger; counts what they add."""
-        positions = np.repeat(
-            np.array([position for position, _ in parts], np.int64),
-            np.array([len(table.ids) for _, table in parts], np.int64),
-        )
+        positions = np.array([position for position, _ in parts], np.int64)
+        lengths = np.array([len(table.ids) for _, table in parts], np.int64)
+        begins = np.cumsum(lengths) - lengths
         table = _joined([table for _, table in parts])
         page_of = table.ids // SLOTS_PER_PAGE
-        differs = (page_of[1:] != page_of[:-1]) | (positions[1:] != positions[:-1])
+        differs = page_of[1:] != page_of[:-1]
+        # Whatever its number, the first page of a part is no page of the one before.
+        differs[begins[1:] - 1] = True
         first = np.concatenate(([0], np.flatnonzero(differs) + 1))
-        page = np.repeat(np.arange(len(first)), np.diff(first, append=len(page_of)))
-        numbers, owners = page_of[first], positions[first]
+        numbers = page_of[first]
+        owners = positions[np.searchsorted(begins, first, "right") - 1]
         slots = np.zeros((len(first), SLOTS_PER_PAGE, COLUMNS), np.uint32)
-        self._fetch(slots, ledger_ids[owners], numbers, numbers <= last_pages[owners])
-        where = table.ids - page_of * SLOTS_PER_PAGE
-        before = slots[page, where]
-        slots[page, where, 0] = table.files
-        slots[page, where, 1] = table.offsets
-        slots[page, where, 2] = table.sizes
+        replaces = self._fetch(slots, ledger_ids[owners], numbers, numbers <= last_pages[owners])
+        # Among the slots of all pages, those of one page behind those of another.
+        shifts = (np.arange(len(first)) - numbers) * SLOTS_PER_PAGE
+        where = table.ids + np.repeat(shifts, np.diff(first, append=len(page_of)))
+        rows = slots.reshape(-1, COLUMNS)
+        before = rows[where] if replaces else rows[:0]
+        rows[where, 0] = table.files
+        rows[where, 1] = table.offsets
+        rows[where, 2] = table.sizes
         self._txn.put_many("locations", encode_pages(ledger_ids[owners], numbers, slots))
         self.pages += len(first)
         self.count_live(table.files, table.sizes, 1)
-        count = len(entries)
-        entries += np.bincount(positions, minlength=count)
-        # Sums are below 2**53, where the float accumulator of bincount is exact.
-        sizes += np.bincount(positions, table.sizes, count).astype(np.int64)
-        replaced = before[:, 2] > 0
-        if replaced.any():
-            before, positions = before[replaced], positions[replaced]
+        np.add.at(entries, positions, lengths)
+        np.add.at(sizes, positions, np.add.reduceat(table.sizes, begins, dtype=np.int64))
+        replaced = np.flatnonzero(before[:, 2])
+        if len(replaced):
+            before = before[replaced]
+            owners = positions[np.searchsorted(begins, replaced, "right") - 1]
             self.count_live(before[:, 0], before[:, 2], -1)
-            entries -= np.bincount(positions, minlength=count)
-            sizes -= np.bincount(positions, before[:, 2], count).astype(np.int64)
+            np.subtract.at(entries, owners, 1)
+            np.subtract.at(sizes, owners, before[:, 2].astype(np.int64))
 
     def _fetch(
         self,
@@ -105,8 +108,8 @@ class SlotWriter:
         ledger_ids: Ids,
         numbers: Ids,
         may_exist: npt.NDArray[np.bool_],
-    ) -> None:
-        """Fill `slots` with the pages that exist."""
+    ) -> bool:
+        """Fill `slots` with the pages that exist; whether one does."""
         at = np.flatnonzero(may_exist)
         keys = list(map(page_key, ledger_ids[at].tolist(), numbers[at].tolist()))
         pages = self._txn.get_many("locations", keys)
@@ -117,6 +120,7 @@ class SlotWriter:
         ]
         if found:
             slots[[index for index, _ in found]] = decode_pages([pair for _, pair in found])[1]
+        return bool(found)
 
     def count_live(self, files: U32, sizes: U32, sign: int) -> None:
         """These slots point into these files from now on (`sign` 1), or do so no more (-1)."""
