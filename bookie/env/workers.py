@@ -65,6 +65,16 @@ class Workers(Protocol):
         """
         ...
 
+    async def run_through(
+        self, pool: str, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> R:
+        """`run` for a function whose result takes up memory that the caller accounts for.
+
+        Cancelled before the function has begun, the caller ends at once. After that it ends with
+        the function, or when it is cancelled once more.
+        """
+        ...
+
     async def drained(self) -> None:
         """Until every function of every pool has ended, also those nobody waits for any more."""
         ...
@@ -183,10 +193,25 @@ class ThreadWorkers:
     ) -> R:
         """See `Workers.run`. The pool named ``read`` has several threads, any other has one.
 
-        A caller that is cancelled before its function begins ends at once, and it never begins.
-        After that a caller of ``read`` ends with its function, or when cancelled once more: what is
-        being read is in memory so long, and the caller may have to account for it.
+        A function that has not begun when its caller is cancelled never does.
         """
+        return await asyncio.wrap_future(self._submit(pool, function, *args, **kwargs))
+
+    async def run_through(
+        self, pool: str, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> R:
+        """See `Workers.run_through`."""
+        future = self._submit(pool, function, *args, **kwargs)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            if not future.cancel():
+                await _ended(future)
+            raise
+
+    def _submit(
+        self, pool: str, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Future[R]:
         executor = self._pools.get(pool)
         if executor is None:
             threads = self._read_threads if pool == "read" else 1
@@ -195,12 +220,7 @@ class ThreadWorkers:
         future = executor.submit(function, *args, **kwargs)
         self._running.add(future)
         future.add_done_callback(self._running.discard)
-        try:
-            return await asyncio.wrap_future(future)
-        except asyncio.CancelledError:
-            if pool == "read" and not future.cancel():
-                await _ended(future)
-            raise
+        return future
 
     async def drained(self) -> None:
         """See `Workers.drained`."""

@@ -323,17 +323,18 @@ class EntryReader:
         return await self._pread_later(number, file, size, offset)
 
     async def _pread_later(self, number: int, file: File, size: int, offset: int) -> Buffer:
-        """Read on a thread.
+        """Read on a thread; a caller that is cancelled while the thread reads ends with it.
 
         Raises:
             FileNotFoundError: the file is being removed; the caller looks the entry up once more.
         """
         self._from_thread()
+        workers = self._env.workers
         start, more = self._prefetcher.missed(number, size, offset)
         if more:
-            read = await self._env.workers.run("read", _read_on, file, size, offset, start, more)
+            read = await workers.run_through("read", _read_on, file, size, offset, start, more)
         else:
-            read = await self._env.workers.run("read", file.pread, size, offset)
+            read = await workers.run_through("read", file.pread, size, offset)
         if len(read) != size and self._files.path(number) is None:
             raise FileNotFoundError(errno.ENOENT, f"file number {number} is being removed")
         return read

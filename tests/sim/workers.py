@@ -171,6 +171,12 @@ class SimulatedWorkers:
         self.start(thread.lane, lambda: self._work(thread))
         return await result
 
+    async def run_through(
+        self, pool: str, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> R:
+        """See `bookie.env.Workers.run_through`; nobody accounts for memory here."""
+        return await self.run(pool, function, *args, **kwargs)
+
     async def drained(self) -> None:
         """See `bookie.env.Workers.drained`."""
         while not self.is_idle:

@@ -142,8 +142,6 @@ async def test_drained_waits_for_what_nobody_waits_for() -> None:
             first = tasks.create_task(workers.run("read", slow))
             await asyncio.to_thread(entered.wait, 10)
             first.cancel()
-            await _turns()
-            first.cancel()
         idle.append(workers.is_idle)
         async with asyncio.TaskGroup() as tasks:
             drained = tasks.create_task(workers.drained())
@@ -172,9 +170,9 @@ async def test_a_cancelled_reader_ends_with_what_is_being_read_for_it() -> None:
         raise ZeroDivisionError
 
     async with ThreadWorkers(read_threads=1) as workers, asyncio.TaskGroup() as tasks:
-        begun = tasks.create_task(workers.run("read", slow, 1))
+        begun = tasks.create_task(workers.run_through("read", slow, 1))
         await asyncio.to_thread(entered.wait, 10)
-        waiting = tasks.create_task(workers.run("read", slow, 2))
+        waiting = tasks.create_task(workers.run_through("read", slow, 2))
         await _turns()
         begun.cancel()
         waiting.cancel()

@@ -312,3 +312,29 @@ async def test_a_second_look_sees_what_moved_meanwhile(machine: Machine, engine:
     assert ids_of(result) == [0, 1]
     assert result.batch is not None
     assert bytes(result.batch.packets()[1]) == bytes(batch(7, [1], size=20 * KIB, salt=1).payload)
+
+
+async def test_a_cancelled_read_ends_with_what_the_device_reads_for_it(
+    machine: Machine, engine: Engine
+) -> None:
+    """The bytes are in memory so long. One that no thread has begun yet never asks the device."""
+    await store(engine, "index", 7, [0, 1, 2])
+    machine.disk.cold = True
+    hold = machine.disk.hold("pread", ".journal")
+    async with asyncio.TaskGroup() as tasks:
+        begun = tasks.create_task(read(engine, 7, 0, 0))
+        await asyncio.to_thread(hold.wait_reached)
+        waiting = [tasks.create_task(read(engine, 7, 1, last)) for last in (1, 2)]
+        for _ in range(10):
+            await asyncio.sleep(0)
+        calls = machine.disk.names_called(".journal").count("pread")
+        for reading in (begun, *waiting):
+            reading.cancel()
+        await asyncio.wait(waiting)
+        ended = begun.done()
+        hold.release()
+        await asyncio.wait((begun,))
+    assert not ended
+    assert begun.cancelled()
+    assert machine.disk.names_called(".journal").count("pread") == calls
+    assert_holds(await read(engine, 7, 0, 2), batch(7, [0, 1, 2], size=100))
