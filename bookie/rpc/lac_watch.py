@@ -15,7 +15,7 @@ from typing import Final
 from bookie.errors import BookieError, WrongClusterError
 from bookie.formats.commands import LacState
 from bookie.ids import NO_ENTRY
-from bookie.rpc.cold import encode_lac_state, parse_watch_request
+from bookie.rpc.cold import WATCH_IDS_MAX, encode_lac_state, parse_watch_request
 from bookie.rpc.contract import CallContext, Node
 from bookie.rpc.conversation import Conversation
 from bookie.rpc.faults import Faults
@@ -33,10 +33,16 @@ class LacWatch(Conversation):
         super().__init__()
         self._faults = faults
         self._latest: dict[int, LacState] = {}
+        self._refused: set[int] = set()
+        """Ledgers whose refusal waits to be sent. The node bounds what is watched, not these."""
         self._watcher = node.watch(self._note)
         if refusal is not None:
             self._refuse(NO_LEDGER, refusal)
             self.end()
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._refused) > WATCH_IDS_MAX
 
     def _note(self, state: LacState) -> None:
         """Remember the latest state of a ledger."""
@@ -46,6 +52,7 @@ class LacWatch(Conversation):
     def _refuse(self, ledger_id: int, error: Exception) -> None:
         status = self._faults.reply(RPC, error).status
         self._faults.count(RPC, status)
+        self._refused.add(ledger_id)
         self._note(LacState(ledger_id, NO_ENTRY, fenced=False, status=status))
 
     def _take(self, data: bytes) -> None:
@@ -58,6 +65,7 @@ class LacWatch(Conversation):
         for ledger_id in change.unsubscribe:
             self._watcher.unsubscribe(ledger_id)
             self._latest.pop(ledger_id, None)
+            self._refused.discard(ledger_id)
         for ledger_id in change.subscribe:
             try:
                 self._watcher.subscribe(ledger_id)
@@ -70,7 +78,9 @@ class LacWatch(Conversation):
         while True:
             while latest:
                 ledger_id = next(iter(latest))
+                self._refused.discard(ledger_id)
                 await context.write(encode_lac_state(latest.pop(ledger_id)))
+                self._answered.set()
             if self._ended:
                 return
             self._sleep = loop.create_future()

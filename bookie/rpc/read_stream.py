@@ -8,7 +8,8 @@ Each read takes its bytes from the budget that all reads of the bookie share, an
 gRPC has taken its answer. A read that still waits when its client's time is over is given up: it
 is not answered, and if no thread is about it yet, never made. When the stream breaks, its answers
 and all reads under way are forgotten likewise, as with a unary call that is cancelled. What a
-thread is reading for nobody is in memory until the device answers, and so long it stays charged.
+thread is reading for nobody is in memory until the device answers, and so long it stays charged;
+only if the stream breaks after the read was given up, it is not: one read of each thread at most.
 """
 
 from __future__ import annotations

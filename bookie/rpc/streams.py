@@ -318,7 +318,7 @@ class ReadStream(Stream):
             self.reopen()
         request_id = next(self._request_ids)
         # Its time begins later at the bookie, which therefore never gives up before us.
-        timeout_ms = min(ceil(timeout_seconds * 1000), TIMEOUT_MILLISECONDS_MAX)
+        timeout_ms = ceil(min(timeout_seconds * 1000, TIMEOUT_MILLISECONDS_MAX))
         self.send_bytes(encode_streamed_read(request_id, command, max(timeout_ms, 1)))
         answer: asyncio.Future[Fields | BookieError | None]
         answer = asyncio.get_running_loop().create_future()

@@ -24,8 +24,13 @@ TOGETHER_BYTES_MAX: Final = 2 * 1024 * 1024
 JOINED_BYTES_MAX: Final = 512 * 1024
 """Beyond this a request travels alone: to copy it once more would cost what a message does."""
 
+_VIEW_SHARE_MIN: Final = 8
+"""A message that is at least one part in so many of what it came in is a view: it costs less than a
+copy does. A smaller one would keep alive much more than it counts for, in a budget or in the cache,
+when those it came with are refused."""
+
 _VIEW_BYTES_MIN: Final = 16 * 1024
-"""From here on a message in a message is a view: it costs less than a copy does."""
+"""Below this, a copy costs no more."""
 
 _TOGETHER: Final = b"\x62"
 _HEAD: Final = re.compile(_TOGETHER + rb"([\x80-\xff]{0,8}[\x00-\x7f])", re.DOTALL)
@@ -54,7 +59,9 @@ def join_messages(messages: Sequence[bytes]) -> bytes:
 
 
 def split_message(data: bytes) -> Sequence[bytes | memoryview]:
-    """What `join_messages` was given; large ones as views, which keep `data` alive.
+    """What `join_messages` was given; large ones as views.
+
+    A view keeps `data` alive: at most eight times as many bytes as it has.
 
     Raises:
         BadRequestError: Messages that are cut off, too many, too large, or mixed with other fields.
@@ -65,6 +72,7 @@ def split_message(data: bytes) -> Sequence[bytes | memoryview]:
         raise BadRequestError("the messages in a message are too large")
     messages: list[bytes | memoryview] = []
     view = memoryview(data)
+    view_bytes = max(_VIEW_BYTES_MIN, -(-len(data) // _VIEW_SHARE_MIN))
     position = 0
     while position < len(data):
         length = _HEAD.match(data, position)
@@ -74,6 +82,6 @@ def split_message(data: bytes) -> Sequence[bytes | memoryview]:
         position = start + varint_value(length[1])
         if position > len(data):
             raise BadRequestError("the last of the messages in a message is cut off")
-        whole = data if position - start < _VIEW_BYTES_MIN else view
+        whole = data if position - start < view_bytes else view
         messages.append(whole[start:position])
     return messages

@@ -198,6 +198,17 @@ def test_messages_in_a_message_have_the_bytes_of_the_generated_code_and_parse_ba
     assert together.split_message(joined) == messages
 
 
+@given(st.lists(st.integers(0, 170_000), min_size=2, max_size=12))
+def test_a_message_of_a_message_keeps_at_most_eight_times_its_bytes(sizes: list[int]) -> None:
+    """It may be the only one that is not refused."""
+    messages = [bytes(size) for size in sizes]
+    joined = together.join_messages(messages)
+    for message, part in zip(messages, together.split_message(joined), strict=False):
+        assert part == message
+        if isinstance(part, memoryview):
+            assert len(part) * 8 >= len(joined)
+
+
 @given(st.lists(st.binary(max_size=20), min_size=2, max_size=5), st.data())
 def test_what_was_not_joined_is_not_split(messages: list[bytes], data: st.DataObject) -> None:
     """Cut off, or followed by anything else, it is refused; nothing is guessed."""

@@ -123,3 +123,23 @@ async def test_a_stream_that_is_cancelled_leaves_nothing(make: Make, request_byt
         served.cancel()
     assert served.cancelled()
     assert node.watchers == []
+
+
+async def test_a_client_that_takes_no_answers_is_held_back_when_many_watches_are_refused() -> None:
+    """The node bounds what it watches; what it refuses is bounded here."""
+
+    class Deaf(Call):
+        async def write(self, message: bytes) -> None:
+            await asyncio.Event().wait()
+
+    node = FakeNode()
+    node.watches_max = 0
+    many = [range(start, start + cold.WATCH_IDS_MAX) for start in range(0, 100_000, 10_000)]
+    call = Deaf(*(cold.encode_watch_change(cold.WatchChange(tuple(ids), ())) for ids in many))
+    async with asyncio.TaskGroup() as tasks:
+        served = tasks.create_task(watches(node, None).serve(call))
+        await until(lambda: call.read_count >= 2)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert call.read_count == 2
+        served.cancel()
