@@ -175,7 +175,8 @@ class Boot:
             index.clear()
         clean = index.meta(META_CLEAN) == b"1" and not rebuilt
         os_crashed = self._operating_system_crashed(index)
-        if not clean and not rebuilt and (os_crashed or self._dirs.was_failed()):
+        crashed = not clean and (os_crashed or self._dirs.was_failed())
+        if not rebuilt and (crashed or self._has_strange_files(index)):
             index.verify_pages()
         return self._start(index, started, clean=clean, os_crashed=os_crashed, rebuilt=rebuilt)
 
@@ -238,6 +239,17 @@ class Boot:
             committed.dead_files,
             report,
         )
+
+    def _has_strange_files(self, index: Index) -> bool:
+        """Whether there are logs, or journals below the mark, that the index has no row of.
+
+        Such a file was never committed, or holds nothing alive, and goes: but if a page names it,
+        its row was lost. Only a look at all pages tells, so it is taken only then.
+        """
+        rows, mark = index.files(), index.mark()
+        journals, logs = self._files_on_disk()
+        below = () if mark is None else (n for n in journals if n < mark.file_number)
+        return any(number not in rows for number in itertools.chain(logs, below))
 
     def _remove_temporary(self) -> None:
         for directory in (self._dirs.journal, self._dirs.logs):
@@ -340,7 +352,7 @@ class Boot:
         if rebuilt:
             return self._replay(index).rebuild(sorted([*journals.items(), *logs.items()]))
         for number in [number for number in logs if number not in rows]:
-            # Written by a boot or compaction that never committed.
+            # Written by a boot or compaction that never committed: no page names it.
             self._env.disk.unlink(logs.pop(number))
         for number, row in rows.items():
             if row.live_bytes and number not in journals and number not in logs:

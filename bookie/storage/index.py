@@ -44,7 +44,7 @@ from bookie.formats.index_rows import (
 from bookie.formats.pages import SLOTS_PER_PAGE, decode_pages, page_key
 from bookie.ids import MAX_ID, NO_ENTRY
 from bookie.storage.lookup import look_up, look_up_one
-from bookie.storage.page_walk import values_of, verify_all_pages
+from bookie.storage.page_walk import META_DELETING, deletions, verify_all_pages
 from bookie.storage.relocation import FoundSlots, MovedEntries, Relocation, find_slots, move_slots
 from bookie.storage.slot_writer import SlotWriter
 from bookie.storage.watch import CountedStore
@@ -61,7 +61,6 @@ META_INSTANCE = b"instance_id"
 META_CLEAN = b"clean"
 META_BOOT_ID = b"boot_id"
 META_INTEGRITY = b"needs_integrity_check"
-META_DELETING = b"deleting/"
 
 INTEGRITY_SOUND = b"0"
 INTEGRITY_SUSPECT = b"1"
@@ -278,7 +277,7 @@ class Index:
     def is_deleting(self) -> bool:
         """Whether pages of deleted ledgers are left to be removed."""
         with self._store.read() as txn:
-            return bool(txn.range("meta", META_DELETING, META_DELETING + b"\xff" * 9, 1))
+            return bool(deletions(txn, 1))
 
     def slots(self, ledger_id: int, ids: npt.NDArray[np.int64]) -> FoundSlots | None:
         """The slots of `ids`; see `find_slots`."""
@@ -286,18 +285,18 @@ class Index:
             return find_slots(txn, ledger_id, ids)
 
     def verify_pages(self) -> int:
-        """Check the CRC of every page and row; returns how many pages there are.
+        """Check every page and row, and that every file a page names has a row; counts the pages.
 
         Raises:
             CorruptionError: the index is damaged and has to be rebuilt.
         """
-        pages = verify_all_pages(self._store)
+        pages = verify_all_pages(self._store, self.files())
         after = NO_ENTRY
         while rows := self.ledgers(after, PAGES_PER_READ):
             after = rows[-1][0]
-        self.files()
-        for key, _ in values_of(self._store, META_DELETING):
-            parse_ledger_key(key)
+        with self._store.read() as txn:
+            for name in deletions(txn, 2**31):
+                parse_ledger_key(name[len(META_DELETING) :])
         return pages
 
     # --- writing -------------------------------------------------------------------------
@@ -436,10 +435,8 @@ class _Commit:
     def delete_pages(self) -> bool:
         """Remove pages of deleted ledgers, a bounded number; whether some are left."""
         budget = PAGES_DELETED_MAX
-        pending = self._txn.range(
-            "meta", META_DELETING, META_DELETING + b"\xff" * 9, DELETIONS_PER_COMMIT
-        )
-        for name, _ in pending:
+        pending = deletions(self._txn, DELETIONS_PER_COMMIT)
+        for name in pending:
             ledger_id = parse_ledger_key(name[len(META_DELETING) :])
             pairs = self._txn.range(
                 "locations", page_key(ledger_id, 0), page_key(ledger_id, MAX_ID), budget
@@ -489,7 +486,8 @@ def _row_since(
 
 
 def _files(txn: ReadTransaction) -> dict[int, FileRow]:
-    pairs = txn.range("files", file_key(0), b"\xff" * 5, 2**31)
+    # From before file 0: a key that was cut is to be found, too.
+    pairs = txn.range("files", b"", b"\xff" * 5, 2**31)
     found = ((parse_file_key(key), row) for key, row in pairs)
     return {number: decode_file_row(number, row) for number, row in found}
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import numpy as np
 
-from bookie.env import KeyValueStore
+from bookie.env import KeyValueStore, ReadTransaction
 from bookie.errors import CorruptionError
 from bookie.formats.pages import COLUMNS, SLOTS_PER_PAGE, Slots, decode_pages
+
+META_DELETING = b"deleting/"
+"""The names of deleted ledgers with pages left begin with it, the key of the ledger follows."""
 
 PAGES_PER_STEP = 1024
 _BEHIND_ALL = b"\xff" * 17
@@ -20,15 +23,21 @@ def pages_from(store: KeyValueStore, start: bytes) -> list[tuple[bytes, bytes]]:
         return txn.range("locations", start, _BEHIND_ALL, PAGES_PER_STEP)
 
 
-def verify_all_pages(store: KeyValueStore) -> int:
-    """Check the CRC of every page; returns how many there are.
+def verify_all_pages(store: KeyValueStore, files: Container[int]) -> int:
+    """Check the CRC of every page, and what files it names; returns how many pages there are.
 
     Raises:
-        CorruptionError: a page is damaged.
+        CorruptionError: a page is damaged, or has an entry in a file that is not one of `files`.
     """
     pages, start = 0, b""
     while pairs := pages_from(store, start):
-        decode_pages(pairs)
+        slots = decode_pages(pairs)[1]
+        named = slots[:, :, 0][slots[:, :, 2] > 0]
+        # Neighbours are in the same file mostly, and there is little left to sort.
+        first = np.append(True, named[1:] != named[:-1])[: len(named)]
+        for number in np.unique(named[first]).tolist():
+            if number not in files:
+                raise CorruptionError(f"the index has entries in file {number}, but no row of it")
         pages += len(pairs)
         start = pairs[-1][0] + b"\x00"
     return pages
@@ -45,6 +54,15 @@ def sound_slots(pairs: Sequence[tuple[bytes, bytes]]) -> tuple[Slots, list[bytes
     left, damaged_left = sound_slots(pairs[:middle])
     right, damaged_right = sound_slots(pairs[middle:])
     return np.concatenate((left, right)), damaged_left + damaged_right
+
+
+def deletions(txn: ReadTransaction, count_max: int) -> list[bytes]:
+    """Names of ``meta`` for deleted ledgers with pages left, and whatever is left of such a name.
+
+    A name that was cut stands before all that are whole.
+    """
+    end = META_DELETING + b"\xff" * 9
+    return [name for name, _ in txn.range("meta", META_DELETING[:2], end, count_max)]
 
 
 def values_of(store: KeyValueStore, prefix: bytes) -> list[tuple[bytes, bytes]]:

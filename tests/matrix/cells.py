@@ -74,8 +74,12 @@ INDEX_VALUES: dict[str, tuple[str, bytes]] = {
     "boot id": ("meta", META_BOOT_ID),
     "integrity flag": ("meta", META_INTEGRITY),
 }
-INDEX_KEYS = ("key of the last ledger",)
 KEY_DAMAGES = ("first bit", "cut to half", "one byte more")
+INDEX_KEYS = {
+    "key of the last ledger": KEY_DAMAGES,
+    "key of a journal's row": (*KEY_DAMAGES, "missing"),
+    "key of a log's row": (*KEY_DAMAGES, "missing"),
+}
 VALUE_DAMAGES = ("first byte", "last byte", "cut to half", "zeroed")
 VALUE_PLACES = ("killed", "system crashed")
 
@@ -164,9 +168,9 @@ def _index_cells() -> Iterator[Cell]:
     for thing in INDEX_VALUES:
         for place in VALUE_PLACES:
             yield from (Cell(thing, place, damage) for damage in VALUE_DAMAGES)
-    for thing in INDEX_KEYS:
+    for thing, damages in INDEX_KEYS.items():
         for place in VALUE_PLACES:
-            yield from (Cell(thing, place, damage) for damage in KEY_DAMAGES)
+            yield from (Cell(thing, place, damage) for damage in damages)
     for place in ("killed", "stopped"):
         for thing in META_PAGES:
             yield from (Cell(thing, place, damage) for damage in META_DAMAGES)
@@ -184,7 +188,7 @@ def apply(cell: Cell, root: Path) -> None:
     elif cell.thing in INDEX_VALUES:
         _damage_value(cell, root)
     elif cell.thing in INDEX_KEYS:
-        _damage_last_ledger_key(cell, root)
+        _damage_key(cell, root)
     elif cell.thing in META_PAGES or cell.thing in DATA_PAGES:
         _edit(_index_of(root), lambda data: _damage_page(cell, data))
     else:
@@ -353,22 +357,30 @@ def _damage_value(cell: Cell, root: Path) -> None:
         store.close()
 
 
-def _damage_last_ledger_key(cell: Cell, root: Path) -> None:
+def _damage_key(cell: Cell, root: Path) -> None:
     """Through LMDB, as a value."""
+    table = "ledgers" if cell.thing == "key of the last ledger" else "files"
+    place = "log" if cell.thing == "key of a log's row" else "below"
     store = open_lmdb(str(root / "ledgers" / "index"), 64 * MIB, TABLES)
     try:
         with store.write() as txn:
-            before, value = txn.range("ledgers", b"", b"\xff" * 9, 2**31)[-1]
+            before, value = txn.range(table, b"", b"\xff" * 9, 2**31)[-1]
+            if table == "files":
+                before = file_key(int(_file_at(place, root).stem))
+                value = txn.get(table, before) or b""
+                assert value, before
+            txn.delete(table, before)
             key = bytearray(before)
             match cell.damage:
                 case "first bit":
                     key[0] ^= 0x80
                 case "cut to half":
                     del key[len(key) // 2 :]
+                case "missing":
+                    return
                 case _:
                     key.append(0)
-            txn.delete("ledgers", before)
-            txn.put("ledgers", bytes(key), value)
+            txn.put(table, bytes(key), value)
     finally:
         store.close()
 

@@ -15,20 +15,15 @@ import pytest
 from bookie.env import Failpoints, open_lmdb
 from bookie.errors import DiskFullError
 from bookie.formats.blocks import FILE_HEADER_SIZE_BYTES
-from bookie.formats.index_rows import ledger_key
+from bookie.formats.index_rows import file_key, ledger_key
 from bookie.formats.pages import page_key
 from bookie.ids import Status
 from bookie.storage.boot import Identity
 from bookie.storage.engine import Engine
 from bookie.storage.files import read_header
-from bookie.storage.index import (
-    INTEGRITY_SOUND,
-    META_DELETING,
-    META_FORMAT,
-    META_MARK,
-    TABLES,
-)
+from bookie.storage.index import INTEGRITY_SOUND, META_FORMAT, META_MARK, TABLES
 from bookie.storage.journal import JournalRequest, RequestKind
+from bookie.storage.page_walk import META_DELETING
 from bookie.storage.scan import ScannedBlock, blocks
 from tests.unit.storage.machine import (
     IDENTITY,
@@ -536,11 +531,13 @@ async def test_a_damaged_index_is_made_again(
         ("ledgers", bytes(4)),
         ("ledgers", ledger_key(9) + b"\0"),
         ("ledgers", b"\xff" * 8),
+        ("files", bytes(2)),
         ("files", bytes(5)),
+        ("meta", META_DELETING[:-1]),
         ("meta", META_DELETING + bytes(4)),
         ("meta", META_DELETING + bytes(9)),
     ],
-    ids=["short", "long", "no-ledger", "file", "short-deletion", "long-deletion"],
+    ids=["short", "long", "none", "short-file", "file", "cut", "short-deletion", "long-deletion"],
 )
 async def test_an_index_with_a_key_that_is_none_is_made_again(
     machine: Machine, table: str, key: bytes
@@ -558,6 +555,34 @@ async def test_an_index_with_a_key_that_is_none_is_made_again(
         killed = after.killed("again")
     async with killed.engine() as engine:
         assert not engine.report.rebuilt
+
+
+@pytest.mark.parametrize("crashed", [False, True])
+@pytest.mark.parametrize("cut", [0, 2, 3])
+@pytest.mark.parametrize("kind", ["journal", "log"])
+async def test_a_file_whose_row_is_lost_is_not_removed(
+    machine: Machine, kind: str, cut: int, crashed: bool
+) -> None:
+    """A key of no byte stands for no row at all."""
+    async with machine.engine() as engine:
+        await live(engine)
+        after = machine.killed("kill")
+    async with after.engine():
+        killed = after.killed("again")
+    path = (killed.log_files() if kind == "log" else killed.journals())[0]
+    key = file_key(int(path.stem))
+    store = open_lmdb(str(killed.index), 64 * MIB, TABLES)
+    with store.write() as txn:
+        row = txn.get("files", key) or b""
+        txn.delete("files", key)
+        if cut:
+            txn.put("files", key[:cut], row)
+    store.close()
+    if crashed:
+        killed.clock.boot = "boot-2"
+    async with killed.engine() as engine:
+        assert path.exists()
+        await check_rebuilt(engine)
 
 
 async def test_an_interrupted_rebuild_is_made_again(machine: Machine) -> None:
