@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from crc32c import crc32c
-
 from bookie.formats.batch import EntryBatch
+from bookie.formats.checksum import crc32c
 from bookie.formats.digest import digester_for_key
 from bookie.formats.entry import pack_batch, pack_lac
 from bookie.formats.ledger_metadata import LedgerMetadata

@@ -16,7 +16,6 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Protocol, cast
 
 import lmdb
-from crc32c import crc32c
 
 from bookie.env.disk import allocate
 from bookie.env.kv_check import (
@@ -29,6 +28,7 @@ from bookie.env.kv_check import (
     sum_of_pair,
 )
 from bookie.errors import ConfigurationError, CorruptionError, DiskFullError
+from bookie.formats.checksum import crc32c
 
 if TYPE_CHECKING:
     from lmdb import _Database

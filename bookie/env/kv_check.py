@@ -19,9 +19,8 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from crc32c import crc32c
-
 from bookie.errors import CorruptionError
+from bookie.formats.checksum import crc32c
 
 SUM_TABLE = "sum"
 """The table that holds the sum over all pairs of the other tables, under the same name."""

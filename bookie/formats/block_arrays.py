@@ -11,10 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from crc32c import crc32c
 
 from bookie.formats.blocks import BLOCK_HEADER_SIZE_BYTES, BLOCK_MAGIC, BODY_SIZE_BYTES_MAX
-from bookie.formats.digest import crcs_of_rows
+from bookie.formats.checksum import crc32c, crcs_of_rows
 
 _HEAD = np.dtype(
     [

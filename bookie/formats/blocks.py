@@ -52,9 +52,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from crc32c import crc32c
-
 from bookie.errors import FormatError, NewerFormatError
+from bookie.formats.checksum import crc32c
 from bookie.formats.digest import BytesLike
 
 FORMAT_VERSION = 1

@@ -52,9 +52,8 @@ import enum
 import struct
 from dataclasses import dataclass
 
-from crc32c import crc32c
-
 from bookie.errors import ChecksumError, FormatError, NewerFormatError
+from bookie.formats.checksum import crc32c
 from bookie.ids import MAX_ID, NO_ENTRY
 
 _VERSION = 1

@@ -22,10 +22,10 @@ import struct
 from collections.abc import Sequence
 
 import numpy as np
-from crc32c import crc32c
 from numpy.typing import NDArray
 
 from bookie.errors import ChecksumError, FormatError
+from bookie.formats.checksum import crc32c
 
 SLOTS_PER_PAGE = 64
 SLOT_SIZE_BYTES = 12

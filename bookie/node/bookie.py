@@ -11,8 +11,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 
-import crc32c
-
 from bookie.config import NodeSettings
 from bookie.env import DiskUsage, Outcome
 from bookie.errors import (
@@ -23,6 +21,7 @@ from bookie.errors import (
     StorageFailedError,
 )
 from bookie.formats.batch import check_headers
+from bookie.formats.checksum import crc32c
 from bookie.formats.commands import (
     AddCommand,
     Info,
@@ -448,7 +447,7 @@ def _check_add(command: AddCommand) -> tuple[int, Reply | None]:
                 raise BadRequestError(
                     f"entries of ledger {batch.ledger_id} came for ledger {command.ledger_id}"
                 )
-            if crc32c.crc32c(batch.payload) != command.payload_crc32c:
+            if crc32c(batch.payload) != command.payload_crc32c:
                 return max_lac, Reply(
                     Status.BAD_CHECKSUM, "the payload does not match its checksum"
                 )

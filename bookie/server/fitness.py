@@ -42,7 +42,7 @@ _LIBRARIES = (
     "protobuf",
     "lmdb",
     "numpy",
-    "crc32c",
+    "fastcrc",
     "uvloop",
     "pydantic",
     "aiohttp",

@@ -17,7 +17,6 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from crc32c import crc32c
 
 from bookie.env import Disk, Environment, File
 from bookie.errors import DiskFullError, FormatError
@@ -33,6 +32,7 @@ from bookie.formats.blocks import (
     encode_block_header,
     padding,
 )
+from bookie.formats.checksum import crc32c
 from bookie.formats.index_rows import LedgerIndexRow
 from bookie.formats.records import encode_entries_head, encode_link
 from bookie.storage.entry_log import state_records

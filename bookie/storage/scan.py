@@ -13,7 +13,6 @@ from itertools import compress
 
 import numpy as np
 import numpy.typing as npt
-from crc32c import crc32c
 
 from bookie.env import Readable
 from bookie.errors import FormatError
@@ -28,6 +27,7 @@ from bookie.formats.blocks import (
     body_crc,
     parse_block_header,
 )
+from bookie.formats.checksum import crc32c
 from bookie.formats.record_arrays import Ids, RecordArrays, parse_arrays, walk_together
 from bookie.formats.records import LinkRecord, RecordType, encode_link, parse_records
 

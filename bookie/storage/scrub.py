@@ -22,12 +22,12 @@ from functools import partial
 from typing import NoReturn, TypeVar
 
 import numpy as np
-from crc32c import crc32c
 
 from bookie.config import StorageSettings
 from bookie.env import Buffer, Environment, File, Pause
 from bookie.errors import CorruptionError, DiskFullError
 from bookie.formats.blocks import FILE_HEADER_SIZE_BYTES, FileHeader
+from bookie.formats.checksum import crc32c
 from bookie.formats.index_rows import FileState
 from bookie.storage.files import FileTable, read_header
 from bookie.storage.index import (

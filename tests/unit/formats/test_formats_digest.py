@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from crc32c import crc32c
 
+from bookie.formats.checksum import crcs_of_rows
 from bookie.formats.digest import (
     LEDGER_KEY_SIZE_BYTES,
     DigestType,
     Headers,
-    crcs_of_rows,
     derive_key,
     digester_for,
     digester_for_key,

@@ -43,14 +43,21 @@ def test_packet_layout() -> None:
 
 
 @pytest.mark.parametrize("count", COUNTS)
-@pytest.mark.parametrize("uniform", [True, False])
+@pytest.mark.parametrize("size", [None, 0, 1, 10, 512, 513])
 @pytest.mark.parametrize("digest_type", list(DigestType))
 def test_batch_is_what_single_packets_are(
-    count: int, uniform: bool, digest_type: DigestType
+    count: int, size: int | None, digest_type: DigestType
 ) -> None:
-    """A batch equals its packets made one by one, and verifies to the payloads."""
+    """A batch equals its packets made one by one, and verifies to the payloads.
+
+    Small payloads of one size are put into a table, all others are joined in turn with what stands
+    before them.
+    """
     digester = digester_for(digest_type, b"secret")
-    payloads = payloads_of(count, uniform=uniform)
+    if size is None:
+        payloads = payloads_of(count, uniform=False)
+    else:
+        payloads = [bytes([i % 251]) * size for i in range(count)]
     batch = pack_batch(9, 1000, 17, 50, payloads, digester)
     batch.check_bounds()
     assert check_headers(batch) == 17
@@ -70,9 +77,10 @@ def test_batch_is_what_single_packets_are(
 
 def test_payloads_may_be_views() -> None:
     """Bytearrays and memoryviews are packed without conversion by the caller."""
-    payloads: list[BytesLike] = [bytearray(b"abc"), memoryview(b"defg")] * 20
-    entries = verify_batch(pack_batch(9, 0, -1, 0, payloads, CRC32C), CRC32C)
-    assert [entry.payload for entry in entries] == [b"abc", b"defg"] * 20
+    for second in (b"defg", b"def"):
+        payloads: list[BytesLike] = [bytearray(b"abc"), memoryview(second)] * 20
+        entries = verify_batch(pack_batch(9, 0, -1, 0, payloads, CRC32C), CRC32C)
+        assert [entry.payload for entry in entries] == [b"abc", second] * 20
 
 
 @pytest.mark.parametrize("count", COUNTS)

@@ -1,0 +1,55 @@
+"""CRC-32C (Castagnoli): the checksum of everything that a bookie writes or sends.
+
+The library uses the processor's carry-less multiplication where there is one, and takes any bytes
+in place. From 16 KiB on it lets other threads run meanwhile, so nobody may change a buffer while
+it is being summed.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+from fastcrc.crc32 import iscsi as crc32c
+from numpy.typing import NDArray
+
+__all__ = ["crc32c", "crcs_of_rows"]
+
+
+def crcs_of_rows(rows: NDArray[np.uint8], seed: int = 0) -> NDArray[np.uint32]:
+    """The CRC-32C of each row, of which there is at least one, begun with `seed`.
+
+    Rows lie one after the other and are a multiple of 4 bytes wide.
+
+    A CRC is linear: it is that of the first row, changed by what each other byte changes. In the
+    headers of one batch only the low bytes of ids and lengths differ, so this is some five look-ups
+    in a table for all headers together, where a call of the library for each took a third of the
+    time that a writer spends on entries of 100 bytes.
+    """
+    words = rows.view(np.uint32)
+    differing = np.bitwise_or.reduce(words ^ words[0], axis=0).view(np.uint8)
+    first = rows[0]
+    table = _crc_changes(rows.shape[1])
+    base = crc32c(first.tobytes(), seed)
+    crcs = np.zeros(len(rows), np.uint32)
+    for column in np.flatnonzero(differing).tolist():
+        changes = table[column]
+        crcs ^= changes.take(rows[:, column])
+        base ^= int(changes[first[column]])
+    crcs ^= np.uint32(base)
+    return crcs
+
+
+@cache
+def _crc_changes(width: int) -> NDArray[np.uint32]:
+    """By position and value of a byte: how it changes the CRC-32C of so many bytes, else 0."""
+    zeros = crc32c(bytes(width))
+    table = np.zeros((width, 256), np.uint32)
+    for position in range(width):
+        for bit in range(8):
+            row = bytearray(width)
+            row[position] = 1 << bit
+            change = np.uint32(crc32c(row) ^ zeros)
+            # Values with this bit as the highest: as those without it, and this change.
+            table[position, 1 << bit : 2 << bit] = table[position, : 1 << bit] ^ change
+    return table
