@@ -42,9 +42,16 @@ from bookie.formats.index_rows import (
     parse_ledger_key,
 )
 from bookie.formats.pages import SLOTS_PER_PAGE, decode_pages, page_key
-from bookie.ids import MAX_ID, NO_ENTRY
+from bookie.ids import NO_ENTRY
+from bookie.storage.deletions import (
+    check_deletions,
+    delete_pages,
+    deletions,
+    note_deletion,
+    row_since,
+)
 from bookie.storage.lookup import look_up, look_up_one
-from bookie.storage.page_walk import META_DELETING, deletions, verify_all_pages
+from bookie.storage.page_walk import verify_all_pages
 from bookie.storage.relocation import FoundSlots, MovedEntries, Relocation, find_slots, move_slots
 from bookie.storage.slot_writer import SlotWriter
 from bookie.storage.watch import CountedStore
@@ -73,14 +80,6 @@ LEDGERS_AT_ONCE = 1024
 
 PAGES_PER_READ = 1024
 PAGES_CLEARED_MAX = 10_000
-PAGES_DELETED_MAX = 256
-"""Pages of deleted ledgers that one transaction removes.
-
-Each costs the interpreter 10 µs and more, and adds that go on meanwhile wait for it.
-"""
-
-DELETIONS_PER_COMMIT = 64
-"""Deleted ledgers that one transaction looks at."""
 
 Slots = npt.NDArray[np.uint32]
 """Shape (pages, 64, 3): file, offset, size; a size of 0 marks an empty slot."""
@@ -208,7 +207,7 @@ class Index:
     ) -> list[LedgerIndexRow | None]:
         """For each of these ledgers what `ledger_since` gives."""
         with self._store.read() as txn:
-            return [_row_since(txn, ledger_id, deleted_after_ms) for ledger_id in ledger_ids]
+            return [row_since(txn, ledger_id, deleted_after_ms) for ledger_id in ledger_ids]
 
     def ledgers(self, after: int, count_max: int) -> list[tuple[int, LedgerIndexRow]]:
         """Up to `count_max` rows of ledgers with ids above `after`, ascending."""
@@ -295,8 +294,7 @@ class Index:
         while rows := self.ledgers(after, PAGES_PER_READ):
             after = rows[-1][0]
         with self._store.read() as txn:
-            for name in deletions(txn, 2**31):
-                parse_ledger_key(name[len(META_DELETING) :])
+            check_deletions(txn)
         return pages
 
     # --- writing -------------------------------------------------------------------------
@@ -318,7 +316,7 @@ class Index:
             for sealed in change.sealed:
                 transaction.seal(sealed)
             transaction.apply(sorted(change.ledgers, key=lambda item: item.ledger_id))
-            deletions_left = transaction.delete_pages()
+            deletions_left = delete_pages(txn, transaction.slots)
             for number in change.removed_files:
                 transaction.files.pop(number, None)
                 txn.delete("files", file_key(number))
@@ -381,12 +379,12 @@ class _Commit:
         self.files = _files(txn)
         self._files_before = dict(self.files)
         self.counts: dict[int, tuple[int, int]] = {}
-        self._slots = SlotWriter(txn)
+        self.slots = SlotWriter(txn)
 
     @property
     def pages(self) -> int:
         """Pages that were written."""
-        return self._slots.pages
+        return self.slots.pages
 
     def seal(self, sealed: SealedFile) -> None:
         row = self.files.get(sealed.number, FileRow(sealed.kind, FileState.OPEN, 0, 0))
@@ -404,14 +402,14 @@ class _Commit:
         keys = [ledger_key(change.ledger_id) for change in changes]
         old = []
         found = txn.get_many("ledgers", keys)
-        for key, change, data in zip(keys, changes, found, strict=True):
+        for change, data in zip(changes, found, strict=True):
             row = LedgerIndexRow() if data is None else decode_ledger_row(change.ledger_id, data)
             if change.row.deleted_at_ms is not None:
                 if row.entries:
-                    txn.put("meta", META_DELETING + key, b"")
+                    note_deletion(txn, change.ledger_id)
                 row = LedgerIndexRow()
             old.append(row)
-        entries, sizes = self._slots.put(
+        entries, sizes = self.slots.put(
             np.array([change.ledger_id for change in changes], np.int64),
             np.array([row.last_entry_id for row in old], np.int64),
             [EMPTY_TABLE if c.row.deleted_at_ms is not None else c.table for c in changes],
@@ -428,31 +426,9 @@ class _Commit:
     def move(self, entries: MovedEntries, number: int) -> None:
         moved, pages = move_slots(self._txn, entries, number)
         sizes = entries.sizes[moved]
-        self._slots.count_live(entries.old_files[moved], sizes, -1)
-        self._slots.count_live(np.full(len(sizes), number, np.uint32), sizes, 1)
-        self._slots.pages += pages
-
-    def delete_pages(self) -> bool:
-        """Remove pages of deleted ledgers, a bounded number; whether some are left."""
-        budget = PAGES_DELETED_MAX
-        pending = deletions(self._txn, DELETIONS_PER_COMMIT)
-        for name in pending:
-            ledger_id = parse_ledger_key(name[len(META_DELETING) :])
-            pairs = self._txn.range(
-                "locations", page_key(ledger_id, 0), page_key(ledger_id, MAX_ID), budget
-            )
-            if pairs:
-                _, slots = decode_pages(pairs)
-                used = slots.reshape(-1, 3)
-                used = used[used[:, 2] > 0]
-                self._slots.count_live(used[:, 0], used[:, 2], -1)
-                for key, _ in pairs:
-                    self._txn.delete("locations", key)
-                budget -= len(pairs)
-                if budget <= 0:
-                    return True
-            self._txn.delete("meta", name)
-        return len(pending) == DELETIONS_PER_COMMIT
+        self.slots.count_live(entries.old_files[moved], sizes, -1)
+        self.slots.count_live(np.full(len(sizes), number, np.uint32), sizes, 1)
+        self.slots.pages += pages
 
     def dead_files(self, mark: Mark) -> tuple[int, ...]:
         """Sealed files before the file of the mark that no slot points into."""
@@ -463,7 +439,7 @@ class _Commit:
         )
 
     def write_files(self) -> None:
-        for number, delta in self._slots.live_delta.items():
+        for number, delta in self.slots.live_delta.items():
             row = self.files.get(number, FileRow(FileKind.JOURNAL, FileState.OPEN, 0, 0))
             live = row.live_bytes + delta
             if live < 0:
@@ -472,17 +448,6 @@ class _Commit:
         for number, row in sorted(self.files.items()):
             if self._files_before.get(number) != row:
                 self._txn.put("files", file_key(number), encode_file_row(number, row))
-
-
-def _row_since(
-    txn: ReadTransaction, ledger_id: int, deleted_after_ms: int
-) -> LedgerIndexRow | None:
-    key = ledger_key(ledger_id)
-    data = txn.get("ledgers", key)
-    row = None if data is None else decode_ledger_row(ledger_id, data)
-    if row is None or row.deleted_at_ms is None or row.deleted_at_ms >= deleted_after_ms:
-        return row
-    return None if txn.get("meta", META_DELETING + key) is None else row
 
 
 def _files(txn: ReadTransaction) -> dict[int, FileRow]:

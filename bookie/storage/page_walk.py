@@ -6,12 +6,9 @@ from collections.abc import Container, Sequence
 
 import numpy as np
 
-from bookie.env import KeyValueStore, ReadTransaction
+from bookie.env import KeyValueStore
 from bookie.errors import CorruptionError
 from bookie.formats.pages import COLUMNS, SLOTS_PER_PAGE, Slots, decode_pages
-
-META_DELETING = b"deleting/"
-"""The names of deleted ledgers with pages left begin with it, the key of the ledger follows."""
 
 PAGES_PER_STEP = 1024
 _BEHIND_ALL = b"\xff" * 17
@@ -54,15 +51,6 @@ def sound_slots(pairs: Sequence[tuple[bytes, bytes]]) -> tuple[Slots, list[bytes
     left, damaged_left = sound_slots(pairs[:middle])
     right, damaged_right = sound_slots(pairs[middle:])
     return np.concatenate((left, right)), damaged_left + damaged_right
-
-
-def deletions(txn: ReadTransaction, count_max: int) -> list[bytes]:
-    """Names of ``meta`` for deleted ledgers with pages left, and whatever is left of such a name.
-
-    A name that was cut stands before all that are whole.
-    """
-    end = META_DELETING + b"\xff" * 9
-    return [name for name, _ in txn.range("meta", META_DELETING[:2], end, count_max)]
 
 
 def values_of(store: KeyValueStore, prefix: bytes) -> list[tuple[bytes, bytes]]:

@@ -16,6 +16,7 @@ from bookie.formats.blocks import FILE_HEADER_SIZE_BYTES
 from bookie.formats.index_rows import decode_mark, file_key, ledger_key
 from bookie.formats.pages import page_key
 from bookie.formats.records import EntriesRecord
+from bookie.storage.deletions import META_DELETING, deletions, note_deletion
 from bookie.storage.index import (
     META_BOOKIE,
     META_BOOT_ID,
@@ -80,6 +81,13 @@ INDEX_KEYS = {
     "key of a journal's row": (*KEY_DAMAGES, "missing"),
     "key of a log's row": (*KEY_DAMAGES, "missing"),
 }
+DELETION = "deletion of a ledger"
+DELETION_DAMAGES = (
+    *KEY_DAMAGES,
+    "a living ledger's key",
+    "a living ledger's key, from an older version",
+    "value",
+)
 VALUE_DAMAGES = ("first byte", "last byte", "cut to half", "zeroed")
 VALUE_PLACES = ("killed", "system crashed")
 
@@ -171,6 +179,8 @@ def _index_cells() -> Iterator[Cell]:
     for thing, damages in INDEX_KEYS.items():
         for place in VALUE_PLACES:
             yield from (Cell(thing, place, damage) for damage in damages)
+    for place in VALUE_PLACES:
+        yield from (Cell(DELETION, place, damage) for damage in DELETION_DAMAGES)
     for place in ("killed", "stopped"):
         for thing in META_PAGES:
             yield from (Cell(thing, place, damage) for damage in META_DAMAGES)
@@ -189,6 +199,8 @@ def apply(cell: Cell, root: Path) -> None:
         _damage_value(cell, root)
     elif cell.thing in INDEX_KEYS:
         _damage_key(cell, root)
+    elif cell.thing == DELETION:
+        _damage_deletion(cell, root)
     elif cell.thing in META_PAGES or cell.thing in DATA_PAGES:
         _edit(_index_of(root), lambda data: _damage_page(cell, data))
     else:
@@ -381,6 +393,33 @@ def _damage_key(cell: Cell, root: Path) -> None:
                 case _:
                     key.append(0)
             txn.put(table, bytes(key), value)
+    finally:
+        store.close()
+
+
+def _damage_deletion(cell: Cell, root: Path) -> None:
+    """What tells whose pages have yet to go, which a checkpoint of many pages leaves behind."""
+    store = open_lmdb(str(root / "ledgers" / "index"), 64 * MIB, TABLES)
+    try:
+        with store.write() as txn:
+            note_deletion(txn, probe_ledger("below", "deleted"))
+            ((name, value),) = deletions(txn, 2)
+            txn.delete("meta", name)
+            key = bytearray(name[len(META_DELETING) :])
+            match cell.damage:
+                case "first bit":
+                    key[0] ^= 0x80
+                case "cut to half":
+                    del key[len(key) // 2 :]
+                case "one byte more":
+                    key.append(0)
+                case "value":
+                    value = bytes([value[0] ^ 0x10]) + value[1:]
+                case _:
+                    key[:] = ledger_key(DENSE)
+            if cell.damage == DELETION_DAMAGES[-2]:
+                value = b""
+            txn.put("meta", META_DELETING + key, value)
     finally:
         store.close()
 

@@ -13,6 +13,7 @@ from tests.matrix.cells import (
     BLOCK_FIELDS,
     COOKIES,
     DATA_PAGES,
+    DELETION,
     INDEX_VALUES,
     KEY_DAMAGES,
     META_PAGES,
@@ -266,6 +267,14 @@ RULES: tuple[Rule, ...] = (
         _set("missing"),
         Outcome.REBUILD,
         "before a file without a row is removed, a start looks for entries that are in it",
+    ),
+    Rule(
+        _set(DELETION),
+        None,
+        None,
+        Outcome.REBUILD,
+        "pages are removed only if the key is what its value says, and the row of the ledger says"
+        " that it was deleted",
     ),
     Rule(
         _set("bookie id", "instance id"),

@@ -19,11 +19,11 @@ from bookie.formats.index_rows import file_key, ledger_key
 from bookie.formats.pages import page_key
 from bookie.ids import Status
 from bookie.storage.boot import Identity
+from bookie.storage.deletions import META_DELETING
 from bookie.storage.engine import Engine
 from bookie.storage.files import read_header
 from bookie.storage.index import INTEGRITY_SOUND, META_FORMAT, META_MARK, TABLES
 from bookie.storage.journal import JournalRequest, RequestKind
-from bookie.storage.page_walk import META_DELETING
 from bookie.storage.scan import ScannedBlock, blocks
 from tests.unit.storage.machine import (
     IDENTITY,

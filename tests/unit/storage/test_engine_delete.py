@@ -11,8 +11,8 @@ import pytest
 from bookie.errors import DiskFullError
 from bookie.formats.index_rows import FileState
 from bookie.ids import Status
+from bookie.storage.deletions import PAGES_DELETED_MAX
 from bookie.storage.engine import Engine
-from bookie.storage.index import PAGES_DELETED_MAX
 from tests.unit.storage.machine import (
     KIB,
     Machine,

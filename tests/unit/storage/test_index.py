@@ -15,13 +15,13 @@ from bookie.formats.blocks import FileKind
 from bookie.formats.index_rows import FileState, LedgerIndexRow, Mark, file_key, ledger_key
 from bookie.formats.pages import page_key
 from bookie.ids import MAX_ID
+from bookie.storage.deletions import META_DELETING, PAGES_DELETED_MAX
 from bookie.storage.index import (
     INTEGRITY_SOUND,
     INTEGRITY_SUSPECT,
     META_FORMAT,
     META_INTEGRITY,
     META_MARK,
-    PAGES_DELETED_MAX,
     TABLES,
     CheckpointChange,
     Index,
@@ -205,6 +205,52 @@ def test_more_deleted_ledgers_than_one_transaction_looks_at(index: Index) -> Non
         committed = index.commit(CheckpointChange(mark))
     assert index.verify_pages() == 0
     assert index.files()[1].live_bytes == 0
+
+
+@pytest.mark.parametrize("value", [b"", None], ids=["older", "newer"])
+@pytest.mark.parametrize("named", [8, 9, 6], ids=["living", "deleted", "unknown"])
+def test_a_deletion_that_names_another_ledger_removes_nothing(
+    index: Index, store: KeyValueStore, named: int, value: bytes | None
+) -> None:
+    """Its key says whose pages go: a ledger that lives loses none by a key that was damaged."""
+    for sequence, ledger_id in enumerate((7, 8, 9), 1):
+        index.commit(change(ledger_id, range(64 * (PAGES_DELETED_MAX + 1)), offset=5000 + sequence))
+    mark = Mark(1, 6000, 4, NONCE)
+    assert index.commit(CheckpointChange(mark, [LedgerChange(9, DELETED)])).deletions_left
+    while index.is_deleting():
+        index.commit(CheckpointChange(mark))
+    index.commit(CheckpointChange(mark, [LedgerChange(7, DELETED)]))
+    with store.write() as txn:
+        name = META_DELETING + ledger_key(7)
+        written = txn.get("meta", name)
+        assert written
+        txn.delete("meta", name)
+        txn.put("meta", META_DELETING + ledger_key(named), written if value is None else value)
+    before = index.ledger(8), index.files()
+    if (named, value) == (9, b""):
+        # An older version's name has no checksum. Nothing is lost, and the sum over all pairs tells
+        # the next start that the other one is not there.
+        index.commit(CheckpointChange(mark))
+    else:
+        with pytest.raises(CorruptionError):
+            index.commit(CheckpointChange(mark))
+        with pytest.raises(CorruptionError):
+            index.verify_pages()
+    assert (index.ledger(8), index.files()) == before
+    assert len(index.entry_ids(8, 0, MAX_ID)[0]) == 64 * (PAGES_DELETED_MAX + 1)
+
+
+def test_a_deletion_of_an_older_version_is_carried_out(index: Index, store: KeyValueStore) -> None:
+    """Its name has no checksum beside it."""
+    index.commit(change(7, range(64 * (PAGES_DELETED_MAX + 1))))
+    mark = Mark(1, 6000, 4, NONCE)
+    assert index.commit(CheckpointChange(mark, [LedgerChange(7, DELETED)])).deletions_left
+    with store.write() as txn:
+        txn.put("meta", META_DELETING + ledger_key(7), b"")
+    assert index.verify_pages() == 1
+    assert not index.commit(CheckpointChange(mark)).deletions_left
+    assert not index.is_deleting()
+    assert index.verify_pages() == 0
 
 
 def test_a_file_dies_only_below_the_mark_and_sealed(index: Index) -> None:
