@@ -85,12 +85,28 @@ class AppendQueue:
         self.next_entry_id = entry_id + 1
 
     def put_many(
-        self, payloads: Sequence[bytes], sizes: Iterable[int], future: Future[range]
+        self, payloads: Sequence[bytes], sizes: Iterable[int], total: int, future: Future[range]
     ) -> None:
         """Queue at least one entry; `sizes` are theirs, `future` gets the range of their ids.
 
-        Groups are cut by bisection, so that nothing here runs per entry but C code.
+        `total` is the sum of the sizes. Mostly all fit into the open group; else groups are cut by
+        bisection, so that nothing here runs per entry but C code.
         """
+        overhead, count = self.overhead_bytes, len(payloads)
+        group = self._open
+        packed = group.packed_bytes + total + count * overhead
+        if packed <= self._bytes_max and len(group.payloads) + count <= self._entries_max:
+            group.payloads += payloads
+            group.packed_bytes = packed
+        else:
+            self._cut(payloads, sizes)
+        first = self.next_entry_id
+        self.next_entry_id = first + count
+        self._open.futures.append(future)
+        self._open.outcomes.append(range(first, self.next_entry_id))
+
+    def _cut(self, payloads: Sequence[bytes], sizes: Iterable[int]) -> None:
+        """Fill the open group and as many after it as are needed."""
         overhead, count = self.overhead_bytes, len(payloads)
         ends = list(accumulate(sizes, initial=0))
         start = 0
@@ -110,10 +126,6 @@ class AppendQueue:
             group.payloads += payloads[start:end]
             group.packed_bytes = ends[end] + end * overhead - packed
             start = end
-        first = self.next_entry_id
-        self.next_entry_id = first + count
-        self._open.futures.append(future)
-        self._open.outcomes.append(range(first, self.next_entry_id))
 
     def take(self) -> Group:
         """The oldest group; there is one."""

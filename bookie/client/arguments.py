@@ -34,7 +34,10 @@ def checked_payloads(payloads: object) -> list[bytes]:
         raise BadRequestError(
             f"payloads must be many, such as a list of bytes, not {type(payloads).__name__}"
         )
-    return [p if type(p) is bytes else checked_bytes(p, "a payload") for p in payloads]
+    entries = list(payloads)
+    if list(map(type, entries)).count(bytes) == len(entries):
+        return entries
+    return [checked_bytes(payload, "a payload") for payload in entries]
 
 
 def checked_entry_id(value: object, name: str) -> int:

@@ -221,14 +221,16 @@ class WriterHandle:
             raise fresh(self._refusal)
         if not entries:
             return range(0)
-        self._queue.check(max(sizes))
+        total = sum(sizes)
+        if total > self._queue.payload_bytes_max:
+            self._queue.check(max(sizes))
         if self._room.is_blocked:
             await self._room.wait()
             if self._refusal is not None:
                 raise fresh(self._refusal)
         future: asyncio.Future[range] = self._loop.create_future()
-        self._queue.put_many(entries, sizes, future)
-        self._room.take(len(entries), sum(sizes))
+        self._queue.put_many(entries, sizes, total, future)
+        self._room.take(len(entries), total)
         self._schedule_flush()
         return await future
 

@@ -39,7 +39,7 @@ async def test_many_at_once_make_the_groups_of_one_by_one(seed: int) -> None:
     for _ in range(random.randrange(1, 6)):
         payloads = [random.randbytes(random.randint(0, sizes_max)) for _ in range(25)]
         part = payloads[: random.randrange(1, 25)]
-        at_once.put_many(part, list(map(len, part)), future())
+        at_once.put_many(part, list(map(len, part)), len(b"".join(part)), future())
         for payload in part:
             one_by_one.put(payload, future())
     assert at_once.next_entry_id == one_by_one.next_entry_id
@@ -59,8 +59,8 @@ async def test_who_appends_many_waits_for_the_last_group() -> None:
     filled = queue()
     first = asyncio.get_running_loop().create_future()
     second = asyncio.get_running_loop().create_future()
-    filled.put_many([b"x"] * 25, [1] * 25, first)
-    filled.put_many([b"y"] * 2, [1] * 2, second)
+    filled.put_many([b"x"] * 25, [1] * 25, 25, first)
+    filled.put_many([b"y"] * 2, [1] * 2, 2, second)
     groups = groups_of(filled)
     assert [group.entries for group in groups] == [10, 10, 7]
     assert [group.outcomes for group in groups] == [[], [], [range(25), range(25, 27)]]
