@@ -42,8 +42,22 @@ T = TypeVar("T")
 MetadataEvent = MetadataRead | MetadataWritten | MetadataConflict | MetadataFailed
 
 
+PART_SECONDS = 0.5
+"""What one look at the clock adds to a timer at most."""
+
+LATE_SECONDS = 0.1
+"""A part that ends later than this ended in a loop that was held up."""
+
+
 class Timers:
-    """The timers of one machine."""
+    """The timers of one machine, which go by the time in which the event loop ran.
+
+    A loop that was held up, by its own program or because the process was stopped, finds its timers
+    run out before it has looked at a single answer that arrived meanwhile. So a timer is made of
+    short parts, one begun when the one before was over: however long the loop stood still, that is
+    one part of the time. After a last part that came late there is one more, and no other, so that
+    a loop that is always late has timeouts as well.
+    """
 
     def __init__(self, on_fired: Callable[[TimerId], None]) -> None:
         self._on_fired = on_fired
@@ -53,8 +67,7 @@ class Timers:
     def start(self, effect: StartTimer) -> None:
         """Start a timer, or start it anew."""
         self.cancel(effect.timer)
-        handle = self._loop.call_later(effect.seconds, self._fire, effect.timer)
-        self._running[effect.timer] = handle
+        self._begin_part(effect.timer, effect.seconds, is_last=False)
 
     def cancel(self, timer: TimerId) -> None:
         """Forget a timer, if it runs."""
@@ -68,9 +81,22 @@ class Timers:
             handle.cancel()
         self._running.clear()
 
-    def _fire(self, timer: TimerId) -> None:
-        del self._running[timer]
-        self._on_fired(timer)
+    def _begin_part(self, timer: TimerId, seconds: float, *, is_last: bool) -> None:
+        """Wait for a part of `seconds`; `is_last` says that it ends the timer, late or not."""
+        part = min(seconds, PART_SECONDS)
+        due = self._loop.time() + part
+        self._running[timer] = self._loop.call_at(
+            due, self._end_part, timer, due, seconds - part, is_last
+        )
+
+    def _end_part(self, timer: TimerId, due: float, left_seconds: float, is_last: bool) -> None:
+        if left_seconds > 0:
+            self._begin_part(timer, left_seconds, is_last=False)
+        elif not is_last and self._loop.time() - due > LATE_SECONDS:
+            self._begin_part(timer, PART_SECONDS, is_last=True)
+        else:
+            del self._running[timer]
+            self._on_fired(timer)
 
 
 class Calls(Generic[T]):

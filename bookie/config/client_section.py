@@ -21,7 +21,10 @@ class ClientSettings(Section):
     own: ClassVar[bool] = True
 
     add_timeout_seconds: float = Field(
-        default=5.0, gt=0, description="Time for a bookie to answer an add before it is replaced."
+        default=5.0,
+        gt=0,
+        description="Time for a bookie to answer an add before it is replaced. Not counted is how"
+        " long the client's own event loop stood still.",
     )
     read_timeout_seconds: float = Field(
         default=5.0,
