@@ -92,7 +92,7 @@ def a_force_waits_for_nothing(patch: pytest.MonkeyPatch) -> None:
 
 def deleted_pages_stay(patch: pytest.MonkeyPatch) -> None:
     """Space of deleted ledgers is never given back."""
-    patch.setattr(index._Commit, "delete_pages", lambda self: False)
+    patch.setattr(index, "delete_pages", lambda txn, slots: False)
 
 
 def the_mark_is_taken_late(patch: pytest.MonkeyPatch) -> None:
