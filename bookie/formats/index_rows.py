@@ -63,6 +63,7 @@ _FILE = struct.Struct("<BBBBQQ")
 _MARK = struct.Struct("<IQQ16s")
 _LEDGER_KEY = struct.Struct(">Q")
 _FILE_KEY = struct.Struct(">I")
+LEDGER_KEY_SIZE_BYTES = _LEDGER_KEY.size
 
 _FENCED, _LIMBO, _KEY_KNOWN, _DELETED = 1, 2, 4, 8
 

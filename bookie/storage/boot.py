@@ -55,6 +55,7 @@ from bookie.storage.index import (
 from bookie.storage.index_place import open_index
 from bookie.storage.journal import SMALL_FILES_BYTES, JournalWriter, journal_path
 from bookie.storage.ledger_state import LedgerState, highest_id
+from bookie.storage.page_walk import first_ledger_with_pages
 from bookie.storage.portion import Portion
 from bookie.storage.replay import Replay, ReplayOutcome
 
@@ -96,7 +97,7 @@ class Booted:
     mark: Mark
     states: dict[int, LedgerState]
     indexed_max: int
-    """No ledger above it has a row in the index, unless `states` have it."""
+    """No ledger above it has a row or pages in the index, unless `states` have it."""
     dead_files: tuple[int, ...]
     report: BootReport
 
@@ -188,7 +189,9 @@ class Boot:
         journals, logs = self._files_on_disk()
         self._start_numbers(rows, journals, logs)
         outcome = self._outcome(index, rows, journals, logs, rebuilt=rebuilt)
-        indexed_max = highest_id(index.first_ledger_above)
+        # Both: a ledger whose row is lost is no new one.
+        paged = partial(first_ledger_with_pages, index.store)
+        indexed_max = max(highest_id(index.first_ledger_above), highest_id(paged))
         integrity = INTEGRITY_SUSPECT if self._corrupt or rebuilt else index.integrity()
         writer, mark = self._new_journal(outcome)
         removed = [number for number in rows if number not in journals and number not in logs]
@@ -270,7 +273,8 @@ class Boot:
             return self._new_index(error), True
         try:
             if index.check_format():
-                index.mark()
+                if index.mark() is None and index.files():
+                    raise CorruptionError("the index has files and no mark")
                 return index, False
         except NewerFormatError:
             index.close()

@@ -75,13 +75,22 @@ def check_deletions(txn: ReadTransaction) -> None:
 
 
 def row_since(txn: ReadTransaction, ledger_id: int, deleted_after_ms: int) -> LedgerIndexRow | None:
-    """The row of a ledger, unless it was deleted earlier than that and has no pages left."""
+    """The row of a ledger, unless it was deleted earlier than that and has no pages left.
+
+    Raises:
+        CorruptionError: the row is damaged, or there is none of a ledger that has pages: taken for
+            a new one, it would deny its entries, forget its fence, and write over its pages.
+    """
     key = ledger_key(ledger_id)
     data = txn.get("ledgers", key)
     row = None if data is None else decode_ledger_row(ledger_id, data)
-    if row is None or row.deleted_at_ms is None or row.deleted_at_ms >= deleted_after_ms:
+    if row is not None and (row.deleted_at_ms is None or row.deleted_at_ms >= deleted_after_ms):
         return row
-    return None if txn.get("meta", META_DELETING + key) is None else row
+    if row is not None and txn.get("meta", META_DELETING + key) is not None:
+        return row
+    if txn.range("locations", page_key(ledger_id, 0), page_key(ledger_id + 1, 0), 1):
+        raise CorruptionError(f"ledger {ledger_id} has pages in the index, but no row")
+    return None
 
 
 def delete_pages(txn: WriteTransaction, slots: SlotWriter) -> bool:

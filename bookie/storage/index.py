@@ -69,11 +69,18 @@ META_CLEAN = b"clean"
 META_BOOT_ID = b"boot_id"
 META_INTEGRITY = b"needs_integrity_check"
 
-INTEGRITY_SOUND = b"0"
-INTEGRITY_SUSPECT = b"1"
+INTEGRITY_SOUND = b"sound"
+INTEGRITY_SUSPECT = b"suspect"
 """Durable data is damaged or missing, and not every ledger in doubt is in limbo yet."""
-INTEGRITY_IN_LIMBO = b"2"
+INTEGRITY_IN_LIMBO = b"in limbo"
 """Every ledger in doubt is in limbo, or the doubt concerns nothing that could be denied."""
+_INTEGRITY_OF = {
+    INTEGRITY_SOUND: INTEGRITY_SOUND,
+    INTEGRITY_IN_LIMBO: INTEGRITY_IN_LIMBO,
+    # As an older version wrote them: a flipped bit makes one of the other.
+    b"0": INTEGRITY_SOUND,
+    b"2": INTEGRITY_IN_LIMBO,
+}
 
 LEDGERS_AT_ONCE = 1024
 """Ledgers whose slots one step of a commit writes."""
@@ -164,11 +171,15 @@ class Index:
         return self.integrity() != INTEGRITY_SOUND
 
     def integrity(self) -> bytes:
-        """What is known about the durable data, an ``INTEGRITY_`` value; nonsense is suspect."""
-        value = self.meta(META_INTEGRITY)
-        if value is None:
-            return INTEGRITY_SOUND
-        return value if value in (INTEGRITY_SOUND, INTEGRITY_IN_LIMBO) else INTEGRITY_SUSPECT
+        """What is known about the durable data, an ``INTEGRITY_`` value.
+
+        Nonsense is suspect, and so is nothing in an index with a mark, which came with a value.
+        """
+        with self._store.read() as txn:
+            value = txn.get("meta", META_INTEGRITY)
+            if value is None and txn.get("meta", META_MARK) is None:
+                return INTEGRITY_SOUND
+        return _INTEGRITY_OF.get(value or b"", INTEGRITY_SUSPECT)
 
     def check_format(self) -> bool:
         """Whether the index has content of this format; False when it is new.

@@ -8,7 +8,8 @@ import numpy as np
 
 from bookie.env import KeyValueStore
 from bookie.errors import CorruptionError
-from bookie.formats.pages import COLUMNS, SLOTS_PER_PAGE, Slots, decode_pages
+from bookie.formats.index_rows import LEDGER_KEY_SIZE_BYTES, ledger_keys_above, parse_ledger_key
+from bookie.formats.pages import COLUMNS, SLOTS_PER_PAGE, Slots, decode_pages, parse_page_key
 
 PAGES_PER_STEP = 1024
 _BEHIND_ALL = b"\xff" * 17
@@ -21,10 +22,11 @@ def pages_from(store: KeyValueStore, start: bytes) -> list[tuple[bytes, bytes]]:
 
 
 def verify_all_pages(store: KeyValueStore, files: Container[int]) -> int:
-    """Check the CRC of every page, and what files it names; returns how many pages there are.
+    """Check the CRC of every page, and what it names; returns how many pages there are.
 
     Raises:
-        CorruptionError: a page is damaged, or has an entry in a file that is not one of `files`.
+        CorruptionError: a page is damaged, is of a ledger without a row, or has an entry in a file
+            that is not one of `files`.
     """
     pages, start = 0, b""
     while pairs := pages_from(store, start):
@@ -35,9 +37,26 @@ def verify_all_pages(store: KeyValueStore, files: Container[int]) -> int:
         for number in np.unique(named[first]).tolist():
             if number not in files:
                 raise CorruptionError(f"the index has entries in file {number}, but no row of it")
+        _check_rows(store, pairs)
         pages += len(pairs)
         start = pairs[-1][0] + b"\x00"
     return pages
+
+
+def _check_rows(store: KeyValueStore, pairs: Sequence[tuple[bytes, bytes]]) -> None:
+    """Each of these pages is of a ledger with a row."""
+    with store.read() as txn:
+        for key in dict.fromkeys([key[:LEDGER_KEY_SIZE_BYTES] for key, _ in pairs]):
+            if txn.get("ledgers", key) is None:
+                ledger_id = parse_ledger_key(key)
+                raise CorruptionError(f"ledger {ledger_id} has pages in the index, but no row")
+
+
+def first_ledger_with_pages(store: KeyValueStore, after: int) -> int | None:
+    """The lowest id above `after` of a ledger with pages; FormatError if it is none."""
+    with store.read() as txn:
+        pairs = txn.range("locations", ledger_keys_above(after), _BEHIND_ALL, 1)
+    return parse_page_key(pairs[0][0])[0] if pairs else None
 
 
 def sound_slots(pairs: Sequence[tuple[bytes, bytes]]) -> tuple[Slots, list[bytes]]:

@@ -120,6 +120,7 @@ class Scrubber:
         self.findings: dict[tuple[int, int], str] = {
             _DAMAGE_KEY.unpack(key): value.decode(errors="replace")
             for key, value in values_of(integrity.index.store, META_DAMAGE)
+            if len(key) == _DAMAGE_KEY.size
         }
 
     # --- for operators -------------------------------------------------------------------

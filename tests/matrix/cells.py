@@ -77,7 +77,10 @@ INDEX_VALUES: dict[str, tuple[str, bytes]] = {
 }
 KEY_DAMAGES = ("first bit", "cut to half", "one byte more")
 INDEX_KEYS = {
-    "key of the last ledger": KEY_DAMAGES,
+    "key of a ledger": ("another one's", "missing"),
+    "key of the last ledger": (*KEY_DAMAGES, "another one's", "missing"),
+    "key of the mark": ("first bit", "missing"),
+    "key of the integrity flag": ("first bit", "missing"),
     "key of a journal's row": (*KEY_DAMAGES, "missing"),
     "key of a log's row": (*KEY_DAMAGES, "missing"),
 }
@@ -371,27 +374,37 @@ def _damage_value(cell: Cell, root: Path) -> None:
 
 def _damage_key(cell: Cell, root: Path) -> None:
     """Through LMDB, as a value."""
-    table = "ledgers" if cell.thing == "key of the last ledger" else "files"
-    place = "log" if cell.thing == "key of a log's row" else "below"
     store = open_lmdb(str(root / "ledgers" / "index"), 64 * MIB, TABLES)
     try:
+        with store.read() as txn:
+            last = txn.range("ledgers", b"", b"\xff" * 9, 2**31)[-1][0]
+        table, before = {
+            "key of a ledger": ("ledgers", ledger_key(DENSE)),
+            "key of the last ledger": ("ledgers", last),
+            "key of the mark": ("meta", META_MARK),
+            "key of the integrity flag": ("meta", META_INTEGRITY),
+        }.get(cell.thing, ("files", b""))
+        if table == "files":
+            place = "log" if cell.thing == "key of a log's row" else "below"
+            before = file_key(int(_file_at(place, root).stem))
         with store.write() as txn:
-            before, value = txn.range(table, b"", b"\xff" * 9, 2**31)[-1]
-            if table == "files":
-                before = file_key(int(_file_at(place, root).stem))
-                value = txn.get(table, before) or b""
-                assert value, before
+            value = txn.get(table, before) or b""
+            assert value, before
             txn.delete(table, before)
             key = bytearray(before)
             match cell.damage:
                 case "first bit":
                     key[0] ^= 0x80
+                case "another one's":
+                    # The lower one of a ledger that was never here.
+                    key[-1] ^= 0x20
                 case "cut to half":
                     del key[len(key) // 2 :]
                 case "missing":
                     return
                 case _:
                     key.append(0)
+            assert txn.get(table, bytes(key)) is None
             txn.put(table, bytes(key), value)
     finally:
         store.close()

@@ -250,9 +250,38 @@ RULES: tuple[Rule, ...] = (
     Rule(
         _set("key of the last ledger"),
         None,
-        None,
+        _set(*KEY_DAMAGES),
         Outcome.REBUILD,
         "a start looks for the lowest and for the highest ledger, and finds one that is none",
+    ),
+    Rule(
+        _set("key of a ledger", "key of the last ledger"),
+        _set("killed"),
+        _set("another one's", "missing"),
+        Outcome.IO_ERROR,
+        "a ledger without a row is new only if it has no pages: its entries are not denied, its"
+        " fence is not forgotten, and nothing is written over its pages",
+    ),
+    Rule(
+        _set("key of a ledger", "key of the last ledger"),
+        _set("system crashed"),
+        _set("another one's", "missing"),
+        Outcome.REBUILD,
+        "after a crash of the system every page and row is read at once",
+    ),
+    Rule(
+        _set("key of the mark"),
+        None,
+        None,
+        Outcome.REBUILD,
+        "an index with files and without a mark has lost it",
+    ),
+    Rule(
+        _set("key of the integrity flag"),
+        None,
+        None,
+        Outcome.INTEGRITY,
+        "an index with a mark has a flag, or has lost it",
     ),
     Rule(
         _set("key of a journal's row", "key of a log's row"),

@@ -12,11 +12,19 @@ import pytest
 from bookie.env import KeyValueStore, open_lmdb
 from bookie.errors import ChecksumError, CorruptionError, DiskFullError, FormatError
 from bookie.formats.blocks import FileKind
-from bookie.formats.index_rows import FileState, LedgerIndexRow, Mark, file_key, ledger_key
+from bookie.formats.index_rows import (
+    FileState,
+    LedgerIndexRow,
+    Mark,
+    encode_ledger_row,
+    file_key,
+    ledger_key,
+)
 from bookie.formats.pages import page_key
 from bookie.ids import MAX_ID
 from bookie.storage.deletions import META_DELETING, PAGES_DELETED_MAX
 from bookie.storage.index import (
+    INTEGRITY_IN_LIMBO,
     INTEGRITY_SOUND,
     INTEGRITY_SUSPECT,
     META_FORMAT,
@@ -276,6 +284,58 @@ def test_ledgers_are_listed_in_pages(index: Index) -> None:
     assert [i for i, _ in index.ledgers(1, 2)] == [5, 2**40]
     assert index.ledgers(MAX_ID, 2) == []
     assert index.ledger_count() == 5
+
+
+def test_a_ledger_with_pages_and_no_row_is_no_new_one(index: Index, store: KeyValueStore) -> None:
+    """Neither is one that was deleted long ago, if its pages never went."""
+    for sequence, ledger_id in enumerate((6, 7, 8)):
+        index.commit(change(ledger_id, range(100), offset=5000 + sequence))
+    assert index.verify_pages() == 6
+    with store.write() as txn:
+        row = txn.get("ledgers", ledger_key(7)) or b""
+        txn.delete("ledgers", ledger_key(7))
+        txn.put("ledgers", ledger_key(6), encode_ledger_row(6, DELETED))
+    for ledger_id in (6, 7):
+        with pytest.raises(CorruptionError, match=f"ledger {ledger_id} has pages"):
+            index.ledger_since(ledger_id, 10)
+    assert index.ledger_since(6, 1) == DELETED
+    assert index.ledger_since(8, 10) is not None
+    assert index.ledger_since(9, 10) is None
+    with pytest.raises(CorruptionError, match="ledger 7 has pages"):
+        index.verify_pages()
+    with store.write() as txn:
+        # Of a ledger that was never here: nothing but its own checksum is wrong.
+        txn.put("ledgers", ledger_key(71), row)
+    with pytest.raises(ChecksumError):
+        index.ledger(71)
+
+
+@pytest.mark.parametrize("value", [INTEGRITY_SUSPECT, INTEGRITY_IN_LIMBO])
+def test_no_single_bit_ends_a_doubt(index: Index, store: KeyValueStore, value: bytes) -> None:
+    """Neither of the flag nor of its name, once the index has a mark."""
+    index.commit(CheckpointChange(Mark(1, 5000, 1, NONCE), meta={META_INTEGRITY: value}))
+    assert index.integrity() == value
+    for bit in range(8 * len(value)):
+        damaged = bytearray(value)
+        damaged[bit // 8] ^= 1 << bit % 8
+        with store.write() as txn:
+            txn.put("meta", META_INTEGRITY, bytes(damaged))
+        assert index.integrity() == INTEGRITY_SUSPECT
+    with store.write() as txn:
+        txn.delete("meta", META_INTEGRITY)
+    assert index.integrity() == INTEGRITY_SUSPECT
+
+
+@pytest.mark.parametrize(
+    ("value", "meaning"),
+    [(b"0", INTEGRITY_SOUND), (b"1", INTEGRITY_SUSPECT), (b"2", INTEGRITY_IN_LIMBO)],
+)
+def test_what_an_older_version_wrote_of_a_doubt_is_understood(
+    index: Index, store: KeyValueStore, value: bytes, meaning: bytes
+) -> None:
+    """It was a digit."""
+    index.commit(CheckpointChange(Mark(1, 5000, 1, NONCE), meta={META_INTEGRITY: value}))
+    assert index.integrity() == meaning
 
 
 def test_a_newer_format_refuses(index: Index, store: KeyValueStore) -> None:

@@ -10,7 +10,7 @@ from bookie.formats.pages import page_key
 from bookie.ids import Status
 from bookie.storage.engine import Engine
 from bookie.storage.index import INTEGRITY_IN_LIMBO
-from bookie.storage.scrub import META_POSITION
+from bookie.storage.scrub import META_DAMAGE, META_POSITION
 from tests.unit.storage.machine import KIB, MIB, Machine, add, read
 
 
@@ -55,6 +55,16 @@ async def test_a_sound_bookie_has_nothing_to_report(machine: Machine) -> None:
     async with killed.engine() as engine:
         assert await scrub(engine) == {}
         assert engine.scrubber.report.files == len(engine._booted.index.files()) == 4
+
+
+@pytest.mark.parametrize("size", [0, 4, 13])
+async def test_a_finding_whose_place_is_none_is_no_finding(machine: Machine, size: int) -> None:
+    """Its key in the index was damaged; what it was about is found again."""
+    async with machine.engine() as engine:
+        await live(engine)
+        engine._booted.index.put_meta({META_DAMAGE + bytes(size): b"somewhere"})
+    async with machine.engine() as engine:
+        assert engine.scrubber.findings == {}
 
 
 async def test_damage_is_found_reported_once_and_remembered(machine: Machine) -> None:
