@@ -36,6 +36,7 @@ from bookie.protocol.exchange import (
     WriteMetadata,
 )
 from bookie.rpc.channels import LacReply, ReadReply
+from bookie.rpc.deadlines import LATE_SECONDS
 
 T = TypeVar("T")
 
@@ -44,9 +45,6 @@ MetadataEvent = MetadataRead | MetadataWritten | MetadataConflict | MetadataFail
 
 PART_SECONDS = 0.5
 """What one look at the clock adds to a timer at most."""
-
-LATE_SECONDS = 0.1
-"""A part that ends later than this ended in a loop that was held up."""
 
 
 class Timers:

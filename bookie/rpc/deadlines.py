@@ -2,12 +2,22 @@
 
 A timer for each call is a fifth of what a read of one entry costs its client besides gRPC, and
 nearly every one of them is cancelled.
+
+A loop that was held up, by its own program or because the process was stopped, finds time to be
+over before it has looked at a single answer that arrived meanwhile. Whoever is due then gets a
+moment more, once.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, Final
+
+LATE_SECONDS: Final = 0.1
+"""A timer that fires later than this fires in a loop that was held up."""
+
+GRACE_SECONDS: Final = 0.5
+"""For answers to come from their sockets after that."""
 
 
 def is_being_cancelled() -> bool:
@@ -23,6 +33,8 @@ class Deadlines:
         self._due: dict[Any, float] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._wake_at = 0.0
+        self._is_grace = False
+        """Whether those who are due were spared when the timer fired last."""
 
     def start(self, call: Any, seconds: float) -> None:
         """Cancel `call` after that time, unless `stop` comes first."""
@@ -53,6 +65,11 @@ class Deadlines:
         loop = asyncio.get_running_loop()
         # Some loops wake up a moment early, by the resolution of their clock.
         now = max(loop.time(), self._wake_at)
+        is_late = bool(self._due) and now - self._wake_at > LATE_SECONDS
+        self._is_grace = is_late and not self._is_grace
+        if self._is_grace:
+            self._arm(loop, now + GRACE_SECONDS)
+            return
         for call in [call for call, due in self._due.items() if due <= now]:
             del self._due[call]
             call.cancel()

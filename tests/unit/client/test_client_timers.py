@@ -3,58 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import selectors
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable
 from typing import cast
 
 import pytest
 
-from bookie.client.driver import LATE_SECONDS, PART_SECONDS, Timers
+from bookie.client.driver import PART_SECONDS, Timers
 from bookie.client.writer import WriterHandle
 from bookie.cluster.ledgers import LedgerManager
 from bookie.errors import BookieError, NotEnoughBookiesError
 from bookie.formats.ledger_metadata import Versioned
 from bookie.protocol.exchange import StartTimer, TimerId
+from bookie.rpc.deadlines import LATE_SECONDS
+from tests.held_up import Loop, in_virtual_time
 from tests.unit.client.fake_pool import fake_pool, metadata_of
-
-
-class Loop(asyncio.SelectorEventLoop):
-    """A loop whose clock a test moves; waiting for the next timer takes no time.
-
-    `hold_up` is what a call that blocks, or a process that is stopped, does to it: time passes, and
-    timers run out before anything else is done.
-    """
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        super().__init__(_Selector(self))
-
-    def time(self) -> float:
-        return self.now
-
-    def hold_up(self, seconds: float) -> None:
-        self.now += seconds
-
-
-class _Selector(selectors.DefaultSelector):
-    def __init__(self, loop: Loop) -> None:
-        super().__init__()
-        self._loop = loop
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Nothing ever arrives from outside: what is waited for is the clock."""
-        assert timeout is not None, "nothing is left to wait for"
-        self._loop.now += timeout
-        return []
-
-
-def in_virtual_time(test: Callable[[Loop], Coroutine[object, object, None]]) -> None:
-    """Run a test on a loop whose clock it may move."""
-    loop = Loop()
-    try:
-        loop.run_until_complete(test(loop))
-    finally:
-        loop.close()
 
 
 class Fired:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from bookie.rpc.deadlines import Deadlines
+import pytest
+
+from bookie.rpc.deadlines import GRACE_SECONDS, Deadlines
+from tests.held_up import Loop, in_virtual_time
 
 LONG = 3600.0
 
@@ -70,3 +73,42 @@ async def test_nothing_is_cancelled_after_the_end() -> None:
     await asyncio.sleep(0.01)
     assert order == []
     assert deadlines.stop(call)
+
+
+def test_what_came_while_the_loop_stood_still_is_looked_at_first() -> None:
+    """Who is due then gets a moment more, once; the next one has its own time."""
+
+    async def test(loop: Loop) -> None:
+        order: list[Call] = []
+        deadlines = Deadlines()
+        answered, silent, later = Call(order), Call(order), Call(order)
+        deadlines.start(answered, 5.0)
+        deadlines.start(silent, 5.0)
+        deadlines.start(later, 3700.0)
+        loop.hold_up(3600.0)
+        for _ in range(10):  # the turns that an answer needs to come from its socket
+            await asyncio.sleep(0)
+        assert deadlines.stop(answered)
+        assert order == []
+        await silent.cancelled.wait()
+        assert loop.now == pytest.approx(3600.0 + GRACE_SECONDS)
+        await later.cancelled.wait()
+        assert loop.now == pytest.approx(3700.0)
+        assert order == [silent, later]
+
+    in_virtual_time(test)
+
+
+def test_a_loop_that_is_always_late_has_deadlines() -> None:
+    """Nobody is spared twice."""
+
+    async def test(loop: Loop) -> None:
+        order: list[Call] = []
+        deadlines = Deadlines()
+        deadlines.start(Call(order), 5.0)
+        for _ in range(10):
+            loop.hold_up(5.0)
+            await asyncio.sleep(0)
+        assert len(order) == 1
+
+    in_virtual_time(test)
