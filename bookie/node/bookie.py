@@ -140,7 +140,11 @@ class Bookie:
         The outcome is the reply once the request is durable (written, if `deferred_sync`) or
         refused. `admitted` bytes go back to the budget then, whoever is still listening.
         """
-        outcome = self._add(command)
+        try:
+            outcome = self._add(command)
+        except BaseException:
+            self._adds_in_flight.give_back(admitted)
+            raise
         if admitted:
             outcome.then(lambda _: self._adds_in_flight.give_back(admitted))
         return outcome

@@ -7,6 +7,7 @@ import errno
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -271,6 +272,16 @@ async def test_the_bytes_in_flight_are_bounded(tmp_path: Path) -> None:
         for _ in range(2):
             await room.bookie.add(add_command(batch(7, [1])), admitted=2000)
         await room.bookie.admit_add(4096)
+
+
+async def test_an_add_that_raises_gives_its_bytes_back(room: Room) -> None:
+    """Or the bookie would take less and less, and in the end nothing."""
+    no_batch = cast("EntryBatch", object())
+    for _ in range(3):
+        assert room.bookie.try_admit_add(1000)
+        with pytest.raises(AttributeError):
+            room.bookie.add(AddCommand(no_batch, 7, KEY, 0), 1000)
+    assert room.bookie._adds_in_flight.used == 0
 
 
 async def test_metrics_count_what_was_accepted(room: Room) -> None:
