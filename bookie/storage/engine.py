@@ -415,11 +415,15 @@ class Engine:
             self._checkpointer.rolled(rolled)
         written = 0
         self._queue.reported(block.requests)
-        for request in block.requests:
-            written += request.size_bytes if request.error is None else 0
-            if isinstance(request.error, DiskFullError):
-                self._turn_read_only(str(request.error))
-            request.complete(request)
+        try:
+            for request in block.requests:
+                written += request.size_bytes if request.error is None else 0
+                if isinstance(request.error, DiskFullError):
+                    self._turn_read_only(str(request.error))
+                request.complete(request)
+        except Exception as error:  # noqa: BLE001  (or nobody would hear of the rest of the block)
+            self._failed(error)
+            return
         self._journaled_bytes += written
         self._last_block_at = now
         self._vouched = self._vouched and not written

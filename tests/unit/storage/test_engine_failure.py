@@ -20,6 +20,7 @@ from bookie.errors import (
 from bookie.formats.pages import page_key
 from bookie.ids import Status
 from bookie.storage.engine import DEVICE_FULL, Engine
+from bookie.storage.journal import JournalRequest, RequestKind
 from tests.unit.storage.faulty_disk import Hold
 from tests.unit.storage.machine import (
     KIB,
@@ -101,6 +102,24 @@ async def test_a_failed_journal_acknowledges_nothing_any_more(machine: Machine, 
         assert not {"pwritev", "fdatasync"} & set(writes)
     names = [item.name for item in machine.disk.calls[calls:] if ".journal" in item.path]
     assert not {"pwritev", "fdatasync", "truncate"} & set(names)
+
+
+async def test_a_completion_that_raises_ends_the_engine(machine: Machine) -> None:
+    """Those behind it in its block would wait for ever, and nobody would know why."""
+
+    def broken(request: JournalRequest) -> None:
+        raise ValueError("a bug")
+
+    async with failing_engine(machine) as engine:
+        assert (await add(engine, 7, [0])).status is OK
+        hold = machine.disk.hold("fdatasync", ".journal")
+        await start_add(engine, batch(7, [1]))
+        await asyncio.to_thread(hold.wait_reached)
+        engine.admission.submit(JournalRequest(RequestKind.FORCE, broken))
+        await start_add(engine, batch(7, [2]))
+        hold.release()
+        await until_failed(engine)
+        assert (await add(engine, 7, [3])).status is IO_ERROR
 
 
 async def test_the_next_start_knows_that_a_disk_failed(machine: Machine) -> None:
