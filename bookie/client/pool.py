@@ -82,6 +82,8 @@ class AddLane:
         self._stream: AddStream | None = None
         self._users: dict[LaneUser, None] = {}
         self._awaited: dict[int, OnAnswer] = {}
+        self._heard_at = 0.0
+        """When the last answer came, or the stream was taken up."""
         self.is_up = False
         """Whether the bookie has taken the stream up; only then something may be sent."""
 
@@ -116,6 +118,17 @@ class AddLane:
         finally:
             self.leave(once)
 
+    def describe(self) -> str:
+        """How the lane stands, for the log of a writer that has waited in vain."""
+        bookie_id = self._connection.bookie_id
+        if not self.is_up or self._stream is None:
+            return f"{bookie_id}: down"
+        silent = asyncio.get_running_loop().time() - self._heard_at
+        return (
+            f"{bookie_id}: up, {len(self._awaited)} requests unanswered, "
+            f"{self._stream.queued_bytes} bytes not sent, last heard {silent:.1f} s ago"
+        )
+
     def drop(self) -> None:
         """The channel under the lane is gone."""
         self._stream = self._channel = None
@@ -143,6 +156,7 @@ class AddLane:
 
     def _on_open(self) -> None:
         self.is_up = True
+        self._heard_at = asyncio.get_running_loop().time()
         self._reconnect.succeeded()
         for user in list(self._users):
             user.on_up()
@@ -158,6 +172,7 @@ class AddLane:
                 user.on_down()
 
     def _on_answer(self, request_id: int, status: Status, message: str, /) -> None:
+        self._heard_at = asyncio.get_running_loop().time()
         on_answer = self._awaited.pop(request_id, None)
         if on_answer is not None:
             on_answer(status, message)

@@ -375,7 +375,10 @@ class WriterHandle:
             case ForceDone(error):
                 self._forced(error)
             case Failed(error):
-                _log.warning("writer_failed", ledger_id=self._ledger_id, reason=str(error))
+                lanes = [slot.lane.describe() for slot in self._slots]
+                _log.warning(
+                    "writer_failed", ledger_id=self._ledger_id, reason=str(error), lanes=lanes
+                )
                 self._fail(error)
             case Closed(metadata):
                 self._closed(metadata)

@@ -207,7 +207,10 @@ class StorageSettings(Section):
         json_schema_extra=DYNAMIC,
     )
     sync_warn_seconds: float = Field(
-        default=10.0, gt=0, description="A sync that takes longer is reported."
+        default=2.0,
+        gt=0,
+        description="A sync that takes longer is reported. Less than the time after which clients"
+        " give up, so that whoever asks why finds it in the log.",
     )
     sync_fail_seconds: float = Field(
         default=60.0,

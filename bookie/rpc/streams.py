@@ -125,6 +125,11 @@ class Stream:
         """Whether so much waits to be handed to gRPC that the owner should await `room`."""
         return self._attempt is not None and self._attempt.queued_bytes > QUEUE_BYTES_MAX
 
+    @property
+    def queued_bytes(self) -> int:
+        """What waits to be handed to gRPC, which takes it as the bookie reads."""
+        return 0 if self._attempt is None else self._attempt.queued_bytes
+
     def reopen(self) -> None:
         """Begin a new attempt; does nothing while one is open.
 

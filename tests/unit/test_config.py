@@ -380,3 +380,8 @@ def test_failpoints_are_armed_by_one_variable() -> None:
     """A crash test names failpoints in the environment; otherwise there are none."""
     assert read_failpoints({}) == ""
     assert read_failpoints({"BOOKIE_FAILPOINT": "journal.after_sync:3"}) == "journal.after_sync:3"
+
+
+def test_a_slow_sync_is_reported_before_a_client_gives_up() -> None:
+    """Or nothing on the bookie would say what failed its writers."""
+    assert StorageSettings().sync_warn_seconds < ClientSettings().add_timeout_seconds

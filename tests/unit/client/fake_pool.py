@@ -69,6 +69,9 @@ class FakeLane:
     def send(self, request_id: int, data: bytes, on_answer: OnAnswer) -> None:
         self.sent.append((request_id, data, on_answer))
 
+    def describe(self) -> str:
+        return f"{len(self.sent)} unanswered"
+
     def answer(self, status: Status = Status.OK, message: str = "") -> None:
         """Answer everything that was sent."""
         sent, self.sent = self.sent, []

@@ -214,8 +214,13 @@ async def test_a_writer_survives_the_restart_of_every_bookie(
     assert await payloads_of(bk, writer.ledger_id) == [b"0", b"0", b"1", b"1", b"2", b"2"]
 
 
-async def test_appends_wait_for_bookies_until_the_timeout(cluster: RealCluster) -> None:
-    """Two of three are gone: within the add timeout they may come back; after it, an error."""
+async def test_appends_wait_for_bookies_until_the_timeout(
+    cluster: RealCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two of three are gone: within the add timeout they may come back; after it, an error.
+
+    The log says then how each bookie stands. The ensemble's order is the placement's.
+    """
     async with connect(cluster.uri, add_timeout_seconds=2) as bk:
         writer = await bk.create_ledger()
         await writer.append(b"a")
@@ -230,6 +235,10 @@ async def test_appends_wait_for_bookies_until_the_timeout(cluster: RealCluster) 
         await cluster.stop(0)
         with pytest.raises(NotEnoughBookiesError):
             await writer.append(b"c")
+        failed = next(line for line in caplog.messages if line.startswith("writer_failed"))
+        assert "'b0: down'" in failed
+        assert "'b1: down'" in failed
+        assert "'b2: up, 0 requests unanswered, 0 bytes not sent, last heard " in failed
         await cluster.start(0)
         await cluster.start(1)
         assert (await writer.close()).last_entry_id == 1
