@@ -14,6 +14,7 @@ import asyncio
 import os
 import re
 import shutil
+import statistics
 import sys
 import tempfile
 import time
@@ -29,6 +30,7 @@ from tests.bench.processes import Served, served
 BATCH = 256
 SIZE = 1024
 SECONDS = 3.0
+ROUNDS = 3
 
 
 async def writer_of(at: Served) -> WriterHandle:
@@ -121,17 +123,22 @@ def percentiles(latencies: list[float]) -> str:
 
 
 async def measure(gigabytes: float, directory: Path) -> None:
-    """Alone, with a reader of the page cache, with a reader of the disk."""
+    """In turns: alone, with a reader of the page cache, alone, with a reader of the disk."""
     root = Path(tempfile.mkdtemp(prefix="bookie-bench-", dir=directory))
     try:
         async with served(root) as at:
             stored = await fill(at, SIZE, int(gigabytes * 1e9))
+            await at.settled()
             highest = await highest_rate(at)
             half = highest / 2
             print(f"highest {highest * BATCH:,.0f} adds/s, half of it:", flush=True)
-            alone = await paced(at, half, SECONDS)
-            print(f"alone          {percentiles(alone)} ms")
-            for what in ("hot", "cold"):
+            alone: list[list[float]] = []
+            p99s: dict[str, list[float]] = {"hot": [], "cold": []}
+            for what in ("hot", "cold") * ROUNDS:
+                await at.settled()
+                alone.append(await paced(at, half, SECONDS))
+                print(f"alone            {percentiles(alone[-1])} ms", flush=True)
+                await at.settled()
                 if what == "cold":
                     forget(at.journal)
                 finished = asyncio.Event()
@@ -142,12 +149,16 @@ async def measure(gigabytes: float, directory: Path) -> None:
                 if not latencies:
                     print(f"beside {what:4} read: over before an add was, {reading.result()}")
                     continue
-                ratio = latencies[int(len(latencies) * 0.99)] / alone[int(len(alone) * 0.99)]
+                p99s[what].append(latencies[int(len(latencies) * 0.99)])
                 print(
-                    f"beside {what:4} read {percentiles(latencies)} ms, p99 {ratio:.1f} times, "
-                    f"reader {reading.result()}",
+                    f"beside {what:4} read {percentiles(latencies)} ms, reader {reading.result()}",
                     flush=True,
                 )
+            usual = statistics.median(each[int(len(each) * 0.99)] for each in alone)
+            for what, found in p99s.items():
+                if found:
+                    ratio = statistics.median(found) / usual
+                    print(f"p99 beside a {what} read: {ratio:.1f} times that alone (medians)")
             lag = await asyncio.to_thread(loop_lag, at)
             print("loop late by at most so many seconds, so often:", lag)
     finally:

@@ -32,7 +32,7 @@ KEEP_EVERY = 5
 WANTED_RATIO = 1.3
 APPEND_BYTES = 1024
 APPENDS_PER_SECOND = 200
-BEFORE_SECONDS = 8.0
+BEFORE_SECONDS = 15.0
 
 
 @dataclass(slots=True)
@@ -107,6 +107,7 @@ async def measure(root: Path, ledgers: int, megabytes: int, seconds: float) -> N
             f"{len(ids)} ledgers written in {time.perf_counter() - began:.0f} s,"
             f" {disk_bytes(root) / 1e6:.0f} MB on disk; {len(kept)} of them stay"
         )
+        await bookie.settled()
         writer = await bookie.client.create_ledger(
             ensemble_size=1, write_quorum_size=1, ack_quorum_size=1
         )

@@ -1,12 +1,14 @@
 """What a bookie's index takes on disk for each entry, and its anonymous memory afterwards.
 
-    python -m tests.bench.bench_space [--entries 2000000] [--ledgers 20000] [--directory DIR] \
-        [--only dense large interleaved lone]
+    python -m tests.bench.bench_space [--only dense large interleaved lone] [--share 1.0] \
+        [--directory DIR]
 
 Loads of entries of 100 bytes: one ledger; a hundred, ten entries of each in turn; ledgers of one
-entry. And, when asked for, one ledger of entries of 1 KB: twenty million of them are 20 GB. The
-size is that of the LMDB pages in use once the bookie has stopped in order; memory is the RssAnon of
-the process before that, at rest and at its peak.
+entry. And one ledger of entries of 1 KB, twenty million of them, which are 20 GB; a smaller share
+of every load may be asked for. The size is that of the LMDB pages in use once the bookie has
+stopped in order, and that of the file with its free pages; memory is the RssAnon of the process
+before that, at rest and at its peak. Last is the time of a new start, from the call of the program
+until a client sees the bookie registered.
 """
 
 from __future__ import annotations
@@ -98,6 +100,15 @@ def used_bytes(index: Path) -> dict[str, int]:
         return tables
 
 
+LOADS: dict[str, tuple[Callable[[Served, int], Awaitable[None]], int]] = {
+    "dense": (dense, 10_000_000),
+    "large": (large, 20_000_000),
+    "interleaved": (interleaved, 2_000_000),
+    "lone": (lone, 100_000),
+}
+"""By name: a load, and its entries."""
+
+
 async def _peak(at: Served, peak: list[float]) -> None:
     while True:
         peak[0] = max(peak[0], at.anonymous_megabytes())
@@ -106,15 +117,9 @@ async def _peak(at: Served, peak: list[float]) -> None:
 
 async def measure(arguments: argparse.Namespace) -> None:
     """Each load on a bookie of its own."""
-    loads: list[tuple[str, Callable[[Served, int], Awaitable[None]], int]] = [
-        ("dense", dense, arguments.entries),
-        ("large", large, arguments.entries),
-        ("interleaved", interleaved, arguments.entries),
-        ("lone", lone, arguments.ledgers),
-    ]
-    for name, load, entries in loads:
-        if name not in arguments.only:
-            continue
+    for name in arguments.only:
+        load, all_entries = LOADS[name]
+        entries = int(all_entries * arguments.share)
         root = Path(tempfile.mkdtemp(prefix="bookie-bench-", dir=arguments.directory))
         peak = [0.0]
         try:
@@ -127,12 +132,17 @@ async def measure(arguments: argparse.Namespace) -> None:
                     await asyncio.sleep(1)
                     watcher.cancel()
                 rest = at.anonymous_megabytes()
-            tables = used_bytes(at.index)
+            tables, file_bytes = used_bytes(at.index), at.index.stat().st_blocks * 512
+            begin = time.perf_counter()
+            async with served(root, settings=arguments.settings):
+                started = time.perf_counter() - begin
             print(
                 f"{name:12} {entries:,} entries in {elapsed:.0f} s: index "
                 f"{sum(tables.values()) / entries:.1f} B an entry "
-                f"({', '.join(f'{name} {size / entries:.1f}' for name, size in tables.items())}), "
-                f"anonymous memory {rest:.0f} MB, at most {peak[0]:.0f} MB",
+                f"({', '.join(f'{name} {size / entries:.1f}' for name, size in tables.items())}; "
+                f"its file {file_bytes / entries:.1f}), "
+                f"anonymous memory {rest:.0f} MB, at most {peak[0]:.0f} MB; "
+                f"started again and registered in {started:.1f} s",
                 flush=True,
             )
         finally:
@@ -142,9 +152,8 @@ async def measure(arguments: argparse.Namespace) -> None:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--entries", type=int, default=2_000_000)
-    parser.add_argument("--ledgers", type=int, default=20_000)
-    parser.add_argument("--only", nargs="+", default=["dense", "interleaved", "lone"])
+    parser.add_argument("--only", nargs="+", choices=LOADS, default=list(LOADS))
+    parser.add_argument("--share", type=float, default=1.0, help="of the entries of each load")
     parser.add_argument("--settings", default="", help="lines of the section [storage]")
     parser.add_argument("--directory", type=Path, default=Path.cwd())
     run(measure(parser.parse_args()))

@@ -48,6 +48,17 @@ class Served:
         lines = Path(f"/proc/{self.pid}/io").read_text().splitlines()
         return int(next(line for line in lines if line.startswith("write_bytes")).split()[1])
 
+    async def settled(self) -> None:
+        """Return when the bookie has written nothing for a second: no load's rest slows the next.
+
+        Raises:
+            TimeoutError: it goes on for a minute.
+        """
+        async with asyncio.timeout(60):
+            before = -1
+            while before != (before := self.bytes_written()):  # noqa: ASYNC110  (no event either)
+                await asyncio.sleep(1)
+
     def anonymous_megabytes(self) -> float:
         """Anonymous memory of the bookie now."""
         status = Path(f"/proc/{self.pid}/status").read_text()
