@@ -56,15 +56,15 @@ class Reads:
             wanted = _first_wanted(command)
             return _negative_read(state, Status.NO_SUCH_LEDGER, "no such ledger", wanted)
         if first == NO_ENTRY:
-            first = last = await self._last_entry_id(state)
+            result = await self._last_entry(state)
             # In limbo nobody knows which entry is the last.
-            if last == NO_ENTRY or state.limbo:
+            if result is None or state.limbo:
                 return _negative_read(
                     state, Status.NO_SUCH_ENTRY, "the ledger has no entry here", 0
                 )
+            return _reply(state, result)
         if first == last and not command.stripe_modulus:
-            found = self._engine.read_one(state, first)
-            result = found if isinstance(found, ReadResult) else await found
+            result = await self._read_one(state, first)
         else:
             entries_max = self._settings.read_entries_max
             result = await self._engine.read(
@@ -82,9 +82,8 @@ class Reads:
         if state.deleted or not state.exists:
             return self._negative_lac(state, Status.NO_SUCH_LEDGER, "no such ledger")
         last_entry = b""
-        last = await self._last_entry_id(state)
-        if last != NO_ENTRY:
-            result = await self._engine.read(state, last, last, entries_max=1, bytes_max=1)
+        result = await self._last_entry(state)
+        if result is not None:
             if result.batch is None:
                 return LacReply(
                     Status.IO_ERROR, result.message or "the last entry cannot be read", b"", b"",
@@ -134,10 +133,27 @@ class Reads:
             if after == MAX_ID:
                 return
 
-    async def _last_entry_id(self, state: LedgerState) -> int:
-        """The highest stored id. `state` may be above it after the journal refused an add."""
-        if state.last_entry_id == NO_ENTRY or not state.bounds_uncertain:
-            return state.last_entry_id
+    async def _last_entry(self, state: LedgerState) -> ReadResult | None:
+        """The stored entry with the highest id, or why it cannot be read; None if there is none.
+
+        The state may be above it: after the journal refused an add, and after a crash that left
+        a row of the index with ids whose entries had not become durable.
+        """
+        last = state.last_entry_id
+        if last == NO_ENTRY:
+            return None
+        result = await self._read_one(state, last)
+        if result.batch is not None or result.stopped_by is not Status.NO_SUCH_ENTRY:
+            return result
+        last = await self._find_last(state)
+        return None if last == NO_ENTRY else await self._read_one(state, last)
+
+    async def _read_one(self, state: LedgerState, entry_id: int) -> ReadResult:
+        found = self._engine.read_one(state, entry_id)
+        return found if isinstance(found, ReadResult) else await found
+
+    async def _find_last(self, state: LedgerState) -> int:
+        """The highest id of the listing, which the state's bound becomes."""
         before = state.last_entry_id, state.comparisons
         highest = NO_ENTRY
         async for _, lasts in self._engine.entry_ranges(state, 0, MAX_ID):
@@ -145,7 +161,6 @@ class Reads:
         # An entry that was added meanwhile, above or below, must stay inside the bounds.
         if before == (state.last_entry_id, state.comparisons):
             state.last_entry_id = highest
-            state.bounds_uncertain = False
         return highest
 
     def _negative_lac(self, state: LedgerState, status: Status, message: str) -> LacReply:

@@ -225,7 +225,6 @@ class _AddDone:
     def __call__(self, request: JournalRequest) -> None:
         if request.error is not None:
             self.runs.refused(self.run)
-            self.state.bounds_uncertain = True
             # Whoever found these bytes stored, and waits for them, has to look again.
             self.state.comparisons += 1
         else:

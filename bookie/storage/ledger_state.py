@@ -37,7 +37,6 @@ class LedgerState:
 
     __slots__ = (
         "_key",
-        "bounds_uncertain",
         "comparisons",
         "deleted_at_ms",
         "entries",
@@ -76,10 +75,10 @@ class LedgerState:
         self.max_lac = known.max_lac
         self.first_entry_id = known.first_entry_id
         self.last_entry_id = known.last_entry_id
+        """No entry above it is stored. It may be too high: the journal may refuse what was
+        accepted, and a row of the index may be durable before the entries that it counts."""
         self.entries = known.entries
         self.payload_bytes = known.payload_bytes
-        self.bounds_uncertain = False
-        """Whether `last_entry_id` may be too high, because the journal refused an add."""
         self.comparisons = 0
         """Requests that touched ids at or below `last_entry_id`, accepted or refused later."""
         self.users = 0

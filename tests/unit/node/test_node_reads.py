@@ -11,10 +11,11 @@ import pytest
 from bookie.config import NodeSettings
 from bookie.errors import BadRequestError, NoSuchLedgerError, StorageFailedError
 from bookie.formats.commands import ReadCommand, ReadReply
+from bookie.formats.entry import parse_header
 from bookie.ids import MAX_ID, NO_ENTRY, Status
 from bookie.node.bookie import Bookie
 from bookie.node.reads import STRIPE_MODULUS_MAX
-from tests.unit.node.node_room import Room, add, ids_of, read, read_command, serving
+from tests.unit.node.node_room import Room, add, add_command, ids_of, read, read_command, serving
 from tests.unit.storage.faulty_disk import Hold
 from tests.unit.storage.machine import KEY, KIB, Machine, batch, start_add
 
@@ -251,6 +252,51 @@ async def test_the_last_entry_is_not_one_that_was_refused(room: Room) -> None:
     await fill_and_refuse(room, 7)
     assert ids_of(await read(room.bookie, 7, -1, -1)) == [2]
     assert (await room.engine.load(7)).last_entry_id == 2
+
+
+@pytest.mark.parametrize("how", ["stop", "kill", "power"])
+async def test_the_last_entry_is_not_one_that_was_refused_before_a_restart(
+    tmp_path: Path, how: str
+) -> None:
+    """Its id is in the index; what asks for the last entry is answered all the same."""
+    machine = Machine(tmp_path / "m")
+    async with serving(machine) as room:
+        await fill_and_refuse(room, 7)
+        await room.engine.checkpoint()
+        row = room.engine._booted.index.ledger(7)
+        assert row is not None
+        assert row.last_entry_id == 9
+        if how != "stop":
+            machine = machine.killed(how) if how == "kill" else machine.without_power(how)
+    async with serving(machine) as room:
+        for reply in (await room.bookie.read_lac(7, KEY), await room.bookie.fence(7, KEY)):
+            assert reply.status is OK
+            assert parse_header(reply.last_entry).entry_id == 2
+        assert ids_of(await read(room.bookie, 7, -1, -1)) == [2]
+
+
+async def test_a_row_may_be_durable_before_the_entries_it_counts(tmp_path: Path) -> None:
+    """Deferred adds come while a checkpoint writes its rows, and the power fails behind it."""
+    machine = Machine(tmp_path / "m")
+    async with serving(machine) as room:
+        await add(room.bookie, 7, range(3))
+        await room.bookie.add(add_command(batch(8, [0]), deferred_sync=True))
+        hold = machine.disk.hold("fdatasync", ".journal")
+        async with asyncio.TaskGroup() as tasks:
+            # The checkpoint has put its generation aside, and waits for the journal's sync.
+            tasks.create_task(room.engine.checkpoint())
+            await asyncio.to_thread(hold.wait_reached)
+            late = room.bookie.add(add_command(batch(7, [9]), deferred_sync=True))
+            hold.release()
+            assert (await late).status is OK
+        row = room.engine._booted.index.ledger(7)
+        assert row is not None
+        assert row.last_entry_id == 9
+        machine = machine.without_power("lost")
+    async with serving(machine) as room:
+        for reply in (await room.bookie.read_lac(7, KEY), await room.bookie.fence(7, KEY)):
+            assert reply.status is OK
+            assert parse_header(reply.last_entry).entry_id == 2
 
 
 @pytest.mark.parametrize("entry_id", [5, 12])
