@@ -1,7 +1,7 @@
 """The model test is worth something: an engine that is broken in one place does not pass it.
 
 Each breakage is one that a careless change could make. The model runs without shrinking until it
-fails, with the same examples every time.
+fails, with the very examples that the model test itself has by default: no more are needed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from bookie.storage.duplicates import DuplicateAdds
 from bookie.storage.journal import JournalWriter
 from bookie.storage.ledger_state import LedgerState
 from bookie.storage.write_cache import LocationTable
-from tests.property.storage.test_bookie_model import BookieModel
+from tests.property.storage.test_bookie_model import EXAMPLES, STEPS, BookieModel
 from tests.unit.storage.faulty_disk import Call, FaultyFile
 
 Break = Callable[[pytest.MonkeyPatch], None]
@@ -183,14 +183,14 @@ NAMES = [
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("breakage", BREAKAGES, ids=NAMES)
 def test_a_broken_engine_does_not_pass(breakage: Break, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever it is that the model notices first."""
+    """Whatever it is that the model notices first, in the examples of an ordinary run."""
     breakage(monkeypatch)
     with pytest.raises((AssertionError, BookieError, BaseExceptionGroup, TimeoutError)):
         run_state_machine_as_test(
             BookieModel,
             settings=settings(
-                max_examples=500,
-                stateful_step_count=25,
+                max_examples=EXAMPLES,
+                stateful_step_count=STEPS,
                 deadline=None,
                 derandomize=True,
                 database=None,
