@@ -219,11 +219,9 @@ class StorageSettings(Section):
     )
 
     @property
-    def room_bytes_min(self) -> int:
-        """What has to be free on each device before entries are taken after it was full."""
-        step = min(self.journal_allocate_bytes, self.journal_file_bytes_max)
-        # A reserve is made where there is room for two.
-        return step + 2 * self.reserve_bytes
+    def journal_step_bytes(self) -> int:
+        """What a journal file reserves when it grows."""
+        return min(self.journal_allocate_bytes, self.journal_file_bytes_max)
 
     @model_validator(mode="after")
     def _relations(self) -> Self:

@@ -2,7 +2,7 @@
 
 Two thresholds, so that a bookie at the edge does not flap: above `disk_usage_max` it takes no new
 entries, below `disk_usage_low_watermark` it takes them again. After a device was found to be full,
-the next step of a journal file and the reserve have to fit as well.
+the next step of a journal file and the reserve have to fit as well (`Directories.has_room`).
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from typing import NoReturn
 from bookie.config import NodeSettings
 from bookie.env import DiskUsage, Pause
 from bookie.node.bookie import Bookie
-from bookie.storage.engine import Engine
+from bookie.storage.engine import DEVICE_FULL, Engine
 from bookie.telemetry import Metrics
 
 DISK_USAGE = "disk usage"
 """The read-only reason of this watch."""
 
-CHECK_INTERVAL_SECONDS = 10.0
+CHECK_INTERVAL_SECONDS = 1.0
+"""Whoever reclaims space does not tell: this is how soon it is of use to writers."""
 
 
 class DiskWatch:
@@ -32,15 +33,16 @@ class DiskWatch:
         settings: NodeSettings,
         metrics: Metrics,
         usages: Callable[[], dict[str, DiskUsage]],
-        room_bytes_min: int,
+        has_room: Callable[[], bool],
     ) -> None:
+        """`has_room` tells whether devices that were full have room for entries again."""
         self._bookie = bookie
         self._engine = engine
         self._settings = settings
         self._interval = Pause()
         self._metrics = metrics
         self._usages = usages
-        self._room_bytes_min = room_bytes_min
+        self._has_room = has_room
 
     @property
     def settings(self) -> NodeSettings:
@@ -54,19 +56,18 @@ class DiskWatch:
 
     def look(self) -> None:
         """Look once; a handful of system calls that do not wait for the device."""
-        fullest, has_room = 0.0, True
+        fullest = 0.0
         for name, usage in self._usages().items():
             self._metrics.disk_free_bytes.labels(name).set(usage.free_bytes)
             self._metrics.disk_total_bytes.labels(name).set(usage.total_bytes)
-            # Not only by share: on a small device the next file may not fit below any watermark.
-            has_room = has_room and usage.free_bytes >= self._room_bytes_min
             if usage.total_bytes:
                 fullest = max(fullest, 1 - usage.free_bytes / usage.total_bytes)
         if fullest > self._settings.disk_usage_max:
             self._bookie.set_read_only(DISK_USAGE, read_only=True)
         elif fullest < self._settings.disk_usage_low_watermark:
             self._bookie.set_read_only(DISK_USAGE, read_only=False)
-            if has_room:
+            # Not only by share: on a small device the next file may not fit below any watermark.
+            if DEVICE_FULL in self._bookie.read_only_reasons() and self._has_room():
                 self._engine.device_has_room()
 
     async def run(self) -> NoReturn:

@@ -105,6 +105,29 @@ class Directories:
             if error.errno not in DISK_FULL_ERRNOS:
                 raise
 
+    def has_room(self, step_bytes: int) -> bool:
+        """Whether each device, once it was full, has room for `step_bytes` of entries and more.
+
+        That is for a reserve, and for as much again, where one is made; a reserve that is still
+        there, because only new entries were refused, is not wanted for a second time.
+        """
+        held = {
+            self._disk.usage(root).device: self._held_bytes(root) for root in self._reserve_roots()
+        }
+        wanted = step_bytes + 2 * self._reserve_bytes
+        usages = [self._disk.usage(root) for root in self.roots()]
+        return all(usage.free_bytes + held[usage.device] >= wanted for usage in usages)
+
+    def _held_bytes(self, root: str) -> int:
+        try:
+            file = self._disk.open(os.path.join(root, _RESERVE))
+        except FileNotFoundError:
+            return 0
+        try:
+            return file.size()
+        finally:
+            file.close()
+
     def release_reserve(self) -> None:
         """Give the reserved space up: fences, recovery adds and checkpoints must go on."""
         for root in self._reserve_roots():

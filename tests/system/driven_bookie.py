@@ -11,10 +11,13 @@ from typing import Any
 import aiohttp
 import crc32c
 
+from bookie.cluster.ledgers import LedgerManager
 from bookie.errors import BookieError, ShuttingDownError
 from bookie.formats.commands import ReadCommand
 from bookie.formats.entry import pack_batch
+from bookie.formats.ledger_metadata import LedgerState
 from bookie.ids import Status
+from bookie.metadata.connect import open_store
 from bookie.rpc.channels import AddStream, BookieChannel
 from bookie.rpc.codec import encode_add_request
 from bookie.server.local.layout import Member
@@ -30,6 +33,7 @@ from tests.fault.crash_harness import (
     StoredBatch,
 )
 from tests.system.tracing import TracedProcess, log_events
+from tests.unit.node.started_bookie import metadata
 
 EXIT_DISK_FAILED = 74
 END_SECONDS_MAX = 60.0
@@ -47,6 +51,7 @@ class DrivenBookie(CrashHarness):
         *,
         storage: Mapping[str, object] | None = None,
         limits: Mapping[str, object] | None = None,
+        garbage: Mapping[str, object] | None = None,
     ) -> None:
         self.journal = journal / "journal"
         self.ledgers = ledgers / "ledgers"
@@ -55,6 +60,7 @@ class DrivenBookie(CrashHarness):
             **SETTINGS,
             "storage": {**SETTINGS["storage"], **places, **(storage or {})},
             "limits": limits or {},
+            "garbage": {**SETTINGS["garbage"], **(garbage or {})},
             "log": {"format": "json"},
         }
         self._traced: TracedProcess | None = None
@@ -137,6 +143,26 @@ class DrivenBookie(CrashHarness):
         """A connected client."""
         async with self._client() as channel:
             yield Client(self, channel)
+
+    async def create_ledgers(self, count: int) -> list[LedgerAtClient]:
+        """So many new ledgers that the cluster's metadata know, too; all of them on this bookie."""
+        made = [self.new_ledger() for _ in range(count)]
+        async with open_store(self._metadata_uri) as store:
+            ledgers = LedgerManager(store)
+            for ledger in made:
+                ids = ledger.ledger_id, LedgerState.OPEN
+                await ledgers.create(metadata(*ids, (self._process.member.id,)))
+        return made
+
+    async def delete_ledgers(self, gone: Sequence[LedgerAtClient]) -> None:
+        """Delete them in the metadata, as clients do; the bookie promised nothing of them then."""
+        ids = {ledger.ledger_id for ledger in gone}
+        batches = self.promises.batches
+        self.promises.batches = [batch for batch in batches if batch.ledger_id not in ids]
+        async with open_store(self._metadata_uri) as store:
+            for ledger_id in ids:
+                del self.promises.ledgers[ledger_id]
+                await LedgerManager(store).delete(ledger_id)
 
     async def readiness(self) -> dict[str, Any]:
         """What ``/readyz`` answers."""

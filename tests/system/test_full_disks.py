@@ -16,7 +16,7 @@ from tests.system.devices import MIB, fill, memory, use_up_inodes, volume
 from tests.system.driven_bookie import EXIT_DISK_FAILED, Client, DrivenBookie
 
 ROOM_SECONDS_MAX = 30.0
-"""A bookie looks every ten seconds whether there is room again."""
+"""A bookie looks every second whether there is room again."""
 
 STORAGE = {
     "reserve_bytes": "12MiB",
@@ -27,6 +27,12 @@ STORAGE = {
 }
 # The engine has to notice by itself: the watermarks stay out of the way.
 LIMITS = {"disk_usage_max": 1.0, "disk_usage_low_watermark": 0.95}
+
+LEDGERS = 12
+"""Written until a device is full; most of them are then deleted."""
+
+RECLAIMING = {**STORAGE, "compaction_interval_seconds": 0.2}
+GARBAGE = {"interval_seconds": 0.3, "grace_seconds": 0.1}
 
 EXIT_CONFIGURATION = 78
 
@@ -162,6 +168,67 @@ async def test_a_full_journal_moves_to_where_room_is(places: Places, bookie: Dri
             await takes_adds_again(client, ledger)
     await bookie.verify()
     assert await bookie.stop() == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at_once", [1, LEDGERS], ids=["dead-files", "partly-live-files"])
+async def test_a_full_bookie_makes_room_by_itself(at_once: int, tmp_path: Path, ram: Path) -> None:
+    """Ledgers are deleted elsewhere; their space comes back out of the reserve, twice in a row.
+
+    Written one after the other, ledgers leave files without anything alive in them. Written side by
+    side, each of them is in every file, and something has to be moved before any file can go.
+    """
+    with volume(ram, "small", SMALL_BYTES) as small:
+        bookie = DrivenBookie(
+            tmp_path, small.path, small.path, storage=RECLAIMING, limits=LIMITS, garbage=GARBAGE
+        )
+        try:
+            await bookie.initialize()
+            await bookie.start()
+            kept: list[LedgerAtClient] = []
+            async with bookie.client() as client:
+                for _ in range(2):
+                    made = await bookie.create_ledgers(LEDGERS)
+                    assert await fills(client, made, at_once) is Status.READ_ONLY
+                    moved = moved_bytes(bookie)
+                    gone, kept = kept + made[2::3] + made[1::3], made[::3]
+                    await bookie.delete_ledgers(gone)
+                    await takes_adds_again(client, kept[0])
+                    assert (bookie.ledgers / "RESERVE").exists()
+                    if at_once > 1:
+                        await moves_more(bookie, moved)
+                    await bookie.verify()
+            await bookie.kill()
+            await bookie.start()
+            await bookie.verify()
+            assert await bookie.stop() == 0
+        finally:
+            await bookie.close()
+
+
+async def fills(client: Client, ledgers: list[LedgerAtClient], at_once: int) -> Status:
+    """Add to `at_once` ledgers in turns, then to the next ones, until an add is refused."""
+    share = SMALL_BYTES // LEDGERS
+    for start in range(0, len(ledgers), at_once):
+        side_by_side = ledgers[start : start + at_once]
+        while side_by_side[-1].length < share:
+            for ledger in side_by_side:
+                if (status := await client.add(ledger, size=30_000)) is not Status.OK:
+                    return status
+    raise AssertionError("there was room for everything")
+
+
+async def moves_more(bookie: DrivenBookie, moved: int) -> None:
+    """What made the room was a compaction, which may not be over yet."""
+    async with asyncio.timeout(ROOM_SECONDS_MAX):
+        while moved_bytes(bookie) <= moved:  # noqa: ASYNC110  (no event)
+            await asyncio.sleep(0.1)
+
+
+def moved_bytes(bookie: DrivenBookie) -> int:
+    """What compactions moved, over all lives."""
+    events = bookie.events()
+    return sum(event["moved_bytes"] for event in events if event["event"] == "compacted")
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from bookie.metadata.connect import open_store
 from bookie.metadata.store import MetadataStore
 from bookie.node.disk_watch import DISK_USAGE, DiskWatch
 from bookie.node.start import StartedBookie
+from bookie.storage.directories import Directories, locked_directories
 from bookie.storage.engine import DEVICE_FULL
 from tests.unit.node.node_room import Room, add, ids_of, read
 from tests.unit.node.started_bookie import metadata, started
@@ -218,7 +219,7 @@ async def test_a_device_that_fills_up_turns_read_only_and_back(room: Room) -> No
         NodeSettings(disk_usage_max=0.95, disk_usage_low_watermark=0.90),
         room.machine.metrics,
         lambda: {"ledgers": room.machine.disk.usage(str(room.machine.root))},
-        MIB,
+        lambda: True,
     )
     for free, read_only in ((0.2, False), (0.07, False), (0.04, True), (0.07, True), (0.11, False)):
         room.machine.disk.free_bytes = round(usage.total_bytes * free)
@@ -234,17 +235,35 @@ async def test_a_device_that_fills_up_turns_read_only_and_back(room: Room) -> No
 
 async def test_a_small_device_stays_read_only_until_the_next_file_fits(room: Room) -> None:
     """However small the share in use: it would turn back and forth with every look."""
+    machine = room.machine
+    directories = Directories(machine.disk, machine.settings)
     watch = DiskWatch(
         room.bookie,
         room.engine,
         NodeSettings(disk_usage_max=1, disk_usage_low_watermark=1),
         room.machine.metrics,
         lambda: {"journal": room.machine.disk.usage(str(room.machine.root))},
-        room.machine.settings.room_bytes_min,
+        lambda: directories.has_room(machine.settings.journal_step_bytes),
     )
-    assert room.machine.settings.room_bytes_min == MIB
+    assert machine.settings.journal_step_bytes == MIB
     room.engine.admission.read_only_reasons.add(DEVICE_FULL)
     for free, read_only in ((MIB - 1, True), (MIB, False)):
         room.machine.disk.free_bytes = free
         watch.look()
         assert room.bookie.read_only is read_only
+
+
+def test_a_reserve_that_is_there_is_not_wanted_twice(machine: Machine) -> None:
+    """A device whose reserve nobody needed has as much room as one that gave it up."""
+    machine.changes |= {"reserve_bytes": 4 * MIB}
+    disk = machine.disk
+    with locked_directories(disk, machine.settings) as directories:
+        for free, has_room in ((9 * MIB - 1, False), (9 * MIB, True)):
+            disk.free_bytes = free
+            assert directories.has_room(MIB) is has_room
+        directories.make_reserve()
+        for free, has_room in ((5 * MIB - 1, False), (5 * MIB, True)):
+            disk.free_bytes = free
+            assert directories.has_room(MIB) is has_room
+        directories.release_reserve()
+        assert not directories.has_room(MIB)
