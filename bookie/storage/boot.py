@@ -189,6 +189,9 @@ class Boot:
         journals, logs = self._files_on_disk()
         self._start_numbers(rows, journals, logs)
         outcome = self._outcome(index, rows, journals, logs, rebuilt=rebuilt)
+        # Portions that were committed meanwhile have rows and logs, whichever attempt made them.
+        rows = index.files()
+        journals, logs = self._files_on_disk()
         # Both: a ledger whose row is lost is no new one.
         paged = partial(first_ledger_with_pages, index.store)
         indexed_max = max(highest_id(index.first_ledger_above), highest_id(paged))
@@ -218,7 +221,7 @@ class Boot:
         self._dirs.clear_failed()
         self._dirs.make_reserve()
         files = FileTable(self._env.disk)
-        for number, path in [*journals.items(), *logs.items(), *outcome.logs]:
+        for number, path in [*journals.items(), *logs.items()]:
             files.add(number, path)
         files.add(mark.file_number, journal_path(self._dirs.journal, mark.file_number))
         report = BootReport(
@@ -355,9 +358,7 @@ class Boot:
     ) -> ReplayOutcome:
         if rebuilt:
             return self._replay(index).rebuild(sorted([*journals.items(), *logs.items()]))
-        for number in [number for number in logs if number not in rows]:
-            # Written by a boot or compaction that never committed: no page names it.
-            self._env.disk.unlink(logs.pop(number))
+        self._remove_unknown_logs(rows, logs)
         for number, row in rows.items():
             if row.live_bytes and number not in journals and number not in logs:
                 self._corrupt.append(f"file {number} is missing, with {row.live_bytes} live bytes")
@@ -371,7 +372,14 @@ class Boot:
                 raise
             self._dirs.release_reserve()
             self._remove_temporary()
+            self._remove_unknown_logs(index.files(), self._files_on_disk()[1])
             return self._replay_from_mark(index, journals)
+
+    def _remove_unknown_logs(self, rows: dict[int, FileRow], logs: dict[int, str]) -> None:
+        """Take them out of `logs`: a boot or compaction wrote them that never committed."""
+        for number in [number for number in logs if number not in rows]:
+            # No page names it, see `_has_strange_files`.
+            self._env.disk.unlink(logs.pop(number))
 
     def _replay_from_mark(self, index: Index, journals: dict[int, str]) -> ReplayOutcome:
         """Replay what the index does not have; portions move the mark."""

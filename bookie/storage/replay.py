@@ -59,8 +59,6 @@ class ReplayOutcome:
     sequence: int = 0
     blocks: int = 0
     entries: int = 0
-    logs: list[tuple[int, str]] = field(default_factory=list)
-    """Entry logs that were written: number and path."""
 
 
 class Replay:
@@ -347,9 +345,7 @@ class Replay:
         self._keep_states()
         self._log.sync()
         self._env.failpoints.hit("boot.after_log_written")
-        for sealed, path in self._log.publish():
-            self.outcome.sealed.append(sealed)
-            self.outcome.logs.append((sealed.number, path))
+        self.outcome.sealed += [sealed for sealed, _ in self._log.publish()]
         self._env.failpoints.hit("boot.after_log_renamed")
 
     def _finish(self) -> ReplayOutcome:

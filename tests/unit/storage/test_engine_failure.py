@@ -328,6 +328,27 @@ async def test_a_start_on_a_full_device_takes_the_reserve(
         assert await stored_ids(engine, 7) == list(range(10))
 
 
+async def test_a_start_that_needs_the_reserve_half_way_knows_all_its_logs(machine: Machine) -> None:
+    """Portions before the full device are committed; what they wrote is read and scrubbed."""
+    machine.changes = {"reserve_bytes": 64 * KIB}
+    async with machine.engine() as engine:
+        for entry_id in range(30):
+            await add(engine, 7, [entry_id], size=100 * KIB)
+        killed = machine.killed("kill")
+    killed.changes["checkpoint_entries"] = 5
+    killed.disk.free_bytes = 0
+    # The second portion's log has its name already, and two attempts at its commit fail.
+    killed.store.passes = 1
+    killed.store.errors += [DiskFullError("full"), DiskFullError("full")]
+    async with killed.engine() as engine:
+        assert killed.store.struck == 2
+        assert not engine.report.corrupt
+        assert ids_of(await read(engine, 7, 0, 29)) == list(range(30))
+        files = set(engine._index.files())
+        assert {int(path.stem) for path in killed.log_files()} <= files
+        assert files <= set(engine._files.numbers())
+
+
 @pytest.mark.parametrize("checkpoint_interval_seconds", [3600.0, 0.0001])
 async def test_a_device_that_does_not_answer_ends_the_engine(
     machine: Machine, checkpoint_interval_seconds: float
