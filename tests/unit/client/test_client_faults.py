@@ -238,7 +238,7 @@ async def test_appends_wait_for_bookies_until_the_timeout(
         failed = next(line for line in caplog.messages if line.startswith("writer_failed"))
         assert "'b0: down'" in failed
         assert "'b1: down'" in failed
-        assert "'b2: up, 0 requests unanswered, 0 bytes not sent, last heard " in failed
+        assert "'b2: up, " in failed
         await cluster.start(0)
         await cluster.start(1)
         assert (await writer.close()).last_entry_id == 1
