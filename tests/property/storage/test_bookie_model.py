@@ -320,9 +320,17 @@ class BookieModel(RuleBasedStateMachine):
         size=sizes,
         recovery=st.sampled_from([False, False, True]),
         deferred=st.booleans(),
+        cut=st.sampled_from([False] * 5 + [True]),
     )
     def add(
-        self, ledger_id: int, ids: list[int], salt: int, size: int, recovery: bool, deferred: bool
+        self,
+        ledger_id: int,
+        ids: list[int],
+        salt: int,
+        size: int,
+        recovery: bool,
+        deferred: bool,
+        cut: bool,
     ) -> None:
         """Plain adds, equal and conflicting duplicates, recovery adds; synced or deferred."""
         expected = self.expected_add(ledger_id, ids, salt, size, recovery=recovery)
@@ -334,6 +342,8 @@ class BookieModel(RuleBasedStateMachine):
         if expected is OK:
             durable = recovery or not deferred or not is_new
             self.accepted(adding(ledger_id, ids, salt, size), durable=durable)
+        if cut:
+            self.crash(power=True, kept=0)
 
     async def answered(self, command: Any) -> Reply:
         """The answer to an add."""
@@ -398,8 +408,8 @@ class BookieModel(RuleBasedStateMachine):
         fenced = self.run(self.room.bookie.fence(ledger_id, OTHER_KEY))
         assert fenced.status is Status.UNAUTHORIZED
 
-    @rule(ledger_id=ledgers, indexed=st.booleans())
-    def delete(self, ledger_id: int, indexed: bool) -> None:
+    @rule(ledger_id=ledgers, indexed=st.booleans(), kill=st.booleans())
+    def delete(self, ledger_id: int, indexed: bool, kill: bool) -> None:
         """The ledger is gone in the metadata; what the index has of it goes with a checkpoint."""
         if indexed:
             self.checkpoint()
@@ -411,11 +421,13 @@ class BookieModel(RuleBasedStateMachine):
 
         assert self.run(delete()).status is OK
         self.accepted(deleting(ledger_id))
+        if kill:
+            self.crash(power=False, kept=0)
         if indexed:
             self.checkpoint()
 
-    @rule(ledger_id=ledgers, in_limbo=st.booleans())
-    def limbo(self, ledger_id: int, in_limbo: bool) -> None:
+    @rule(ledger_id=ledgers, in_limbo=st.booleans(), kill=st.booleans())
+    def limbo(self, ledger_id: int, in_limbo: bool, kill: bool) -> None:
         """Doubt about a ledger begins or ends."""
 
         async def limbo() -> Reply:
@@ -424,11 +436,13 @@ class BookieModel(RuleBasedStateMachine):
 
         assert self.run(limbo()).status is OK
         self.accepted(limboing(ledger_id, in_limbo))
+        if kill:
+            self.crash(power=False, kept=0)
 
     @rule(ledger_id=ledgers, ids=id_lists, cut=st.booleans())
     def force(self, ledger_id: int, ids: list[int], cut: bool) -> None:
         """Everything so far becomes durable, and is there if the power goes at once."""
-        self.add(ledger_id, ids, 0, 20, False, True)
+        self.add(ledger_id, ids, 0, 20, recovery=False, deferred=True, cut=False)
         assert self.run(self.room.bookie.force(1)).status is OK
         self.synced()
         if cut:
