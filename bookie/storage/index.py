@@ -261,6 +261,23 @@ class Index:
         with self._store.read() as txn:
             return look_up_one(txn, ledger_id, entry_id)
 
+    def must_have(self, ledger_id: int, entry_id: int) -> bool:
+        """Whether the entry has to be in a page: its ledger has one for each id around it.
+
+        To be asked when it was found nowhere: then its page was lost. A ledger that is striped over
+        more bookies than have each entry does not tell.
+
+        Raises:
+            CorruptionError: the row of the ledger is damaged.
+        """
+        row = self.ledger(ledger_id)
+        return (
+            row is not None
+            and row.first_entry_id <= entry_id <= row.last_entry_id
+            # The bounds may be too wide, ahead of the pages, and never too narrow.
+            and row.entries == row.last_entry_id - row.first_entry_id + 1
+        )
+
     def entry_ids(self, ledger_id: int, first: int, last: int) -> tuple[npt.NDArray[np.int64], int]:
         """Stored ids from `first` on, and the first id that was not looked at.
 

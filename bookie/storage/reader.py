@@ -130,7 +130,7 @@ class EntryReader:
         try:
             place = self._place(ledger_id, entry_id)
             if place is None:
-                return ReadResult(None, entry_id, Status.NO_SUCH_ENTRY, "no such entry")
+                return self._absent(ledger_id, entry_id)
             number, offset, size, payload = place
             if payload is not None:
                 self._from_cache()
@@ -194,8 +194,11 @@ class EntryReader:
         if not len(wanted):
             return ReadResult(None, window.last + 1, Status.OK)
         ids, stopped_by, following = _choose(window, wanted, bytes_max)
-        if not len(ids):
-            return ReadResult(None, following, stopped_by, "no such entry")
+        if stopped_by is Status.NO_SUCH_ENTRY:
+            absent = self._absent(ledger_id, following)
+            if not len(ids):
+                return absent
+            stopped_by = absent.stopped_by
         extents = window.extents(ids)
         payload, complete = await self._fetch(window, extents)
         if complete < len(extents):
@@ -259,6 +262,12 @@ class EntryReader:
         if wrong[0] == 0:
             return failed
         return ReadResult(batch.clip(batch.first_entry_id, bad - 1), bad, Status.IO_ERROR)
+
+    def _absent(self, ledger_id: int, entry_id: int) -> ReadResult:
+        """What is said of an entry that was found nowhere, in the section that looked for it."""
+        if self._index.must_have(ledger_id, entry_id):
+            return self._failed(ledger_id, entry_id, "its page of the index is lost")
+        return ReadResult(None, entry_id, Status.NO_SUCH_ENTRY, "no such entry")
 
     def _failed(self, ledger_id: int, entry_id: int, reason: str) -> ReadResult:
         self._metrics.errors_total.labels("read").inc()

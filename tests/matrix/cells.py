@@ -77,6 +77,7 @@ INDEX_VALUES: dict[str, tuple[str, bytes]] = {
 }
 KEY_DAMAGES = ("first bit", "cut to half", "one byte more")
 INDEX_KEYS = {
+    "key of a location page": ("another one's", "missing"),
     "key of a ledger": ("another one's", "missing"),
     "key of the last ledger": (*KEY_DAMAGES, "another one's", "missing"),
     "key of the mark": ("first bit", "missing"),
@@ -379,6 +380,7 @@ def _damage_key(cell: Cell, root: Path) -> None:
         with store.read() as txn:
             last = txn.range("ledgers", b"", b"\xff" * 9, 2**31)[-1][0]
         table, before = {
+            "key of a location page": ("locations", page_key(DENSE, 1)),
             "key of a ledger": ("ledgers", ledger_key(DENSE)),
             "key of the last ledger": ("ledgers", last),
             "key of the mark": ("meta", META_MARK),
@@ -396,7 +398,7 @@ def _damage_key(cell: Cell, root: Path) -> None:
                 case "first bit":
                     key[0] ^= 0x80
                 case "another one's":
-                    # The lower one of a ledger that was never here.
+                    # That of a page, or lower of a ledger, that was never here.
                     key[-1] ^= 0x20
                 case "cut to half":
                     del key[len(key) // 2 :]

@@ -270,6 +270,28 @@ RULES: tuple[Rule, ...] = (
         "after a crash of the system every page and row is read at once",
     ),
     Rule(
+        _set("key of a location page"),
+        _set("killed"),
+        None,
+        Outcome.IO_ERROR,
+        "the row of the ledger counts as many entries as lie between its first and its last: none"
+        " of them is absent; where a ledger is striped over more bookies, the next start tells",
+    ),
+    Rule(
+        _set("key of a location page"),
+        _set("system crashed"),
+        _set("another one's"),
+        Outcome.REBUILD,
+        "after a crash of the system every page and row is read at once",
+    ),
+    Rule(
+        _set("key of a location page"),
+        _set("system crashed"),
+        _set("missing"),
+        Outcome.IO_ERROR,
+        "no other page or row is wrong, but for the count in the row of the ledger",
+    ),
+    Rule(
         _set("key of the mark"),
         None,
         None,

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from bookie.formats.batch import EntryBatch
+from bookie.formats.pages import page_key
 from bookie.ids import MAX_ID, Status
 from bookie.storage.engine import Engine
 from bookie.storage.reader import Stripe
@@ -250,6 +251,29 @@ async def test_other_bytes_in_its_place_are_an_error(machine: Machine, engine: E
         result = await read(engine, 7, 4, 9)
         assert (ids_of(result), result.stopped_by, result.next_entry_id) == ([], IO_ERROR, 4)
         path.write_bytes(whole)
+
+
+async def test_an_entry_whose_page_is_lost_is_an_error(machine: Machine, engine: Engine) -> None:
+    """If all around it are here: the row counts them. Beyond the last one nothing is lost."""
+    for ledger_id in (7, 8):
+        await add(engine, ledger_id, range(100, 200))
+    await add(engine, 8, [300])
+    await engine.checkpoint()
+    with engine._booted.index.store.write() as txn:
+        assert txn.delete("locations", page_key(7, 2))
+        assert txn.delete("locations", page_key(8, 2))
+    # What is not in the index yet makes a row's bounds wider at the next checkpoint, not before.
+    await add(engine, 7, [250])
+    for first in (128, 150, 191):
+        for last in (first, 260):
+            result = await read(engine, 7, first, last)
+            assert (result.batch, result.stopped_by) == (None, IO_ERROR)
+    result = await read(engine, 7, 100, 260)
+    assert ids_of(result) == list(range(100, 128))
+    assert (result.stopped_by, result.next_entry_id) == (IO_ERROR, 128)
+    for first in (0, 99, 200, 249, 251):
+        assert (await read(engine, 7, first, first)).stopped_by is NO_SUCH_ENTRY
+    assert (await read(engine, 8, 150, 150)).stopped_by is NO_SUCH_ENTRY
 
 
 async def test_a_file_that_was_cut_off_is_an_error(machine: Machine, engine: Engine) -> None:
