@@ -27,7 +27,7 @@ from bookie.env.kv_check import (
     seed_of,
     sum_of_pair,
 )
-from bookie.errors import ConfigurationError, CorruptionError, DiskFullError
+from bookie.errors import ConfigurationError, CorruptionError, DiskFullError, StorageFailedError
 from bookie.formats.checksum import crc32c
 
 if TYPE_CHECKING:
@@ -42,15 +42,24 @@ _DAMAGE = (
     lmdb.PageNotFoundError,
     lmdb.InvalidError,
 )
-_REFUSED_BY_THE_MACHINE = (lmdb.MemoryError, lmdb.ReadonlyError, lmdb.LockError, lmdb.DiskError)
+_REFUSED_BY_THE_MACHINE = (
+    lmdb.MemoryError,
+    lmdb.ReadonlyError,
+    lmdb.LockError,
+    lmdb.DiskError,
+    lmdb.InvalidParameterError,
+)
 """Opening failed, and that says nothing about what the file holds."""
 
 _READERS_MAX = 126
 _LOCK_HEADER_BYTES = 192
 _LOCK_READER_BYTES = 64
 
-_SHORT_WRITE_FREE_BYTES = 1024 * 1024
-"""A device with less room than this has cut off the write that failed."""
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_CUT_OFF = (*_NO_ROOM, errno.EIO)
+"""What LMDB says of a write without room; a short one is EIO to it."""
+_ROOM_BYTES = 1024 * 1024
+"""More than LMDB writes at once: a device that has it did not refuse a write for lack of it."""
 
 
 class ReadTransaction(Protocol):
@@ -99,6 +108,7 @@ class KeyValueStore(Protocol):
 
         Raises:
             CorruptionError: the store noticed that its file is damaged.
+            StorageFailedError: a commit failed, and nobody knows what the newest snapshot is.
         """
         ...
 
@@ -108,7 +118,8 @@ class KeyValueStore(Protocol):
         Raises:
             DiskFullError: the map or the device is full and nothing was synced; nothing happened.
             CorruptionError: the store noticed that its file is damaged; nothing happened.
-            OSError: the device failed.
+            OSError: the device failed, now or in an earlier transaction, and what is on it is
+                unknown. Its errno is EIO, whatever the device said.
         """
         ...
 
@@ -202,15 +213,24 @@ class _LmdbTransaction:
 class LmdbStore:
     """One LMDB environment with named tables."""
 
-    def __init__(
-        self, environment: lmdb.Environment, tables: dict[str, _Database], path: str
-    ) -> None:
+    def __init__(self, environment: lmdb.Environment, directory: str) -> None:
         self._environment = environment
-        self._tables = tables
-        self._path = path
+        self._tables: dict[str, _Database] = {}
+        self._directory = directory
+        self._failure: OSError | None = None
+        path = os.path.join(directory, "data.mdb")
         self._witness = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         """The kernel tells each open file once of a failed write-back; this one is never asked
         before something failed, so it knows whether a sync has ever lost anything."""
+
+    def open_tables(self, names: tuple[str, ...]) -> None:
+        """Open the tables, or create them durably, before anything else; raises as `write`."""
+        with self._writing() as transaction:
+            for name in names:
+                try:
+                    self._tables[name] = self._environment.open_db(name.encode(), txn=transaction)
+                except (lmdb.NotFoundError, lmdb.IncompatibleError, lmdb.DbsFullError) as error:
+                    raise CorruptionError(f"the index has no table {name}: {error}") from error
 
     @contextmanager
     def read(self) -> Iterator[_LmdbTransaction]:
@@ -220,42 +240,77 @@ class LmdbStore:
                 yield _LmdbTransaction(transaction, self._tables)
         except _DAMAGE as error:
             raise CorruptionError(f"the index is damaged: {error}") from error
+        except lmdb.Error as error:
+            raise StorageFailedError(f"the index failed: {error}") from error
 
     @contextmanager
     def write(self) -> Iterator[_LmdbTransaction]:
         """See `KeyValueStore.write`."""
-        try:
-            with self._environment.begin(write=True) as transaction:
-                changes = _LmdbTransaction(transaction, self._tables)
-                yield changes
-                changes.finish()
-        except _DAMAGE as error:
-            raise CorruptionError(f"the index is damaged: {error}") from error
-        except lmdb.Error as error:
-            if isinstance(error, lmdb.MapFullError) or self._is_out_of_room(error):
-                raise DiskFullError(f"the index cannot grow: {error}") from error
-            raise OSError(5, f"the index failed: {error}") from error
+        with self._writing() as transaction:
+            changes = _LmdbTransaction(transaction, self._tables)
+            yield changes
+            changes.finish()
 
     def close(self) -> None:
         """See `KeyValueStore.close`."""
         self._environment.close()
         os.close(self._witness)
 
-    def _is_out_of_room(self, error: lmdb.Error) -> bool:
-        """Whether a commit failed before its first sync, because the device is full.
-
-        LMDB reports a write that the device cut off as EIO, which may as well be a failed sync.
-        """
-        text = str(error)
-        if "No space" not in text and os.strerror(errno.EIO) not in text:
-            return False
+    @contextmanager
+    def _writing(self) -> Iterator[lmdb.Transaction]:
+        if self._failure is not None:
+            raise OSError(errno.EIO, f"the index failed before: {self._failure}")
+        was_full = False
         try:
+            with self._environment.begin(write=True) as transaction:
+                yield transaction
+                was_full = self._free_bytes() < _ROOM_BYTES
+        except _DAMAGE as error:
+            raise CorruptionError(f"the index is damaged: {error}") from error
+        except lmdb.MapFullError as error:
+            raise DiskFullError(f"the index cannot grow: {error}") from error
+        except lmdb.Error as error:
+            if error.code in _CUT_OFF and self._is_only_full(was_full=was_full):
+                raise DiskFullError(f"the index cannot grow: {error}") from error
+            self._failure = OSError(errno.EIO, f"the index failed: {error}")
+            raise self._failure from error
+
+    def _is_only_full(self, *, was_full: bool) -> bool:
+        """Whether a transaction that failed wrote data pages without room, and did no more.
+
+        LMDB gives the same errors for data pages, their sync and the meta page. So three things
+        must be true: the device has no room, or had none before (a file may have gone meanwhile);
+        the environment is intact, which it is not after a failed write of the meta page; and the
+        kernel knows of no failed write-back.
+        """
+        try:
+            if not was_full and self._has_room():
+                return False
+            with self._environment.begin():
+                pass
             os.fsync(self._witness)
-            status = os.statvfs(self._path)
-        except OSError:
+        except (lmdb.Error, OSError):
             return False
-        free = status.f_bavail * status.f_frsize
-        return "No space" in text or free < _SHORT_WRITE_FREE_BYTES
+        return True
+
+    def _has_room(self) -> bool:
+        """Whether the device gives room to a file without a name; it knows of quotas, too."""
+        flags = os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC
+        try:
+            descriptor = os.open(self._directory, flags, 0o600)
+            try:
+                os.posix_fallocate(descriptor, 0, _ROOM_BYTES)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            # Any other error is of a file system that cannot do that, and its figures have to do.
+            if error.errno in _NO_ROOM:
+                return False
+        return self._free_bytes() >= _ROOM_BYTES
+
+    def _free_bytes(self) -> int:
+        status = os.statvfs(self._directory)
+        return status.f_bavail * status.f_frsize
 
 
 def allocate_lock_file(directory: str, readers_max: int) -> None:
@@ -284,7 +339,8 @@ def open_lmdb(directory: str, map_bytes: int, tables: tuple[str, ...]) -> LmdbSt
 
     Raises:
         CorruptionError: the files there are not a readable LMDB environment.
-        ConfigurationError: this process may not open them, or has no address space for them.
+        ConfigurationError: this process may not open them, or has no room or address space.
+        DiskFullError: there is no room for its tables; nothing happened.
         OSError: there is no room for its lock file, or the device failed.
     """
     path = os.path.join(directory, "data.mdb")
@@ -307,11 +363,19 @@ def open_lmdb(directory: str, map_bytes: int, tables: tuple[str, ...]) -> LmdbSt
     except _REFUSED_BY_THE_MACHINE as error:
         raise ConfigurationError(f"{path} cannot be opened as an index: {error}") from error
     except lmdb.Error as error:
+        if error.code > 0:
+            # Not a code of LMDB's own: the system said it, and not of what the file holds.
+            raise OSError(error.code, f"{path} cannot be opened as an index: {error}") from error
         kind = ConfigurationError if "already open" in str(error) else CorruptionError
         raise kind(f"{path} cannot be opened as an index: {error}") from error
     try:
-        handles = {name: environment.open_db(name.encode()) for name in (*tables, SUM_TABLE)}
-    except lmdb.Error as error:
+        store = LmdbStore(environment, directory)
+    except OSError:
         environment.close()
-        raise CorruptionError(f"{path} cannot be opened as an index: {error}") from error
-    return LmdbStore(environment, handles, path)
+        raise
+    try:
+        store.open_tables((*tables, SUM_TABLE))
+    except BaseException:
+        store.close()
+        raise
+    return store

@@ -3,6 +3,8 @@
  * FAIL_PART: what the path of the file contains.  FAIL_CALL: data, meta or sync.  FAIL_NTH: which one.
  * FAIL_ERRNO: the error; 0 for a write that stops half way.  FAIL_TRIGGER: the trigger's path.
  * A write to the first two pages of the file is one of "meta", any other one of "data".
+ * A failed sync is told once more, to whoever asks with fsync next, as the kernel tells other
+ * descriptors of the same file.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -13,7 +15,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-static int calls;
+static int calls, sync_has_failed;
 
 static int strikes(int fd, const char *call)
 {
@@ -87,6 +89,18 @@ int fdatasync(int fd)
 {
 	int (*real)(int) = dlsym(RTLD_NEXT, "fdatasync");
 	if (strikes(fd, "sync") && error()) {
+		sync_has_failed = 1;
+		errno = error();
+		return -1;
+	}
+	return real(fd);
+}
+
+int fsync(int fd)
+{
+	int (*real)(int) = dlsym(RTLD_NEXT, "fsync");
+	if (sync_has_failed) {
+		sync_has_failed = 0;
 		errno = error();
 		return -1;
 	}

@@ -1,6 +1,7 @@
-"""A process that commits to an index until a commit fails, and then tries once more.
+"""A process that commits to an index until a commit fails, and goes on trying.
 
-It prints one line a commit: its number and "ok", or the name of the error.
+It prints one line a commit: its number, and "ok" or the name of the error; and a last one that says
+in the same words how it went to read. If the index cannot be opened, there is one line about that.
 """
 
 from __future__ import annotations
@@ -18,7 +19,11 @@ COMMITS = 6
 
 def main(directory: str, trigger: str) -> None:
     """Commit; the second half of the commits runs with the trigger in place."""
-    store = open_lmdb(directory, MAP_BYTES, TABLES)
+    try:
+        store = open_lmdb(directory, MAP_BYTES, TABLES)
+    except (BookieError, OSError) as error:
+        print("open", type(error).__name__, flush=True)
+        return
     for number in range(COMMITS):
         if number == COMMITS // 2:
             Path(trigger).touch()
@@ -31,6 +36,13 @@ def main(directory: str, trigger: str) -> None:
             print(number, type(error).__name__, flush=True)
         else:
             print(number, "ok", flush=True)
+    try:
+        with store.read() as txn:
+            txn.range("pages", b"", b"\xff", 2**31)
+    except (BookieError, OSError) as error:
+        print("read", type(error).__name__, flush=True)
+    else:
+        print("read", "ok", flush=True)
 
 
 if __name__ == "__main__":

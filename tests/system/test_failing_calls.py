@@ -61,6 +61,10 @@ FATAL = {
         # The data pages of a commit go in one call where there are several; the meta page never.
         Fault("writev", "error=EIO:when=3", INDEX),
         Fault("pwrite64", "error=EIO:when=5+", INDEX),
+        # The first one fails the meta page's write wherever a commit is at; behind a sync, no error
+        # means a full device.
+        Fault("pwrite64", "error=ENOSPC:when=5+", INDEX),
+        Fault(SYNCS, "error=ENOSPC:when=7", INDEX),
     ],
     "replayed log": [
         Fault(WRITES, "error=EIO:when=1", LOGS),
