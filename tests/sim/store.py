@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from bookie.env import KeyValueStore
-from bookie.errors import CorruptionError, DiskFullError
+from bookie.errors import CorruptionError, DiskFullError, StorageFailedError
 from tests.sim.disk import Inode, SimulatedDisk, store_bytes
 from tests.sim.platter import Table, Tables, Write
 
@@ -87,12 +87,15 @@ class SimulatedStore:
         self._disk = disk
         self._inode = inode
         self._writing = False
-        self._broken = False
+        self._failed = False
+        self._panicked = False
 
     @contextmanager
     def read(self) -> Iterator[SimulatedTransaction]:
         """A snapshot."""
         assert self._inode.tables is not None
+        if self._panicked:
+            raise StorageFailedError("the index failed: MDB_PANIC")
         self._disk.look("kv_read", self._inode.path)
         yield SimulatedTransaction(self._inode.tables)
 
@@ -100,14 +103,15 @@ class SimulatedStore:
     def write(self) -> Iterator[SimulatedTransaction]:
         """A transaction that is durable when the block has ended without an error.
 
-        Faults of calls named ``kv_sync`` fail the sync of the pages, after which the store goes on;
-        those of ``kv_meta`` fail the write of the meta page, after which it refuses everything and
-        nobody knows which state is on the device.
+        Faults of calls named ``kv_write`` fail the write of the pages, which without room is a full
+        device; those of ``kv_sync`` their sync; those of ``kv_meta`` the write of the meta page,
+        after which nothing can be read and nobody knows which state is on the device. After
+        whatever is no full device, no other transaction is taken.
         """
         assert self._inode.tables is not None
         assert not self._writing, "one writer at a time"
-        if self._broken:
-            raise OSError(errno.EIO, "the index failed: MDB_PANIC", self._inode.path)
+        if self._failed:
+            raise OSError(errno.EIO, "the index failed before", self._inode.path)
         self._writing = True
         try:
             before = self._inode.tables
@@ -124,20 +128,30 @@ class SimulatedStore:
     def _commit(self, tables: Tables) -> None:
         disk, inode = self._disk, self._inode
         more = store_bytes(tables) - store_bytes(inode.tables or {})
+        try:
+            # Pages that no meta page knows: to a crash they are no change.
+            disk.look("kv_write", inode.path)
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                raise DiskFullError("the index cannot grow: No space left on device") from error
+            raise self._failure() from error
         fault = disk.enter("kv_sync", inode.path)
-        full = fault is not None and fault.errno == errno.ENOSPC
-        if full or not disk.fits(inode, max(0, more)):
+        if not disk.fits(inode, max(0, more)):
             raise DiskFullError("the index cannot grow: MDB_MAP_FULL")
         if fault is not None:
-            raise OSError(5, "the index failed: mdb_txn_commit: Input/output error")
+            raise self._failure()
         fault = disk.enter("kv_meta", inode.path)
         if fault is not None:
-            self._broken = True
+            self._panicked = True
             if fault.kind == "revert":
                 # It reached the device all the same.
                 inode.tables = tables
-            raise OSError(5, "the index failed: mdb_txn_commit: Input/output error")
+            raise self._failure()
         disk.commit(inode, tables)
+
+    def _failure(self) -> OSError:
+        self._failed = True
+        return OSError(errno.EIO, "the index failed: mdb_txn_commit", self._inode.path)
 
 
 def open_store(disk: SimulatedDisk, directory: str, tables: tuple[str, ...]) -> KeyValueStore:

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from bookie.errors import CorruptionError, DirectoryLockedError, DiskFullError
+from bookie.errors import CorruptionError, DirectoryLockedError, DiskFullError, StorageFailedError
 from tests.sim.disk import Room, SimulatedDisk
 from tests.sim.platter import SECTOR, Cut, Image, Write, kill, power_cut
 from tests.sim.store import open_store
@@ -230,7 +230,21 @@ def test_a_new_store_is_nothing_before_its_first_commit() -> None:
     assert outcomes == {"opens", "damaged"}
 
 
-def test_a_store_fails_as_lmdb_does() -> None:
+@pytest.mark.parametrize(
+    ("call", "number", "expected"),
+    [
+        ("kv_write", errno.ENOSPC, DiskFullError),
+        ("kv_write", errno.EIO, OSError),
+        ("kv_sync", errno.ENOSPC, OSError),
+        ("kv_sync", errno.EIO, OSError),
+        ("kv_meta", errno.ENOSPC, OSError),
+        ("kv_meta", errno.EIO, OSError),
+    ],
+)
+def test_a_store_fails_as_lmdb_does(
+    call: str, number: int, expected: type[DiskFullError | OSError]
+) -> None:
+    """What `tests/system/test_index_errors.py` sees of the real one."""
     disk = SimulatedDisk()
     store = open_store(disk, "/", TABLES)
 
@@ -239,16 +253,19 @@ def test_a_store_fails_as_lmdb_does() -> None:
             transaction.put("a", b"k", value)
 
     put(b"0")
-    disk.fail("kv_sync", "", errno=errno.ENOSPC)
-    with pytest.raises(DiskFullError):
+    disk.fail(call, "", errno=number)
+    with pytest.raises(expected) as raised:
         put(b"1")
-    disk.fail("kv_sync", "")
-    with pytest.raises(OSError, match="Input/output error"):
+    if expected is DiskFullError:
         put(b"2")
-    put(b"3")
-    disk.fail("kv_meta", "")
-    for _ in range(2):
+    else:
+        assert isinstance(raised.value, OSError)
+        assert raised.value.errno == errno.EIO, "anything else might be taken for a full device"
         with pytest.raises(OSError, match="the index failed"):
-            put(b"4")
-    with store.read() as found:
-        assert found.get("a", b"k") == b"3"
+            put(b"2")
+    if call == "kv_meta":
+        with pytest.raises(StorageFailedError), store.read():
+            pass
+    else:
+        with store.read() as found:
+            assert found.get("a", b"k") == (b"2" if expected is DiskFullError else b"0")
