@@ -60,6 +60,12 @@ does each of these to a real bookie. After a failure nothing is acknowledged, no
 again, and the next start on a sound device has everything that was acknowledged and nothing under
 an id that was refused. A write that fails has written its first half.
 
+A write that the system cuts off (`pwritev`: half of it, and no error) is continued, and the bookie
+goes on; if its other half fails, that comes to the same as a write that fails at once. A commit of
+the index fails in four places: before anything was written, when half of its pages are on the
+device, when all of them are and the page that names the tree is not, and when everything is there
+and the error comes back all the same.
+
 | what | call | when | EIO | ENOSPC, from then on | because |
 |---|---|---|---|---|---|
 """

@@ -11,7 +11,27 @@ import enum
 import errno
 from dataclasses import dataclass
 
-EIO, ENOSPC = errno.EIO, errno.ENOSPC
+
+class Error(enum.Enum):
+    """What a call comes to. A device that is full stays so until there is room again."""
+
+    EIO = "EIO"
+    ENOSPC = "ENOSPC"
+    SHORT = "half of it is written"
+    SHORT_EIO = "half of it is written, and the other half is EIO"
+    SHORT_ENOSPC = "half of it is written, and the other half is ENOSPC"
+
+    @property
+    def number(self) -> int:
+        """The number that the system gives; 0 if there is no error."""
+        if self is Error.SHORT:
+            return 0
+        return errno.EIO if self in {Error.EIO, Error.SHORT_EIO} else errno.ENOSPC
+
+    @property
+    def is_short(self) -> bool:
+        """Whether the system writes half, and says so."""
+        return self in {Error.SHORT, Error.SHORT_EIO, Error.SHORT_ENOSPC}
 
 
 class Effect(enum.Enum):
@@ -46,6 +66,17 @@ class Fault:
     but_not: str = "\0"
     nths: tuple[int, ...] = (1, 2, 5)
     """Which call fails, and all later ones of that kind with it if the device is full."""
+
+    @property
+    def errors(self) -> tuple[Error, ...]:
+        """What the call can come to: only a write can be short."""
+        return tuple(Error) if self.call == "pwritev" else (Error.EIO, Error.ENOSPC)
+
+    def effect(self, error: Error) -> Effect:
+        """What the bookie does about it; an error behind a short write is like any other."""
+        if error is Error.SHORT:
+            return UNHARMED
+        return self.on_eio if error.number == errno.EIO else self.on_enospc
 
 
 STOP, FULL, REFUSE, UNHARMED = (
@@ -108,7 +139,7 @@ FAULTS: tuple[Fault, ...] = (
         STOP,
         "giving space back needs none",
         but_not=_TMP,
-        nths=(1, 2),
+        nths=(1, 2, 3),
     ),
     _work(
         "new journal file",
@@ -117,7 +148,7 @@ FAULTS: tuple[Fault, ...] = (
         STOP,
         FULL,
         "the old file is as it was",
-        nths=(1, 2),
+        nths=(1, 2, 3),
     ),
     _work(
         "new journal file",
@@ -126,7 +157,7 @@ FAULTS: tuple[Fault, ...] = (
         STOP,
         FULL,
         "the file is nobody's yet",
-        nths=(1, 2),
+        nths=(1, 2, 3),
     ),
     _work(
         "new journal file",
@@ -135,7 +166,7 @@ FAULTS: tuple[Fault, ...] = (
         STOP,
         FULL,
         "the file is nobody's yet",
-        nths=(1, 2),
+        nths=(1, 2, 3),
     ),
     _work(
         "new journal file",
@@ -144,7 +175,8 @@ FAULTS: tuple[Fault, ...] = (
         STOP,
         STOP,
         "a directory that cannot be written is not trusted",
-        nths=(1, 2),
+        but_not=_TMP,
+        nths=(1, 2, 3),
     ),
     _work(
         "directory",
@@ -153,7 +185,7 @@ FAULTS: tuple[Fault, ...] = (
         STOP,
         STOP,
         "whether the name is there nobody knows",
-        nths=(1, 2),
+        nths=(1, 2, 3, 4),
     ),
     _work(
         "dead file",
@@ -162,7 +194,7 @@ FAULTS: tuple[Fault, ...] = (
         STOP,
         STOP,
         "a directory that cannot be written is not trusted",
-        nths=(1, 2),
+        nths=(1, 2, 3),
     ),
     _work(
         "dead file",
@@ -181,7 +213,34 @@ FAULTS: tuple[Fault, ...] = (
         FULL,
         "a full device is noticed before the first sync; after any other error what is on disk"
         " is unknown",
-        nths=(1, 2, 3),
+        nths=(1, 2, 3, 5),
+    ),
+    _work(
+        "index data",
+        "data sync",
+        "",
+        STOP,
+        STOP,
+        "what is on disk is unknown; the tree before the commit is as it was",
+        nths=(1, 2, 3, 5),
+    ),
+    _work(
+        "index meta",
+        "meta write",
+        "",
+        STOP,
+        STOP,
+        "which of the two trees the next start finds is unknown",
+        nths=(1, 2, 3, 5),
+    ),
+    _work(
+        "index meta",
+        "end of a commit",
+        "",
+        STOP,
+        STOP,
+        "the commit counts at the next start, though nobody was told",
+        nths=(1, 2, 3, 5),
     ),
     _work(
         "entry log of a compaction",
@@ -235,7 +294,7 @@ FAULTS: tuple[Fault, ...] = (
         Effect.ONE_ERROR,
         Effect.ONE_ERROR,
         "what is stored cannot be read; nothing else depends on it",
-        nths=(1, 2),
+        nths=(1, 2, 5),
     ),
     _restart("journal", "open", ".journal", REFUSE, "it has to be replayed", nths=(1, 2)),
     _restart(
@@ -264,7 +323,7 @@ FAULTS: tuple[Fault, ...] = (
         ".log.tmp",
         REFUSE,
         "what was acknowledged has to go somewhere, with or without the reserve",
-        nths=(1, 2),
+        nths=(1, 2, 3),
     ),
     _restart(
         "entry log of a boot",
@@ -328,6 +387,30 @@ FAULTS: tuple[Fault, ...] = (
         "what was replayed has to be in the index before anything is served",
         nths=(1,),
     ),
+    _restart(
+        "index data",
+        "data sync",
+        "",
+        REFUSE,
+        "after a failed commit the index is read anew, by a new process",
+        nths=(1,),
+    ),
+    _restart(
+        "index meta",
+        "meta write",
+        "",
+        REFUSE,
+        "after a failed commit the index is read anew, by a new process",
+        nths=(1,),
+    ),
+    _restart(
+        "index meta",
+        "end of a commit",
+        "",
+        REFUSE,
+        "after a failed commit the index is read anew, by a new process",
+        nths=(1,),
+    ),
     Fault(
         "reserve",
         "create",
@@ -342,10 +425,28 @@ FAULTS: tuple[Fault, ...] = (
     _first("cookie", "pwritev", "COOKIE", "an unstamped directory is nobody's", nths=(1, 2)),
     _first("cookie", "fdatasync", "COOKIE", "an unstamped directory is nobody's", nths=(1, 2)),
     _first("cookie", "rename", "COOKIE", "an unstamped directory is nobody's", nths=(1, 2)),
-    _first("directory", "sync_directory", "journal", "the cookie may be gone tomorrow", nths=(1,)),
+    _first(
+        "directory", "sync_directory", "journal", "the cookie may be gone tomorrow", nths=(1, 2)
+    ),
+    _first(
+        "directory", "sync_directory", "/ledgers", "the cookie may be gone tomorrow", nths=(1, 2)
+    ),
     _first("new journal file", "create", ".journal.tmp", "there is nothing to write to", nths=(1,)),
+    _first(
+        "new journal file", "pwritev", ".journal.tmp", "there is nothing to write to", nths=(1,)
+    ),
     _first(
         "new journal file", "fdatasync", ".journal.tmp", "there is nothing to write to", nths=(1,)
     ),
-    _first("index", "commit", "", "there is no index", nths=(1,)),
+    _first(
+        "new journal file",
+        "rename",
+        ".journal",
+        "a directory that cannot be written is not trusted",
+        nths=(1,),
+    ),
+    _first("index", "commit", "", "there is no index", nths=(1, 2)),
+    _first("index data", "data sync", "", "there is no index", nths=(1, 2)),
+    _first("index meta", "meta write", "", "there is no index", nths=(1, 2)),
+    _first("index meta", "end of a commit", "", "there is no index", nths=(1, 2)),
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import gc
+import os
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,15 +23,22 @@ from bookie.metadata.store import MetadataStore
 from bookie.node.start import StartedBookie
 from tests.matrix.document import IO_DOCUMENT, rendered_io
 from tests.matrix.examine import Finding, examine, flattened
-from tests.matrix.io_table import EIO, ENOSPC, FAULTS, Effect, Fault, Phase
+from tests.matrix.io_table import FAULTS, Effect, Error, Fault, Phase
+from tests.matrix.short_writes import ShortWrite, ShortWrites
 from tests.matrix.specimen import Picture, Truth, restore, started
 from tests.unit.node.node_room import add_command, read_command
 from tests.unit.storage.faulty_disk import Fault as Armed
-from tests.unit.storage.machine import KEY, KIB, Machine, batch
+from tests.unit.storage.machine import KEY, KIB, Machine, Moment, batch
 
 OK = Status.OK
-CASES = [(fault, number, nth) for fault in FAULTS for number in (EIO, ENOSPC) for nth in fault.nths]
+CASES = [(fault, error, nth) for fault in FAULTS for error in fault.errors for nth in fault.nths]
 MANY = 1_000_000
+MOMENTS = {
+    "commit": Moment.BEFORE,
+    "data sync": Moment.DATA_SYNC,
+    "meta write": Moment.META_WRITE,
+    "end of a commit": Moment.LANDED,
+}
 SETTINGS: dict[str, object] = {
     "journal_file_bytes_max": 128 * KIB,
     "journal_allocate_bytes": 64 * KIB,
@@ -38,6 +46,14 @@ SETTINGS: dict[str, object] = {
     "reserve_bytes": 64 * KIB,
     "scrub_bytes_per_second": 0,
 }
+
+
+@dataclass
+class Rig:
+    """What can be made to fail."""
+
+    machine: Machine
+    writes: ShortWrites
 
 
 @dataclass
@@ -123,42 +139,55 @@ def _note_late(one: StartedBookie, day: Day, what: str) -> None:
         day.late.append(what)
 
 
-def arm(machine: Machine, fault: Fault, number: int, nth: int) -> Armed | None:
+def arm(rig: Rig, fault: Fault, error: Error, nth: int) -> Armed | ShortWrite | None:
     """Make the device fail: once, or from then on if it is full."""
-    if fault.call == "commit":
-        error = OSError(EIO, "broken") if number == EIO else DiskFullError("full")
-        times = 1 if number == EIO else 6
-        machine.store.passes = nth - 1
-        machine.store.errors += [error] * times
+    is_full = error in {Error.ENOSPC, Error.SHORT_ENOSPC}
+    if fault.call in MOMENTS:
+        arm_store(rig.machine, MOMENTS[fault.call], nth, is_full=is_full)
         return None
-    times = 1 if number == EIO else MANY
-    return machine.disk.fail(
-        fault.call, fault.part, number, passes=nth - 1, times=times, but_not=fault.but_not
+    if error.is_short:
+        return rig.writes.cut(fault.part, error.number, passes=nth - 1, but_not=fault.but_not)
+    times = MANY if is_full else 1
+    return rig.machine.disk.fail(
+        fault.call, fault.part, error.number, passes=nth - 1, times=times, but_not=fault.but_not
     )
 
 
-def heal(machine: Machine) -> None:
+def arm_store(machine: Machine, moment: Moment, nth: int, *, is_full: bool) -> None:
+    """Make a commit fail. Once it may have synced something, the store calls that a failure."""
+    faults = machine.store
+    faults.passes, faults.moment = nth - 1, moment
+    if is_full and moment is Moment.BEFORE:
+        faults.errors += [DiskFullError("full")] * 6
+    else:
+        reason = os.strerror(errno.ENOSPC if is_full else errno.EIO)
+        faults.errors.append(OSError(errno.EIO, f"the index failed: {reason}"))
+
+
+def heal(rig: Rig) -> None:
     """The device is as good as new."""
-    machine.disk.heal()
-    machine.store.errors.clear()
+    rig.machine.disk.heal()
+    rig.machine.store.errors.clear()
+    rig.writes.heal()
 
 
 async def live(
-    machine: Machine, store: MetadataStore, fault: Fault, number: int, nth: int, day: Day
+    rig: Rig, store: MetadataStore, fault: Fault, error: Error, nth: int, day: Day
 ) -> Effect:
     """One life in which the device fails; what the bookie did about it."""
-    armed: list[Armed | None] = []
+    machine = rig.machine
+    armed: list[Armed | ShortWrite | None] = []
     failed: list[BaseException] = []
     is_start = fault.phase is not Phase.WORK
     if is_start:
-        armed.append(arm(machine, fault, number, nth))
+        armed.append(arm(rig, fault, error, nth))
     serves = False
     try:
         async with started(machine, store) as one:
             serves = True
             if not is_start:
                 machine.disk.cold = fault.call == "pread"
-                armed.append(arm(machine, fault, number, nth))
+                armed.append(arm(rig, fault, error, nth))
             try:
                 await work(one, machine, day)
             except (BookieError, asyncio.CancelledError):
@@ -168,25 +197,25 @@ async def live(
                 await _after_failure(one, day)
                 raise
             _check_struck(machine, armed)
-            heal(machine)
+            heal(rig)
             await _room_again(one, day)
     except* BookieError as group:
         failed += flattened(group)
     _check_struck(machine, armed)
-    heal(machine)
+    heal(rig)
     if failed:
-        assert all(str(error) and "\n" not in str(error) for error in failed)
+        assert all(str(one) and "\n" not in str(one) for one in failed)
         if not serves:
             assert isinstance(failed[0], StorageFailedError | ConfigurationError)
             return Effect.REFUSE
-        assert all(isinstance(error, StorageFailedError) for error in failed), failed
+        assert all(isinstance(one, StorageFailedError) for one in failed), failed
         return Effect.FAIL_STOP
     if day.read_only:
         return Effect.READ_ONLY
     return Effect.ONE_ERROR if day.errors else Effect.UNHARMED
 
 
-def _check_struck(machine: Machine, armed: list[Armed | None]) -> None:
+def _check_struck(machine: Machine, armed: list[Armed | ShortWrite | None]) -> None:
     """The call that should fail was made."""
     for one in armed:
         if one is None:
@@ -238,30 +267,44 @@ async def prepared(tmp_path: Path, store: MetadataStore, phase: Phase, day: Day)
     return machine
 
 
+@pytest.fixture(name="writes")
+def _writes(monkeypatch: pytest.MonkeyPatch) -> ShortWrites:
+    writes = ShortWrites()
+    monkeypatch.setattr(os, "pwritev", writes.pwritev)
+    return writes
+
+
 @pytest.mark.parametrize(
-    ("fault", "number", "nth"),
+    ("fault", "error", "nth"),
     CASES,
     ids=[
-        f"{fault.phase.name}-{fault.what}-{fault.call}-{errno.errorcode[number]}-{nth}"
-        for fault, number, nth in CASES
+        f"{fault.phase.name}-{fault.what}-{fault.call}-{error.name}-{nth}"
+        for fault, error, nth in CASES
     ],
 )
 async def test_an_error_comes_to_what_the_table_says(
-    tmp_path: Path, store: MetadataStore, fault: Fault, number: int, nth: int
+    tmp_path: Path,
+    store: MetadataStore,
+    writes: ShortWrites,
+    fault: Fault,
+    error: Error,
+    nth: int,
 ) -> None:
     """And the next start, on a sound device, has everything that was acknowledged."""
     day = Day()
     machine = await prepared(tmp_path, store, fault.phase, day)
-    effect = await live(machine, store, fault, number, nth, day)
+    effect = await live(Rig(machine, writes), store, fault, error, nth, day)
     assert day.late == []
+    assert not machine.store.retried
     # An index that was being written when the engine failed is not closed, which a process end is.
     gc.collect()
+    machine.store.settle()
     for _ in range(2):
         healed = Machine(machine.root, changes=dict(SETTINGS))
         finding = await examine(healed, store, day.truth)
         assert finding == Finding(), finding
     await _check_refused(Machine(machine.root, changes=dict(SETTINGS)), store, day)
-    assert effect is (fault.on_eio if number == EIO else fault.on_enospc), fault.because
+    assert effect is fault.effect(error), fault.because
 
 
 async def _check_refused(machine: Machine, store: MetadataStore, day: Day) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 import shutil
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
@@ -24,6 +25,7 @@ from bookie.env import (
     WriteTransaction,
     open_lmdb,
 )
+from bookie.errors import StorageFailedError
 from bookie.formats.batch import EntryBatch
 from bookie.formats.commands import Reply
 from bookie.formats.digest import DigestType, digester_for
@@ -60,16 +62,49 @@ class MachineClock(SystemClock):
         return self.boot
 
 
+INDEX_PAGE_BYTES = 4096
+META_PAGES = 2
+"""At the begin of the index file; the one that was written last names the tree."""
+
+
+class Moment(enum.Enum):
+    """How far a commit had come when the store failed."""
+
+    BEFORE = "nothing was written"
+    DATA_SYNC = "half of the pages are on the device, and the tree that they belong to is not"
+    META_WRITE = "all pages are on the device, and the tree that they belong to is not"
+    LANDED = "everything is on the device"
+
+    def left(self, before: bytes, after: bytes) -> bytes:
+        """What the file holds then, given what it held before and after the commit."""
+        if self is Moment.LANDED:
+            return after
+        meta_bytes = META_PAGES * INDEX_PAGE_BYTES
+        if self is Moment.META_WRITE:
+            return before[:meta_bytes] + after[meta_bytes:]
+        image = bytearray(before.ljust(len(after), b"\0"))
+        starts = range(meta_bytes, len(after), INDEX_PAGE_BYTES)
+        pages = [slice(start, start + INDEX_PAGE_BYTES) for start in starts]
+        written = [page for page in pages if image[page] != after[page]]
+        assert written
+        for page in written[: (len(written) + 1) // 2]:
+            image[page] = after[page]
+        return bytes(image)
+
+
 class FaultyStore:
     """A key-value store whose write transactions fail or wait when told to."""
 
-    def __init__(self, store: KeyValueStore, faults: StoreFaults) -> None:
+    def __init__(self, store: KeyValueStore, faults: StoreFaults, path: Path) -> None:
         self._store = store
         self._faults = faults
+        self._path = path
 
     @contextmanager
     def read(self) -> Iterator[ReadTransaction]:
-        """A read transaction, which may have to wait."""
+        """A read transaction, which may have to wait; none once the meta page is unknown."""
+        if self._faults.left is not None and self._faults.moment is Moment.META_WRITE:
+            raise StorageFailedError("the index failed: its meta page may be any of two")
         with self._store.read() as transaction:
             self._faults.reading += 1
             try:
@@ -83,15 +118,20 @@ class FaultyStore:
     @contextmanager
     def write(self) -> Iterator[WriteTransaction]:
         """A write transaction that ends as the test wants."""
-        self._faults.writes += 1
+        faults, before = self._faults, b""
+        faults.begun()
         with self._store.write() as transaction:
             yield transaction
-            if self._faults.gate is not None:
-                self._faults.gate.pass_through()
-            if self._faults.errors and self._faults.passes == 0:
-                self._faults.struck += 1
-                raise self._faults.errors.pop(0)
-            self._faults.passes = max(self._faults.passes - 1, 0)
+            if faults.gate is not None:
+                faults.gate.pass_through()
+            error = faults.next_error()
+            if error is not None:
+                if faults.moment is Moment.BEFORE:
+                    raise error
+                before = self._path.read_bytes()
+        if error is not None:
+            faults.left = self._path, faults.moment.left(before, self._path.read_bytes())
+            raise error
 
     def close(self) -> None:
         """Close, which crashes a process that reads."""
@@ -104,7 +144,12 @@ class StoreFaults:
     """What happens to the next write transactions, at the very end of each."""
 
     errors: list[BaseException] = field(default_factory=list)
+    moment: Moment = Moment.BEFORE
+    left: tuple[Path, bytes] | None = None
+    """The file of the index and what the commit that failed has left of it."""
     writes: int = 0
+    retried: int = 0
+    """Transactions that were begun after one that may have come to something, which none should."""
     gate: Hold | None = None
     passes: int = 0
     """Transactions that go well before the first error."""
@@ -114,6 +159,25 @@ class StoreFaults:
     reading: int = 0
     closed_under: int = 0
     """Read transactions that were under way when the store was closed."""
+
+    def begun(self) -> None:
+        """A write transaction begins."""
+        self.writes += 1
+        self.retried += self.left is not None
+
+    def next_error(self) -> BaseException | None:
+        """What the commit of the transaction that ends comes to."""
+        if self.errors and self.passes == 0:
+            self.struck += 1
+            return self.errors.pop(0)
+        self.passes = max(self.passes - 1, 0)
+        return None
+
+    def settle(self) -> None:
+        """Put on the device what a failed commit has left there; nothing has the index open."""
+        if self.left is not None:
+            path, image = self.left
+            path.write_bytes(image)
 
 
 class Snapshots(Failpoints):
@@ -187,7 +251,8 @@ class Machine:
         """The seam."""
 
         def open_kv(directory: str, map_bytes: int, tables: tuple[str, ...]) -> KeyValueStore:
-            return FaultyStore(open_lmdb(directory, map_bytes, tables), self.store)
+            store = open_lmdb(directory, map_bytes, tables)
+            return FaultyStore(store, self.store, Path(directory) / "data.mdb")
 
         return Environment(
             clock=self.clock,

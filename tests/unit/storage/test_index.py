@@ -51,7 +51,8 @@ def _faults() -> StoreFaults:
 
 @pytest.fixture(name="store")
 def _store(tmp_path: Path, faults: StoreFaults) -> Iterator[KeyValueStore]:
-    store = FaultyStore(open_lmdb(str(tmp_path), 2**28, TABLES), faults)
+    real = open_lmdb(str(tmp_path), 2**28, TABLES)
+    store = FaultyStore(real, faults, tmp_path / "data.mdb")
     yield store
     store.close()
 
