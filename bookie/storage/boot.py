@@ -15,9 +15,10 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 from bookie.config import StorageSettings
-from bookie.env import Environment, File
+from bookie.env import Environment
 from bookie.errors import (
     ConfigurationError,
     CookieError,
@@ -33,10 +34,10 @@ from bookie.storage.files import (
     DISK_FULL_ERRNOS,
     TEMPORARY_SUFFIX,
     FileTable,
-    create_file,
     file_name,
     parse_file_name,
 )
+from bookie.storage.first_journal import create_first_journal
 from bookie.storage.index import (
     INDEX_FORMAT_VERSION,
     INTEGRITY_SOUND,
@@ -48,16 +49,17 @@ from bookie.storage.index import (
     META_INSTANCE,
     META_INTEGRITY,
     CheckpointChange,
-    Committed,
     Index,
     SealedFile,
 )
 from bookie.storage.index_place import open_index
-from bookie.storage.journal import SMALL_FILES_BYTES, JournalWriter, journal_path
+from bookie.storage.journal import JournalWriter, journal_path
 from bookie.storage.ledger_state import LedgerState, highest_id
 from bookie.storage.page_walk import first_ledger_with_pages
 from bookie.storage.portion import Portion
 from bookie.storage.replay import Replay, ReplayOutcome
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +128,7 @@ class Boot:
         self._identity = identity
         self._advance = advance
         self._corrupt: list[str] = []
+        self._clean = False
         self._next_number: Callable[[], int] = itertools.count(1).__next__
 
     def run(self) -> Booted:
@@ -174,7 +177,7 @@ class Boot:
         if rebuilt:
             # Whatever an interrupted rebuild left.
             index.clear()
-        clean = index.meta(META_CLEAN) == b"1" and not rebuilt
+        clean = self._clean = index.meta(META_CLEAN) == b"1" and not rebuilt
         os_crashed = self._operating_system_crashed(index)
         crashed = not clean and (os_crashed or self._dirs.was_failed())
         if not rebuilt and (crashed or self._has_strange_files(index)):
@@ -196,6 +199,9 @@ class Boot:
         paged = partial(first_ledger_with_pages, index.store)
         indexed_max = max(highest_id(index.first_ledger_above), highest_id(paged))
         integrity = INTEGRITY_SUSPECT if self._corrupt or rebuilt else index.integrity()
+        if self._corrupt:
+            # What told of the damage may not tell it again when another journal follows.
+            self._with_reserve(lambda: index.put_meta({META_INTEGRITY: integrity}))
         writer, mark = self._new_journal(outcome)
         removed = [number for number in rows if number not in journals and number not in logs]
         self._env.failpoints.hit("boot.before_commit")
@@ -212,7 +218,7 @@ class Boot:
                 META_INTEGRITY: integrity,
             },
         )
-        committed = self._commit(index, change)
+        committed = self._with_reserve(lambda: index.commit(change))
         self._env.failpoints.hit("boot.after_commit")
         states = outcome.portion.states
         for state in states.values():
@@ -389,7 +395,7 @@ class Boot:
             for number, path in journals.items()
             if mark is None or number >= mark.file_number
         ]
-        return self._replay(index).replay(wanted, mark)
+        return self._replay(index).replay(wanted, mark, clean=self._clean)
 
     def _replay(self, index: Index) -> Replay:
         return Replay(
@@ -417,7 +423,8 @@ class Boot:
         if self._corrupt or mark is None:
             # A later start does not come by the damage again.
             meta[META_INTEGRITY] = INTEGRITY_SUSPECT
-        self._commit(index, CheckpointChange(mark, portion.changes(), sealed, meta=meta))
+        change = CheckpointChange(mark, portion.changes(), sealed, meta=meta)
+        self._with_reserve(lambda: index.commit(change))
         self._env.failpoints.hit("boot.after_commit")
 
     def _forgotten(
@@ -447,7 +454,7 @@ class Boot:
             self._env.clock.nonce(),
             self._settings.block_alignment_bytes,
         )
-        file, size = self._create_journal(header)
+        file, size = create_first_journal(self._env.disk, self._settings, self._dirs, header)
         writer = JournalWriter(
             self._env,
             self._settings,
@@ -457,31 +464,12 @@ class Boot:
         path = os.path.join(self._dirs.journal, file_name(FileKind.JOURNAL, number))
         return writer, writer.start(header, file, path, size, outcome.predecessor)
 
-    def _create_journal(self, header: FileHeader) -> tuple[File, int]:
-        """The new journal file and its size: on a full device a small one will do for fences.
-
-        A bookie that cannot write can still be read from, so it has to come up.
-        """
-        size = min(self._settings.journal_allocate_bytes, self._settings.journal_file_bytes_max)
-        smaller = sorted({min(size, limit) for limit in SMALL_FILES_BYTES})
-        while True:
-            try:
-                return create_file(self._env.disk, self._dirs.journal, header, size), size
-            except DiskFullError as error:
-                self._dirs.release_reserve()
-                if not smaller:
-                    raise ConfigurationError(
-                        f"the device of {self._dirs.journal} is full: not even "
-                        f"{size >> 10} KiB are left for the journal"
-                    ) from error
-                size = smaller.pop()
-
-    def _commit(self, index: Index, change: CheckpointChange) -> Committed:
+    def _with_reserve(self, commit: Callable[[], T]) -> T:
         try:
-            return index.commit(change)
+            return commit()
         except DiskFullError:
             self._dirs.release_reserve()
-            return index.commit(change)
+            return commit()
 
     def _give_back(self, outcome: ReplayOutcome, journals: dict[int, str]) -> None:
         """Free what was allocated beyond the end of the last journal, unless it is evidence."""

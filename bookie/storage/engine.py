@@ -316,11 +316,13 @@ class Engine:
 
     async def close(self) -> None:
         """Stop in order: checkpoint, journal thread, files. Nothing may be in flight."""
+        in_order = False
         try:
             if self._failure is None:
                 self._vouch()
                 with self._failing():
                     await self._checkpointer.run_last({META_CLEAN: b"1"})
+                    in_order = True
                     await self._removal.finish()
         except DiskFullError as error:
             _log.warning("last_checkpoint_skipped", reason=str(error))
@@ -329,7 +331,7 @@ class Engine:
             assert worker is not None
             if self._failure is None:
                 worker.close()
-                self._booted.writer.close()
+                self._booted.writer.close(in_order=in_order)
             else:
                 # The thread may hang in the device; its file is not touched any more.
                 worker.abandon()

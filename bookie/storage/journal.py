@@ -50,10 +50,10 @@ from bookie.storage.files import DISK_FULL_ERRNOS, create_file, file_name
 from bookie.storage.window import Buffer
 from bookie.telemetry import Metrics
 
-_LARGEST_ALIGNMENT_BYTES = 2 * max(ALIGNMENTS_BYTES)
+_LARGEST_ALIGNMENT_BYTES = 3 * max(ALIGNMENTS_BYTES)
 
 _BESIDE_RECORDS_BYTES_MAX = 2 * _LARGEST_ALIGNMENT_BYTES
-"""More than a block takes beside its records, with the empty one behind it."""
+"""More than a block takes beside its records, with the empty one and the room behind it."""
 
 BUFFERS_PER_BLOCK_MAX = 1000
 """Below IOV_MAX (1024), so that a block is one system call."""
@@ -245,12 +245,17 @@ class JournalWriter:
         if block:
             self._commit(block, post)
 
-    def close(self) -> None:
-        """Close the file, giving back what was never used; the worker must have ended."""
+    def close(self, *, in_order: bool = False) -> None:
+        """Close the file, giving back what was never used; the worker must have ended.
+
+        Only where the index says that the stop was one `in_order` the file ends with its last
+        block. Else that would mean that another file follows, see `_roll`.
+        """
         if self._is_open:
             journal = self.current
             if journal.durable_upto == journal.end and not journal.waits_for_first_block:
-                journal.file.truncate(journal.end)
+                room = 0 if in_order else journal.header.alignment
+                journal.file.truncate(min(journal.end + room, journal.size_bytes))
             journal.file.close()
             self._is_open = False
 
@@ -383,10 +388,11 @@ class JournalWriter:
     def _room_for(self, size: int) -> int:
         """What a block with records of `size` bytes takes, and the empty one that vouches for it.
 
-        The latter must always fit.
+        The latter must always fit, and leave the room for another one by which a start knows that
+        no file follows.
         """
         alignment = self.current.header.alignment
-        return block_size_on_disk(size + len(self._link), alignment) + alignment
+        return block_size_on_disk(size + len(self._link), alignment) + 2 * alignment
 
     def _grow(self, requests: list[JournalRequest]) -> None:
         """Allocate more of the file, or begin a new one when this one has its full size.
@@ -438,11 +444,14 @@ class JournalWriter:
 
     def _can_vouch(self) -> bool:
         journal = self.current
-        needed = block_size_on_disk(len(self._link), journal.header.alignment)
-        return journal.end + needed <= journal.size_bytes
+        return journal.end + self._room_for(0) - journal.header.alignment <= journal.size_bytes
 
     def _roll(self, size_bytes: int) -> None:
-        """Go on in a new file; the old one is durable before the new one takes a record."""
+        """Go on in a new file; the old one is durable before the new one takes a record.
+
+        So is its end: a file without room behind its last block says that another one follows, even
+        when that one is lost. The new one has its name before.
+        """
         self._env.failpoints.hit("journal.before_roll")
         old = self.current
         number = self._next_number()
@@ -453,6 +462,7 @@ class JournalWriter:
         self._sync()
         # What was allocated and never used goes back to the file system.
         old.file.truncate(old.end)
+        old.file.fdatasync()
         old.file.close()
         path = journal_path(directory, number)
         self.current = _OpenJournal(file, header, path, size_bytes, waits_for_first_block=True)

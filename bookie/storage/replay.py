@@ -104,8 +104,13 @@ class Replay:
             None if newest is None else (newest.number, newest.nonce),
         )
 
-    def replay(self, journals: list[tuple[int, str]], mark: Mark | None) -> ReplayOutcome:
+    def replay(
+        self, journals: list[tuple[int, str]], mark: Mark | None, *, clean: bool
+    ) -> ReplayOutcome:
         """Replay `journals` (number and path, ascending) from `mark` on, or from their start.
+
+        After a `clean` stop the last file ends with its last block. Else it has room for another
+        one, or was cut when the journal went on in a file that is missing now.
 
         Raises:
             NewerFormatError: a newer version wrote a file.
@@ -120,7 +125,8 @@ class Replay:
             self._check_chain(usable, mark)
             for index, (header, file, path) in enumerate(usable):
                 following = usable[index + 1] if index + 1 < len(usable) else None
-                self._replay_file(header, file, path, mark, following)
+                room_after = following is None and not clean
+                self._replay_file(header, file, path, mark, following, room_after=room_after)
         finally:
             for item in open_files:
                 if item is not None:
@@ -155,7 +161,7 @@ class Replay:
             try:
                 end = FILE_HEADER_SIZE_BYTES
                 for group in grouped(
-                    self._blocks_of(header, file, path, None, None, is_last=False)
+                    self._blocks_of(header, file, path, None, None, room_after=False)
                 ):
                     if group.records:
                         parsed = group.parse()
@@ -220,12 +226,13 @@ class Replay:
         path: str,
         mark: Mark | None,
         following: tuple[FileHeader, File, str] | None,
+        *,
+        room_after: bool,
     ) -> None:
         end = FILE_HEADER_SIZE_BYTES
         if mark is not None and mark.file_number == header.number:
             end = mark.offset
-        is_last = following is None
-        found = self._blocks_of(header, file, path, mark, following, is_last=is_last)
+        found = self._blocks_of(header, file, path, mark, following, room_after=room_after)
         for group in grouped(found):
             self._keep(group)
             self._advance(group.end - end)
@@ -244,11 +251,11 @@ class Replay:
         mark: Mark | None,
         following: tuple[FileHeader, File, str] | None,
         *,
-        is_last: bool,
+        room_after: bool,
     ) -> Iterator[BlockRun]:
         """Valid blocks; damage to durable ones is noted and stepped over.
 
-        `is_last` is for the journal file that was being written: it ends with reserved room.
+        `room_after` is for the journal file that was being written: it ends with reserved room.
         """
         offset, sequence, mark_offset = FILE_HEADER_SIZE_BYTES, 0, None
         if mark is not None and mark.file_number == header.number:
@@ -259,13 +266,9 @@ class Replay:
         if mark_offset is not None and file.size() < mark_offset:
             self._corrupt.append(f"{path} ends before the mark")
             return
-        # A file that takes a block after a roll keeps its room until then.
-        room_after = is_last and mark is not None and mark.file_number != header.number
         while True:
             for run in runs(file, header, offset, sequence):
                 offset, sequence = run.end, run.sequence
-                # The block that vouches for one with records always fits.
-                room_after = is_last and int(run.headers.record_counts[-1]) > 0
                 self.outcome.sequence = max(self.outcome.sequence, sequence)
                 self.outcome.blocks += len(run)
                 yield run
@@ -274,12 +277,14 @@ class Replay:
                 header, file, offset, sequence, mark_offset, following, strange
             ):
                 return
-            self._corrupt.append(f"{path} is damaged at offset {offset}")
+            what = "is damaged"
+            if room_after and file.size() < offset + header.alignment:
+                what = "was cut, or the file after it is missing,"
+            self._corrupt.append(f"{path} {what} at offset {offset}")
             found = next_valid(file, header, offset, sequence)
             if found is None:
                 return
             offset, sequence = found.offset, found.header.sequence - 1
-            room_after = False
 
     def _was_durable(
         self,

@@ -60,6 +60,7 @@ RECORD_PLACES = ("log", "below", "earlier", "middle", "last", "vouched")
 
 HEADER_FIELDS = {"magic": 0, "version": 8, "kind": 12, "number": 16, "nonce": 24, "CRC": 4092}
 HEADER_PLACES = ("log", "below", "mark", "earlier", "middle")
+FILE = "journal or log"
 HEADER_WHOLE = ("cut inside", "zeroed", "garbage", "of another file")
 
 INDEX_VALUES: dict[str, tuple[str, bytes]] = {
@@ -156,6 +157,7 @@ def all_cells() -> Iterator[Cell]:
     yield from _record_cells()
     for place in HEADER_PLACES:
         yield from (Cell("file header", place, d) for d in (*HEADER_FIELDS, *HEADER_WHOLE))
+    yield from (Cell(FILE, place, "missing") for place in HEADER_PLACES)
     yield from _index_cells()
     for thing in COOKIES:
         yield from (Cell(thing, "killed", damage) for damage in COOKIE_DAMAGES)
@@ -199,6 +201,8 @@ def apply(cell: Cell, root: Path) -> None:
         _damage_record(cell, root)
     elif cell.thing == "file header":
         _damage_file_header(cell, root)
+    elif cell.thing == FILE:
+        _file_at(cell.place, root).unlink()
     elif cell.thing in INDEX_VALUES:
         _damage_value(cell, root)
     elif cell.thing in INDEX_KEYS:

@@ -31,8 +31,7 @@ another boot id.
 are refused. A flipped bit in a stored payload below the mark is served: the bookie checks the ids
 in each packet, and whoever reads checks the digest; the scrubber finds it in time, as all damage
 below the mark, and the bookie is in doubt from then on. Damage to the very last block, when
-nothing vouches for it yet, looks like a write that a crash tore. A file that is cut off exactly
-behind a vouching block looks like one that was closed in order. A ledger whose deletion is lost
+nothing vouches for it yet, looks like a write that a crash tore. A ledger whose deletion is lost
 comes back until its next collection; the metadata does not know it.
 
 """

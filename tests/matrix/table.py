@@ -14,6 +14,7 @@ from tests.matrix.cells import (
     COOKIES,
     DATA_PAGES,
     DELETION,
+    FILE,
     INDEX_VALUES,
     KEY_DAMAGES,
     META_PAGES,
@@ -193,6 +194,14 @@ RULES: tuple[Rule, ...] = (
         MOVED | CUTS,
         Outcome.INTEGRITY,
         "a crash neither moves a block nor shortens a file",
+    ),
+    Rule(
+        _set(FILE),
+        None,
+        None,
+        Outcome.INTEGRITY,
+        "its row, the mark, the file behind it or the end of the file before it says that it was"
+        " there",
     ),
     # File headers.
     Rule(

@@ -76,14 +76,21 @@ def acknowledges_before_the_sync(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def rolls_without_a_sync(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next file is begun before the old one is durable."""
-    roll, sync = JournalWriter._roll, JournalWriter._sync
+    roll, sync, sync_file = JournalWriter._roll, JournalWriter._sync, SimulatedFile.fdatasync
+
+    def of_new_files(self: SimulatedFile) -> None:
+        if self.inode.path.endswith(TEMPORARY_SUFFIX):
+            sync_file(self)
 
     def broken(self: JournalWriter, size_bytes: int) -> None:
         monkeypatch.setattr(JournalWriter, "_sync", lambda self: None)
+        # The cut is synced as well, and the blocks before it with it.
+        monkeypatch.setattr(SimulatedFile, "fdatasync", of_new_files)
         try:
             roll(self, size_bytes)
         finally:
             monkeypatch.setattr(JournalWriter, "_sync", sync)
+            monkeypatch.setattr(SimulatedFile, "fdatasync", sync_file)
 
     monkeypatch.setattr(JournalWriter, "_roll", broken)
 

@@ -227,7 +227,10 @@ def test_blocks_stand_at_boundaries_and_sequences_rise(tmp_path: Path) -> None:
 
 
 def test_a_roll_syncs_the_old_file_before_the_new_one_takes_a_record(journal: Journal) -> None:
-    """The new file is durable first, name and header; the old one is cut to its end."""
+    """The new file is durable first, name and header; the old one is cut to its end, durably.
+
+    So whatever the new one takes, the old one says that it exists.
+    """
     while not journal.done or journal.done[-1].created == ():
         journal.handle(append(9000, synced=False))
     assert journal.done[-1].created == ((2, journal_path(str(journal.machine.journal), 2)),)
@@ -250,6 +253,7 @@ def test_a_roll_syncs_the_old_file_before_the_new_one_takes_a_record(journal: Jo
         ("sync_directory", journal.machine.journal.name),
         ("fdatasync", "00000001.journal"),
         ("truncate", "00000001.journal"),
+        ("fdatasync", "00000001.journal"),
         ("pwritev", "00000002.journal"),
     ]
 
@@ -414,13 +418,29 @@ def test_a_roll_that_fails_acknowledges_nothing(
     assert journal.done == []
 
 
-def test_closing_gives_back_what_was_never_used(journal: Journal) -> None:
-    """The file ends with its last block."""
+@pytest.mark.parametrize(("in_order", "room"), [(True, 0), (False, 512)])
+def test_closing_gives_back_what_was_never_used(
+    journal: Journal, *, in_order: bool, room: int
+) -> None:
+    """The file ends with its last block, or says with a little room that no other file follows."""
     journal.handle(append())
     end = journal.writer.current.end
     assert journal.size(1) == FILE_BYTES
-    journal.writer.close()
-    assert journal.size(1) == end
+    journal.writer.close(in_order=in_order)
+    assert journal.size(1) == end + room
+
+
+def test_room_for_a_block_is_left_whatever_is_vouched_for(journal: Journal) -> None:
+    """Only a roll cuts a file right behind its last block: then another one follows."""
+    alignment = journal.writer.current.header.alignment
+    journal.disk.fail("create", ".journal", errno.ENOSPC, times=99)
+    sizes = [20_000, 15_000, 10_000, 5000, *([300] * 20), *([100] * 20)]
+    for size in sizes:
+        journal.handle(append(size))
+        journal.handle(ask(RequestKind.VOUCH))
+        journal.handle(ask(RequestKind.VOUCH))
+        assert journal.size(1) - journal.writer.current.end >= alignment
+    assert journal.size(1) - journal.writer.current.end < 3 * alignment, "it came to that"
 
 
 @pytest.fixture(name="growing")
@@ -442,7 +462,7 @@ def test_a_file_reserves_its_space_in_steps(growing: Journal) -> None:
     assert [(call.offset, call.size) for call in grown] == [
         (step * FILE_BYTES, FILE_BYTES) for step in (1, 2, 3)
     ]
-    growing.handle(append(50 * KIB))
+    growing.handle(append(45 * KIB))
     assert growing.writer.current.header.number == 2
     assert growing.size(2) == 2 * FILE_BYTES
     assert len(growing.scan(1)) == 7

@@ -1,0 +1,69 @@
+"""The journal file that a start begins, and what starts leave behind that fail after that."""
+
+from __future__ import annotations
+
+from bookie.config import StorageSettings
+from bookie.env import Disk, File
+from bookie.errors import ConfigurationError, DiskFullError
+from bookie.formats.blocks import FILE_HEADER_SIZE_BYTES, FileHeader
+from bookie.formats.index_rows import Mark
+from bookie.storage.directories import Directories
+from bookie.storage.files import create_file
+from bookie.storage.journal import SMALL_FILES_BYTES
+from bookie.storage.scan import SCAN_BYTES
+
+
+def create_first_journal(
+    disk: Disk, settings: StorageSettings, directories: Directories, header: FileHeader
+) -> tuple[File, int]:
+    """The new journal file and its size: on a full device a small one will do for fences.
+
+    A bookie that cannot write can still be read from, so it has to come up.
+
+    Raises:
+        ConfigurationError: there is no room for the smallest.
+        OSError: the device failed.
+    """
+    size = min(settings.journal_allocate_bytes, settings.journal_file_bytes_max)
+    smaller = sorted({min(size, limit) for limit in SMALL_FILES_BYTES})
+    while True:
+        try:
+            return create_file(disk, directories.journal, header, size), size
+        except DiskFullError as error:
+            directories.release_reserve()
+            if not smaller:
+                raise ConfigurationError(
+                    f"the device of {directories.journal} is full: not even "
+                    f"{size >> 10} KiB are left for the journal"
+                ) from error
+            size = smaller.pop()
+
+
+def remove_unused(disk: Disk, journals: dict[int, str], mark: Mark | None) -> None:
+    """Take the newest files out of `journals` that starts left which failed at their commit.
+
+    Nothing was ever written to them. The oldest of them stays: if the file before it was cut at its
+    end, it says that the journal went on. So repeated starts do not fill the device.
+    """
+    if mark is None:
+        return
+    found = [number for number in sorted(journals) if number >= mark.file_number]
+    while len(found) > 1 and all(_is_unused(disk, journals[number]) for number in found[-2:]):
+        disk.unlink(journals.pop(found.pop()))
+
+
+def _is_unused(disk: Disk, path: str) -> bool:
+    """Whether there is room behind the header, and nothing in it."""
+    file = disk.open(path)
+    try:
+        size, offset = file.size(), FILE_HEADER_SIZE_BYTES
+        if size <= offset:
+            return False
+        while offset < size:
+            data = file.pread(min(SCAN_BYTES, size - offset), offset)
+            if any(data):
+                return False
+            offset += len(data)
+        return True
+    finally:
+        file.close()
