@@ -37,7 +37,7 @@ from bookie.storage.files import (
     file_name,
     parse_file_name,
 )
-from bookie.storage.first_journal import create_first_journal
+from bookie.storage.first_journal import create_first_journal, remove_unused
 from bookie.storage.index import (
     INDEX_FORMAT_VERSION,
     INTEGRITY_SOUND,
@@ -49,11 +49,12 @@ from bookie.storage.index import (
     META_INSTANCE,
     META_INTEGRITY,
     CheckpointChange,
+    Committed,
     Index,
     SealedFile,
 )
 from bookie.storage.index_place import open_index
-from bookie.storage.journal import JournalWriter, journal_path
+from bookie.storage.journal import JournalWriter
 from bookie.storage.ledger_state import LedgerState, highest_id
 from bookie.storage.page_walk import first_ledger_with_pages
 from bookie.storage.portion import Portion
@@ -191,6 +192,8 @@ class Boot:
         rows = index.files()
         journals, logs = self._files_on_disk()
         self._start_numbers(rows, journals, logs)
+        if not rebuilt:
+            remove_unused(self._env.disk, journals, index.mark())
         outcome = self._outcome(index, rows, journals, logs, rebuilt=rebuilt)
         # Portions that were committed meanwhile have rows and logs, whichever attempt made them.
         rows = index.files()
@@ -218,7 +221,7 @@ class Boot:
                 META_INTEGRITY: integrity,
             },
         )
-        committed = self._with_reserve(lambda: index.commit(change))
+        committed = self._commit_last(index, change, writer)
         self._env.failpoints.hit("boot.after_commit")
         states = outcome.portion.states
         for state in states.values():
@@ -229,7 +232,7 @@ class Boot:
         files = FileTable(self._env.disk)
         for number, path in [*journals.items(), *logs.items()]:
             files.add(number, path)
-        files.add(mark.file_number, journal_path(self._dirs.journal, mark.file_number))
+        files.add(mark.file_number, writer.current.path)
         report = BootReport(
             clean=clean,
             operating_system_crashed=os_crashed,
@@ -463,6 +466,15 @@ class Boot:
         )
         path = os.path.join(self._dirs.journal, file_name(FileKind.JOURNAL, number))
         return writer, writer.start(header, file, path, size, outcome.predecessor)
+
+    def _commit_last(self, index: Index, change: CheckpointChange, w: JournalWriter) -> Committed:
+        try:
+            return self._with_reserve(lambda: index.commit(change))
+        except DiskFullError:
+            # Nothing happened: nobody knows the new file, and the next start makes another.
+            w.close()
+            self._env.disk.unlink(w.current.path)
+            raise
 
     def _with_reserve(self, commit: Callable[[], T]) -> T:
         try:

@@ -349,6 +349,28 @@ async def test_a_start_that_needs_the_reserve_half_way_knows_all_its_logs(machin
         assert files <= set(engine._files.numbers())
 
 
+@pytest.mark.parametrize("error", [DiskFullError("full"), OSError(errno.EIO, "commit")])
+async def test_starts_that_fail_at_their_commit_leave_no_more_and_more_journals(
+    machine: Machine, error: Exception
+) -> None:
+    """They would fill the journal's device; of those whose commit may have happened one stays."""
+    async with machine.engine() as engine:
+        await add(engine, 7, range(10))
+        await engine.roll()
+        killed = machine.killed("kill")
+    for _ in range(4):
+        killed.store.errors += [error, error]
+        with pytest.raises(BookieError):
+            async with killed.engine():
+                pass
+        killed.store.errors.clear()
+        assert len(killed.journals()) <= 3
+    async with killed.engine() as engine:
+        assert engine.report.corrupt == ()
+        assert not engine.needs_integrity_check
+        assert await stored_ids(engine, 7) == list(range(10))
+
+
 @pytest.mark.parametrize("checkpoint_interval_seconds", [3600.0, 0.0001])
 async def test_a_device_that_does_not_answer_ends_the_engine(
     machine: Machine, checkpoint_interval_seconds: float
