@@ -131,8 +131,15 @@ class LocalEnvironment:
         return 0.0 if since is None else time.monotonic() - since
 
     def forget_dead_readers(self) -> None:
-        """Free the reader slots of dead processes, which keep old pages from being used again."""
-        self._lmdb.reader_check()
+        """Free the reader slots of dead processes, which keep old pages from being used again.
+
+        Raises:
+            MetadataUnavailableError: LMDB failed.
+        """
+        try:
+            self._lmdb.reader_check()
+        except lmdb.Error as error:
+            raise unavailable(str(self.directory), error) from error
 
     def close(self) -> None:
         """Close; every job must be done."""
@@ -297,6 +304,7 @@ def _open(directory: Path, map_size_bytes: int) -> lmdb.Environment:
             metasync=True,
             writemap=False,
         )
+        environment.reader_check()
     except OSError as error:
         raise ConfigurationError(
             f"the metadata directory {directory} cannot be used: {error.strerror or error}"
@@ -305,7 +313,6 @@ def _open(directory: Path, map_size_bytes: int) -> lmdb.Environment:
         raise FormatError(f"{directory} holds no LMDB environment of ours: {error}") from error
     except lmdb.Error as error:
         raise unavailable(str(directory), error) from error
-    environment.reader_check()
     return environment
 
 

@@ -539,3 +539,13 @@ async def test_writes_of_an_ended_session_are_refused_until_it_knows(tmp_path: P
         while await _next(events) is not SessionEvent.SESSION_REESTABLISHED:
             continue
         await store.put("/a", b"")
+
+
+def test_an_error_of_lmdb_is_an_unavailable_store(tmp_path: Path) -> None:
+    """Also where slots of dead readers are looked for: the heartbeat goes on after it."""
+    environment = LocalEnvironment(tmp_path / "metadata")
+    environment.close()
+    with pytest.raises(MetadataUnavailableError):
+        environment.forget_dead_readers()
+    with pytest.raises(MetadataUnavailableError), environment.read():
+        pass
