@@ -14,6 +14,7 @@ Source: the data structures of LMDB 0.9 (`mdb.c`), 64-bit, little endian.
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 from collections.abc import Iterator
@@ -21,6 +22,9 @@ from dataclasses import dataclass
 
 from bookie.errors import CorruptionError
 from bookie.formats.checksum import crc32c
+
+UNREADABLE_ERRNOS = (errno.EIO, errno.ENODATA, errno.EBADMSG)
+"""A bad sector, as block devices and file systems report it. It stays bad until it is rewritten."""
 
 SUM_TABLE = "sum"
 """The table that holds the sum over all pairs of the other tables, under the same name."""
@@ -99,8 +103,8 @@ def check_lmdb_file(path: str, tables: tuple[str, ...]) -> None:
     """Read the LMDB file at `path`, if there is one with content, and check it.
 
     Raises:
-        CorruptionError: LMDB must not open this file.
-        OSError: the device failed.
+        CorruptionError: LMDB must not open this file; the device may have refused to read it.
+        OSError: the device failed in another way.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -114,6 +118,10 @@ def check_lmdb_file(path: str, tables: tuple[str, ...]) -> None:
         raise CorruptionError(f"{path} is damaged: it is cut off") from error
     except _DamageError as error:
         raise CorruptionError(f"{path} is damaged: {error}") from error
+    except OSError as error:
+        if error.errno not in UNREADABLE_ERRNOS:
+            raise
+        raise CorruptionError(f"{path} is damaged: a page cannot be read: {error}") from error
     finally:
         os.close(descriptor)
 

@@ -65,6 +65,10 @@ the index fails in four places: before anything was written, when half of its pa
 device, when all of them are and the page that names the tree is not, and when everything is there
 and the error comes back all the same.
 
+An index of which a page cannot be read at a start (EIO, ENODATA, EBADMSG) is not in the table: it
+is set aside and made again from the files, as a damaged one is, and the log says so. A journal or
+log that cannot be read while that is done ends the start with exit code 74; all stays as it was.
+
 | what | call | when | EIO | ENOSPC, from then on | because |
 |---|---|---|---|---|---|
 """

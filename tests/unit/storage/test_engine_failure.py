@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -369,6 +370,34 @@ async def test_starts_that_fail_at_their_commit_leave_no_more_and_more_journals(
         assert engine.report.corrupt == ()
         assert not engine.needs_integrity_check
         assert await stored_ids(engine, 7) == list(range(10))
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENODATA])
+async def test_an_index_that_cannot_be_read_is_made_again(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    """A bad sector under it stays; the files have everything that was in it."""
+    async with machine.engine() as engine:
+        await add(engine, 7, range(10))
+        await engine.checkpoint()
+        killed = machine.killed("kill")
+    data = killed.index / "data.mdb"
+    bad_file, pread = data.stat().st_ino, os.pread
+
+    def pread_of_a_bad_device(descriptor: int, size: int, offset: int) -> bytes:
+        if os.fstat(descriptor).st_ino == bad_file and offset >= 8192:
+            raise OSError(error, os.strerror(error))
+        return pread(descriptor, size, offset)
+
+    monkeypatch.setattr(os, "pread", pread_of_a_bad_device)
+    async with killed.engine() as engine:
+        assert engine.report.rebuilt
+        assert "cannot be read" in engine.report.corrupt[0]
+        assert engine.needs_integrity_check
+        assert await stored_ids(engine, 7) == list(range(10))
+    assert any(path.stat().st_ino == bad_file for path in killed.root.rglob("data.mdb"))
+    async with killed.engine() as engine:
+        assert not engine.report.rebuilt
 
 
 @pytest.mark.parametrize("checkpoint_interval_seconds", [3600.0, 0.0001])
