@@ -54,9 +54,25 @@ BLOCK_FIELDS = {
 }
 RECORD_FIELDS = ("record length", "ids", "payload")
 WHOLE = ("cut before", "cut inside", "zeroed", "garbage", "duplicated", "stale", "of another file")
-FEW = ("ids", "payload", "zeroed", "cut before", "duplicated")
-"""For the kinds of records beside entries: what a block is made of does not depend on them."""
 RECORD_PLACES = ("log", "below", "earlier", "middle", "last", "vouched")
+LINK_PLACES = ("log", "below", "mark", "earlier", "middle")
+
+KINDS_LEFT_TO_SOAK = frozenset(KINDS) - {"entries", "fence", "doubt"}
+DAMAGES_LEFT_TO_SOAK = frozenset(
+    {
+        "block magic",
+        "record count",
+        "sequence",
+        "durable_upto",
+        "header CRC",
+        "padding",
+        "cut inside",
+        "garbage",
+        "of another file",
+    }
+)
+"""What a block is made of does not depend on the kinds of its records, so that for most of them it
+is left to the long run."""
 
 HEADER_FIELDS = {"magic": 0, "version": 8, "kind": 12, "number": 16, "nonce": 24, "CRC": 4092}
 HEADER_PLACES = ("log", "below", "mark", "earlier", "middle")
@@ -145,6 +161,11 @@ class Cell:
         return "stopped" if self.place == "stopped" else "killed"
 
     @property
+    def is_left_to_soak(self) -> bool:
+        """Whether only a long run starts a bookie on it."""
+        return self.thing in KINDS_LEFT_TO_SOAK and self.damage in DAMAGES_LEFT_TO_SOAK
+
+    @property
     def probe(self) -> int | None:
         """The ledger that the damaged record is about."""
         if self.thing not in KINDS:
@@ -169,13 +190,16 @@ def _record_cells() -> Iterator[Cell]:
     for place in RECORD_PLACES:
         # Blocks of a log are large; none of its blocks fits into the place of another.
         missing = {"duplicated", "stale"} if place == "log" else set()
-        for damage in (*BLOCK_FIELDS, *RECORD_FIELDS, "padding", *WHOLE):
+        damages = (*BLOCK_FIELDS, *RECORD_FIELDS, "padding", *WHOLE)
+        for kind in KINDS:
+            yield from (Cell(kind, place, damage) for damage in damages if damage not in missing)
+    for place in LINK_PLACES:
+        # A link stands in the first block of its file: there is no earlier one, and in some files
+        # no small one behind it.
+        missing = {"duplicated", "stale"} if place in {"log", "below"} else {"stale"}
+        for damage in (*BLOCK_FIELDS, *RECORD_FIELDS, "nonce", "padding", *WHOLE):
             if damage not in missing:
-                yield Cell("entries", place, damage)
-        for kind in KINDS[1:]:
-            yield from (Cell(kind, place, damage) for damage in FEW if damage not in missing)
-    for place in ("below", "earlier", "middle"):
-        yield from (Cell("link", place, d) for d in ("ids", "payload", "zeroed", "cut before"))
+                yield Cell("link", place, damage)
 
 
 def _index_cells() -> Iterator[Cell]:
@@ -286,8 +310,8 @@ def _place_in_record(field: str, spot: Spot) -> int:
             return at + 4
         case "ids" if isinstance(record, EntriesRecord):
             return spot.block.body_offset + record.payload_offset + 7
-        case "ids":
-            return at + 8
+        case "ids" | "nonce":
+            return at + (8 if field == "ids" else 16)
         case _:
             return int(at + 8 + length - 1)
 
@@ -303,7 +327,10 @@ def _another_block(damage: str, spot: Spot, root: Path) -> bytes:
         (path, block)
         for path in others
         for block in scan(path)
-        if block.end - block.offset == SECTOR_BYTES and (path != spot.path or block.offset < wanted)
+        if block.end - block.offset == SECTOR_BYTES
+        # Of the same file one from before, or any for the first block, which has none before it.
+        and (path != spot.path or block.offset < wanted or wanted == FILE_HEADER_SIZE_BYTES)
+        and (path, block.offset) != (spot.path, wanted)
     ]
     path, block = small[0] if damage == "stale" else small[-1]
     with path.open("rb") as file:

@@ -16,7 +16,8 @@ _HEAD = """# What damage comes to
 
 Every kind of record, page and file of a bookie, damaged in every way, in every place. The table is
 generated from `tests/matrix/table.py`, and `tests/matrix` does each of these to a real bookie's
-files and starts it two or three times: it comes to what stands here. Whatever the damage, a bookie
+files and starts it two or three times, each on what the start before has left (some of them in a
+long run only): it comes to what stands here. Whatever the damage, a bookie
 never serves bytes of another entry, never forgets a fence it answered, never denies an entry
 that had been durable (but for the gaps below), and never dies at every start.
 

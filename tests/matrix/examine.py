@@ -16,6 +16,7 @@ from bookie.ids import Status
 from bookie.metadata.store import MetadataStore
 from bookie.node.bookie import Bookie
 from bookie.node.start import StartedBookie
+from bookie.storage.engine import Engine
 from tests.matrix.specimen import SPARSE, Truth, started
 from tests.unit.node.node_room import add_command, read_command
 from tests.unit.storage.machine import DIGESTER, Machine, batch
@@ -79,7 +80,9 @@ async def _look(one: StartedBookie, truth: Truth, finding: Finding) -> None:
         if ledger_id not in truth.deleted:
             await _look_at_entries(one.bookie, ledger_id, expected, finding)
     for ledger_id in sorted(truth.fenced | truth.deleted):
-        await _look_at_fence(one, ledger_id, truth, finding)
+        await _look_at_fence(one.bookie, ledger_id, truth, finding)
+    for ledger_id in sorted(truth.limbo):
+        await _look_at_limbo(one.engine, ledger_id, finding)
     for ledger_id, lac in truth.lacs.items():
         await _look_at_lac(one, ledger_id, lac, finding)
 
@@ -142,19 +145,20 @@ def _count(ledger_id: int, entry_id: int, status: Status, finding: Finding) -> N
             finding.denied.append(f"entry {entry_id} of ledger {ledger_id}: {status.name}")
 
 
-async def _look_at_fence(
-    one: StartedBookie, ledger_id: int, truth: Truth, finding: Finding
-) -> None:
-    reply = await one.bookie.add(add_command(batch(ledger_id, [ZOMBIE_ID])))
+async def _look_at_fence(bookie: Bookie, ledger_id: int, truth: Truth, finding: Finding) -> None:
+    reply = await bookie.add(add_command(batch(ledger_id, [ZOMBIE_ID])))
     if reply.status is Status.OK and ledger_id in truth.deleted:
         finding.undeleted += 1
     elif reply.status is Status.OK:
         finding.denied.append(f"ledger {ledger_id} forgot that it was fenced")
+
+
+async def _look_at_limbo(engine: Engine, ledger_id: int, finding: Finding) -> None:
     try:
-        state = await one.engine.load(ledger_id)
+        state = await engine.load(ledger_id)
     except BookieError:
         return
-    if ledger_id in truth.limbo and not state.limbo:
+    if not state.limbo:
         finding.denied.append(f"ledger {ledger_id} forgot that it was in limbo")
 
 

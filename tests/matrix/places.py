@@ -38,6 +38,7 @@ _RECORD_OF_KIND: dict[str, type[Record]] = {
     "deleted": DeletedRecord,
     "limbo": LimboRecord,
     "unlimbo": LimboRecord,
+    "doubt": LimboRecord,
     "link": LinkRecord,
 }
 

@@ -29,7 +29,18 @@ from tests.unit.node.node_room import add_command
 from tests.unit.storage.machine import DIGESTER, IDENTITY, KEY, KIB, Machine, batch
 
 POSITIONS = ("log", "below", "earlier", "middle", "last")
-KINDS = ("entries", "steps", "recovery", "ledger", "fence", "lac", "deleted", "limbo", "unlimbo")
+KINDS = (
+    "entries",
+    "steps",
+    "recovery",
+    "ledger",
+    "fence",
+    "lac",
+    "deleted",
+    "limbo",
+    "unlimbo",
+    "doubt",
+)
 
 DENSE, SPARSE, FILLER, CLOSED = 1, 2, 3, 4
 """Ledgers with many entries: without gaps, every 64th id, to fill files, closed in the metadata."""
@@ -206,6 +217,9 @@ class Author:
             case "deleted":
                 await engine.admission.delete(state, self._machine.clock.now_ms())
                 truth.deleted.add(ledger_id)
+            case "doubt":
+                await engine.admission.set_limbo(state, in_limbo=True, fence=False)
+                truth.limbo.add(ledger_id)
             case _:
                 await engine.admission.set_limbo(state, in_limbo=True)
                 truth.fenced.add(ledger_id)

@@ -43,6 +43,7 @@ MOVED = frozenset({"duplicated", "stale"})
 REPLACED = frozenset({"zeroed", "garbage", "of another file"}) | MOVED
 CUTS = frozenset({"cut before", "cut inside"})
 UNREAD_FIELDS = frozenset({*BLOCK_FIELDS, "record length", "padding"})
+LINK_FIELDS = frozenset({"ids", "nonce", "payload"})
 INDEXED = frozenset({"log", "below"})
 REPLAYED = frozenset({"earlier", "middle", "vouched"})
 
@@ -73,7 +74,7 @@ def _set(*names: str) -> frozenset[str]:
 RULES: tuple[Rule, ...] = (
     # Records whose entries the index has.
     Rule(
-        frozenset(KINDS) | {"link"},
+        frozenset(KINDS),
         INDEXED,
         UNREAD_FIELDS,
         Outcome.SERVE,
@@ -138,24 +139,32 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         _set("link"),
-        _set("below"),
-        _set("ids", "payload"),
+        INDEXED | {"mark"},
+        UNREAD_FIELDS | LINK_FIELDS,
         Outcome.SERVE,
-        "a link is looked at only when the file behind it is replayed",
+        "a link is looked at only when the file behind it is replayed, and that of a log by a"
+        " rebuild",
     ),
     Rule(
         _set("link"),
-        _set("below"),
-        _set("zeroed"),
+        INDEXED | {"mark"},
+        REPLACED,
         Outcome.IO_ERROR,
         "the first block holds entries, too, which the index knows",
     ),
     Rule(
         _set("link"),
-        _set("below"),
+        INDEXED,
         CUTS,
         Outcome.IO_ERROR,
         "the file is wholly below the mark, so only reads come by",
+    ),
+    Rule(
+        _set("link"),
+        _set("mark"),
+        CUTS,
+        Outcome.INTEGRITY,
+        "the file of the mark ends before the mark",
     ),
     # Records that a start replays.
     Rule(
@@ -168,7 +177,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         frozenset(KINDS) | {"link"},
         REPLAYED,
-        (UNREAD_FIELDS | REPLACED | CUTS | {"ids", "payload"}) - {"padding"},
+        (UNREAD_FIELDS | REPLACED | CUTS | LINK_FIELDS) - {"padding"},
         Outcome.INTEGRITY,
         "the block had been synced: a later block, the next file, or room that is missing says so;"
         " the blocks behind it are kept",

@@ -1,4 +1,4 @@
-"""What simulations say at the end of a run: their figures.
+"""What simulations and the corruption matrix say at the end of a run: their figures.
 
 A plugin and no part of their `conftest.py`, which the process that prints does not import when
 others run the tests.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-PROPERTY = "simulation"
+PROPERTY = "figures"
 """The name of the properties of a test's report that are lines to print."""
 
 
@@ -23,6 +23,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         if name == PROPERTY
     )
     if lines:
-        terminalreporter.write_sep("-", "simulation")
+        terminalreporter.write_sep("-", "figures")
         for _, line in lines:
             terminalreporter.write_line(line)
