@@ -331,10 +331,10 @@ class Engine:
             assert worker is not None
             if self._failure is None:
                 worker.close()
-                self._booted.writer.close(in_order=in_order)
+                with suppress(StorageFailedError), self._failing():
+                    self._booted.writer.close(in_order=in_order)
             else:
-                # The thread may hang in the device; its file is not touched any more.
-                worker.abandon()
+                worker.abandon()  # The thread may hang in the device; its file is not touched.
             # What was cancelled may still read, which a closed index turns into a crash, or hang.
             workers = self._env.workers
             with suppress(TimeoutError):
@@ -461,7 +461,7 @@ async def open_engine(
     """Boot, serve, and stop in order at the end of the block.
 
     Raises:
-        StorageFailedError: (in a group) a disk failed; the process must exit with code 74.
+        StorageFailedError: (alone or in a group) a disk failed; the process must exit with code 74.
         FormatError, CookieError, ConfigurationError: see `Boot.run`.
     """
     boot = Boot(environment, settings, directories, identity)
@@ -496,3 +496,5 @@ async def open_engine(
                     task.cancel()
     finally:
         await engine.close()
+    if engine.failure is not None:
+        raise engine.failure  # The stop came before anybody else told of it.

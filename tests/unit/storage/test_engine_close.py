@@ -86,3 +86,31 @@ async def test_a_failed_engine_does_not_wait_long(machine: Machine) -> None:
     assert caught.group_contains(StorageFailedError)
     assert closed.is_set()
     assert machine.store.closed_under == 0
+
+
+async def test_a_disk_that_fails_at_the_very_end_is_a_failure(machine: Machine) -> None:
+    """Giving back what the journal never used is the last thing that is asked of a device."""
+
+    async def live() -> None:
+        async with machine.engine() as engine:
+            await add(engine, 7, [0])
+            machine.disk.fail("truncate", ".journal", errno.EIO)
+
+    with pytest.raises(StorageFailedError, match="Input/output error"):
+        await live()
+    async with machine.engine() as engine:
+        assert await stored_ids(engine, 7) == [0]
+
+
+async def test_a_failure_in_the_moment_of_the_stop_is_told(machine: Machine) -> None:
+    """Else a process that lost what it acknowledged would end as if nothing had been."""
+
+    async def live() -> None:
+        async with machine.engine() as engine:
+            machine.disk.fail("fdatasync", ".journal", errno.EIO)
+            # The stop begins in the turn of the loop in which this is answered.
+            await add(engine, 7, [0])
+            assert engine.failure is not None
+
+    with pytest.raises(StorageFailedError, match="Input/output error"):
+        await live()
