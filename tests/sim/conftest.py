@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.sim.summary import PROPERTY
+from tests.sim.summary import IMAGES, PROPERTY
 
 
 @pytest.fixture(autouse=True)
@@ -27,3 +27,13 @@ def report(request: pytest.FixtureRequest) -> Callable[[str], None]:
         request.node.user_properties.append((PROPERTY, line))
 
     return note
+
+
+@pytest.fixture
+def count_images(request: pytest.FixtureRequest) -> Callable[[int], None]:
+    """Count so many crash images to the total that is printed at the end of the run."""
+
+    def count(images: int) -> None:
+        request.node.user_properties.append((IMAGES, images))
+
+    return count

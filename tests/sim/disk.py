@@ -10,14 +10,17 @@ from __future__ import annotations
 import errno
 import os
 import posixpath
+import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from zlib import crc32
 
 from bookie.env.disk import Buffer, DiskUsage
 from bookie.errors import DirectoryLockedError
 from tests.sim.platter import (
+    FORMER_MAX,
     ROOT,
+    SECTOR,
     Commit,
     Content,
     Image,
@@ -42,7 +45,8 @@ class Fault:
     Kinds: ``error`` (with `errno`; a write leaves its first half, a sync that fails loses what it
     should have written), ``revert`` (a sync fails, and the cache shows the old bytes again),
     ``stall`` (takes `seconds`), ``lost`` (a write that the device forgets), ``misdirected`` (a
-    write that lands elsewhere, `shift` bytes further), ``flip`` (a bit changes on the way).
+    write that lands elsewhere, `shift` bytes further, in the file that `SimulatedDisk.lands_in`
+    names), ``flip`` (a bit changes on the way).
     """
 
     name: str
@@ -82,7 +86,7 @@ def _nothing(*_: object) -> None:
 class Inode:
     """One file in the page cache, and what the device has of it."""
 
-    __slots__ = ("_data", "base", "durable", "number", "path", "pending", "tables")
+    __slots__ = ("_data", "base", "durable", "earlier", "number", "path", "pending", "tables")
 
     def __init__(self, number: int, path: str, content: Content) -> None:
         self.number = number
@@ -91,6 +95,7 @@ class Inode:
         self.base = content.base
         self.pending = content.pending
         self.tables = content.tables
+        self.earlier = content.earlier
         self._data: bytes | bytearray = content.base if not content.pending else cached(content)
 
     @property
@@ -100,7 +105,7 @@ class Inode:
 
     def frozen(self) -> Content:
         """The file as part of an image."""
-        return Content(self.durable, self.base, self.pending, self.tables)
+        return Content(self.durable, self.base, self.pending, self.tables, self.earlier)
 
     def change(self, operation: Operation, *, forget: bool = False) -> None:
         """Do `operation` in the cache; the device gets it at the next sync, unless forgotten."""
@@ -120,10 +125,17 @@ class Inode:
         apply(durable, operation)
         self.durable = bytes(durable)
 
+    def astray(self, offset: int, data: bytes) -> None:
+        """A write that was meant for another place lands here; no file gets longer by that."""
+        start, stop = max(offset, 0), min(offset + len(data), len(self.durable))
+        if start < stop:
+            self.on_device(Write(start, data[start - offset : stop - offset]))
+
     def sync(self) -> None:
         """Everything so far is durable."""
         if not self.pending:
             return
+        self.earlier = (*self.earlier, self.durable)[-FORMER_MAX:]
         if self.base is self.durable:
             self.durable = self.base = bytes(self._data)
         else:
@@ -176,7 +188,8 @@ class SimulatedFile:
             inode.change(Write(offset, data), forget=True)
         elif fault.kind == "misdirected":
             inode.change(Write(offset, data), forget=True)
-            inode.on_device(Write(offset + fault.shift, data))
+            target = self._disk.inode_of(self._disk.lands_in(inode.path))
+            target.astray(offset + fault.shift, data)
         elif fault.kind == "flip":
             where = crc32(data) % len(data)
             flipped = data[:where] + bytes([data[where] ^ 0x10]) + data[where + 1 :]
@@ -228,7 +241,7 @@ class SimulatedFile:
         if not self._disk.fits(inode, more):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), inode.path)
         if more:
-            inode.change(Resize(offset + size))
+            inode.change(Resize(offset + size, self._disk.left_in_room(more)))
             self._disk.entered(inode)
 
     def truncate(self, size: int) -> None:
@@ -271,6 +284,12 @@ class SimulatedDisk:
     note: Callable[[str], None] = _nothing
     lied: Callable[[str], None] = _nothing
     """Called when a write goes wrong and nobody is told."""
+    lands_in: Callable[[str], str] = str
+    """In which file a write to a path lands that is misdirected."""
+    old_room: random.Random | None = None
+    """Set where room that is reserved shows what stood there before; else it is zeros."""
+    refused: int = 0
+    """How often the device had no room."""
     cold: Callable[[], bool] = bool
     """Whether a read finds nothing in the page cache."""
     faults: list[Fault] = field(default_factory=list)
@@ -301,7 +320,14 @@ class SimulatedDisk:
         contents = dict(self.image.contents)
         for number, inode in self._inodes.items():
             contents[number] = inode.frozen()
-        return Image(contents, self._directories, self._durable_names, self._changes, self._next)
+        return Image(
+            contents,
+            self._directories,
+            self._durable_names,
+            self._changes,
+            self._next,
+            self.image.former,
+        )
 
     def die(self) -> None:
         """The process is gone: nothing that it still does reaches the disk."""
@@ -355,7 +381,26 @@ class SimulatedDisk:
     def fits(self, inode: Inode, more: int) -> bool:
         """Whether the device of the file has room for `more` bytes."""
         room = self._room(inode.path)
-        return more == 0 or self._used(room) + more <= room.total_bytes
+        fits = more == 0 or self._used(room) + more <= room.total_bytes
+        self.refused += not fits
+        return fits
+
+    def left_in_room(self, size: int) -> bytes:
+        """What stands in new room: often just what another file has or had from its start."""
+        choose = self.old_room
+        if choose is None or choose.random() < 0.3:
+            return b""
+        used = [inode.durable for inode in self._inodes.values()]
+        unread = [
+            item for number, item in self.image.contents.items() if number not in self._inodes
+        ]
+        others = [*used, *(item.durable for item in unread), *self.image.former]
+        others = [old for old in others if len(old) >= SECTOR]
+        if not others:
+            return b""
+        old = choose.choice(others)
+        start = choose.choice((0, choose.randrange(len(old) // SECTOR) * SECTOR))
+        return old[start : start + size]
 
     def inode_of(self, path: str) -> Inode:
         """The file at `path`.
@@ -404,6 +449,7 @@ class SimulatedDisk:
         room = self._room(path)
         full = allocate_bytes and self._used(room) + allocate_bytes > room.total_bytes
         if full or fault is not None:
+            self.refused += fault is None
             number = errno.ENOSPC if fault is None else fault.errno
             raise OSError(number, os.strerror(number), path)
         number = self._names[parent].get(name, -1)
@@ -416,7 +462,7 @@ class SimulatedDisk:
         if len(inode.data):
             inode.change(Resize(0))
         if allocate_bytes:
-            inode.change(Resize(allocate_bytes))
+            inode.change(Resize(allocate_bytes, self.left_in_room(allocate_bytes)))
         self.entered(inode)
         return SimulatedFile(self, inode)
 
@@ -560,12 +606,3 @@ def store_bytes(tables: Tables) -> int:
     """About what a state of a key-value store takes on the device."""
     pairs = [pair for table in tables.values() for pair in table.rows.items()]
     return 32 * 1024 + 2 * sum(len(key) + len(value) for key, value in pairs)
-
-
-def damaged(image: Image, inode: int, operation: Operation) -> Image:
-    """The image of a device that has something else in a file than it was given."""
-    content = image.contents[inode]
-    data = bytearray(content.durable)
-    apply(data, operation)
-    hurt = replace(content, durable=bytes(data), base=bytes(data), pending=())
-    return replace(image, contents={**image.contents, inode: hurt})

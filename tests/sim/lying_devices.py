@@ -16,11 +16,12 @@ from bookie.formats.blocks import BLOCK_MAGIC, FILE_HEADER_SIZE_BYTES
 from bookie.formats.entry import lac_packet_ids, unpack_packet
 from bookie.ids import Status
 from bookie.storage.engine import Engine
+from tests.sim.disk import SimulatedDisk
 from tests.sim.machine import SimulatedMachine
 from tests.sim.observed import MIB, ids_of
 from tests.sim.platter import SECTOR, Write
 from tests.sim.promises import DIGESTER, NO_LAC, Client, Frozen, LedgerPromise
-from tests.sim.random_lives import Outcome, RandomLives, Swarm, draw, is_failure, is_lie
+from tests.sim.random_lives import LIES, Outcome, RandomLives, Swarm, draw, is_failure, is_lie
 
 NOT_ON_LIARS = ("deferred", "force", "lac")
 """What is synced later is vouched for by nobody: a lie about it looks like a power cut."""
@@ -33,6 +34,28 @@ def swarm_of(seed: int) -> Swarm:
     return replace(swarm, actions=actions)
 
 
+PLACES = ("journal/", "journal/", "logs/")
+"""Where a device lies to a bookie that works."""
+
+ROTTEN = ("damaged", "zero", "older", "of another file")
+"""What may stand in a sector in the place of what was written."""
+
+WAYS_TO_LIE = (
+    *(
+        f"{kind} in {place}{when}"
+        for kind in LIES
+        for place in ("journal", "logs")
+        for when in ("", " while starting")
+    ),
+    "misdirected into another file",
+    *(f"sector {kind}" for kind in ROTTEN),
+)
+"""Each of them happens in one of the seeds that run by default."""
+
+SHIFTS = (512, 1024, 4096, 20_480, 65_536, -512, -4096, -20_480)
+"""How far from its place a misdirected write may land."""
+
+
 class LyingLives(RandomLives):
     """See the module."""
 
@@ -41,6 +64,8 @@ class LyingLives(RandomLives):
         self.excused: set[tuple[int, int]] = set()
         """Ledger and entry id of what was in the block that the device lied about."""
         self.excused_ledgers: set[int] = set()
+        self._armed_at_boot = 0
+        """How many of a life's faults were armed before its start."""
 
     def run(self, lives: int) -> Outcome:
         """Live until the engine raises the alarm, at most `lives` times."""
@@ -53,20 +78,9 @@ class LyingLives(RandomLives):
         return self.outcome
 
     def _rot(self) -> None:
-        """A sector goes bad at rest, not in the newest journal that has blocks or behind it.
-
-        Its last block may look torn; that of an older one is named by its successor's first.
-        """
+        """A sector goes bad at rest, or has again what stood there before."""
         disk = SimulatedMachine(self.left).disk
-        paths = [path for path in disk.paths() if path.endswith((".journal", ".log"))]
-        begun = [
-            path
-            for path in paths
-            if path.endswith(".journal")
-            and disk.inode_of(path).data[FILE_HEADER_SIZE_BYTES:].startswith(BLOCK_MAGIC)
-        ]
-        newest = begun[-1] if begun else ""
-        paths = [path for path in paths if path.endswith(".log") or path < newest]
+        paths = witnessed(disk)
         if not paths:
             return
         path = self.choose.choice(paths)
@@ -75,18 +89,60 @@ class LyingLives(RandomLives):
         if size < SECTOR:
             return
         at = self.choose.randrange(size // SECTOR) * SECTOR
-        old = bytes(inode.data[at : at + SECTOR])
-        new = self.choose.choice((bytes(SECTOR), old[::-1], self.choose.randbytes(SECTOR)))
+        kind, sectors = self.choose.choice(list(self._rotten(disk, path, at).items()))
+        new = self.choose.choice(sectors)
         disk.forgets(path, Write(at, new))
         self.left = replace(self.left, image=disk.freeze())
-        self.outcome.struck += 1
+        self.outcome.struck[f"sector {kind}"] += 1
 
-    def _arm(self, machine: SimulatedMachine, *kinds: str) -> None:
+    def _rotten(self, disk: SimulatedDisk, path: str, at: int) -> dict[str, list[bytes]]:
+        """What a sector may have become, by kind; none of it is what it should be."""
+        inode = disk.inode_of(path)
+        now = bytes(inode.data[at : at + SECTOR])
+        others = [disk.inode_of(other).durable for other in disk.paths() if other != path]
+        older = [before[at : at + SECTOR].ljust(SECTOR, b"\0") for before in inode.earlier]
+        foreign = [
+            other[at : at + SECTOR]
+            for other in (*others, *disk.image.former)
+            if len(other) >= at + SECTOR
+        ]
+        found = ([now[::-1], self.choose.randbytes(SECTOR)], [bytes(SECTOR)], older, foreign)
+        wrong = {
+            kind: [item for item in items if item != now]
+            for kind, items in zip(ROTTEN, found, strict=True)
+        }
+        return {kind: items for kind, items in wrong.items() if items}
+
+    def _arm(self, machine: SimulatedMachine, *, booting: bool) -> None:
         choose, disk = self.choose, machine.disk
-        disk.lied = self._excuse
-        for kind in [item for item in self.swarm.faults if item in kinds]:
-            part = choose.choice(("journal/", "journal/", "logs/"))
-            disk.fail("pwritev", part, kind=kind, passes=choose.randint(0, 40))
+        # A start writes nothing into a journal but its header, which is not needed to be honest.
+        disk.lied = _nothing if booting else self._excuse
+        disk.lands_in = lambda path: self._lands_in(disk, path)
+        for item in self.swarm.faults:
+            part = choose.choice(("journal/", "logs/") if booting else PLACES)
+            passes = choose.choice((0, 0, 1, 2) if booting else (0, 1, 3, 10, 30))
+            disk.fail(item.call, part, item.kind, passes=passes, shift=choose.choice(SHIFTS))
+        if booting:
+            self._armed_at_boot = len(disk.faults)
+
+    def _lands_in(self, disk: SimulatedDisk, path: str) -> str:
+        """Where a misdirected write lands: often in the file that it is for."""
+        paths = [other for other in witnessed(disk) if other != path]
+        if not paths or self.choose.random() < 0.5:
+            return path
+        self.outcome.struck["misdirected into another file"] += 1
+        return self.choose.choice(paths)
+
+    def _live(self, number: int, *, last: bool) -> None:
+        self._armed_at_boot = 0
+        super()._live(number, last=last)
+
+    def _count(self, machine: SimulatedMachine) -> None:
+        struck = self.outcome.struck
+        for number, fault in enumerate(machine.disk.faults):
+            place = fault.part.strip("/")
+            when = " while starting" if number < self._armed_at_boot else ""
+            struck[f"{fault.kind} in {place}{when}"] += fault.struck
 
     def _excuse(self, path: str) -> None:
         """Whatever may be part of this write of a journal; a log is never written alone."""
@@ -97,8 +153,8 @@ class LyingLives(RandomLives):
             if len(promise.fenced) > 1 or len(promise.limbo) > 1 or len(promise.deleted) > 1:
                 self.excused_ledgers.add(ledger_id)
 
-    def _go(self, machine: SimulatedMachine, *, last: bool) -> bool:
-        """Whether the engine gave up, which is no lie."""
+    def _go(self, machine: SimulatedMachine, *, last: bool) -> None:
+        """Live until the end; that the engine gives up is no lie."""
         try:
             machine.die_after(self._look if last else lambda engine: self._work(engine, machine))
         except BaseException as error:
@@ -106,8 +162,6 @@ class LyingLives(RandomLives):
                 raise AssertionError(f"seed {self.seed}, life {self.outcome.lives}") from error
             if not machine.disk.dead:
                 self.outcome.reported += 1
-                return True
-        return False
 
     # --- what is checked -----------------------------------------------------------------
 
@@ -176,6 +230,27 @@ class LyingLives(RandomLives):
 
     async def _read(self, client: Client, ledger_id: int, first: int) -> None:
         """Bytes that were flipped on the way are in the page cache, too; clients find out."""
+
+
+def witnessed(disk: SimulatedDisk) -> list[str]:
+    """Files of whose every block something else knows that it was durable.
+
+    Not the newest journal that has blocks on the device, nor one behind it: its last block may look
+    torn. That of an older one is named by its successor's first.
+    """
+    paths = [path for path in disk.paths() if path.endswith((".journal", ".log"))]
+    begun = [
+        path
+        for path in paths
+        if path.endswith(".journal")
+        and disk.inode_of(path).durable[FILE_HEADER_SIZE_BYTES:].startswith(BLOCK_MAGIC)
+    ]
+    newest = begun[-1] if begun else ""
+    return [path for path in paths if path.endswith(".log") or path < newest]
+
+
+def _nothing(_: str) -> None:
+    """Nobody is excused."""
 
 
 def is_whole(ledger_id: int, packet: bytes) -> bool:

@@ -146,6 +146,7 @@ class SimulatedMachine:
         interleaving: float = 0.0,
         cold: float = 0.0,
         rooms: tuple[Room, ...] = (Room(""),),
+        old_room: bool = False,
         changes: dict[str, object] | None = None,
     ) -> None:
         self.left = left or Left()
@@ -162,6 +163,7 @@ class SimulatedMachine:
             block=self.loop.block,
             note=self.loop.note,
             cold=lambda: cold > 0 and reads.random() < cold,
+            old_room=random.Random(f"room/{seed}/{self.left.lives}") if old_room else None,
         )
         self.settings = settings_with(**(changes or {}))
         self.metrics = shared_metrics()

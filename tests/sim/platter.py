@@ -10,7 +10,7 @@ operations since. Pictures share everything that did not change, so that thousan
 - of the unsynced operations on one file any may have reached the device: the first few, or some
   and not others, a write also in part, in sectors of 512 bytes, and the last sector of a write also
   torn inside; a file may have grown to a size whose bytes never came: they are zeros, or garbage
-  that stood on the device before;
+  that stood on the device before, above all what other files hold or held that are gone;
 - a sync of a file makes its bytes and its size durable, not its name;
 - of the unsynced operations on names either the first few are there (a journaling file system
   writes them in order) or any of them, except that one which needs another never comes without it.
@@ -21,13 +21,18 @@ What a *kill* leaves is simpler: the page cache and all names as they were.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 SECTOR = 512
 ROOT = 0
 """The number of the root directory."""
+
+GARBAGE_BYTES_MAX = 64 * 1024
+
+FORMER_MAX = 8
+"""How many files that are gone the device remembers, and older states of a file."""
 
 
 class Table:
@@ -64,9 +69,10 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """A new size, by allocation or truncation."""
+    """A new size, by allocation or truncation; new room is zeros unless it is `filled`."""
 
     size: int
+    filled: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +93,8 @@ class Content:
     base: bytes = b""
     pending: tuple[Operation, ...] = ()
     tables: Tables | None = None
+    earlier: tuple[bytes, ...] = ()
+    """What the device had of it before, oldest first: a sector may come back from there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +127,8 @@ class Image:
     changes: tuple[NameChange, ...] = ()
     """Operations on names since, in order."""
     next_inode: int = 1
+    former: tuple[bytes, ...] = ()
+    """What the device still holds of files that are gone."""
 
     @property
     def is_settled(self) -> bool:
@@ -137,6 +147,7 @@ def apply(data: bytearray, operation: Operation) -> None:
         if operation.size < len(data):
             del data[operation.size :]
         else:
+            data.extend(operation.filled[: operation.size - len(data)])
             data.extend(bytes(operation.size - len(data)))
 
 
@@ -214,6 +225,14 @@ class Cut:
         self.garbage = choose.random() < 0.3
         self.names_in_order = choose.random() < 0.5
 
+    def garbage_of(self, others: Sequence[bytes]) -> bytes:
+        """What stood where a file grew: old bytes of `others` from a sector on, or anything."""
+        if others and self.choose.random() < 0.7:
+            old = self.choose.choice(others)
+            start = self.choose.randrange(len(old) // SECTOR) * SECTOR
+            return old[start : start + GARBAGE_BYTES_MAX]
+        return self.choose.randbytes(SECTOR)
+
     def operations(self, pending: tuple[Operation, ...]) -> Iterator[Operation]:
         """What reached the device of `pending`, in order, as operations on the durable bytes."""
         choose = self.choose
@@ -243,7 +262,7 @@ class Cut:
         if length:
             yield Write(write.offset, write.data[:length])
         if self.choose.random() < 0.3:
-            yield self._grown(write, length)
+            yield _Grow(write.offset + len(write.data))
 
     def _sectors(self, write: Write) -> Iterator[Operation]:
         """Some sectors of a write, each with its own probability of the write."""
@@ -252,20 +271,13 @@ class Cut:
         start = write.offset
         end = start + len(write.data)
         if choose.random() < 0.3:
-            yield self._grown(write, 0)
+            yield _Grow(end)
         at = start
         while at < end:
             following = min((at // SECTOR + 1) * SECTOR, end)
             if choose.random() < share:
                 yield Write(at, write.data[at - start : following - start])
             at = following
-
-    def _grown(self, write: Write, length: int) -> Operation:
-        """The file has the size that the write gave it, but not its bytes."""
-        return _Grow(
-            write.offset + len(write.data),
-            self.choose.randbytes(SECTOR) if self.garbage else b"",
-        )
 
     def changes(self, changes: tuple[NameChange, ...]) -> Iterator[NameChange]:
         """Which operations on names reached the device."""
@@ -292,13 +304,12 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class _Grow(Resize):
-    """A size that came without its bytes; they are zeros, or `garbage` again and again."""
-
-    garbage: bytes = b""
+    """A size that came without its bytes; they are zeros or garbage, which begins at a sector."""
 
 
-def _reached(content: Content, cut: Cut) -> Content:
+def _reached(number: int, image: Image, cut: Cut) -> Content:
     """One file after the cut."""
+    content = image.contents[number]
     if not content.pending:
         return replace(content, base=content.durable)
     data, tables = bytearray(content.durable), content.tables
@@ -307,14 +318,28 @@ def _reached(content: Content, cut: Cut) -> Content:
             tables = operation.tables
         if isinstance(operation, _Grow):
             grown = operation.size - len(data)
-            if grown > 0 and operation.garbage:
-                data.extend((operation.garbage * (grown // SECTOR + 1))[:grown])
-                continue
             if grown <= 0:
+                continue
+            if cut.garbage:
+                garbage = cut.garbage_of(_of_others(number, image))
+                begin = len(data) % SECTOR
+                repeated = garbage * ((begin + grown) // len(garbage) + 1)
+                data.extend(repeated[begin : begin + grown])
                 continue
         apply(data, operation)
     durable = bytes(data)
-    return Content(durable, durable, (), tables)
+    earlier = (*content.earlier, content.durable)[-FORMER_MAX:]
+    return Content(durable, durable, (), tables, earlier)
+
+
+def _of_others(number: int, image: Image) -> list[bytes]:
+    """What the device holds of other files, of those as well that are gone."""
+    others = [
+        content.durable
+        for other, content in image.contents.items()
+        if other != number and content.tables is None
+    ]
+    return [old for old in (*others, *image.former) if len(old) >= SECTOR]
 
 
 def power_cut(image: Image, cut: Cut) -> Image:
@@ -332,5 +357,11 @@ def power_cut(image: Image, cut: Cut) -> Image:
             if inode in image.directories:
                 waiting.append(inode)
             else:
-                contents[inode] = _reached(image.contents[inode], cut)
-    return Image(contents, image.directories, found, (), image.next_inode)
+                contents[inode] = _reached(inode, image, cut)
+    gone = [
+        content.durable
+        for number, content in image.contents.items()
+        if number not in contents and len(content.durable) >= SECTOR and content.tables is None
+    ]
+    former = (*image.former, *gone)[-FORMER_MAX:]
+    return Image(contents, image.directories, found, (), image.next_inode, former)

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import random
 import sys
+from collections import Counter
 from dataclasses import dataclass, field
 
 from bookie.errors import BookieError, DiskFullError, StorageFailedError
@@ -48,11 +50,52 @@ ACTIONS = (
 
 IDS_MAX = 60
 
-CALLS = (
-    *("pwritev", "fdatasync", "create", "rename", "sync_directory", "unlink", "truncate"),
-    *("kv_sync", "kv_meta"),
+PASSES = (0, 0, 1, 3, 10, 30)
+"""How many calls may go well before the one that fails."""
+
+PASSES_RARELY = (0, 0, 1)
+"""The same for calls that a life makes once or twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A way in which a device may fail: a call of the disk, and a kind of `Fault`."""
+
+    call: str
+    kind: str = "error"
+    errno: int = errno.EIO
+
+    def __str__(self) -> str:
+        how = errno.errorcode[self.errno] if self.kind == "error" else self.kind
+        return f"{self.call} {how}"
+
+
+FAILURES = (
+    *(Failure(call) for call in ("pwritev", "fdatasync", "kv_write", "kv_sync", "kv_meta")),
+    *(Failure(call) for call in ("create", "rename", "unlink", "truncate", "sync_directory")),
+    *(Failure(call) for call in ("allocate", "drop_cache", "pread", "open", "mkdir")),
+    *(
+        Failure(call, errno=errno.ENOSPC)
+        for call in (
+            *("pwritev", "fdatasync", "create", "rename", "allocate"),
+            *("kv_write", "kv_sync", "kv_meta"),
+        )
+    ),
+    *(Failure(call, "revert") for call in ("fdatasync", "drop_cache", "kv_meta")),
+    *(Failure(call, "stall") for call in ("pwritev", "fdatasync", "kv_sync", "pread")),
 )
-"""Calls of the disk that may fail."""
+"""Each of them strikes in one of the seeds that run by default."""
+
+RARELY = ("allocate", "truncate", "drop_cache", "mkdir")
+
+AT_BOOT_ONLY = ("drop_cache", "mkdir")
+
+LOSES = ("fdatasync", "drop_cache")
+"""What was not synced is lost when these fail, and a kill is enough for that."""
+
+
+LIES = ("lost", "misdirected", "flip")
+"""Kinds of faults that nobody is told of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +110,9 @@ class Swarm:
     changes: dict[str, object]
     calls_max: int
     """A life ends at the latest at this call of the disk, unless its clients are done before."""
-    faults: tuple[str, ...] = ()
+    faults: tuple[Failure, ...] = ()
+    old_room: bool = False
+    """Whether reserved room shows what stood there before."""
     room_bytes: int = 0
     """Size of the device when it may be full, else 0."""
 
@@ -77,7 +122,8 @@ def draw(seed: int, *, faults: bool = False, lies: bool = False) -> Swarm:
     choose = random.Random(f"swarm/{seed}")
     kinds = tuple(item for item in dict.fromkeys(ACTIONS) if choose.random() < 0.75) or ("add",)
     changes: dict[str, object] = {
-        "journal_file_bytes_max": choose.choice((64, 64, 128)) * KIB,
+        "journal_file_bytes_max": choose.choice((64, 128, 192)) * KIB,
+        "journal_allocate_bytes": 64 * KIB,
         "block_bytes_max": choose.choice((4, 16, 64)) * KIB,
         "checkpoint_journal_bytes": choose.choice((64, 128, 1024)) * KIB,
         "checkpoint_interval_seconds": choose.choice((0.01, 0.5, 3600.0)),
@@ -86,11 +132,13 @@ def draw(seed: int, *, faults: bool = False, lies: bool = False) -> Swarm:
         "compaction_interval_seconds": choose.choice((0.01, 10.0)),
         "compaction_bytes_per_second": choose.choice((1 << 20, 1 << 30)),
     }
-    armed: list[str] = []
+    armed: list[Failure] = []
     if faults:
-        armed += [kind for kind in ("error", "revert", "stall", "read") if choose.random() < 0.5]
+        # Seeds take turns, so that none is left out; what else may fail is chance.
+        armed += [item for item in FAILURES if choose.random() < 0.1]
+        armed.append(FAILURES[seed % len(FAILURES)])
     if lies:
-        armed.append(choose.choice(("lost", "misdirected", "flip")))
+        armed.append(Failure("pwritev", LIES[seed % len(LIES)]))
     return Swarm(
         mode=choose.choice(list(Mode)),
         interleaving=choose.choice((0.0, 0.1, 0.4, 0.8)),
@@ -100,7 +148,8 @@ def draw(seed: int, *, faults: bool = False, lies: bool = False) -> Swarm:
         changes=changes,
         calls_max=choose.choice((30, 100, 400)),
         faults=tuple(armed),
-        room_bytes=choose.choice((0, 0, 512 * KIB)) if faults else 0,
+        old_room=choose.random() < 0.5,
+        room_bytes=choose.choice((0, 0, 0, 128, 192, 256)) * KIB if faults else 0,
     )
 
 
@@ -110,7 +159,8 @@ class Outcome:
 
     lives: int = 0
     requests: int = 0
-    struck: int = 0
+    struck: Counter[str] = field(default_factory=Counter)
+    """How often each call failed, by its name and the way in which it did."""
     reported: int = 0
     """Lives that noticed that something durable was destroyed."""
     trace: int = 0
@@ -146,11 +196,11 @@ class RandomLives:
             interleaving=swarm.interleaving,
             cold=swarm.cold,
             rooms=self._rooms(last=last),
+            old_room=swarm.old_room,
             changes=swarm.changes,
         )
-        faults = machine.disk.faults
-        if not last and choose.random() < 0.4:
-            self._arm(machine, "error", "revert", "stall")
+        if not last and choose.random() < 0.5:
+            self._arm(machine, booting=True)
         ends_at = 10**9 if last else choose.randint(1, swarm.calls_max)
         found: list[Left] = []
 
@@ -161,15 +211,14 @@ class RandomLives:
                 machine.disk.die()
 
         machine.disk.moments = before
-        failed = self._go(machine, last=last)
+        self._go(machine, last=last)
         self.promises.forget_requests()
         self.outcome.lives += 1
-        self.outcome.struck += sum(fault.struck for fault in faults)
+        self._count(machine)
         self.outcome.trace = machine.loop.trace
         self.outcome.traces.append(machine.loop.trace)
         self.left = found[0] if found else machine.leaves()
-        if failed and any(fault.struck for fault in faults):
-            # A sync that failed loses what was written and not synced, and a kill is enough.
+        if any(item.struck and item.name in LOSES for item in machine.disk.faults):
             self.promises.lose_power()
         self.power = choose.random() < 0.6
         if self.power:
@@ -178,8 +227,15 @@ class RandomLives:
         else:
             self.left = self.left.after_kill(choose)
 
-    def _go(self, machine: SimulatedMachine, *, last: bool) -> bool:
-        """Whether the life ended by a failure of the storage."""
+    def _count(self, machine: SimulatedMachine) -> None:
+        """Note what went wrong."""
+        struck = self.outcome.struck
+        for fault in machine.disk.faults:
+            struck[str(Failure(fault.name, fault.kind, fault.errno))] += fault.struck
+        struck["device full"] += machine.disk.refused
+
+    def _go(self, machine: SimulatedMachine, *, last: bool) -> None:
+        """Live until the end, which a failure of the storage may be."""
         try:
             if last:
                 machine.die_after(self._look)
@@ -190,34 +246,28 @@ class RandomLives:
                 machine.die_after(lambda engine: self._work(engine, machine))
         except BaseException as error:
             if machine.disk.dead and not is_lie(error):
-                return False
+                return
             if not is_failure(error) or last:
                 raise AssertionError(f"seed {self.seed}, life {self.outcome.lives}") from error
-            return True
-        return False
 
     def _rooms(self, *, last: bool) -> tuple[Room, ...]:
         if not self.swarm.room_bytes or last:
             return (Room(""),)
         return (Room("", self.swarm.room_bytes),)
 
-    def _arm(self, machine: SimulatedMachine, *kinds: str) -> None:
-        """Arm the faults of this seed that are among `kinds`."""
+    def _arm(self, machine: SimulatedMachine, *, booting: bool) -> None:
+        """Arm faults of this seed, for the start or, once it is over, for what comes then."""
         choose, disk = self.choose, machine.disk
-        for kind in [item for item in self.swarm.faults if item in kinds]:
-            passes = choose.randint(0, 60)
-            match kind:
-                case "error":
-                    disk.fail(choose.choice(CALLS), "", passes=passes)
-                case "revert":
-                    name = choose.choice(("fdatasync", "kv_meta"))
-                    disk.fail(name, "", kind="revert", passes=passes)
-                case "read":
-                    disk.fail("pread", "", passes=passes)
-                case _:
-                    seconds = choose.choice((0.01, 1.0, 20.0, 90.0))
-                    name = choose.choice(("pwritev", "fdatasync", "kv_sync", "pread"))
-                    disk.fail(name, "", kind="stall", passes=passes, seconds=seconds, times=3)
+        for item in self.swarm.faults:
+            if choose.random() < 0.3 or (item.call in AT_BOOT_ONLY and not booting):
+                continue
+            disk.fail(
+                *(item.call, "", item.kind),
+                errno=item.errno,
+                passes=choose.choice(PASSES_RARELY if item.call in RARELY else PASSES),
+                seconds=choose.choice((0.01, 1.0, 20.0, 90.0)),
+                times=3 if item.kind == "stall" else 1,
+            )
 
     async def _look(self, engine: Engine) -> None:
         await check(engine, self.promises.frozen(), power=self.power)
@@ -226,12 +276,14 @@ class RandomLives:
         return await adopt(engine, self.promises.ledgers)
 
     async def _work(self, engine: Engine, machine: SimulatedMachine) -> None:
+        for fault in machine.disk.faults:
+            # It was for the start.
+            fault.times = 0
         await self._look(engine)
         self.promises.ledgers = await self._adopt(engine)
         for ledger_id in self.promises.ledgers:
             self.promises.of(ledger_id)
-        if not machine.disk.faults:
-            self._arm(machine, *self.swarm.faults)
+        self._arm(machine, booting=False)
         client = Client(engine, self.promises)
         async with asyncio.TaskGroup() as tasks:
             for number in range(self.swarm.clients):

@@ -207,10 +207,14 @@ def record(
     *,
     mode: Mode = Mode.FIFO,
     interleaving: float = 0.0,
+    old_room: bool = False,
     chapters: tuple[Chapter, ...] = CHAPTERS,
     prepare: Callable[[SimulatedMachine], None] = lambda _: None,
 ) -> list[Moment]:
-    """Play the chapters and return every moment; `prepare` may break each machine first."""
+    """Play the chapters and return every moment; `prepare` may break each machine first.
+
+    With `old_room` what is reserved for a file shows what stood there before.
+    """
     choose = random.Random(f"script/{seed}")
     changes = changes_of(seed)
     promises = Promises()
@@ -218,7 +222,11 @@ def record(
     left, power = Left(), False
     for number, chapter in enumerate(chapters):
         machine = SimulatedMachine(
-            left, seed * 100 + number, mode=mode, interleaving=interleaving, changes=changes
+            *(left, seed * 100 + number),
+            mode=mode,
+            interleaving=interleaving,
+            old_room=old_room,
+            changes=changes,
         )
         prepare(machine)
         recorder.watch(machine)

@@ -29,11 +29,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_every_legal_image_keeps_every_promise(
-    recording: int, report: Callable[[str], None]
+    recording: int, report: Callable[[str], None], count_images: Callable[[int], None]
 ) -> None:
     """At every boundary of disk and index, whatever a kill or a power cut may leave."""
     mode = list(Mode)[recording % len(Mode)]
-    moments = record(recording, mode=mode, interleaving=0.15 * (recording % 4))
+    moments = record(
+        recording, mode=mode, interleaving=0.15 * (recording % 4), old_room=recording % 2 == 1
+    )
     started = time.monotonic()
     tally = try_moments(moments, recording, IMAGES_A_MOMENT, changes_of(recording), IMAGES_MIN)
     seconds = time.monotonic() - started
@@ -42,4 +44,5 @@ def test_every_legal_image_keeps_every_promise(
         f"{tally.moments} moments, {tally.images / seconds:.0f}/s; {tally.deep} went on and "
         f"crashed again, {tally.double} crashed while they started"
     )
+    count_images(tally.images)
     assert tally.images >= IMAGES_MIN

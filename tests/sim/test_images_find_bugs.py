@@ -32,7 +32,7 @@ from bookie.storage.journal import BlockDone, JournalRequest, JournalWriter
 from tests.sim.crash_images import BrokenPromiseError, try_moments
 from tests.sim.disk import SimulatedFile
 from tests.sim.loop import Mode
-from tests.sim.machine import SimulatedMachine
+from tests.sim.machine import SimulatedClock, SimulatedMachine
 from tests.sim.script import CHAPTERS, Chapter, changes_of, record
 
 SEEDS = 6
@@ -172,6 +172,11 @@ def forgets_the_name_of_the_index(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bookie.storage.boot, "open_index", open_index)
 
 
+def repeats_nonces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of one file are valid in any other, as where it reserves room that had them."""
+    monkeypatch.setattr(SimulatedClock, "nonce", lambda self: bytes(16))
+
+
 def takes_torn_ends_for_damage(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every invalid block is an alarm."""
     monkeypatch.setattr(bookie.storage.replay, "judge", lambda evidence: TAIL_RULES[0])
@@ -215,6 +220,15 @@ def test_a_bug_is_found(
             return
         images += tally.images
     pytest.fail(f"{images} images and {breaks.__name__} was not found")
+
+
+def test_repeated_nonces_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a file reserves room that an older one had, nothing else keeps their blocks apart."""
+    repeats_nonces(monkeypatch)
+    moments = record(1, mode=list(Mode)[1], interleaving=0.1, old_room=True)
+    third = [moment for moment in moments if moment.left.lives == 3]
+    with pytest.raises(BrokenPromiseError, match=r"is damaged|is missing|other bytes|gone"):
+        try_moments(third, 1, IMAGES_A_MOMENT, changes_of(1))
 
 
 def test_a_false_alarm_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,7 +67,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def test_a_rebuild_has_every_entry_and_may_be_interrupted(
-    seed: int, report: Callable[[str], None]
+    seed: int, report: Callable[[str], None], count_images: Callable[[int], None]
 ) -> None:
     """At each of its calls; the next start begins it anew."""
     seen: set[bytes] = set()
@@ -90,5 +90,6 @@ def test_a_rebuild_has_every_entry_and_may_be_interrupted(
                 again = SimulatedMachine(image.left, seed, changes=changes_of(seed))
                 again.die_after(partial(check_entries, promises=moment.promises, power=image.power))
     report(f"rebuilds, recording {seed}: {len(seen)} images of {MOMENTS} rebuilds")
+    count_images(len(seen))
     assert len(seen) > 50
     assert entries > 50

@@ -131,6 +131,49 @@ def test_devices_lie() -> None:
     assert file.pread(1, 1000) == b"\0"
 
 
+def test_a_write_may_land_in_another_file_and_makes_none_longer() -> None:
+    disk = written(synced=b"o" * 600, unsynced=b"")
+    other = disk.create("/d/other", 0)
+    other.pwritev([b"x" * 1000], 0)
+    other.fdatasync()
+    disk.sync_directory("/d")
+    disk.lands_in = lambda path: "/d/other"
+    file = disk.open("/d/f", writable=True)
+    for shift in (-4, 995):
+        disk.fail("pwritev", "/f", "misdirected", shift=shift)
+        file.pwritev([b"n" * 10], 0)
+    file.fdatasync()
+    device = power_cut(disk.freeze(), Cut(random.Random(1)))
+    assert contents(device) == b"o" * 600
+    assert contents(device, "/d/other") == b"n" * 6 + b"x" * 989 + b"n" * 5
+    assert file.pread(10, 0) == b"n" * 10, "the page cache has what was written"
+
+
+def test_a_device_remembers_what_a_file_held_before_and_files_that_are_gone() -> None:
+    disk = written(synced=b"s" * SECTOR, unsynced=b"u" * SECTOR)
+    disk.open("/d/f", writable=True).fdatasync()
+    assert disk.inode_of("/d/f").earlier == (b"", b"s" * SECTOR)
+    disk.unlink("/d/f")
+    disk.sync_directory("/d")
+    image = power_cut(disk.freeze(), Cut(random.Random(1)))
+    old = b"s" * SECTOR + b"u" * SECTOR
+    assert image.former == (old,)
+    rooms = set()
+    for seed in SEEDS:
+        again = SimulatedDisk(image, old_room=random.Random(seed))
+        rooms.add(again.create("/d/g", 4 * SECTOR).pread(4 * SECTOR, 0))
+    assert rooms == {part.ljust(4 * SECTOR, b"\0") for part in (b"", old, old[SECTOR:])}
+
+
+def test_a_file_that_grew_may_have_what_another_one_holds() -> None:
+    disk = written(synced=b"o" * 4 * SECTOR, unsynced=b"")
+    new = disk.create("/d/new", 0)
+    disk.sync_directory("/d")
+    new.pwritev([b"n" * 2 * SECTOR], 0)
+    cuts = [power_cut(disk.freeze(), Cut(random.Random(seed))) for seed in SEEDS]
+    assert b"o" * 2 * SECTOR in {contents(image, "/d/new") for image in cuts}
+
+
 def test_room_is_counted_and_writes_are_cut_off() -> None:
     disk = SimulatedDisk(rooms=(Room("/d/small", 10_000), Room("")))
     disk.make_directory("/d/small")
