@@ -75,6 +75,10 @@ class ReadTransaction(Protocol):
         """Up to `pairs_max` pairs with ``start <= key < stop``, in key order."""
         ...
 
+    def around(self, table: str, key: bytes) -> list[tuple[bytes, bytes]]:
+        """Up to two pairs: the last one below `key`, and the first one that is not."""
+        ...
+
     def count(self, table: str) -> int:
         """How many keys there are."""
         ...
@@ -155,6 +159,12 @@ class _LmdbTransaction:
                     if len(pairs) == pairs_max:
                         break
         return pairs
+
+    def around(self, table: str, key: bytes) -> list[tuple[bytes, bytes]]:
+        with self._transaction.cursor(db=self._tables[table]) as cursor:
+            above = [cursor.item()] if cursor.set_range(key) else []
+            below = [cursor.item()] if (cursor.prev() if above else cursor.last()) else []
+        return cast("list[tuple[bytes, bytes]]", below + above)
 
     def count(self, table: str) -> int:
         return int(self._transaction.stat(self._tables[table])["entries"])

@@ -147,6 +147,11 @@ def parse_ledger_key(key: bytes) -> int:
     return ledger_id
 
 
+def is_row(key: bytes, data: bytes) -> bool:
+    """Whether `data` is the row of this key, by its checksum."""
+    return len(data) >= _CRC.size and crc32c(data[4:], crc32c(key)) == _CRC.unpack_from(data)[0]
+
+
 def file_key(file_number: int) -> bytes:
     """Key of a file row: 4 bytes, big endian."""
     return _FILE_KEY.pack(file_number)
@@ -260,7 +265,7 @@ def _with_crc(key: bytes, body: bytes) -> bytes:
 
 
 def _checked(key: bytes, data: bytes, kind: str) -> bytes:
-    if len(data) < _CRC.size or crc32c(data[4:], crc32c(key)) != _CRC.unpack_from(data)[0]:
+    if not is_row(key, data):
         raise ChecksumError(f"a {kind} row of the index is damaged")
     return data[4:]
 

@@ -62,6 +62,12 @@ def parse_page_key(key: bytes) -> tuple[int, int]:
     return ledger_id, page_number
 
 
+def is_page(key: bytes, value: bytes) -> bool:
+    """Whether `value` is the page of this key, by its checksum."""
+    crc = int.from_bytes(value[:_CRC_SIZE_BYTES], "little")
+    return crc == crc32c(value[_CRC_SIZE_BYTES:], crc32c(key))
+
+
 def decode_pages(pairs: Sequence[tuple[bytes, bytes]]) -> tuple[NDArray[np.int64], Slots]:
     """Page numbers and slots of `pairs` (key and value), in their order.
 

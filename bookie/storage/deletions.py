@@ -15,6 +15,7 @@ from bookie.formats.checksum import crc32c
 from bookie.formats.index_rows import (
     LedgerIndexRow,
     decode_ledger_row,
+    is_row,
     ledger_key,
     parse_ledger_key,
 )
@@ -78,11 +79,17 @@ def row_since(txn: ReadTransaction, ledger_id: int, deleted_after_ms: int) -> Le
     """The row of a ledger, unless it was deleted earlier than that and has no pages left.
 
     Raises:
-        CorruptionError: the row is damaged, or there is none of a ledger that has pages: taken for
-            a new one, it would deny its entries, forget its fence, and write over its pages.
+        CorruptionError: the row is damaged, or its key is, or there is none of a ledger that has
+            pages: taken for a new one, it would deny its entries, forget its fence, and write over
+            its pages.
     """
     key = ledger_key(ledger_id)
     data = txn.get("ledgers", key)
+    if data is None:
+        # A bit that flipped in its key hides a row, which stands beside its place then.
+        for near, value in txn.around("ledgers", key):
+            if is_row(key, value):
+                raise ChecksumError(f"the row of ledger {ledger_id} has the key {near.hex()}")
     row = None if data is None else decode_ledger_row(ledger_id, data)
     if row is not None and (row.deleted_at_ms is None or row.deleted_at_ms >= deleted_after_ms):
         return row

@@ -41,7 +41,7 @@ from bookie.formats.index_rows import (
     parse_file_key,
     parse_ledger_key,
 )
-from bookie.formats.pages import SLOTS_PER_PAGE, decode_pages, page_key
+from bookie.formats.pages import SLOTS_PER_PAGE, decode_pages
 from bookie.ids import NO_ENTRY
 from bookie.storage.deletions import (
     check_deletions,
@@ -50,7 +50,7 @@ from bookie.storage.deletions import (
     note_deletion,
     row_since,
 )
-from bookie.storage.lookup import look_up, look_up_one
+from bookie.storage.lookup import look_up, look_up_one, stored_pages
 from bookie.storage.page_walk import verify_all_pages
 from bookie.storage.relocation import FoundSlots, MovedEntries, Relocation, find_slots, move_slots
 from bookie.storage.slot_writer import SlotWriter
@@ -285,12 +285,8 @@ class Index:
         `last`.
         """
         with self._store.read() as txn:
-            pairs = txn.range(
-                "locations",
-                page_key(ledger_id, first // SLOTS_PER_PAGE),
-                page_key(ledger_id, last // SLOTS_PER_PAGE + 1),
-                PAGES_PER_READ,
-            )
+            first_page, last_page = first // SLOTS_PER_PAGE, last // SLOTS_PER_PAGE
+            pairs = stored_pages(txn, ledger_id, first_page, last_page, PAGES_PER_READ)
         if not pairs:
             return np.zeros(0, np.int64), last + 1
         numbers, slots = decode_pages(pairs)

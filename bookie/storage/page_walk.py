@@ -21,6 +21,25 @@ def pages_from(store: KeyValueStore, start: bytes) -> list[tuple[bytes, bytes]]:
         return txn.range("locations", start, _BEHIND_ALL, PAGES_PER_STEP)
 
 
+def some_of(
+    store: KeyValueStore, table: str, start: bytes
+) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:
+    """Some pairs of a table from the key `start` on, and those of their keys that are not found.
+
+    The pairs are read one after the other; a damaged key, in a leaf or above it, leads whoever
+    looks for one of them somewhere else.
+    """
+    with store.read() as txn:
+        pairs = txn.range(table, start, _BEHIND_ALL, PAGES_PER_STEP)
+        return pairs, [key for key, _ in pairs if txn.get(table, key) is None]
+
+
+def behind(pairs: Sequence[tuple[bytes, bytes]], start: bytes) -> bytes | None:
+    """Where the next of `some_of` begin; None at the end, which a damaged key may be."""
+    following = pairs[-1][0] + b"\0" if pairs else b""
+    return following if following > start else None
+
+
 def verify_all_pages(store: KeyValueStore, files: Container[int]) -> int:
     """Check the CRC of every page, and what it names; returns how many pages there are.
 

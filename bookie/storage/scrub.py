@@ -28,7 +28,7 @@ from bookie.env import Buffer, Environment, File, Pause
 from bookie.errors import CorruptionError, DiskFullError
 from bookie.formats.blocks import FILE_HEADER_SIZE_BYTES, FileHeader
 from bookie.formats.checksum import crc32c
-from bookie.formats.index_rows import FileState
+from bookie.formats.index_rows import FileState, decode_ledger_row, parse_ledger_key
 from bookie.storage.files import FileTable, read_header
 from bookie.storage.index import (
     INTEGRITY_IN_LIMBO,
@@ -36,7 +36,7 @@ from bookie.storage.index import (
     META_INTEGRITY,
 )
 from bookie.storage.integrity import Integrity
-from bookie.storage.page_walk import pages_from, sound_slots, values_of
+from bookie.storage.page_walk import behind, some_of, sound_slots, values_of
 from bookie.storage.scan import BlockGroup, grouped, next_valid, runs
 from bookie.telemetry import Metrics, event_log
 
@@ -270,19 +270,23 @@ class Scrubber:
             await self._put({META_POSITION: _POSITION.pack(number, step.end, step.sequence)})
 
     async def _scrub_index(self) -> None:
-        start: bytes | None = b""
-        while start is not None:
-            step, start = await self._run(partial(self._index_step, start))
-            await self._take(step)
+        for read in (self._index_step, self._rows_step):
+            start: bytes | None = b""
+            while start is not None:
+                step, start = await self._run(partial(read, start))
+                await self._take(step)
 
     def _index_step(self, start: bytes) -> tuple[_Step, bytes | None]:
         """Some pages of the index: each whole, and pointing at what its files hold."""
-        pairs = pages_from(self._index.store, start)
+        pairs, hidden = some_of(self._index.store, "locations", start)
         step = _Step(sum(len(value) for _, value in pairs))
         pages, damaged = sound_slots(pairs)
         self.report.pages += len(pairs)
         for key in damaged:
             what = f"page {key.hex()} of the index fails its checksum"
+            step.findings.append(Finding(0, crc32c(key), what))
+        for key in hidden:
+            what = f"page {key.hex()} of the index is not found, though it is there"
             step.findings.append(Finding(0, crc32c(key), what))
         slots = pages.reshape(-1, 3)
         slots = slots[slots[:, 2] > 0]
@@ -293,7 +297,21 @@ class Scrubber:
             if known is not None and last > known and self._is_sealed(number):
                 what = f"the index points to {last} in file {number}, which ends at {known}"
                 step.findings.append(Finding(number, known, what))
-        return step, pairs[-1][0] + b"\0" if pairs else None
+        return step, behind(pairs, start)
+
+    def _rows_step(self, start: bytes) -> tuple[_Step, bytes | None]:
+        """Some rows of ledgers: each whole, and found."""
+        pairs, hidden = some_of(self._index.store, "ledgers", start)
+        step = _Step(sum(len(value) for _, value in pairs))
+        for key, value in pairs:
+            try:
+                decode_ledger_row(parse_ledger_key(key), value)
+            except CorruptionError as error:
+                step.findings.append(Finding(0, crc32c(key), f"{error} (key {key.hex()})"))
+        for key in hidden:
+            what = f"the ledger row {key.hex()} of the index is not found, though it is there"
+            step.findings.append(Finding(0, crc32c(key), what))
+        return step, behind(pairs, start)
 
     def _is_sealed(self, number: int) -> bool:
         row = self._index.files().get(number)
@@ -323,7 +341,8 @@ class Scrubber:
         _log.error("damage_found", found=what)
         values = {META_DAMAGE + _DAMAGE_KEY.pack(*key): what.encode()}
         if self._integrity.value == INTEGRITY_SOUND:
-            # Nothing is denied because of it: what the index points to is an error, not absent.
+            # Nothing is denied because of it: what the index points to is an error, not absent, and
+            # what it has no key for is only believed beside sound keys.
             values[META_INTEGRITY] = INTEGRITY_IN_LIMBO
         await self._put(values)
 

@@ -48,6 +48,13 @@ class SimulatedTransaction:
         high = min(bisect_left(keys, stop, low), low + max(pairs_max, 0))
         return [(key, found.rows[key]) for key in keys[low:high]]
 
+    def around(self, table: str, key: bytes) -> list[tuple[bytes, bytes]]:
+        """The pairs on both sides of a key."""
+        found = self.tables[table]
+        keys = found.order()
+        at = bisect_left(keys, key)
+        return [(near, found.rows[near]) for near in keys[max(at - 1, 0) : at + 1]]
+
     def count(self, table: str) -> int:
         """How many keys there are."""
         return len(self.tables[table].rows)

@@ -43,6 +43,12 @@ def test_tables_are_apart_and_ranges_are_sorted(store: LmdbStore) -> None:
         assert txn.range("a", b"4", b"\xff", 9) == []
         assert (txn.get("b", b"2"), txn.get("b", b"1")) == (b"other", None)
         assert (txn.count("a"), txn.count("b")) == (2, 1)
+        assert txn.around("a", b"") == [(b"1", b"x")]
+        assert txn.around("a", b"2") == [(b"1", b"x"), (b"2", b"y")]
+        assert txn.around("a", b"3") == [(b"2", b"y")]
+    with store.write() as txn:
+        txn.delete("b", b"2")
+        assert txn.around("b", b"2") == []
 
 
 def test_a_block_that_raises_leaves_nothing(store: LmdbStore) -> None:

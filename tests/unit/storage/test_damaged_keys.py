@@ -1,0 +1,113 @@
+"""A bit of a key of the index flips on the device while the engine serves."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from bookie.errors import CorruptionError
+from bookie.formats.index_rows import ledger_key
+from bookie.formats.pages import SLOTS_PER_PAGE, page_key
+from bookie.ids import MAX_ID, Status
+from bookie.storage.engine import Engine
+from bookie.storage.reader import ReadResult
+from tests.unit.storage.machine import Machine, add, fence
+
+BEFORE, LEDGER, BEHIND, FENCED = (0x123456789ABCDE00 + n for n in range(4))
+"""Ids whose bytes stand nowhere in the file but in keys."""
+PAGES = 2
+BITS = range(8 * 8)
+
+
+@pytest.fixture(name="machine")
+def _machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path / "m")
+
+
+@pytest.fixture(name="engine")
+async def _engine(machine: Machine) -> AsyncIterator[Engine]:
+    async with machine.engine() as engine:
+        yield engine
+
+
+@contextmanager
+def flipped(index: Path, key: bytes, bit: int) -> Iterator[None]:
+    """One bit of a key is the other way round, wherever it stands in the file."""
+    before = index.read_bytes()
+    flipped_key = bytearray(key)
+    flipped_key[bit // 8] ^= 1 << bit % 8
+    after = before.replace(key, bytes(flipped_key))
+    assert after != before
+    with index.open("r+b") as file:
+        try:
+            file.write(after)
+            file.flush()
+            yield
+        finally:
+            file.seek(0)
+            file.write(before)
+
+
+async def indexed(machine: Machine, engine: Engine) -> Path:
+    """Two pages of each of some ledgers, and nothing of them in memory; the file of the index."""
+    for ledger_id in (BEFORE, LEDGER, BEHIND):
+        await add(engine, ledger_id, range(PAGES * SLOTS_PER_PAGE))
+    await fence(engine, LEDGER)
+    await fence(engine, FENCED)
+    await engine.checkpoint()
+    return machine.root / "ledgers" / "index" / "data.mdb"
+
+
+async def denied(engine: Engine, ledger_id: int) -> list[int]:
+    """Ids that a range read or a listing of the ledger denies, or a read of one entry."""
+    state = await engine.load(ledger_id)
+    absent = []
+    for entry_id in range(0, PAGES * SLOTS_PER_PAGE, SLOTS_PER_PAGE - 1):
+        found = engine.read_one(state, entry_id)
+        result = found if isinstance(found, ReadResult) else await found
+        if result.stopped_by is Status.NO_SUCH_ENTRY:
+            absent.append(entry_id)
+        result = await engine.read(state, entry_id, 400, entries_max=400, bytes_max=2**20)
+        if result.batch is None and result.stopped_by is Status.NO_SUCH_ENTRY:
+            absent.append(entry_id)
+    listed = 0
+    try:
+        async for firsts, lasts in engine.entry_ranges(state, 0, MAX_ID):
+            listed += int((lasts - firsts + 1).sum())
+    except CorruptionError:
+        return absent
+    return absent if listed == PAGES * SLOTS_PER_PAGE else [*absent, -listed]
+
+
+@pytest.mark.parametrize("page", range(PAGES))
+async def test_no_entry_is_denied(machine: Machine, engine: Engine, page: int) -> None:
+    """Whatever bit of a page's key it was: errors, and findings of the scrubber, but no denial."""
+    index = await indexed(machine, engine)
+    for bit in range(2 * len(BITS)):
+        with flipped(index, page_key(LEDGER, page), bit):
+            for ledger_id in (BEFORE, LEDGER, BEHIND):
+                assert await denied(engine, ledger_id) == [], bit
+    with flipped(index, page_key(LEDGER, page), 66):
+        await engine.scrubber.scrub()
+        assert engine.scrubber.findings
+
+
+@pytest.mark.parametrize("ledger_id", [LEDGER, FENCED])
+async def test_no_fence_is_forgotten(machine: Machine, engine: Engine, ledger_id: int) -> None:
+    """Of a ledger with entries, or of one that has nothing but its fence."""
+    index = await indexed(machine, engine)
+    for bit in BITS:
+        with flipped(index, ledger_key(ledger_id), bit):
+            engine.states._states.clear()
+            engine.states.begin(MAX_ID)
+            try:
+                state = await engine.load(ledger_id)
+            except CorruptionError:
+                continue
+            assert state.fenced, bit
+    with flipped(index, ledger_key(ledger_id), 3):
+        await engine.scrubber.scrub()
+        assert engine.scrubber.findings
