@@ -13,7 +13,7 @@ from typing import NoReturn
 from bookie.config import NodeSettings
 from bookie.env import DiskUsage, Pause
 from bookie.node.bookie import Bookie
-from bookie.storage.engine import DEVICE_FULL, Engine
+from bookie.storage.engine import Engine
 from bookie.telemetry import Metrics
 
 DISK_USAGE = "disk usage"
@@ -67,7 +67,7 @@ class DiskWatch:
         elif fullest < self._settings.disk_usage_low_watermark:
             self._bookie.set_read_only(DISK_USAGE, read_only=False)
             # Not only by share: on a small device the next file may not fit below any watermark.
-            if DEVICE_FULL in self._bookie.read_only_reasons() and self._has_room():
+            if self._has_room():
                 self._engine.device_has_room()
 
     async def run(self) -> NoReturn:

@@ -378,9 +378,9 @@ class Engine:
             _log.warning("read_only", reason=reason)
 
     def device_has_room(self) -> None:
-        """Somebody found room on the devices again: take entries, and a new reserve."""
+        """There is room on the devices: take entries, and a reserve if a start, say, gave it up."""
+        self._directories.make_reserve()
         if DEVICE_FULL in self.admission.read_only_reasons:
-            self._directories.make_reserve()
             self.admission.read_only_reasons.discard(DEVICE_FULL)
             _log.info("writable", reason="the devices have room again")
 

@@ -173,10 +173,11 @@ async def test_a_full_journal_moves_to_where_room_is(places: Places, bookie: Dri
 @pytest.mark.slow
 @pytest.mark.parametrize("at_once", [1, LEDGERS], ids=["dead-files", "partly-live-files"])
 async def test_a_full_bookie_makes_room_by_itself(at_once: int, tmp_path: Path, ram: Path) -> None:
-    """Ledgers are deleted elsewhere; their space comes back out of the reserve, twice in a row.
+    """Ledgers are deleted elsewhere; their space comes back out of the reserve.
 
-    Written one after the other, ledgers leave files without anything alive in them. Written side by
-    side, each of them is in every file, and something has to be moved before any file can go.
+    It comes back a second time, when the bookie is killed in the middle of it. Written one after
+    the other, ledgers leave files without anything alive in them. Written side by side, each of
+    them is in every file, and something has to be moved before any file can go.
     """
     with volume(ram, "small", SMALL_BYTES) as small:
         bookie = DrivenBookie(
@@ -186,24 +187,38 @@ async def test_a_full_bookie_makes_room_by_itself(at_once: int, tmp_path: Path, 
             await bookie.initialize()
             await bookie.start()
             kept: list[LedgerAtClient] = []
-            async with bookie.client() as client:
-                for _ in range(2):
-                    made = await bookie.create_ledgers(LEDGERS)
+            for killed in (False, True):
+                made = await bookie.create_ledgers(LEDGERS)
+                async with bookie.client() as client:
                     assert await fills(client, made, at_once) is Status.READ_ONLY
-                    moved = moved_bytes(bookie)
-                    gone, kept = kept + made[2::3] + made[1::3], made[::3]
-                    await bookie.delete_ledgers(gone)
+                moved = moved_bytes(bookie)
+                gone, kept = kept + made[2::3] + made[1::3], made[::3]
+                await bookie.delete_ledgers(gone)
+                if killed:
+                    await asyncio.sleep(bookie.random.uniform(0, 1))
+                    await bookie.kill()
+                    await bookie.start()
+                async with bookie.client() as client:
+                    await has_room_again(bookie)
                     await takes_adds_again(client, kept[0])
-                    assert (bookie.ledgers / "RESERVE").exists()
-                    if at_once > 1:
-                        await moves_more(bookie, moved)
-                    await bookie.verify()
+                if at_once > 1:
+                    await moves_more(bookie, moved)
+                await bookie.verify()
             await bookie.kill()
             await bookie.start()
             await bookie.verify()
             assert await bookie.stop() == 0
         finally:
             await bookie.close()
+
+
+async def has_room_again(bookie: DrivenBookie) -> None:
+    """Enough to be full once more, out of another reserve."""
+    async with asyncio.timeout(ROOM_SECONDS_MAX):
+        while (await bookie.readiness())["remarks"]:  # noqa: ASYNC110  (no event)
+            await asyncio.sleep(0.1)
+        while not (bookie.ledgers / "RESERVE").exists():  # noqa: ASYNC110  (no event)
+            await asyncio.sleep(0.1)
 
 
 async def fills(client: Client, ledgers: list[LedgerAtClient], at_once: int) -> Status:

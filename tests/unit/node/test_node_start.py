@@ -253,6 +253,22 @@ async def test_a_small_device_stays_read_only_until_the_next_file_fits(room: Roo
         assert room.bookie.read_only is read_only
 
 
+async def test_a_reserve_that_a_start_gave_up_is_made_again(
+    machine: Machine, store: MetadataStore
+) -> None:
+    """As soon as there is room, although the bookie was never read-only."""
+    machine.changes |= {"reserve_bytes": 4 * MIB}
+    machine.disk.free_bytes = 8 * MIB - 1
+    reserve = machine.root / "ledgers" / "RESERVE"
+    async with started(machine, store) as one:
+        one.watch.settings = NodeSettings(disk_usage_max=1, disk_usage_low_watermark=1)
+        one.watch.look()
+        assert not reserve.exists()
+        machine.disk.free_bytes = 9 * MIB
+        one.watch.look()
+        assert reserve.stat().st_size == 4 * MIB
+
+
 def test_a_reserve_that_is_there_is_not_wanted_twice(machine: Machine) -> None:
     """A device whose reserve nobody needed has as much room as one that gave it up."""
     machine.changes |= {"reserve_bytes": 4 * MIB}
