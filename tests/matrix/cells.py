@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,7 +40,7 @@ from tests.matrix.places import (
     spot_of,
     tree_of,
 )
-from tests.matrix.specimen import DENSE, KINDS, probe_ledger
+from tests.matrix.specimen import DENSE, KINDS, REMOVED, probe_ledger
 from tests.unit.storage.machine import MIB
 
 BLOCK_FIELDS = {
@@ -113,7 +113,7 @@ VALUE_DAMAGES = ("first byte", "last byte", "cut to half", "zeroed")
 VALUE_PLACES = ("killed", "system crashed")
 
 META_PAGES = ("newest meta page", "older meta page")
-META_DAMAGES = (*META_FIELDS, "zeroed", "garbage", "of another place")
+META_DAMAGES = (*META_FIELDS, "zeroed", "garbage", "of another place", "stale")
 DATA_PAGES = (
     "leaf of locations",
     "branch of locations",
@@ -135,6 +135,8 @@ PAGE_DAMAGES = (
     "garbage",
     "of another place",
 )
+PAGES_WITH_A_PAST = DATA_PAGES[:2]
+"""Kinds of which some page has an earlier version in the same place, in both pictures."""
 FILE_DAMAGES = ("cut to half", "cut to nothing", "missing", "garbage")
 
 COOKIES = ("cookie of the journal", "cookie of the ledgers")
@@ -158,7 +160,7 @@ class Cell:
         """The directories that it starts from."""
         if self.place in {"last", "vouched"} and self.thing in KINDS:
             return f"{self.place}-{self.thing}"
-        return "stopped" if self.place == "stopped" else "killed"
+        return self.place if self.place in {"stopped", *REMOVED} else "killed"
 
     @property
     def is_left_to_soak(self) -> bool:
@@ -216,11 +218,17 @@ def _index_cells() -> Iterator[Cell]:
             yield from (Cell(thing, place, damage) for damage in META_DAMAGES)
         for thing in DATA_PAGES:
             yield from (Cell(thing, place, damage) for damage in PAGE_DAMAGES)
+        yield from (Cell(thing, place, "stale") for thing in PAGES_WITH_A_PAST)
         yield from (Cell("data.mdb", place, damage) for damage in FILE_DAMAGES)
+    for place in REMOVED:
+        yield Cell(META_PAGES[0], place, "stale")
 
 
-def apply(cell: Cell, root: Path) -> None:
-    """Damage the directories at `root`, which are those of the cell's picture."""
+def apply(cell: Cell, root: Path, earlier: Sequence[bytes]) -> None:
+    """Damage the directories at `root`, which are those of the cell's picture.
+
+    `earlier` is what the file of the index was after earlier transactions, the newest last.
+    """
     if cell.thing in KINDS or cell.thing == "link":
         _damage_record(cell, root)
     elif cell.thing == "file header":
@@ -234,7 +242,7 @@ def apply(cell: Cell, root: Path) -> None:
     elif cell.thing == DELETION:
         _damage_deletion(cell, root)
     elif cell.thing in META_PAGES or cell.thing in DATA_PAGES:
-        _edit(_index_of(root), lambda data: _damage_page(cell, data))
+        _edit(_index_of(root), lambda data: _damage_page(cell, data, earlier))
     else:
         _damage_whole_file(cell, root)
 
@@ -470,7 +478,7 @@ def _damage_deletion(cell: Cell, root: Path) -> None:
         store.close()
 
 
-def _damage_page(cell: Cell, data: bytearray) -> None:
+def _damage_page(cell: Cell, data: bytearray, earlier: Sequence[bytes]) -> None:
     if cell.thing in META_PAGES:
         newest = newest_meta(bytes(data))
         page = newest if cell.thing == META_PAGES[0] else 1 - newest
@@ -485,6 +493,9 @@ def _damage_page(cell: Cell, data: bytearray) -> None:
             data[at : at + PAGE_BYTES] = noise(PAGE_BYTES)
         case "of another place":
             data[at : at + PAGE_BYTES] = data[other * PAGE_BYTES : (other + 1) * PAGE_BYTES]
+        case "stale":
+            page, before = _earlier_version(cell.thing, page, bytes(data), earlier)
+            data[page * PAGE_BYTES : (page + 1) * PAGE_BYTES] = before
         case field if cell.thing in META_PAGES:
             data[at + META_FIELDS[field]] ^= 0x10
         case field:
@@ -493,6 +504,23 @@ def _damage_page(cell: Cell, data: bytearray) -> None:
                 # The root; what stands before it in a leaf of the tables is not used.
                 at += 40
             data[at] ^= 0x10
+
+
+def _earlier_version(
+    thing: str, page: int, data: bytes, earlier: Sequence[bytes]
+) -> tuple[int, bytes]:
+    """A page of this kind, and the newest version of it that is another one."""
+    pages = [page]
+    if thing in PAGES_WITH_A_PAST:
+        tree = tree_of(data, "locations")
+        pages = tree.branches if thing.startswith("branch") else tree.leaves
+    for old in reversed(earlier):
+        for number in pages:
+            at = number * PAGE_BYTES
+            before = old[at : at + PAGE_BYTES]
+            if before not in {b"", data[at : at + PAGE_BYTES]}:
+                return number, before
+    raise AssertionError(f"no {thing} has an earlier version")
 
 
 def _place_in_page(field: str, data: bytes, page: int) -> int:

@@ -26,7 +26,9 @@ the journal file that the mark names; *earlier*: above the mark, in a file that 
 *middle*: in the last file, with synced blocks behind; *last*: the last block; *vouched*: the last
 block but for an empty one that vouches for it, which an idle bookie writes after a second and a
 stopping one at its end. *killed*, *stopped*: how the bookie had ended; *system crashed*: with
-another boot id.
+another boot id; *file removed*, *file compacted*: killed after the index's last transaction had let
+a file go that held a fence, or whose entries a compaction had moved. *stale* of a page: what stood
+in the same place after an earlier transaction.
 
 **What a bookie cannot see.** Bytes that were damaged before they came have a wrong checksum and
 are refused. A flipped bit in a stored payload below the mark is served: the bookie checks the ids

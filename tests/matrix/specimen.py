@@ -45,6 +45,11 @@ KINDS = (
 DENSE, SPARSE, FILLER, CLOSED = 1, 2, 3, 4
 """Ledgers with many entries: without gaps, every 64th id, to fill files, closed in the metadata."""
 
+GONE = 5
+"""A ledger that is not in the metadata."""
+REMOVED = ("file removed", "file compacted")
+"""Pictures in which a file went right after the last transaction of the index."""
+
 SETTINGS: dict[str, object] = {
     "journal_file_bytes_max": 64 * KIB,
     "block_bytes_max": 16 * KIB,
@@ -77,6 +82,8 @@ class Picture:
 
     root: Path
     truth: Truth
+    earlier: tuple[bytes, ...] = ()
+    """What the file of the index was after earlier transactions, the newest last."""
 
 
 @asynccontextmanager
@@ -108,6 +115,7 @@ class Author:
         self.truth = Truth()
         self.pictures: dict[str, Picture] = {}
         self._filler = 0
+        self._earlier: list[bytes] = []
         self._one: StartedBookie
 
     async def write(self) -> dict[str, Picture]:
@@ -124,16 +132,23 @@ class Author:
         async with started(self._machine, self._store) as self._one:
             await self._second_life()
         self._take("stopped")
+        for compacting in (False, True):
+            self._bring_back("first-life")
+            async with started(self._machine, self._store) as self._one:
+                await self._another_second_life(compacting=compacting)
         return self.pictures
 
     async def _second_life(self) -> None:
+        self._remember()
         await self._fill()
         for kind in KINDS:
             await self._probe("below", kind)
         # Both versions of a page, and of a row, are in the index: the second replaces the first.
         await self._one.engine.checkpoint()
+        self._remember()
         await self._add(DENSE, range(420, 440))
         await self._one.engine.checkpoint()
+        self._remember()
         await self._fill()
         for kind in KINDS:
             await self._probe("earlier", kind)
@@ -149,6 +164,38 @@ class Author:
             self._take(f"last-{kind}")
             await self._vouch()
             self._take(f"vouched-{kind}")
+
+    async def _another_second_life(self, *, compacting: bool) -> None:
+        """Its last transaction of the index is followed by the removal of a file.
+
+        Of one that held a fence, and entries of a ledger that was deleted meanwhile; or of one
+        whose entries a compaction has moved.
+        """
+        engine = self._one.engine
+        await self._add(FILLER, [40_000])
+        await engine.checkpoint()
+        self._remember()
+        await self._fill(GONE)
+        number = self._machine.journals()[-1]
+        reply = await self._one.bookie.fence(100, KEY)
+        assert reply.status is Status.OK
+        self.truth.fenced.add(100)
+        await self._fill(GONE)
+        state = await engine.load(GONE)
+        await engine.admission.delete(state, self._machine.clock.now_ms())
+        del self.truth.entries[GONE]
+        self.truth.deleted.add(GONE)
+        await engine.checkpoint()
+        if compacting:
+            self._remember()
+            await engine.compactor.round(force=True)
+        await engine._removal.finish()
+        assert not number.exists()
+        self._take(REMOVED[compacting])
+
+    def _remember(self) -> None:
+        """Keep the file of the index as it is after a transaction."""
+        self._earlier.append((self._machine.index / "data.mdb").read_bytes())
 
     async def _create_ledgers(self) -> None:
         manager = LedgerManager(self._store)
@@ -178,14 +225,14 @@ class Author:
         await self._add(SPARSE, range(0, 64 * 400, 64), size=12)
         await self._add(CLOSED, range(4))
 
-    async def _fill(self) -> None:
+    async def _fill(self, ledger_id: int = FILLER) -> None:
         """Entries until the journal goes on in a new file, and a few small ones there."""
         before = len(self._machine.journals())
         while len(self._machine.journals()) == before:
-            await self._add(FILLER, range(self._filler, self._filler + 4), size=2 * KIB)
+            await self._add(ledger_id, range(self._filler, self._filler + 4), size=2 * KIB)
             self._filler += 4
         for _ in range(2):
-            await self._add(FILLER, [self._filler])
+            await self._add(ledger_id, [self._filler])
             self._filler += 1
 
     async def _probe(self, position: str, kind: str) -> None:
@@ -253,10 +300,12 @@ class Author:
     def _take(self, name: str) -> None:
         root = self._directory / name
         shutil.copytree(self._machine.root, root)
-        self.pictures[name] = Picture(root, deepcopy(self.truth))
+        self.pictures[name] = Picture(root, deepcopy(self.truth), tuple(self._earlier))
 
     def _bring_back(self, name: str) -> None:
-        restore(self.pictures[name], self._machine.root)
+        picture = self.pictures[name]
+        restore(picture, self._machine.root)
+        self.truth, self._earlier = deepcopy(picture.truth), list(picture.earlier)
 
 
 def restore(picture: Picture, root: Path) -> None:

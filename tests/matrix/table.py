@@ -17,11 +17,12 @@ from tests.matrix.cells import (
     FILE,
     INDEX_VALUES,
     KEY_DAMAGES,
+    META_DAMAGES,
     META_PAGES,
     SMALL_FILES,
     Cell,
 )
-from tests.matrix.specimen import KINDS
+from tests.matrix.specimen import KINDS, REMOVED
 
 
 class Outcome(enum.Enum):
@@ -370,15 +371,38 @@ RULES: tuple[Rule, ...] = (
     Rule(
         _set("newest meta page"),
         None,
-        None,
+        frozenset(META_DAMAGES) - {"stale"},
         Outcome.REBUILD,
         "the two meta pages take turns, and what the newest says is held against every page",
+    ),
+    Rule(
+        _set("newest meta page"),
+        _set("killed"),
+        _set("stale"),
+        Outcome.SERVE,
+        "the index is what it was one transaction earlier, as if the last had not been made: what"
+        " it brought stands in the files from the earlier mark on, and is replayed",
+    ),
+    Rule(
+        _set("newest meta page"),
+        _set("stopped"),
+        _set("stale"),
+        Outcome.INTEGRITY,
+        "only the last transaction says that the last file was cut off in order",
+    ),
+    Rule(
+        _set("newest meta page"),
+        frozenset(REMOVED),
+        _set("stale"),
+        Outcome.INTEGRITY,
+        "the earlier index misses the file that went after the last transaction: the file behind"
+        " it names it, or it had live bytes",
     ),
     Rule(
         _set("older meta page"),
         None,
         frozenset({"page number", "page flags", "magic", "version", "page size", "transaction"})
-        | {"zeroed", "garbage", "of another place"},
+        | {"zeroed", "garbage", "of another place", "stale"},
         Outcome.REBUILD,
         "it has to be the one before the newest",
     ),

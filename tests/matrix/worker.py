@@ -39,8 +39,9 @@ class Laboratory:
     async def cell(self, cell: Cell, starts: int) -> list[Finding]:
         """Start `starts` times on the damage of one cell."""
         changes = {"boot": "another boot"} if cell.place == "system crashed" else {}
+        picture = self._pictures[cell.picture]
         return await self._starts(
-            self._pictures[cell.picture], starts, lambda: apply(cell, self._root), **changes
+            picture, starts, lambda: apply(cell, self._root, picture.earlier), **changes
         )
 
     async def fuzz(self, seed: int, starts: int) -> tuple[str, list[Finding]]:
