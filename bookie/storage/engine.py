@@ -272,13 +272,13 @@ class Engine:
         Raises:
             StorageFailedError: the engine failed.
         """
-        pending = self._queue.pending
         watch = DeviceWatch(
             self._env.clock,
             self._settings,
             self._metrics,
             self._index.store,
-            lambda: pending[0].submitted_at if pending else None,
+            self._queue,
+            self._removal,
             self._failed,
         )
         while self._failure is None:

@@ -27,6 +27,11 @@ class JournalQueue:
         """Of what is pending."""
         self._failure: BookieError | None = None
 
+    @property
+    def waiting_since(self) -> float | None:
+        """When the oldest of what is pending was submitted, on the monotonic clock."""
+        return self.pending[0].submitted_at if self.pending else None
+
     def submit(self, request: JournalRequest) -> None:
         """Hand `request` to the journal thread, after everything submitted before."""
         if self._failure is not None:

@@ -18,11 +18,14 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import NoReturn
+from functools import partial
+from typing import NoReturn, TypeVar
 
 from bookie.env import Environment
 from bookie.storage.files import TEMPORARY_SUFFIX
 from bookie.telemetry import Metrics
+
+R = TypeVar("R")
 
 POOL = "index"
 """One thread, which no step keeps for long."""
@@ -72,6 +75,8 @@ class Removal:
         self._leaving: deque[_Leaving] = deque()
         """Touched in the index thread only."""
         self._wake = asyncio.Event()
+        self.working_since: float | None = None
+        """When the step that is under way began, which keeps the index from its next commit."""
 
     async def take(self, paths: list[str]) -> None:
         """Remove these files, which nobody looks for any more: no boot finds them after this.
@@ -84,13 +89,13 @@ class Removal:
         """
         self._taken += paths
         self._wake.set()
-        await self._env.workers.run(POOL, self._set_aside)
+        await self._work(self._set_aside)
         if self._is_full():
             await self.finish()
 
     async def finish(self) -> None:
         """Give back everything now, file by file and without a pause; raises like `take`."""
-        while await self._env.workers.run(POOL, self._step, whole=True) is not _Next.NOTHING:
+        while await self._work(partial(self._step, whole=True)) is not _Next.NOTHING:
             pass
 
     async def run(self) -> NoReturn:
@@ -100,13 +105,23 @@ class Removal:
             await self._wake.wait()
             self._wake.clear()
             began = clock()
-            while (step := await self._env.workers.run(POOL, self._step)) is not _Next.NOTHING:
+            while (step := await self._work(self._step)) is not _Next.NOTHING:
                 if step is _Next.LATER and not self._is_full():
                     wanted = max(PAUSE_SECONDS, PAUSE_STEPS * (clock() - began))
                     await asyncio.sleep(min(wanted, PAUSE_SECONDS_MAX))
                 began = clock()
 
+    async def _work(self, call: Callable[[], R]) -> R:
+        return await self._env.workers.run(POOL, self._timed, call)
+
     # --- in the index thread -------------------------------------------------------------
+
+    def _timed(self, call: Callable[[], R]) -> R:
+        self.working_since = self._env.clock.monotonic()
+        try:
+            return call()
+        finally:
+            self.working_since = None
 
     def _set_aside(self) -> None:
         disk = self._env.disk

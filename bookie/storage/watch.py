@@ -1,8 +1,9 @@
 """A watch over the devices: late answers are reported, and one that never comes ends the engine.
 
 Whoever waits for a device cannot watch it, so the watch waits for nothing: it looks at how long the
-oldest request has been with the journal, and at whether a commit of the index is still the one that
-it saw before. Only the end of a transaction counts, where the index writes and syncs.
+oldest request has been with the journal, how long a step of the removal of files has taken, and at
+whether a commit of the index is still the one that it saw before. Only the end of a transaction
+counts, where the index writes and syncs.
 
 A device that hangs gives no error, and while it hangs nothing is acknowledged and memory fills up.
 """
@@ -14,6 +15,8 @@ from contextlib import AbstractContextManager, contextmanager
 
 from bookie.config import StorageSettings
 from bookie.env import Clock, KeyValueStore, ReadTransaction, WriteTransaction
+from bookie.storage.journal_queue import JournalQueue
+from bookie.storage.removal import Removal
 from bookie.telemetry import Metrics, event_log
 
 _log = event_log(__name__)
@@ -61,15 +64,17 @@ class DeviceWatch:
         settings: StorageSettings,
         metrics: Metrics,
         store: CountedStore,
-        journal_since: Callable[[], float | None],
+        queue: JournalQueue,
+        removal: Removal,
         failed: Callable[[BaseException], None],
     ) -> None:
-        """`journal_since` tells since when the journal has been owing an answer, if it does."""
+        """Removed files are told of as of the ledgers device, also those of the journal."""
         self._clock = clock
         self._settings = settings
         self._metrics = metrics
         self._store = store
-        self._journal_since = journal_since
+        self._queue = queue
+        self._removal = removal
         self._failed = failed
         self._reported: set[str] = set()
         self._commit_seen = 0
@@ -78,7 +83,8 @@ class DeviceWatch:
     def look(self) -> None:
         """Look once; takes no time."""
         now = self._clock.monotonic()
-        self._judge("journal", now, self._journal_since())
+        self._judge("journal", now, self._queue.waiting_since)
+        self._judge("ledgers", now, self._removal.working_since)
         if not self._store.is_committing:
             self._judge("index", now, None)
             return

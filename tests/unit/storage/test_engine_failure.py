@@ -437,6 +437,24 @@ async def test_an_index_that_does_not_answer_ends_the_engine(machine: Machine) -
         gate.release()
 
 
+async def test_a_directory_that_does_not_answer_ends_the_engine(machine: Machine) -> None:
+    """A file on its way out keeps the thread of the index, and no checkpoint comes through."""
+    machine.changes = {
+        "sync_warn_seconds": 0.01,
+        "sync_fail_seconds": 0.05,
+        "vouch_idle_seconds": 0.01,
+    }
+    async with failing_engine(machine) as engine:
+        assert (await add(engine, 7, [0])).status is OK
+        await engine.roll()
+        hold = machine.disk.hold("rename", ".journal")
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(engine._removal.take([str(machine.journals()[0])]))
+            await until_failed(engine)
+            assert "ledgers device" in str(engine.failure)
+            hold.release()
+
+
 async def test_a_full_journal_never_outgrows_its_file(machine: Machine) -> None:
     """What was allocated is all there is: one byte more would fail, and end the process."""
     machine.changes = {"vouch_idle_seconds": 0.01}
