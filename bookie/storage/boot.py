@@ -256,14 +256,15 @@ class Boot:
         )
 
     def _has_strange_files(self, index: Index) -> bool:
-        """Whether there are logs, or journals below the mark, that the index has no row of.
+        """Whether there are logs, or journals up to the mark, that the index has no row of.
 
         Such a file was never committed, or holds nothing alive, and goes: but if a page names it,
         its row was lost. Only a look at all pages tells, so it is taken only then.
         """
         rows, mark = index.files(), index.mark()
         journals, logs = self._files_on_disk()
-        below = () if mark is None else (n for n in journals if n < mark.file_number)
+        known = 0 if mark is None else mark.file_number + (mark.offset > FILE_HEADER_SIZE_BYTES)
+        below = (number for number in journals if number < known)
         return any(number not in rows for number in itertools.chain(logs, below))
 
     def _remove_temporary(self) -> None:

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from bookie.env import open_lmdb
 from bookie.errors import CorruptionError
-from bookie.formats.index_rows import ledger_key
+from bookie.formats.index_rows import file_key, ledger_key
 from bookie.formats.pages import SLOTS_PER_PAGE, page_key
 from bookie.ids import MAX_ID, Status
 from bookie.storage.engine import Engine
+from bookie.storage.index import TABLES, Index
 from bookie.storage.reader import ReadResult
 from tests.unit.storage.machine import Machine, add, fence
 
@@ -111,3 +113,26 @@ async def test_no_fence_is_forgotten(machine: Machine, engine: Engine, ledger_id
     with flipped(index, ledger_key(ledger_id), 3):
         await engine.scrubber.scrub()
         assert engine.scrubber.findings
+
+
+async def test_a_lost_row_of_the_journal_that_the_mark_stands_in(
+    machine: Machine, engine: Engine
+) -> None:
+    """The file counts for nothing then, and would go at the next checkpoint with all it has."""
+    await add(engine, LEDGER, range(10))
+    await engine.checkpoint()
+    killed = machine.killed("kill")
+    index = Index(open_lmdb(str(killed.root / "ledgers" / "index"), 1 << 30, TABLES))
+    mark = index.mark()
+    assert mark is not None
+    with index.store.write() as txn:
+        assert txn.delete("files", file_key(mark.file_number))
+    index.close()
+    async with killed.engine() as after:
+        assert after.report.rebuilt
+        await after.checkpoint()
+        for entry_id in range(10):
+            found = await after.read(
+                await after.load(LEDGER), entry_id, entry_id, entries_max=1, bytes_max=99
+            )
+            assert found.batch is not None
