@@ -7,14 +7,16 @@ the next step of a journal file and the reserve have to fit as well (`Directorie
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import NoReturn
 
 from bookie.config import NodeSettings
 from bookie.env import DiskUsage, Pause
 from bookie.node.bookie import Bookie
 from bookie.storage.engine import Engine
-from bookie.telemetry import Metrics
+from bookie.telemetry import Metrics, event_log
+
+_log = event_log(__name__)
 
 DISK_USAGE = "disk usage"
 """The read-only reason of this watch."""
@@ -33,7 +35,7 @@ class DiskWatch:
         settings: NodeSettings,
         metrics: Metrics,
         usages: Callable[[], dict[str, DiskUsage]],
-        has_room: Callable[[], bool],
+        has_room: Callable[[], Awaitable[bool]],
     ) -> None:
         """`has_room` tells whether devices that were full have room for entries again."""
         self._bookie = bookie
@@ -54,8 +56,12 @@ class DiskWatch:
         self._settings = settings
         self._interval.end()
 
-    def look(self) -> None:
-        """Look once; a handful of system calls that do not wait for the device."""
+    async def look(self) -> None:
+        """Look once. What may wait for a device is done by a thread of its own.
+
+        Raises:
+            OSError: a device failed.
+        """
         fullest = 0.0
         for name, usage in self._usages().items():
             self._metrics.disk_free_bytes.labels(name).set(usage.free_bytes)
@@ -67,11 +73,15 @@ class DiskWatch:
         elif fullest < self._settings.disk_usage_low_watermark:
             self._bookie.set_read_only(DISK_USAGE, read_only=False)
             # Not only by share: on a small device the next file may not fit below any watermark.
-            if self._has_room():
-                self._engine.device_has_room()
+            if await self._has_room():
+                await self._engine.device_has_room()
 
     async def run(self) -> NoReturn:
         """Look again and again, until cancelled."""
         while True:
-            self.look()
+            try:
+                await self.look()
+            except OSError as error:
+                # Who reads and writes there decides what it means.
+                _log.warning("disk_watch_failed", reason=str(error))
             await self._interval.wait(lambda: CHECK_INTERVAL_SECONDS)

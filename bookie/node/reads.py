@@ -19,6 +19,9 @@ from bookie.ids import MAX_ID, NO_ENTRY, Status
 from bookie.storage.engine import Engine
 from bookie.storage.ledger_state import LedgerState
 from bookie.storage.reader import ALL_IDS, ReadResult, Stripe
+from bookie.telemetry import event_log
+
+_log = event_log(__name__)
 
 IdRanges = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 LEDGERS_PER_PAGE = 1000
@@ -146,6 +149,7 @@ class Reads:
         if result.batch is not None or result.stopped_by is not Status.NO_SUCH_ENTRY:
             return result
         last = await self._find_last(state)
+        _log.warning("last_entry_not_stored", ledger_id=state.ledger_id, stored=last)
         return None if last == NO_ENTRY else await self._read_one(state, last)
 
     async def _read_one(self, state: LedgerState, entry_id: int) -> ReadResult:

@@ -126,7 +126,9 @@ async def start_bookie(
                         "journal": environment.disk.usage(directories.journal),
                         "ledgers": environment.disk.usage(directories.ledgers),
                     },
-                    lambda: directories.has_room(storage.journal_step_bytes),
+                    lambda: environment.workers.run(
+                        "room", directories.has_room, storage.journal_step_bytes
+                    ),
                 )
                 collector = GarbageCollector(
                     environment.clock, engine, ledgers, instance_id, garbage, metrics

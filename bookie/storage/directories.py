@@ -100,9 +100,6 @@ class Directories:
         path = os.path.join(root, _RESERVE)
         try:
             self._disk.create(path, self._reserve_bytes).close()
-        except FileExistsError:
-            # Made in another thread since we looked.
-            return
         except OSError as error:
             self._disk.unlink(path)
             if error.errno not in DISK_FULL_ERRNOS:

@@ -377,9 +377,9 @@ class Engine:
             self.admission.read_only_reasons.add(DEVICE_FULL)
             _log.warning("read_only", reason=reason)
 
-    def device_has_room(self) -> None:
+    async def device_has_room(self) -> None:
         """There is room on the devices: take entries, and a reserve if a start, say, gave it up."""
-        self._directories.make_reserve()
+        await self._env.workers.run("room", self._directories.make_reserve)
         if DEVICE_FULL in self.admission.read_only_reasons:
             self.admission.read_only_reasons.discard(DEVICE_FULL)
             _log.info("writable", reason="the devices have room again")

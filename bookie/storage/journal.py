@@ -255,7 +255,7 @@ class JournalWriter:
             journal = self.current
             if journal.durable_upto == journal.end and not journal.waits_for_first_block:
                 room = 0 if in_order else journal.header.alignment
-                journal.file.truncate(min(journal.end + room, journal.size_bytes))
+                journal.file.truncate(max(journal.end, min(journal.end + room, journal.size_bytes)))
             journal.file.close()
             self._is_open = False
 
@@ -438,9 +438,13 @@ class JournalWriter:
         journal.size_bytes = size
 
     def _first_allocation(self, needed: int) -> int:
-        """What a new file reserves, so that `needed` bytes of blocks go into it."""
-        wanted = max(self._settings.journal_allocate_bytes, FILE_HEADER_SIZE_BYTES + needed)
-        return min(wanted, self._settings.journal_file_bytes_max)
+        """What a new file reserves, so that `needed` bytes of blocks go into it.
+
+        A block that is too large for any file has one of its own.
+        """
+        settings = self._settings
+        step = min(settings.journal_allocate_bytes, settings.journal_file_bytes_max)
+        return max(step, FILE_HEADER_SIZE_BYTES + needed)
 
     def _can_vouch(self) -> bool:
         journal = self.current

@@ -265,7 +265,11 @@ class EntryReader:
 
     def _absent(self, ledger_id: int, entry_id: int) -> ReadResult:
         """What is said of an entry that was found nowhere, in the section that looked for it."""
-        if self._index.must_have(ledger_id, entry_id):
+        try:
+            lost = self._index.must_have(ledger_id, entry_id)
+        except CorruptionError as error:
+            return self._failed(ledger_id, entry_id, str(error))
+        if lost:
             return self._failed(ledger_id, entry_id, "its page of the index is lost")
         return ReadResult(None, entry_id, Status.NO_SUCH_ENTRY, "no such entry")
 

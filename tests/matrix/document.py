@@ -70,7 +70,7 @@ and the error comes back all the same.
 
 An index of which a page cannot be read at a start (EIO, ENODATA, EBADMSG) is not in the table: it
 is set aside and made again from the files, as a damaged one is, and the log says so. A journal or
-log that cannot be read while that is done ends the start with exit code 74; all stays as it was.
+log that cannot be read while that is done ends the start with exit code 74; the index stays aside.
 
 | what | call | when | EIO | ENOSPC, from then on | because |
 |---|---|---|---|---|---|

@@ -235,7 +235,7 @@ async def _after_failure(one: StartedBookie, day: Day) -> None:
 
 async def _room_again(one: StartedBookie, day: Day) -> None:
     """With room, entries are taken again."""
-    one.engine.device_has_room()
+    await one.engine.device_has_room()
     entries = batch(60, [0])
     assert (await one.bookie.add(add_command(entries))).status is OK
     day.truth.entries[60] = {0: [bytes(entries.payload)]}

@@ -210,6 +210,10 @@ async def test_a_foreign_cookie_stops_the_start(machine: Machine, store: Metadat
     assert not [c for c in machine.disk.calls if c.name in ("create", "pwritev", "unlink")]
 
 
+async def always() -> bool:
+    return True
+
+
 async def test_a_device_that_fills_up_turns_read_only_and_back(room: Room) -> None:
     """Between the two thresholds it stays as it is; a device that was full takes entries again."""
     usage = room.machine.disk.usage(str(room.machine.root))
@@ -219,17 +223,17 @@ async def test_a_device_that_fills_up_turns_read_only_and_back(room: Room) -> No
         NodeSettings(disk_usage_max=0.95, disk_usage_low_watermark=0.90),
         room.machine.metrics,
         lambda: {"ledgers": room.machine.disk.usage(str(room.machine.root))},
-        lambda: True,
+        always,
     )
     for free, read_only in ((0.2, False), (0.07, False), (0.04, True), (0.07, True), (0.11, False)):
         room.machine.disk.free_bytes = round(usage.total_bytes * free)
-        watch.look()
+        await watch.look()
         assert room.bookie.read_only is read_only, free
         assert (DISK_USAGE in room.bookie.read_only_reasons()) is read_only
         status = (await add(room.bookie, 7, [round(free * 100)])).status
         assert status is (Status.READ_ONLY if read_only else Status.OK)
     room.engine.admission.read_only_reasons.add("device full")
-    watch.look()
+    await watch.look()
     assert not room.bookie.read_only
 
 
@@ -237,19 +241,23 @@ async def test_a_small_device_stays_read_only_until_the_next_file_fits(room: Roo
     """However small the share in use: it would turn back and forth with every look."""
     machine = room.machine
     directories = Directories(machine.disk, machine.settings)
+
+    async def has_room() -> bool:
+        return directories.has_room(machine.settings.journal_step_bytes)
+
     watch = DiskWatch(
         room.bookie,
         room.engine,
         NodeSettings(disk_usage_max=1, disk_usage_low_watermark=1),
         room.machine.metrics,
         lambda: {"journal": room.machine.disk.usage(str(room.machine.root))},
-        lambda: directories.has_room(machine.settings.journal_step_bytes),
+        has_room,
     )
     assert machine.settings.journal_step_bytes == MIB
     room.engine.admission.read_only_reasons.add(DEVICE_FULL)
     for free, read_only in ((MIB - 1, True), (MIB, False)):
         room.machine.disk.free_bytes = free
-        watch.look()
+        await watch.look()
         assert room.bookie.read_only is read_only
 
 
@@ -262,10 +270,10 @@ async def test_a_reserve_that_a_start_gave_up_is_made_again(
     reserve = machine.root / "ledgers" / "RESERVE"
     async with started(machine, store) as one:
         one.watch.settings = NodeSettings(disk_usage_max=1, disk_usage_low_watermark=1)
-        one.watch.look()
+        await one.watch.look()
         assert not reserve.exists()
         machine.disk.free_bytes = 9 * MIB
-        one.watch.look()
+        await one.watch.look()
         assert reserve.stat().st_size == 4 * MIB
 
 

@@ -204,6 +204,6 @@ async def test_a_full_index_deletes_later(machine: Machine, engine: Engine) -> N
     assert (await engine.compactor.round()).full
     assert engine.admission.read_only_reasons
     assert engine._booted.index.is_deleting()
-    engine.device_has_room()
+    await engine.device_has_room()
     assert not (await engine.compactor.round()).full
     assert not engine._booted.index.is_deleting()

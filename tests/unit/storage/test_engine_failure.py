@@ -224,7 +224,7 @@ async def test_an_index_without_room_turns_read_only_and_loses_nothing(machine: 
         killed = machine.killed("full")
         await engine.checkpoint()
         later = machine.killed("later")
-        engine.device_has_room()
+        await engine.device_has_room()
         assert engine.admission.read_only_reasons == set()
         assert reserve.exists()
         assert (await add(engine, 9, [0])).status is OK
@@ -493,5 +493,5 @@ async def test_a_start_on_a_full_journal_device_makes_do_with_a_small_file(
         assert (await fence(engine, 7)).status is OK
         assert (await add(engine, 8, [0], size=100 * KIB)).status is READ_ONLY
         killed.disk.heal()
-        engine.device_has_room()
+        await engine.device_has_room()
         assert (await add(engine, 8, [0], size=100 * KIB)).status is OK

@@ -155,6 +155,21 @@ def test_a_block_has_no_more_buffers_than_one_write_takes(tmp_path: Path) -> Non
     journal.writer.close()
 
 
+@pytest.mark.parametrize("in_order", [True, False])
+def test_a_block_that_no_file_takes_has_one_of_its_own(tmp_path: Path, *, in_order: bool) -> None:
+    """With room for all of it, and it is whole after the journal was closed."""
+    journal = Journal(tmp_path, block_bytes_max=FILE_BYTES)
+    journal.handle(*[append(KIB) for _ in range(FILE_BYTES // KIB)])
+    current = journal.writer.current
+    assert current.durable_upto == current.end > FILE_BYTES
+    assert journal.size(current.header.number) >= current.end + current.header.alignment
+    before = journal.scan(current.header.number)
+    journal.writer.close(in_order=in_order)
+    assert journal.scan(current.header.number) == before
+    room = 0 if in_order else current.header.alignment
+    assert journal.size(current.header.number) == current.end + room
+
+
 def test_a_barrier_ends_its_block_which_is_synced(journal: Journal) -> None:
     """The mark is the block's end, even if the block holds deferred adds only."""
     barrier = ask(RequestKind.BARRIER)
