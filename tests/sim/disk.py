@@ -241,7 +241,7 @@ class SimulatedFile:
         if not self._disk.fits(inode, more):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), inode.path)
         if more:
-            inode.change(Resize(offset + size, self._disk.left_in_room(more)))
+            inode.change(Resize(offset + size, self._disk.left_in_room(inode, more)))
             self._disk.entered(inode)
 
     def truncate(self, size: int) -> None:
@@ -385,12 +385,16 @@ class SimulatedDisk:
         self.refused += not fits
         return fits
 
-    def left_in_room(self, size: int) -> bytes:
-        """What stands in new room: often just what another file has or had from its start."""
+    def left_in_room(self, owner: Inode, size: int) -> bytes:
+        """What stands in new room: often just what another file has or had from its start.
+
+        Never what `owner` itself has: its blocks are where they are, and one of them elsewhere in
+        the file is what a write to a wrong place leaves, which no start may take for a crash.
+        """
         choose = self.old_room
         if choose is None or choose.random() < 0.3:
             return b""
-        used = [inode.durable for inode in self._inodes.values()]
+        used = [inode.durable for inode in self._inodes.values() if inode is not owner]
         unread = [
             item for number, item in self.image.contents.items() if number not in self._inodes
         ]
@@ -462,7 +466,7 @@ class SimulatedDisk:
         if len(inode.data):
             inode.change(Resize(0))
         if allocate_bytes:
-            inode.change(Resize(allocate_bytes, self.left_in_room(allocate_bytes)))
+            inode.change(Resize(allocate_bytes, self.left_in_room(inode, allocate_bytes)))
         self.entered(inode)
         return SimulatedFile(self, inode)
 
