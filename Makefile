@@ -102,7 +102,7 @@ soak: $(VENV)/.test ## the same tests with their long counts; takes an hour or m
 soak-system: $(VENV)/.test ## as root: six hundred power cuts; takes half an hour
 	$(PYTEST) --hypothesis-profile=soak tests/system
 
-bench: $(VENV)/.test ## one bookie beside the ceilings of this machine; prints, asserts nothing
+bench: $(VENV)/.test ## one bookie beside this machine's ceilings; prints, asserts nothing; 20 minutes, 25 GB
 	$(BIN)/python -m tests.bench.bench_bookie
 	$(BIN)/python -m tests.bench.bench_writes
 	$(BIN)/python -m tests.bench.bench_boot
