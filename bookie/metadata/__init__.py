@@ -1,5 +1,6 @@
 """The metadata store: small records under compare-and-set, leases, and ordered change events.
 
-`store` is the interface and its values, `connect` opens a store by URI. Everything else is a
-backend.
+`store` is the contract, `evaluate` says what a transaction means, and `connect` opens a store by
+URI. `memory`, `local`, `etcd` and `zookeeper` are the backends, one folder each; the docstring of
+each folder is its essay. A backend imports the contract and never another backend.
 """

@@ -1,29 +1,17 @@
-"""From a URI to a metadata store: the only place that knows which backends there are.
-
-=============================================== ==================================================
-``memory://NAME``                               of this process
-``local:///absolute/directory``                 of the processes of one machine
-``zk://HOST:2181,HOST:2181/scope``              ZooKeeper; keys lie below ``/scope`` (a chroot)
-``etcd://HOST:2379,HOST:2379/scope``            etcd; keys begin with ``/scope``
-=============================================== ==================================================
-
-An address of IPv6 stands in brackets; a host without a port has the usual one. The scope may have
-several segments. Credentials and TLS come as `MetadataSecurity`, never in the URI.
-"""
+"""From a metadata URI to a store: the only place that knows which backends there are."""
 
 from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
-from urllib.parse import SplitResult, unquote, urlsplit
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
-from bookie.errors import ConfigurationError, InvalidKeyError
-from bookie.metadata.keys import check_key
-from bookie.metadata.memory import MemoryStore
+from bookie.errors import ConfigurationError
+from bookie.metadata.memory.backend import MemoryStore
 from bookie.metadata.store import MetadataStore
+from bookie.metadata.uri import parse_servers, split_uri
 
 if TYPE_CHECKING:
     from bookie.metadata.security import MetadataSecurity
@@ -33,30 +21,10 @@ SESSION_TIMEOUT_SECONDS = 30.0
 
 _SESSION_TIMEOUT_SECONDS_MIN = 0.1
 _SESSION_TIMEOUT_SECONDS_MAX = 3600.0
-_PORTS = {"zk": 2181, "etcd": 2379}
 _SERVERS = {
-    "zk": ("bookie.metadata.zookeeper", "ZooKeeperStore"),
-    "etcd": ("bookie.metadata.etcd", "EtcdStore"),
+    "zk": ("bookie.metadata.zookeeper.backend", "ZooKeeperStore"),
+    "etcd": ("bookie.metadata.etcd.backend", "EtcdStore"),
 }
-
-
-class Host(NamedTuple):
-    """One server: a name or address without brackets, and a port. Its text has brackets again."""
-
-    name: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"[{self.name}]:{self.port}" if ":" in self.name else f"{self.name}:{self.port}"
-
-
-@dataclass(frozen=True, slots=True)
-class Servers:
-    """What a URI of ``zk://`` or ``etcd://`` names."""
-
-    hosts: tuple[Host, ...]
-    scope: str
-    """The key below which all keys of the store lie: starts with a slash, ends without."""
 
 
 def open_store(
@@ -83,9 +51,9 @@ def open_store(
         )
     if parts.scheme == "memory":
         return MemoryStore(parts.netloc, session_timeout_seconds=session_timeout_seconds)
-    # Lazy: only who uses a backend pays for loading its library.
+    # Lazy: loading the library of an unused backend would cost time.
     if parts.scheme == "local":
-        from bookie.metadata.local import LocalStore
+        from bookie.metadata.local.backend import LocalStore
 
         return LocalStore(
             Path(unquote(parts.path)), session_timeout_seconds=session_timeout_seconds
@@ -107,86 +75,3 @@ def open_store(
         security=security or MetadataSecurity(),
     )
     return opened
-
-
-def parse_servers(uri: str, parts: SplitResult) -> Servers:
-    """The servers and the scope of a URI of ``zk://`` or ``etcd://``.
-
-    Raises:
-        ConfigurationError: one sentence that says what is wrong with it.
-    """
-    hosts = tuple(_host(uri, text, _PORTS[parts.scheme]) for text in parts.netloc.split(","))
-    if len(set(hosts)) != len(hosts):
-        raise ConfigurationError(f"the metadata URI {uri!r} names a server twice")
-    scope = unquote(parts.path)
-    if scope in ("", "/"):
-        raise ConfigurationError(
-            f"the metadata URI {uri!r} must name a scope, as in {parts.scheme}://HOST/bookie"
-        )
-    try:
-        return Servers(hosts, check_key(scope))
-    except InvalidKeyError as error:
-        raise ConfigurationError(f"the metadata URI {uri!r} has no valid scope: {error}") from error
-
-
-def _host(uri: str, text: str, default_port: int) -> Host:
-    wrong = ConfigurationError(
-        f"the metadata URI {uri!r} must name servers as HOST:PORT,HOST:PORT, not {text!r}"
-    )
-    if text.startswith("["):
-        name, bracket, rest = text[1:].partition("]")
-        if not bracket or ":" not in name or not (rest == "" or rest.startswith(":")):
-            raise wrong
-        port = rest[1:] if rest else str(default_port)
-    else:
-        name, colon, port = text.partition(":")
-        port = port if colon else str(default_port)
-        if ":" in port:
-            raise wrong
-    if not name or name != name.strip() or not (port.isascii() and port.isdigit()):
-        raise wrong
-    if not 1 <= int(port) <= 65535:
-        raise wrong
-    return Host(name, int(port))
-
-
-def require_shared(uri: str) -> None:
-    """Refuse a store that no other process can see.
-
-    Raises:
-        ConfigurationError: it is one, or `split_uri` refuses the URI.
-    """
-    if split_uri(uri).scheme == "memory":
-        raise ConfigurationError(
-            f"{uri} is seen by one process only; bookies need local:///, zk:// or etcd://"
-        )
-
-
-def split_uri(uri: str) -> SplitResult:
-    """The parts of a metadata URI, checked for what can be checked without opening it.
-
-    Raises:
-        ConfigurationError: one sentence that says what is wrong with it.
-    """
-    if not isinstance(uri, str):
-        raise ConfigurationError(f"the metadata URI must be a string, not {uri!r}")
-    try:
-        parts = urlsplit(uri)
-    except ValueError as error:
-        raise ConfigurationError(f"the metadata URI {uri!r} cannot be parsed: {error}") from error
-    if parts.scheme not in ("memory", "local", "zk", "etcd"):
-        raise ConfigurationError(
-            f"the metadata URI {uri!r} must begin with local:///, memory://, zk:// or etcd://"
-        )
-    if "@" in parts.netloc:
-        # Not even in the message: it may hold a password.
-        raise ConfigurationError("credentials do not belong into the metadata URI")
-    if parts.query or parts.fragment:
-        raise ConfigurationError(f"the metadata URI {uri!r} must not have a query or fragment")
-    if parts.scheme == "memory" and (not parts.netloc or parts.path not in ("", "/")):
-        raise ConfigurationError(f"the metadata URI {uri!r} must look like memory://NAME")
-    if parts.scheme == "local" and (parts.netloc or not parts.path.startswith("/")):
-        raise ConfigurationError(
-            f"the metadata URI {uri!r} must look like local:///absolute/directory"
-        )
-    return parts

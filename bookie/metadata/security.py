@@ -1,4 +1,4 @@
-"""How a metadata server knows us and we know it: what never stands in a URI."""
+"""TLS and credentials for metadata servers: what never stands in a URI."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ SaslMechanism: TypeAlias = Literal["none", "digest", "digest-md5"]
 with DIGEST-MD5. etcd has one way of its own, whatever is said here."""
 
 Access: TypeAlias = Literal["open", "user"]
-"""Who may read and write what a store puts on ZooKeeper, if a put says nothing else: everybody, or
-the user alone."""
+"""Who may read and write a record that was put on ZooKeeper without a list of its own: everybody,
+or the user alone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """The watch over a session: the session machine with a clock, in the event loop of its store.
 
-A backend embeds one, says how its session is proven and renewed, tells it what its connection
-reports, and gets the session's events in order. Bare events are announced from within `tell`, in
-the caller's turn of the loop, so that nobody sees an effect of a lost session before its event.
+A backend embeds one. It says how its session is proven and renewed, passes on what its connection
+reports, and gets the session's events in order. `tell` announces events at once, in the caller's
+turn of the loop. So the event of a lost session comes before any effect of the loss.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class SessionMonitor:
 
     @property
     def state(self) -> SessionState:
-        """As of now: a pause of the process that nobody noticed yet is noticed by asking."""
+        """As of now: reading it notices a pause of the process."""
         if self._deadline is not None and self._clock() >= self._deadline:
             # Before it, time alone changes nothing; and every tick wakes the keeper.
             self.tell(Tick())

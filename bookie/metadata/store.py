@@ -1,8 +1,8 @@
 """The interface of every metadata store, its values, and the limits that all backends share.
 
 A store is a tree of records under absolute keys such as ``/ledgers/0000000000000000042``. The one
-idea: a backend decides nothing. What a put, a delete or a transaction means is written down here
-and in `judge`, so that code written on one backend runs on all of them: memory, a local directory,
+idea: a backend decides nothing. This module and `evaluate` say what a put, a delete or a
+transaction means. So code written on one backend runs on all: memory, a local directory,
 ZooKeeper and etcd.
 
 - **Versions** are opaque integers for compare-and-set; they grow over the life of one record.
@@ -13,7 +13,7 @@ ZooKeeper and etcd.
 - **Ephemeral** belongs to the life of a record: it lives until its session ends. A plain put
   changes the value and never the owner; an ephemeral put with the right version takes a foreign
   record over. A persistent record never turns ephemeral. An ephemeral record has no children.
-- **A transaction** is all or nothing. Its conditions are judged against the state before it, so it
+- **A transaction** is all or nothing. Its conditions are checked against the state before it, so it
   names each key once, and a key that it deletes or makes ephemeral has no other key of it below.
 - **Watches** deliver every commit under a prefix once, in commit order, each commit whole; where
   that cannot be proven they deliver `Resync`, after which the consumer lists again.
@@ -23,36 +23,37 @@ ZooKeeper and etcd.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import ClassVar, Self
 
-from bookie.errors import BadRequestError, KeyHasChildrenError, NoSuchKeyError, UnsupportedError
-from bookie.metadata.changes import Change, ChangeKind, Commit, Resync, WatchEvent
-from bookie.metadata.keys import (
+from bookie.errors import KeyHasChildrenError, NoSuchKeyError, UnsupportedError
+from bookie.metadata.model import (
     KEY_SIZE_BYTES_MAX,
-    ROOT,
-    ancestors,
-    check_key,
-    check_prefix,
-    is_under,
-    parent_of,
-)
-from bookie.metadata.records import (
-    LAST_NUMBER_MAX,
     NOT_EXISTS,
+    ROOT,
     TRANSACTION_OPERATIONS_MAX,
     TRANSACTION_SIZE_BYTES_MAX,
     VALUE_SIZE_BYTES_MAX,
     Acl,
+    Change,
+    ChangeKind,
     Check,
+    Commit,
     Delete,
     Operation,
     Put,
     Record,
+    Resync,
     Stat,
+    WatchEvent,
+    ancestors,
+    check_key,
+    check_prefix,
     check_transaction,
+    is_under,
+    parent_of,
     sequential_key,
 )
 from bookie.protocol.session import EXPIRY_EVENTS, SessionEvent
@@ -93,7 +94,7 @@ DELETIONS_MAX = TRANSACTION_OPERATIONS_MAX - 1
 """How many keys `delete_recursive` deletes in one transaction, beside a condition."""
 
 _RECURSION_ROUNDS = 10
-"""How often `delete_recursive` begins anew when somebody creates keys meanwhile."""
+"""How often `delete_recursive` starts again when keys are created meanwhile."""
 
 
 class MetadataStore(ABC):
@@ -112,6 +113,9 @@ class MetadataStore(ABC):
     lists_wide_directories: ClassVar[bool] = True
     """Whether a hundred thousand children of one key can be listed."""
 
+    has_access_control: ClassVar[bool] = False
+    """Whether each record has an access control list of its own."""
+
     session_timeout_seconds: float
     """After so long without a sign of life, others may end the store's lease."""
 
@@ -120,8 +124,8 @@ class MetadataStore(ABC):
     def is_session_certain(self) -> bool:
         """Whether nothing speaks against the session as of now, by the clock too.
 
-        A process that was stopped for a while finds out here, before any event of it: the events
-        come when others had their turn, and who acts first would act on a lease that is gone.
+        After a pause of the process this is False before any event of the session. Events come only
+        in a later turn of the loop, too late for a caller that acts at once on a lost lease.
         """
 
     @abstractmethod
@@ -191,13 +195,13 @@ class MetadataStore(ABC):
         `condition` is checked in every step, in the same transaction.
 
         Raises:
-            KeyHasChildrenError: somebody kept creating keys below `key`.
+            KeyHasChildrenError: others kept creating keys below `key`.
             BadVersionError: the condition failed; nothing was deleted from then on.
         """
         check_prefix(key)
         for _ in range(_RECURSION_ROUNDS):
             await self._delete_below(key, condition)
-            if not await self.exists(key):
+            if not await self._is_there(key):
                 return
             try:
                 if key != ROOT:
@@ -207,7 +211,11 @@ class MetadataStore(ABC):
                 return
             except KeyHasChildrenError:
                 continue
-        raise KeyHasChildrenError(f"somebody keeps creating keys below {key}")
+        raise KeyHasChildrenError(f"others keep creating keys below {key}")
+
+    async def _is_there(self, key: str) -> bool:
+        """Whether a recursive deletion of `key` has something left to delete."""
+        return await self.exists(key)
 
     async def _delete_if(self, condition: Check | None, some: Sequence[str]) -> None:
         # The condition first: its error is the one that counts.
@@ -242,31 +250,28 @@ class MetadataStore(ABC):
         do; a failed check is a BadVersionError.
         """
 
-    @abstractmethod
-    async def last_number(self) -> int:
-        """A number that no sequential record of this store, whatever its key, was ever above.
+    async def foreign_keys(self) -> list[bytes]:
+        """Keys in the scope that can name no record: another program wrote them there.
 
-        It covers deleted records, too, and may be far above the greatest number that was given.
+        Listings and watches skip them, and only `delete_foreign` deletes them. What has one of them
+        below it is not empty. Only some servers can hold such keys.
         """
+        return []
 
-    async def number_above(self, last: int) -> None:
-        """From when this returns, sequential records get numbers above `last`, whatever their key.
+    async def delete_foreign(self) -> int:
+        """Delete the foreign keys; how many there were."""
+        return 0
 
-        It is for records that are copied from another store with the numbers that they got there.
-        What is numbered above it already stays so.
+    async def enclosing_scopes(self, names: Collection[str]) -> list[str]:
+        """Scopes of the same servers that this store's scope lies in and that have such a record.
 
-        Raises:
-            BadRequestError: `last` is beyond `LAST_NUMBER_MAX`.
+        `names` are names of top-level records; one of them is enough. A scope that the server does
+        not let us read is left out. Only servers with paths as scopes have such.
         """
-        if last > LAST_NUMBER_MAX:
-            raise BadRequestError(f"no store can number records above {last}")
-        await self._number_above(last)
-
-    @abstractmethod
-    async def _number_above(self, last: int) -> None: ...
+        return []
 
     async def get_acl(self, key: str) -> list[Acl]:
-        """Who may do what with the record of `key`.
+        """The access control list of `key`'s record.
 
         Raises:
             UnsupportedError: this kind of store has no access control.
@@ -276,7 +281,7 @@ class MetadataStore(ABC):
         raise self._no_access_control()
 
     async def set_acl(self, key: str, acl: Sequence[Acl]) -> None:
-        """Replace who may do what with the record of `key`; raises what `get_acl` does."""
+        """Replace the access control list of `key`'s record; raises what `get_acl` does."""
         check_key(key)
         raise self._no_access_control()
 

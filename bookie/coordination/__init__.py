@@ -1,0 +1,27 @@
+"""Coordination between processes, written once on any metadata store.
+
+Each process has one `Participant`, which follows its session; the recipes work through it.
+
+| module | what it is |
+|---|---|
+| `participant` | a process's part: its session, and work that outlives a cancelled caller |
+| `wait_queue` | contenders in a queue, each of which waits for one other |
+| `lock`, `locks` | locks with fencing tokens |
+| `read_write_locks` | the same, shared and exclusive |
+| `election` | one leader among candidates |
+| `queues` | items that one consumer at a time works on |
+| `membership` | who belongs to a group, and lives |
+| `discovery` | services, and where their instances are |
+| `takeover` | waiting for the record of an earlier life |
+| `counters` | numbers that no two processes get |
+| `barriers` | begin together, end together |
+| `cache` | typed values below a prefix, in memory |
+
+**All of this is advisory.** A store can say who holds a lock. It cannot stop a process that was
+paused, or whose packets were late, from acting as if it still did. So guard every effect that a
+lock protects in one of three ways:
+
+- by the lock's token, if the receiver remembers the greatest one that it has seen;
+- by `Lock.check` in the same transaction, if the effect lies in the same store;
+- by the version of what is written.
+"""

@@ -1,0 +1,140 @@
+"""A double barrier: a number of processes begin together, and end together.
+
+================= ================================================================================
+key               meaning
+================= ================================================================================
+``members/<name>`` leased: a process that is inside, or waits to be
+``ready``         leased: enough came; everybody may begin
+================= ================================================================================
+
+The last to come opens the barrier for all. On the way out, the first process by name waits for the
+others, one after the other, and closes the barrier. Every other process gives its place up and
+waits for the first. A process that dies inside counts as gone.
+
+Source: the double barrier recipe of ZooKeeper.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, suppress
+from types import TracebackType
+from typing import Self
+
+from bookie.coordination.membership import Member
+from bookie.coordination.participant import Participant
+from bookie.errors import BadVersionError, NoSuchKeyError, OperationTimeoutError
+from bookie.metadata.store import Change, ChangeKind, Resync, check_key
+
+
+class DoubleBarrier:
+    """One process's passage; an async context manager: entering waits for all, leaving too.
+
+    Args:
+        participant: the process that passes.
+        path: the key that stands for the barrier.
+        name: of this process, unique among those that pass.
+        count: how many must come before any begins.
+        timeout_seconds: for each of the two waits; None waits for ever.
+    """
+
+    def __init__(
+        self,
+        participant: Participant,
+        path: str,
+        name: str,
+        count: int,
+        *,
+        timeout_seconds: float | None = None,
+    ) -> None:
+        self._participant = participant
+        self._store = participant.store
+        self._path = check_key(path)
+        self._members = f"{path}/members"
+        self._ready = f"{path}/ready"
+        self._count = count
+        self._timeout_seconds = timeout_seconds
+        self._name = name
+        self._member = Member(participant, f"{self._members}/{name}", b"")
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            opening = await stack.enter_async_context(self._store.watch(self._ready))
+            if not await self._store.get_children(self._members):
+                # Processes that passed before may all have died inside and left it open.
+                with suppress(NoSuchKeyError):
+                    await self._store.delete(self._ready)
+            inside = AsyncExitStack()
+            try:
+                await inside.enter_async_context(self._member)
+                async with asyncio.timeout(self._timeout_seconds):
+                    await self._wait_until_open(opening)
+            except TimeoutError as error:
+                await inside.aclose()
+                raise OperationTimeoutError(
+                    f"fewer than {self._count} came to the barrier {self._path} within"
+                    f" {self._timeout_seconds} seconds"
+                ) from error
+            except BaseException:
+                await inside.aclose()
+                raise
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                await self._leave()
+        except TimeoutError as error:
+            raise OperationTimeoutError(
+                f"another process did not leave the barrier {self._path} within"
+                f" {self._timeout_seconds} seconds"
+            ) from error
+        finally:
+            await self._member.__aexit__(None, None, None)
+
+    async def _wait_until_open(self, opening: AsyncIterator[Change]) -> None:
+        while True:
+            members = await self._store.get_children(self._members)
+            if len(members) >= self._count:
+                with suppress(BadVersionError):  # another one opened it
+                    await self._store.put(self._ready, b"", ephemeral=True)
+                return
+            if await self._store.exists(self._ready):
+                return
+            change = await anext(opening)
+            if not isinstance(change, Resync) and any(
+                event.kind is ChangeKind.CREATED for event in change.events
+            ):
+                return
+
+    async def _leave(self) -> None:
+        before = await self._inside()
+        while True:
+            now = await self._inside()
+            # A process that comes again at once has the same name and another record.
+            members = sorted(name for name in before if now.get(name) == before[name])
+            if not members or members == [self._name]:
+                with suppress(NoSuchKeyError):
+                    await self._store.delete(self._ready)
+                return
+            if members[0] == self._name:
+                await self._wait_until_gone(members[-1], before)
+            else:
+                await self._member.__aexit__(None, None, None)
+                await self._wait_until_gone(members[0], before)
+
+    async def _inside(self) -> dict[str, int]:
+        """The members by name, each with the version of its record."""
+        return {r.name: r.version async for r in self._store.scan_children(self._members)}
+
+    async def _wait_until_gone(self, name: str, before: dict[str, int]) -> None:
+        key = f"{self._members}/{name}"
+        async with self._store.watch(key) as changes:
+            while (record := await self._store.get(key)) and record.version == before[name]:
+                await anext(changes)

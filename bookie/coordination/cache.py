@@ -1,0 +1,431 @@
+"""Typed values below a prefix, kept in memory while the store's watch keeps them current.
+
+A value is loaded when it is first requested, and dropped when a commit changed it. The absence of a
+record is cached, too. Everything is dropped when changes may have been missed (`Resync`) and when a
+new session begins. During an outage the cache serves what it has, which may be old.
+
+A write through the cache is seen by the next `get`, before any event of it. A load that began
+before a change is not kept. Values are shared: do not change what `get` returns. The functions of
+`read_modify_update` get a copy.
+
+Source: the metadata cache of Apache Pulsar.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Generic, Protocol, Self, TypeVar
+
+from bookie.coordination.participant import Participant
+from bookie.errors import (
+    BadRequestError,
+    BadVersionError,
+    BookieError,
+    FormatError,
+    KeyExistsError,
+    MetadataClosedError,
+    NoSuchKeyError,
+    OperationTimeoutError,
+)
+from bookie.metadata.store import (
+    NOT_EXISTS,
+    Change,
+    ChangeKind,
+    Record,
+    Resync,
+    SessionEvent,
+    Stat,
+    WatchEvent,
+    check_prefix,
+    is_under,
+)
+from bookie.telemetry import event_log
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+ENTRIES_MAX = 10_000
+"""Values kept; the one that was not asked for the longest goes first."""
+
+UPDATE_SECONDS_MAX = 30.0
+"""How long an update is tried again while others are faster."""
+
+_log = event_log(__name__)
+
+
+class Codec(Protocol[T]):
+    """Between values and bytes."""
+
+    def encode(self, key: str, value: T) -> bytes:
+        """The bytes of `value`, which is to stand under `key`."""
+        ...
+
+    def decode(self, key: str, data: bytes, stat: Stat) -> T:
+        """A new value of `data`.
+
+        Raises:
+            FormatError: the bytes are damaged.
+        """
+        ...
+
+
+class JsonCodec:
+    """Whatever JSON can hold, as compact JSON with sorted keys."""
+
+    def encode(self, key: str, value: Any) -> bytes:
+        """See `Codec.encode`."""
+        return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+
+    def decode(self, key: str, data: bytes, stat: Stat) -> Any:
+        """See `Codec.decode`."""
+        try:
+            return json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise FormatError(f"the record {key} is not JSON: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Cached(Generic[T]):
+    """A value and the state of its record."""
+
+    value: T
+    stat: Stat
+
+
+@dataclass(eq=False, slots=True)
+class _Write:
+    """A write under way."""
+
+    key: str
+    newest: float = -1
+    """The greatest revision of the key that was heard of meanwhile, by an event or an answer: it
+    may be that of a later write. Infinite if it is not known."""
+
+
+class MetadataCache(Generic[T]):
+    """The values below `prefix`; an async context manager that keeps them up to date.
+
+    Args:
+        participant: on whose store, which has to stay open for longer.
+        prefix: where the values stand; other keys are refused.
+        codec: between values and bytes.
+        on_change: called with each change of a key under the prefix, after the cache has dropped
+            its value, so a read of the cache then gives the new one.
+        on_reload: what is changed is loaded again at once if it was here, and `on_reload` called
+            with its key and the new value.
+    """
+
+    def __init__(
+        self,
+        participant: Participant,
+        prefix: str,
+        codec: Codec[T],
+        *,
+        on_change: Callable[[WatchEvent | Resync], object] | None = None,
+        on_reload: Callable[[str, Cached[T] | None], object] | None = None,
+        entries_max: int = ENTRIES_MAX,
+    ) -> None:
+        self._participant = participant
+        self._store = participant.store
+        self._prefix = check_prefix(prefix)
+        self._codec = codec
+        self._on_change = on_change
+        self._on_reload = on_reload
+        self._entries_max = entries_max
+        self._entries: OrderedDict[str, Cached[T] | None] = OrderedDict()
+        self._loads: dict[str, asyncio.Future[Cached[T] | None]] = {}
+        """Loads under way whose result still counts."""
+        self._writes: set[_Write] = set()
+        self._watch = AsyncExitStack()
+        self._follower: asyncio.Task[None] | None = None
+
+    # ---- reading
+
+    async def get(self, key: str) -> T | None:
+        """The value of `key`, or None if there is no record; see `get_with_stat`."""
+        found = await self.get_with_stat(key)
+        return None if found is None else found.value
+
+    async def get_with_stat(self, key: str) -> Cached[T] | None:
+        """The value of `key` and the state of its record; at most one read of the store at a time.
+
+        Raises:
+            FormatError: the record cannot be decoded; nothing is kept.
+            MetadataUnavailableError: it is not here, and the store does not answer.
+        """
+        self._check(key)
+        if key in self._entries:
+            self._entries.move_to_end(key)
+            return self._entries[key]
+        load = self._loads.get(key)
+        if load is None:
+            load = self._loads[key] = asyncio.get_running_loop().create_future()
+            self._participant.spawn(self._load(key, load))
+        return await asyncio.shield(load)
+
+    def get_if_cached(self, key: str) -> T | None:
+        """The value if it is here; None also when nothing is known."""
+        found = self._entries.get(key)
+        return None if found is None else found.value
+
+    async def exists(self, key: str) -> bool:
+        """Whether `key` has a record or children, by a read of the store."""
+        return await self._store.exists(self._check(key))
+
+    async def get_children(self, key: str) -> list[str]:
+        """The names below `key`, by a read of the store."""
+        return await self._store.get_children(self._check(key))
+
+    # ---- writing
+
+    async def create(self, key: str, value: T, *, ephemeral: bool = False) -> Stat:
+        """Create a record.
+
+        Raises:
+            KeyExistsError: there is one.
+        """
+        return await self._write(key, value, NOT_EXISTS, ephemeral=ephemeral)
+
+    async def put(self, key: str, value: T, *, ephemeral: bool = False) -> Stat:
+        """Create or replace a record; an ephemeral one becomes that of the store's session.
+
+        Raises:
+            KeyExistsError: the record is persistent, and the put is not.
+            OperationTimeoutError: others kept writing it.
+        """
+        if not ephemeral:
+            return await self._write(key, value, None, ephemeral=False)
+
+        record = await self._store.get(self._check(key))
+        if record is not None and not record.ephemeral:
+            raise KeyExistsError(f"{key} exists and is not ephemeral")
+
+        async def attempt() -> Stat:
+            record = await self._store.get(key)
+            version = NOT_EXISTS if record is None else record.version
+            return await self._write(key, value, version, ephemeral=True)
+
+        return await self._until_first(key, attempt)
+
+    async def delete(self, key: str) -> None:
+        """Delete a record.
+
+        Raises:
+            NoSuchKeyError: there is no record.
+        """
+        self._check(key)
+        try:
+            await self._store.delete(key)
+        finally:
+            self._supersede(key, None)
+            self.invalidate(key)
+
+    async def read_modify_update(self, key: str, modify: Callable[[T], T]) -> T:
+        """Replace the value by what `modify` makes of a copy of it, as often as it takes.
+
+        `modify` may be called several times.
+
+        Raises:
+            NoSuchKeyError: there is no record.
+            OperationTimeoutError: others were faster for `UPDATE_SECONDS_MAX`.
+        """
+
+        def refuse() -> T:
+            raise NoSuchKeyError(f"{key} does not exist")
+
+        return await self._read_modify_update(key, modify, refuse)
+
+    async def read_modify_update_or_create(self, key: str, modify: Callable[[T | None], T]) -> T:
+        """The same; `modify` gets None if there is no record, and makes the first value."""
+        return await self._read_modify_update(key, modify, lambda: modify(None))
+
+    async def _read_modify_update(
+        self, key: str, modify: Callable[[T], T], create: Callable[[], T]
+    ) -> T:
+        async def attempt() -> T:
+            found = await self.get_with_stat(key)
+            if found is None:
+                value = create()
+                await self._write(key, value, NOT_EXISTS)
+            else:
+                data = self._codec.encode(key, found.value)
+                value = modify(self._codec.decode(key, data, found.stat))
+                await self._write(key, value, found.stat.version)
+            return value
+
+        return await self._until_first(key, attempt)
+
+    # ---- dropping
+
+    def invalidate(self, key: str) -> None:
+        """Forget the value of `key`; a load under way is not kept either."""
+        self._entries.pop(key, None)
+        self._loads.pop(key, None)
+
+    def invalidate_all(self) -> None:
+        """Forget everything."""
+        for write in self._writes:
+            write.newest = math.inf
+        self._entries.clear()
+        self._loads.clear()
+
+    async def refresh(self, key: str) -> None:
+        """Load the value of `key` again if it is here."""
+        if key in self._entries:
+            self.invalidate(key)
+            await self.get_with_stat(key)
+
+    # ---- life
+
+    async def __aenter__(self) -> Self:
+        changes = await self._watch.enter_async_context(self._store.watch(self._prefix))
+        self._participant.on_session(self._on_session)
+        self._follower = self._participant.spawn(self._follow(changes))
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._participant.forget(self._on_session)
+        if self._follower is not None:
+            self._follower.cancel()
+        await self._watch.aclose()
+        self.invalidate_all()
+
+    def _on_session(self, event: SessionEvent) -> None:
+        if event is SessionEvent.SESSION_REESTABLISHED:
+            self.invalidate_all()
+
+    async def _follow(self, changes: AsyncIterator[Change]) -> None:
+        try:
+            async for change in changes:
+                if isinstance(change, Resync):
+                    reload = list(self._entries)
+                    self.invalidate_all()
+                    self._tell(change)
+                else:
+                    reload = [event.key for event in change.events if self._take(event)]
+                    for event in change.events:
+                        self._tell(event)
+                if self._on_reload is not None:
+                    for key in reload:
+                        await self._reload(key)
+        except MetadataClosedError:
+            self.invalidate_all()
+
+    def _take(self, event: WatchEvent) -> bool:
+        """Drop what the event makes old; whether there was a value of the key."""
+        self._supersede(event.key, event.revision)
+        if event.key not in self._entries:
+            self._loads.pop(event.key, None)
+            return False
+        found = self._entries[event.key]
+        known = None if found is None else found.stat.revision
+        if event.revision is not None and known is not None and known >= event.revision:
+            return False  # it is ours, or was loaded after the commit
+        self.invalidate(event.key)
+        return event.kind is not ChangeKind.DELETED or self._on_reload is not None
+
+    def _supersede(self, key: str, revision: int | None) -> None:
+        """Let no write under way bring back what is older than `revision` of `key`."""
+        newest = math.inf if revision is None else revision
+        for write in self._writes:
+            if write.key == key:
+                write.newest = max(write.newest, newest)
+
+    def _tell(self, change: WatchEvent | Resync) -> None:
+        if self._on_change is not None:
+            self._on_change(change)
+
+    async def _reload(self, key: str) -> None:
+        assert self._on_reload is not None
+        try:
+            found = await self.get_with_stat(key)
+        except MetadataClosedError:
+            raise
+        except BookieError as error:
+            _log.warning("value_not_reloaded", key=key, reason=str(error))
+        else:
+            self._on_reload(key, found)
+
+    # ---- the store
+
+    def _check(self, key: str) -> str:
+        if not is_under(self._prefix, key):
+            raise BadRequestError(f"{key} is not below {self._prefix}, which is cached here")
+        return key
+
+    async def _load(self, key: str, load: asyncio.Future[Cached[T] | None]) -> None:
+        try:
+            record = await self._store.get(key)
+            found = None if record is None else self._decode(record)
+        except BookieError as error:
+            if self._loads.get(key) is load:
+                del self._loads[key]
+            load.set_exception(error)
+            load.exception()  # raised by `get`; without a waiter it does not matter
+            return
+        except asyncio.CancelledError:
+            load.cancel()
+            raise
+        if self._loads.get(key) is load:
+            del self._loads[key]
+            self._supersede(key, None if found is None else found.stat.revision)
+            self._keep(key, found)
+        load.set_result(found)
+
+    def _decode(self, record: Record) -> Cached[T]:
+        return Cached(self._codec.decode(record.key, record.value, record.stat), record.stat)
+
+    def _keep(self, key: str, found: Cached[T] | None) -> None:
+        self._entries[key] = found
+        self._entries.move_to_end(key)
+        while len(self._entries) > self._entries_max:
+            self._entries.popitem(last=False)
+
+    async def _write(
+        self, key: str, value: T, version: int | None, *, ephemeral: bool = False
+    ) -> Stat:
+        self._check(key)
+        data = self._codec.encode(key, value)
+        write = _Write(key)
+        self._writes.add(write)
+        try:
+            stat = await self._store.put(key, data, version=version, ephemeral=ephemeral)
+        finally:
+            self._writes.discard(write)
+            # Whatever came of it, what was here is old.
+            self.invalidate(key)
+        self._supersede(key, stat.revision)
+        if stat.revision is not None and stat.revision >= write.newest:
+            # Not `value` itself: the caller may go on changing it.
+            self._keep(key, Cached(self._codec.decode(key, data, stat), stat))
+        return stat
+
+    async def _until_first(self, key: str, attempt: Callable[[], Awaitable[R]]) -> R:
+        """Repeat `attempt` until no other write is faster."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + UPDATE_SECONDS_MAX
+        tries = 0
+        while True:
+            try:
+                return await attempt()
+            except BadVersionError as error:
+                self.invalidate(key)
+                if loop.time() >= until:
+                    raise OperationTimeoutError(
+                        f"others kept changing {key} for {UPDATE_SECONDS_MAX:g} seconds"
+                    ) from error
+            if tries:
+                await self._participant.pause(min(tries - 1, 3))
+            tries += 1

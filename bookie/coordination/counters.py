@@ -1,0 +1,84 @@
+"""Numbers that no two processes get, from a counter that advances by blocks.
+
+The counter is a record of its own, the next free number as decimal text. A block is reserved by
+compare-and-set, so numbers are unique whatever happens; numbers whose reservation was not answered,
+or whose process ended, are skipped and never given twice.
+
+Source: BookKeeper's ledger ids and Pulsar's counters; never a side effect of the names of records,
+which overflow, begin anew, or are shared with others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from bookie.coordination.participant import Participant
+from bookie.errors import (
+    BadRequestError,
+    BadVersionError,
+    FormatError,
+    MetadataUnavailableError,
+)
+from bookie.metadata.store import NOT_EXISTS, check_key
+
+ATTEMPTS_MAX = 30
+"""How often a reservation is tried when others are faster."""
+
+
+class Counter:
+    """The counter `path`; the first number is 0.
+
+    Args:
+        participant: on whose store it is.
+        path: the key of the counter.
+        block: how many numbers `next` reserves at once; what is left of them at the end is skipped.
+    """
+
+    def __init__(self, participant: Participant, path: str, *, block: int = 1) -> None:
+        self._participant = participant
+        self._path = check_key(path)
+        self._block = block
+        self._left = range(0)
+        self._serial = asyncio.Lock()
+
+    async def next(self) -> int:
+        """A number that is given only once; raises what `reserve` does."""
+        async with self._serial:
+            if not self._left:
+                self._left = await self.reserve(self._block)
+            number, self._left = self._left[0], self._left[1:]
+            return number
+
+    async def reserve(self, count: int) -> range:
+        """`count` numbers in a row, above all that anybody got before.
+
+        Raises:
+            BadRequestError: `count` is less than 1.
+            MetadataUnavailableError: the store did not answer, or others were faster every time;
+                numbers may have been skipped.
+            FormatError: the record is no counter; it is left as it is.
+        """
+        if count < 1:
+            raise BadRequestError(f"{count} numbers cannot be reserved; the least is 1")
+        store = self._participant.store
+        for attempt in range(ATTEMPTS_MAX):
+            record = await store.get(self._path)
+            first = 0 if record is None else _parse(self._path, record.value)
+            version = NOT_EXISTS if record is None else record.version
+            try:
+                await store.put(self._path, b"%d" % (first + count), version=version)
+            except BadVersionError:
+                if attempt:
+                    await self._participant.pause(0)
+                continue
+            return range(first, first + count)
+        raise MetadataUnavailableError(
+            f"the counter {self._path} could not be advanced: others were faster {ATTEMPTS_MAX}"
+            " times"
+        )
+
+
+def _parse(path: str, value: bytes) -> int:
+    if not value.isdigit() or len(value) > 40:
+        raise FormatError(f"the record {path} is not a counter: {value[:40]!r}")
+    return int(value)

@@ -1,0 +1,69 @@
+"""Services, and where their instances are: a group of members per service.
+
+An instance is announced for as long as its process and its session live. A lookup may return an
+instance that died a moment ago: connect, and try the next one.
+"""
+
+from __future__ import annotations
+
+from bookie.coordination.membership import Group, GroupView, Member
+from bookie.coordination.participant import Participant
+from bookie.errors import FormatError
+from bookie.formats.service_instance import (
+    ServiceInstance,
+    decode_service_instance,
+    encode_service_instance,
+)
+from bookie.metadata.store import check_key
+from bookie.telemetry import event_log
+
+_log = event_log(__name__)
+
+
+class Discovery:
+    """The services below `path`."""
+
+    def __init__(self, participant: Participant, path: str = "/services") -> None:
+        self._participant = participant
+        self._path = check_key(path)
+
+    def announce(self, service: str, instance_id: str, instance: ServiceInstance) -> Member:
+        """Be found for as long as the context is open; see `Member`.
+
+        Raises:
+            BadRequestError: the port is out of range.
+        """
+        value = encode_service_instance(instance)
+        return Group(self._participant, f"{self._path}/{service}").join(instance_id, value)
+
+    async def services(self) -> list[str]:
+        """The names of the services that have instances, sorted."""
+        return await self._participant.store.get_children(self._path)
+
+    async def lookup(self, service: str) -> dict[str, ServiceInstance]:
+        """The instances of a service by their ids, by a listing of the store."""
+        return _decoded(await Group(self._participant, f"{self._path}/{service}").members())
+
+    def view(self, service: str) -> ServiceView:
+        """A watched view of the instances of a service."""
+        return ServiceView(self._participant, f"{self._path}/{service}")
+
+
+class ServiceView(GroupView):
+    """As a `GroupView`, of instances."""
+
+    @property
+    def instances(self) -> dict[str, ServiceInstance]:
+        """The instances by their ids. A snapshot."""
+        return _decoded(dict(self.members))
+
+
+def _decoded(members: dict[str, bytes]) -> dict[str, ServiceInstance]:
+    instances = {}
+    for name, value in members.items():
+        try:
+            instances[name] = decode_service_instance(value)
+        except FormatError as error:
+            # A newer version wrote it. The instances that can be read stay usable.
+            _log.warning("instance_unreadable", instance=name, reason=str(error))
+    return instances

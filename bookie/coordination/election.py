@@ -1,0 +1,252 @@
+"""One leader among candidates, who stand in line.
+
+**Leadership is advice**, as every lock is: guard what the leader does by its token, or by the
+version of what it writes (see `lock`).
+
+========= ======================================================================================
+state     meaning
+========= ======================================================================================
+NO_LEADER this candidate does not stand: not yet, or not any more
+FOLLOWING another candidate is before it
+LEADING   it is first in line, and nothing is known against the session
+UNKNOWN   the session is in doubt: it may lead, or another one may already
+========= ======================================================================================
+
+The state turns UNKNOWN with the first doubt about the session, before the session is lost. A leader
+that lost its claim stands again: first if it is alone, else behind the others. A candidate that
+closes late deletes its own claim only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections.abc import Callable
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+
+from bookie.coordination.lock import Lock, LockState
+from bookie.coordination.locks import Holder, LockManager
+from bookie.coordination.participant import Participant
+from bookie.coordination.wait_queue import WaitQueue
+from bookie.errors import (
+    BadVersionError,
+    BookieError,
+    LockLostError,
+    MetadataClosedError,
+    NoSuchKeyError,
+)
+from bookie.formats.claim import Claim, ClaimMode
+from bookie.metadata.store import SessionEvent
+from bookie.telemetry import event_log
+
+_log = event_log(__name__)
+
+
+class LeaderState(enum.Enum):
+    """See the table of the module."""
+
+    NO_LEADER = "no leader"
+    FOLLOWING = "following"
+    LEADING = "leading"
+    UNKNOWN = "unknown"
+
+
+class Election:
+    """One candidate's view of one election; an async context manager that resigns at its end.
+
+    Args:
+        participant: the candidate; it resigns when the participant closes.
+        path: the key that stands for the election.
+        owner: the name of the candidate that others read.
+        on_change: called with each new state, in order; it must not raise.
+    """
+
+    def __init__(
+        self,
+        participant: Participant,
+        path: str,
+        *,
+        owner: str = "",
+        on_change: Callable[[LeaderState], object] = lambda _: None,
+    ) -> None:
+        self._participant = participant
+        self._queue = WaitQueue(participant, path)
+        self._owner = owner
+        self._on_change = on_change
+        self._state = LeaderState.NO_LEADER
+        self._value = b""
+        self._lock: Lock | None = None
+        self._standing: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+        self._over = asyncio.Event()
+        """Set when the present lock was lost."""
+
+    @property
+    def state(self) -> LeaderState:
+        """See the module. It is as of now: a doubt makes it UNKNOWN before any event of it."""
+        is_known = self._state in (LeaderState.FOLLOWING, LeaderState.LEADING)
+        if is_known and not self._participant.is_certain:
+            return LeaderState.UNKNOWN
+        return self._state
+
+    @property
+    def token(self) -> int:
+        """The fencing token of a leader; see `Lock.token`.
+
+        Raises:
+            LockLostError: this candidate does not lead, as far as it knows.
+        """
+        return self.lock.token
+
+    @property
+    def lock(self) -> Lock:
+        """The lock that a leader holds, to guard what it does in the store (`Lock.check`).
+
+        Raises:
+            LockLostError: this candidate does not lead, as far as it knows.
+        """
+        if self._lock is None or self.state is not LeaderState.LEADING:
+            raise LockLostError(f"not the leader of {self._queue.path}")
+        return self._lock
+
+    async def elect(self, value: bytes = b"", *, take_over: bool = False) -> LeaderState:
+        """Stand for election until `close`; returns the resulting state.
+
+        It returns when the candidate leads or follows, which takes an answer of the store. With
+        `take_over` a leader of the same (not empty) owner is replaced.
+        """
+        if self._standing is None:
+            self._value = value
+            self._participant.on_close(self.close)
+            self._standing = self._participant.spawn(self._stand(take_over=take_over))
+        while self._state in (LeaderState.NO_LEADER, LeaderState.UNKNOWN):
+            if self._standing is None or self._standing.done():
+                raise MetadataClosedError(f"the election of {self._queue.path} was closed")
+            await self.wait_for_change()
+        return self._state
+
+    async def leader(self) -> Holder | None:
+        """The leader, by a read of the store, or None. Raises as a read does."""
+        return await LockManager(self._participant).read(self._queue.path)
+
+    async def wait_for_change(self) -> None:
+        """Return after the next change of state."""
+        await self._changed.wait()
+
+    async def wait_for(self, state: LeaderState) -> None:
+        """Return as soon as the state is `state`."""
+        while self._state is not state:
+            await self.wait_for_change()
+
+    async def close(self) -> None:
+        """Resign, or stop standing; afterwards `elect` stands again."""
+        self._participant.forget_closer(self.close)
+        standing, self._standing = self._standing, None
+        lock, self._lock = self._lock, None
+        if standing is not None:
+            standing.cancel()
+        # First of all it does not lead any more, also if the caller is cancelled now.
+        self._turn(LeaderState.NO_LEADER)
+        if lock is not None:
+            await lock.release()
+            await lock.give_up()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    # ---- standing
+
+    def _turn(self, state: LeaderState) -> None:
+        if self._state is state:
+            return
+        self._state = state
+        _log.info("election_changed", path=self._queue.path, state=state.value)
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+        self._on_change(state)
+
+    async def _stand(self, *, take_over: bool) -> None:
+        attempt = 0
+        self._participant.on_session(self._on_session)
+        try:
+            while True:
+                try:
+                    await self._stand_once(take_over=take_over)
+                    attempt = 0
+                except MetadataClosedError:
+                    raise
+                except BookieError as error:
+                    _log.warning("election_interrupted", path=self._queue.path, reason=str(error))
+                    await self._participant.pause(attempt)
+                    attempt += 1
+                take_over = False
+        except MetadataClosedError:
+            self._turn(LeaderState.UNKNOWN)
+        finally:
+            self._participant.forget(self._on_session)
+
+    async def _stand_once(self, *, take_over: bool) -> None:
+        """Stand, lead, and return when the claim was lost."""
+        self._over.clear()
+        claim = Claim("", ClaimMode.EXCLUSIVE, self._owner, self._value)
+        lock = self._lock = Lock(self._participant, self._queue, claim, self._on_lock)
+        try:
+            await self._queue.clear_leftovers()
+            if take_over:
+                await self._take_over(lock)
+            if not lock.is_held:
+                await lock.wait_to_hold(self._follow)
+            await self._over.wait()
+        except BaseException:
+            if self._lock is lock:
+                self._lock = None
+            lock.give_up_soon()
+            raise
+
+    async def _take_over(self, lock: Lock) -> None:
+        first = await self._queue.first()
+        same = first is not None and first.claim is not None and first.claim.owner == self._owner
+        if first is not None and same and self._owner:
+            with suppress(BadVersionError, NoSuchKeyError):
+                await lock.try_to_hold(first.record)
+
+    def _follow(self) -> None:
+        certain = self._participant.is_certain_by_events
+        self._turn(LeaderState.FOLLOWING if certain else LeaderState.UNKNOWN)
+
+    def _on_lock(self, state: LockState) -> None:
+        match state:
+            case LockState.HELD:
+                self._turn(LeaderState.LEADING)
+            case LockState.UNCERTAIN:
+                self._turn(LeaderState.UNKNOWN)
+            case LockState.LOST:
+                self._turn(LeaderState.UNKNOWN)
+                self._over.set()
+            case LockState.RELEASED:
+                pass
+
+    def _on_session(self, event: SessionEvent) -> None:
+        """A follower's doubts; a leader's are its lock's."""
+        if event in (SessionEvent.CONNECTION_LOST, SessionEvent.SESSION_LOST):
+            if self._state is LeaderState.FOLLOWING:
+                self._turn(LeaderState.UNKNOWN)
+            return
+        is_waiting = self._lock is not None and self._lock.is_waiting
+        if (
+            event is SessionEvent.RECONNECTED
+            and self._participant.is_certain_by_events
+            and is_waiting
+        ):
+            # After a lost session the claim is made again first, and says where it stands.
+            self._turn(LeaderState.FOLLOWING)

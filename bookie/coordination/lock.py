@@ -1,0 +1,398 @@
+"""A lock that was acquired: what its holder may believe, and a token for what it protects.
+
+**A lock is advice.** A holder that was paused does not know yet that its session ended and that
+another process holds the lock. Its last packets may still be on their way. So guard what the lock
+protects: send `Lock.token` with every effect, and let the receiver refuse a token that is lower
+than one it has seen. If the effect is in the same store, put `Lock.check` into its transaction.
+
+============ =====================================================================================
+state        meaning
+============ =====================================================================================
+HELD         the claim is first in line, and nothing is known against the session
+UNCERTAIN    the session is in doubt, or the claim is: begin nothing that relies on the lock
+RELEASED     by its holder
+LOST         another process holds it or may have; final, and `lost` is set
+============ =====================================================================================
+
+After an outage the lock becomes HELD again if its session survived. If the session or the claim was
+lost, the lock is claimed again, with a greater token, unless another claim is in line.
+
+Source: the distributed locks of Apache Pulsar's coordination service, except the line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Self
+
+from bookie.coordination.participant import Participant
+from bookie.coordination.wait_queue import (
+    ClaimLostError,
+    Ticket,
+    WaitQueue,
+    is_gone,
+    with_stat,
+)
+from bookie.errors import (
+    BadVersionError,
+    BookieError,
+    LockLostError,
+    MetadataClosedError,
+    MetadataUnavailableError,
+    NoSuchKeyError,
+    SessionLostError,
+)
+from bookie.formats.claim import Claim, encode_claim
+from bookie.metadata.store import Change, Check, Record, SessionEvent
+from bookie.telemetry import event_log
+
+_log = event_log(__name__)
+
+
+class LockState(enum.Enum):
+    """See the table of the module."""
+
+    HELD = "held"
+    UNCERTAIN = "uncertain"
+    RELEASED = "released"
+    LOST = "lost"
+
+
+class Lock:
+    """A lock that was acquired; an async context manager that releases it."""
+
+    def __init__(
+        self,
+        participant: Participant,
+        queue: WaitQueue,
+        claim: Claim,
+        on_change: Callable[[LockState], object] = lambda _: None,
+    ) -> None:
+        self._on_change = on_change
+        self._participant = participant
+        self._store = participant.store
+        self._queue = queue
+        self._claim = claim
+        self._ticket: Ticket | None = None
+        self._token = 0
+        self.is_waiting = False
+        """It stands in line."""
+        self._state = LockState.UNCERTAIN
+        self._doubt = asyncio.Event()
+        """Set when the claim has to be looked at; while waiting, when the line has."""
+        self._serial = asyncio.Lock()
+        """One operation on the claim at a time: none revives what another one ended."""
+        self._watch = AsyncExitStack()
+        self._follower: asyncio.Task[None] | None = None
+        self.lost = asyncio.Event()
+        """Set when the lock is LOST; never by its own release."""
+
+    @property
+    def path(self) -> str:
+        """The key that stands for the lock."""
+        return self._queue.path
+
+    @property
+    def content(self) -> bytes:
+        """What the holder wrote last."""
+        return self._claim.content
+
+    @property
+    def state(self) -> LockState:
+        """See the module. It is as of now: a doubt makes it UNCERTAIN before any event of it."""
+        if self._state is LockState.HELD and not self._participant.is_certain:
+            return LockState.UNCERTAIN
+        return self._state
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the holder may begin something; what it does is guarded all the same."""
+        return self.state is LockState.HELD
+
+    @property
+    def token(self) -> int:
+        """The fencing token: greater than that of every holder before.
+
+        It changes when the lock is claimed again, so read it for every effect.
+        """
+        return self._token
+
+    def check(self) -> Check:
+        """A condition for a transaction of the same store: the claim stands as it did.
+
+        Raises:
+            LockLostError: the lock was released or lost.
+        """
+        return Check(self._current().key, self._current().version)
+
+    async def update(self, content: bytes) -> None:
+        """Replace the content; the token stays, unless the claim had been deleted.
+
+        Raises:
+            LockLostError: the lock is not held any more.
+            MetadataUnavailableError: the outcome is unknown.
+        """
+        async with self._serial:
+            self._current()
+            self._claim = Claim(self._claim.guid, self._claim.mode, self._claim.owner, content)
+            while True:
+                ticket = self._current()
+                try:
+                    stat = await self._store.put(
+                        ticket.key, encode_claim(self._claim), version=ticket.version
+                    )
+                except (BadVersionError, NoSuchKeyError):
+                    # Another process changed it, or a write of ours that was not answered.
+                    await self._revalidate()
+                    if self._is_written(await self._store.get(self._current().key)):
+                        return
+                else:
+                    self._ticket = with_stat(ticket, stat)
+                    return
+
+    async def release(self) -> None:
+        """Give the lock to the next in line. A second call, or one after a loss, does nothing.
+
+        If the store does not answer, the claim is deleted in the background as soon as it does.
+        """
+        if self._state in (LockState.RELEASED, LockState.LOST):
+            return
+        self._turn(LockState.RELEASED)
+        # It says so once, so a caller that is cancelled meanwhile leaves the rest to be done.
+        await self._participant.finish(self._let_go())
+
+    async def _let_go(self) -> None:
+        self._doubt.set()
+        async with self._serial:
+            # From here on no task makes or watches a claim.
+            await self._stop()
+            ticket, self._ticket = self._ticket, None
+            if ticket is not None:
+                await self._queue.leave(ticket)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.release()
+
+    # ---- acquiring
+
+    async def try_to_hold(self, instead_of: Record | None = None) -> bool:
+        """Claim the lock, and give the claim up at once if others were faster."""
+        await self._enter(instead_of)
+        try:
+            if await self._queue.blocker(self._ticket, self._claim.mode) is not None:
+                await self.give_up()
+                return False
+        except ClaimLostError:
+            await self.give_up()
+            return False
+        self._hold()
+        return True
+
+    async def wait_to_hold(self, in_line: Callable[[], object] = lambda: None) -> None:
+        """Stand in line until it is our turn, through outages and lost sessions.
+
+        `in_line` is called whenever the claim stands behind another one.
+        """
+        self._participant.on_session(self._wake)
+        self.is_waiting = True
+        attempt = 0
+        while True:
+            try:
+                if self._ticket is None:
+                    await self._enter()
+                assert self._ticket is not None
+                await self._queue.wait_turn(self._ticket, self._claim.mode, self._doubt, in_line)
+                break
+            except ClaimLostError:
+                await self._leave()
+            except (MetadataUnavailableError, SessionLostError):
+                await self._participant.pause(attempt)
+                attempt += 1
+        self._participant.forget(self._wake)
+        self._hold()
+
+    async def give_up(self) -> None:
+        """Leave the line; for a lock that is not held."""
+        self._participant.forget(self._wake)
+        await self._leave()
+
+    async def _leave(self) -> None:
+        await self._stop()
+        ticket, self._ticket = self._ticket, None
+        if ticket is not None:
+            await self._queue.leave(ticket)
+
+    def give_up_soon(self) -> None:
+        """The same behind the back of a caller that was cancelled."""
+        self._participant.spawn_if_open(self.give_up())
+
+    def _wake(self, event: SessionEvent) -> None:
+        if event is SessionEvent.SESSION_REESTABLISHED:
+            self._doubt.set()
+
+    async def _enter(self, instead_of: Record | None = None) -> None:
+        """Make a new claim, and watch it."""
+        claim = self._claim
+        guid = self._participant.new_guid()
+        self._claim = Claim(guid, claim.mode, claim.owner, claim.content)
+        try:
+            ticket = await self._queue.enter(self._claim, instead_of=instead_of)
+        except BaseException:
+            self._participant.abandon(guid)
+            raise
+        try:
+            await self._watch_claim(ticket.key)
+        except BaseException:
+            # A claim without a watch does not count: its holder would miss its end.
+            self._participant.spawn_if_open(self._queue.leave(ticket))
+            raise
+        if self._ticket is not None:
+            self._participant.abandon(self._ticket.guid)
+        self._ticket = ticket
+        self._token = ticket.token
+
+    async def _watch_claim(self, key: str) -> None:
+        if self._follower is not None:
+            self._follower.cancel()
+        await self._watch.aclose()
+        self._watch = AsyncExitStack()
+        changes = await self._watch.enter_async_context(self._store.watch(key))
+        self._follower = self._participant.spawn(self._follow(changes))
+
+    # ---- holding
+
+    def _hold(self) -> None:
+        self.is_waiting = False
+        self._participant.on_session(self._on_session)
+        self._participant.on_close(self.release)
+        self._settle()
+        self._participant.spawn(self._keep())
+
+    def _settle(self) -> None:
+        """The claim was seen to stand: it is as certain as the session."""
+        certain = self._participant.is_certain_by_events
+        self._turn(LockState.HELD if certain else LockState.UNCERTAIN)
+
+    def _turn(self, state: LockState) -> None:
+        if self._state is not state:
+            self._state = state
+            self._on_change(state)
+
+    def _current(self) -> Ticket:
+        if self._ticket is None or self._state in (LockState.RELEASED, LockState.LOST):
+            raise LockLostError(f"the lock {self.path} is not held any more")
+        return self._ticket
+
+    def _on_session(self, event: SessionEvent) -> None:
+        if self._state not in (LockState.HELD, LockState.UNCERTAIN):
+            return
+        match event:
+            case SessionEvent.CONNECTION_LOST | SessionEvent.SESSION_LOST:
+                self._turn(LockState.UNCERTAIN)
+            case SessionEvent.RECONNECTED:
+                if self._serial.locked():
+                    self._doubt.set()
+                elif not self._doubt.is_set():
+                    self._settle()
+            case SessionEvent.SESSION_REESTABLISHED:
+                self._turn(LockState.UNCERTAIN)
+                self._doubt.set()
+
+    async def _follow(self, changes: AsyncIterator[Change]) -> None:
+        try:
+            async for change in changes:
+                if is_gone(change):
+                    if self._state is LockState.HELD:
+                        self._turn(LockState.UNCERTAIN)
+                    self._doubt.set()
+        except MetadataClosedError:
+            self._doubt.set()
+
+    async def _keep(self) -> None:
+        """Look at the claim whenever there is a doubt: one task per lock, one look at a time."""
+        attempt = 0
+        while True:
+            await self._doubt.wait()
+            self._doubt.clear()
+            async with self._serial:
+                if self._state not in (LockState.HELD, LockState.UNCERTAIN):
+                    return
+                try:
+                    await self._revalidate()
+                    attempt = 0
+                    continue
+                except (LockLostError, MetadataClosedError):
+                    return
+                except BookieError:
+                    self._turn(LockState.UNCERTAIN)
+                    self._doubt.set()
+            await self._participant.pause(attempt)
+            attempt += 1
+
+    async def _revalidate(self) -> None:
+        """Check that the claim stands; if not, claim the lock again unless others wait for it.
+
+        Raises:
+            LockLostError: another claim is in line; the lock is LOST.
+        """
+        ticket = self._current()
+        await self._store.sync()
+        record = await self._store.get(ticket.key)
+        if record is None:
+            await self._claim_anew()
+        elif record.created_by_self:
+            self._ticket = with_stat(ticket, record.stat)
+        else:
+            # It belongs to the store's former lease and is about to go: taken over, at its place.
+            try:
+                stat = await self._store.put(
+                    ticket.key, encode_claim(self._claim), version=record.version, ephemeral=True
+                )
+            except (BadVersionError, NoSuchKeyError):
+                await self._claim_anew()
+            else:
+                self._ticket = with_stat(ticket, stat)
+        if self._state in (LockState.HELD, LockState.UNCERTAIN):
+            self._settle()
+
+    async def _claim_anew(self) -> None:
+        try:
+            if await self._queue.blocker(None, self._claim.mode) is None:
+                await self._enter()
+                if await self._queue.blocker(self._ticket, self._claim.mode) is None:
+                    return
+        except ClaimLostError:
+            pass  # deleted again at once, so on purpose
+        self._lose()
+        raise LockLostError(f"the lock {self.path} is not held any more")
+
+    def _lose(self) -> None:
+        if self._state is LockState.RELEASED:
+            return  # its release waits for us and leaves the line
+        self._turn(LockState.LOST)
+        _log.warning("lock_lost", path=self.path)
+        self.lost.set()
+        self._participant.spawn(self.give_up())
+
+    def _is_written(self, record: Record | None) -> bool:
+        return record is not None and record.value == encode_claim(self._claim)
+
+    async def _stop(self) -> None:
+        self._participant.forget(self._on_session)
+        self._participant.forget_closer(self.release)
+        if self._follower is not None:
+            self._follower.cancel()
+        self._doubt.set()  # lets `_keep` see that it is over
+        await self._watch.aclose()

@@ -1,0 +1,151 @@
+"""Locks: one holder at a time, and a line of those who wait.
+
+The docstring of `lock` says what a lock protects, and what it does not.
+
+Source: the distributed locks of Apache Pulsar's coordination service, except the line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from bookie.coordination.lock import Lock, LockState
+from bookie.coordination.participant import Participant
+from bookie.coordination.wait_queue import Contender, WaitQueue
+from bookie.errors import (
+    BadVersionError,
+    LockBusyError,
+    NoSuchKeyError,
+    OperationTimeoutError,
+)
+from bookie.formats.claim import Claim, ClaimMode
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who holds a lock, as others see it."""
+
+    owner: str
+    content: bytes
+
+
+class LockManager:
+    """The locks of one participant; they are released when it closes.
+
+    Args:
+        participant: holds the locks.
+        owner: the name of the holder that others read.
+    """
+
+    def __init__(self, participant: Participant, *, owner: str = "") -> None:
+        self._participant = participant
+        self._owner = owner
+        self._locks: list[Lock] = []
+
+    async def try_acquire(
+        self,
+        path: str,
+        content: bytes = b"",
+        *,
+        mode: ClaimMode = ClaimMode.EXCLUSIVE,
+        take_over: bool = False,
+    ) -> Lock:
+        """Acquire the lock `path` if it is free now.
+
+        With `take_over` a holder of the same (not empty) owner loses the lock to this one. It is an
+        earlier life of this process, if the owner names nothing else.
+
+        Raises:
+            LockBusyError: another process holds it, or waits for it.
+            MetadataUnavailableError: the store did not answer; nothing is held.
+            SessionLostError: the session ended.
+        """
+        queue, lock = self._new_lock(path, content, mode)
+        blocker = await queue.blocker(None, mode)
+        instead_of = None
+        if blocker is not None:
+            first = await queue.first()
+            if first is not None and not self._may_replace(first, take_over=take_over):
+                raise self._busy(path)
+            instead_of = None if first is None else first.record
+        try:
+            if not await lock.try_to_hold(instead_of):
+                raise self._busy(path)
+        except (BadVersionError, NoSuchKeyError) as error:
+            raise self._busy(path) from error
+        except BaseException:
+            lock.give_up_soon()
+            raise
+        return self._keep(lock)
+
+    async def acquire(
+        self,
+        path: str,
+        content: bytes = b"",
+        *,
+        mode: ClaimMode = ClaimMode.EXCLUSIVE,
+        timeout_seconds: float | None = None,
+    ) -> Lock:
+        """Acquire the lock `path`, waiting in line up to the timeout; None waits for ever.
+
+        Outages do not end the wait. A lost session costs the place in line.
+
+        Raises:
+            OperationTimeoutError: the turn did not come in time.
+        """
+        _, lock = self._new_lock(path, content, mode)
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await lock.wait_to_hold()
+        except TimeoutError as error:
+            lock.give_up_soon()
+            raise OperationTimeoutError(
+                f"the lock {path} was not free within {timeout_seconds} seconds"
+            ) from error
+        except BaseException:
+            lock.give_up_soon()
+            raise
+        return self._keep(lock)
+
+    async def read(self, path: str) -> Holder | None:
+        """The holder of the lock, or None; of a shared lock, the first of its holders."""
+        first = await WaitQueue(self._participant, path).first()
+        if first is None:
+            return None
+        return (
+            Holder("", b"")
+            if first.claim is None
+            else Holder(first.claim.owner, first.claim.content)
+        )
+
+    async def list(self, path: str) -> list[str]:
+        """The names of the locks one level below `path` that are held or waited for."""
+        return await self._participant.store.get_children(path)
+
+    @property
+    def held(self) -> tuple[Lock, ...]:
+        """The locks that are held, for certain or not."""
+        self._locks = [
+            lock for lock in self._locks if lock.state in (LockState.HELD, LockState.UNCERTAIN)
+        ]
+        return tuple(self._locks)
+
+    def _new_lock(self, path: str, content: bytes, mode: ClaimMode) -> tuple[WaitQueue, Lock]:
+        queue = WaitQueue(self._participant, path)
+        return queue, Lock(self._participant, queue, Claim("", mode, self._owner, content))
+
+    def _keep(self, lock: Lock) -> Lock:
+        self._locks = [*self.held, lock]
+        return lock
+
+    def _may_replace(self, first: Contender, *, take_over: bool) -> bool:
+        if first.claim is None:
+            return False
+        if self._participant.is_leftover(first.claim.guid):
+            return True
+        return take_over and self._owner != "" and first.claim.owner == self._owner
+
+    @staticmethod
+    def _busy(path: str) -> LockBusyError:
+        return LockBusyError(f"another process holds the lock {path}")

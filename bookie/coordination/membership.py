@@ -1,0 +1,277 @@
+"""Who belongs to a group and lives: one leased record per member.
+
+A member's record ``PATH/NAME`` is kept for as long as its context is open. It is written again
+after a lost session or a deletion. A record of the same name may belong to another session. It may
+be an earlier life of this process whose lease is about to end, so the member waits for it. If it
+stays, the name is taken.
+
+Source: the group membership recipe of ZooKeeper; PIP-57 for the wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, suppress
+from types import TracebackType
+from typing import Self
+
+from bookie.coordination.participant import Participant
+from bookie.coordination.takeover import take_over
+from bookie.coordination.wait_queue import is_gone
+from bookie.errors import (
+    BadVersionError,
+    BookieError,
+    FormatError,
+    LockBusyError,
+    MetadataClosedError,
+    MetadataUnavailableError,
+    NoSuchKeyError,
+    SessionLostError,
+)
+from bookie.formats.claim import Claim, ClaimMode, decode_claim, encode_claim
+from bookie.metadata.mirror import Mirror
+from bookie.metadata.store import (
+    NOT_EXISTS,
+    Change,
+    Record,
+    SessionEvent,
+    check_key,
+)
+from bookie.telemetry import event_log
+
+WAIT_TIMEOUTS = 1.5
+"""How long to wait for another session's record to go, in session timeouts."""
+
+_log = event_log(__name__)
+
+
+class Member:
+    """One membership; an async context manager whose lifetime it has.
+
+    Entering waits until the record stands; leaving deletes it.
+
+    Raises:
+        LockBusyError: (on entering) another session has the name and keeps it.
+        MetadataUnavailableError: (on entering) the store does not answer.
+    """
+
+    def __init__(self, participant: Participant, key: str, value: bytes) -> None:
+        self._participant = participant
+        self._store = participant.store
+        self._key = check_key(key)
+        self._claim = Claim(participant.new_name(), ClaimMode.SHARED, "", value)
+        self._doubt = asyncio.Event()
+        self._serial = asyncio.Lock()
+        self._watch = AsyncExitStack()
+        self._follower: asyncio.Task[None] | None = None
+        self._is_over = False
+        """Nothing is written any more."""
+        self._in_doubt = False
+        """A write that was not answered may happen yet."""
+        self.is_member = False
+        """False from the moment a lost session or record is noticed until it is written again."""
+
+    @property
+    def key(self) -> str:
+        """The key of the record."""
+        return self._key
+
+    async def update(self, value: bytes) -> None:
+        """Replace the value; after a retryable error it is still written later.
+
+        Raises:
+            LockBusyError: another session took the name.
+            MetadataClosedError: the membership is over.
+            MetadataUnavailableError, SessionLostError: the store did not take it yet.
+        """
+        self._claim = Claim(self._claim.guid, ClaimMode.SHARED, "", value)
+        try:
+            if not await self._try_write():
+                raise self._taken()
+        except (MetadataUnavailableError, SessionLostError):
+            self._doubt.set()
+            raise
+
+    async def __aenter__(self) -> Self:
+        changes = await self._watch.enter_async_context(self._store.watch(self._key))
+        try:
+            wait_seconds = self._store.session_timeout_seconds * WAIT_TIMEOUTS
+            if not await take_over(self._try_write, changes, wait_seconds):
+                raise self._taken()
+        except BaseException:
+            await self._watch.aclose()
+            # The last write may still happen.
+            self._is_over = self._in_doubt = True
+            self._participant.sweep(self._delete)
+            raise
+        self._participant.on_session(self._on_session)
+        self._follower = self._participant.spawn(self._follow(changes))
+        self._participant.spawn(self._keep())
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._participant.forget(self._on_session)
+        self._is_over = True
+        self._doubt.set()  # lets `_keep` see it
+        if self._follower is not None:
+            self._follower.cancel()
+        try:
+            await self._participant.finish(self._leave())
+        except MetadataClosedError:
+            await self._leave()  # the participant has left before: nothing goes on behind it
+
+    async def _leave(self) -> None:
+        """Delete the record; if the store does not answer, that goes on in the background."""
+        await self._watch.aclose()
+        async with self._serial:
+            self.is_member = False
+            try:
+                await self._delete()
+            except MetadataClosedError:
+                return  # it ended with the session
+            except BookieError:
+                self._in_doubt = True
+        if self._in_doubt:
+            self._participant.sweep(self._delete)
+
+    async def _delete(self) -> None:
+        if self._in_doubt:
+            await self._store.sync()
+        record = await self._store.get(self._key)
+        if record is not None and self._is_ours(record):
+            with suppress(NoSuchKeyError):
+                await self._store.delete(self._key, version=record.version)
+
+    def _on_session(self, event: SessionEvent) -> None:
+        if event is SessionEvent.SESSION_LOST:
+            self.is_member = False
+        elif event is SessionEvent.SESSION_REESTABLISHED:
+            self._doubt.set()
+
+    async def _follow(self, changes: AsyncIterator[Change]) -> None:
+        try:
+            async for change in changes:
+                if is_gone(change):
+                    self._doubt.set()
+        except MetadataClosedError:
+            self.is_member = False
+
+    async def _keep(self) -> None:
+        attempt = 0
+        while True:
+            await self._doubt.wait()
+            self._doubt.clear()
+            try:
+                written = await self._try_write()
+            except MetadataClosedError:
+                return  # or the membership is over
+            except BookieError:
+                written = False
+            if written:
+                attempt = 0
+                continue
+            # Another session's record, or no answer: wait for its end, or for the store.
+            self.is_member = False
+            await self._participant.pause(attempt)
+            attempt += 1
+            self._doubt.set()
+
+    async def _try_write(self) -> bool:
+        """Bring the record to the wanted state; False if another session's is in the way.
+
+        Raises:
+            MetadataClosedError: the membership is over.
+        """
+        async with self._serial:
+            while True:
+                if self._is_over:
+                    raise MetadataClosedError(f"the membership {self._key} is over")
+                record = await self._store.get(self._key)
+                if record is not None and not self._is_ours(record):
+                    return False
+                value = encode_claim(self._claim)
+                if record is None or record.value != value or not record.created_by_self:
+                    version = NOT_EXISTS if record is None else record.version
+                    try:
+                        await self._store.put(self._key, value, version=version, ephemeral=True)
+                    except (BadVersionError, NoSuchKeyError):
+                        continue  # another write was faster, or an unanswered one of ours
+                    except (MetadataUnavailableError, asyncio.CancelledError):
+                        self._in_doubt = True
+                        raise
+                self.is_member = True
+                return True
+
+    def _is_ours(self, record: Record) -> bool:
+        claim = _read(record)
+        return record.ephemeral and claim is not None and claim.guid == self._claim.guid
+
+    def _taken(self) -> LockBusyError:
+        return LockBusyError(f"another process has the record {self._key}")
+
+
+class Group:
+    """The group of members below `path`."""
+
+    def __init__(self, participant: Participant, path: str) -> None:
+        self._participant = participant
+        self._path = check_key(path)
+
+    def join(self, name: str, value: bytes = b"") -> Member:
+        """Belong to the group as `name` for as long as the context is open; see `Member`."""
+        return Member(self._participant, f"{self._path}/{name}", value)
+
+    async def members(self) -> dict[str, bytes]:
+        """The members and their values, by a listing of the store."""
+        records = self._participant.store.scan_children(self._path)
+        return {record.name: _content(record) async for record in records}
+
+    def view(self) -> GroupView:
+        """A watched view of the members; see `GroupView`."""
+        return GroupView(self._participant, self._path)
+
+
+class GroupView:
+    """The members of a group, kept up to date while its context is open; see `Mirror`."""
+
+    def __init__(self, participant: Participant, path: str) -> None:
+        self._mirror = Mirror(participant.store, path, (path,), _content)
+
+    @property
+    def members(self) -> Mapping[str, bytes]:
+        """Name and value of each member. A snapshot."""
+        return {key.rpartition("/")[2]: value for key, value in self._mirror.values.items()}
+
+    async def wait_for_change(self) -> None:
+        """Return after the next change of the view."""
+        await self._mirror.wait_for_change()
+
+    async def __aenter__(self) -> Self:
+        await self._mirror.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._mirror.__aexit__(exc_type, exc, traceback)
+
+
+def _read(record: Record) -> Claim | None:
+    try:
+        return decode_claim(record.value)
+    except FormatError:
+        return None
+
+
+def _content(record: Record) -> bytes:
+    claim = _read(record)
+    return record.value if claim is None else claim.content

@@ -1,0 +1,286 @@
+"""One process's part in the coordination on a store: its session, and its background work.
+
+The recipes ask it whether the session is beyond doubt, and get the session's events in order. They
+also give it work that has to be finished without its caller: a write of a cancelled caller may
+still happen, and then has to be undone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack, suppress
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from bookie.env import SystemClock, jitter
+from bookie.errors import BookieError, MetadataClosedError
+from bookie.metadata.store import MetadataStore, SessionEvent
+from bookie.telemetry import event_log
+
+T = TypeVar("T")
+
+PAUSE_SECONDS_MIN = 0.1
+PAUSE_SECONDS_MAX = 5.0
+"""Between attempts that the store does not answer; they double."""
+
+LATE_FRACTION = 3
+"""Of the session timeout, after which a write that was not answered is looked for once more."""
+
+_log = event_log(__name__)
+
+
+class Participant:
+    """An async context manager; leaving it gives up everything that recipes hold through it.
+
+    Args:
+        store: its session is the participant's; it must stay open for longer.
+        nonce: 16 bytes that no other participant has; random ones if empty.
+        jitter: numbers in [0, 1).
+    """
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        *,
+        nonce: bytes = b"",
+        jitter: Callable[[], float] = jitter,
+    ) -> None:
+        self.store = store
+        self._name = (nonce or SystemClock().nonce())[:8].hex()
+        self._jitter = jitter
+        self._claims = 0
+        self._is_connected = True
+        self._has_session = True
+        self._epoch = 0
+        self._listeners: dict[Callable[[SessionEvent], None], None] = {}
+        self._closers: dict[Callable[[], Awaitable[object]], None] = {}
+        self._live: set[str] = set()
+        self._is_closed = False
+        self._sweeping: set[asyncio.Event] = set()
+        """What is undone in the background, and whether the store has answered."""
+        self._tasks = asyncio.TaskGroup()
+        self._background: set[asyncio.Task[None]] = set()
+        self._events = AsyncExitStack()
+
+    # ---- what it may believe
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether neither an event nor the clock speaks against the session as of now."""
+        return self.is_certain_by_events and self.store.is_session_certain
+
+    @property
+    def is_certain_by_events(self) -> bool:
+        """Whether no event so far speaks against the session; the next event changes it."""
+        return self._is_connected and self._has_session
+
+    @property
+    def session_epoch(self) -> int:
+        """A number that changes when the session is lost, and when one begins.
+
+        If it is the same twice, no leased record ended with its session in between.
+        """
+        return self._epoch
+
+    def on_session(self, listener: Callable[[SessionEvent], None]) -> None:
+        """Call `listener` with each event of the session, in order, until `forget`."""
+        self._listeners[listener] = None
+
+    def forget(self, listener: Callable[[SessionEvent], None]) -> None:
+        """Do not call `listener` any more."""
+        self._listeners.pop(listener, None)
+
+    def on_close(self, closer: Callable[[], Awaitable[object]]) -> None:
+        """Await `closer` when the context is left, the last one first, until `forget_closer`."""
+        self._closers[closer] = None
+
+    def forget_closer(self, closer: Callable[[], Awaitable[object]]) -> None:
+        """Do not await `closer` any more."""
+        self._closers.pop(closer, None)
+
+    # ---- whose a claim is
+
+    def new_name(self) -> str:
+        """A unique name of 32 hexadecimal digits."""
+        self._claims += 1
+        return f"{self._name}{self._claims:016x}"
+
+    def new_guid(self) -> str:
+        """A name for one claim in a line; it counts as wanted until `abandon`."""
+        guid = self.new_name()
+        self._live.add(guid)
+        return guid
+
+    def abandon(self, guid: str) -> None:
+        """Give the claim up: a record of it is a left-over."""
+        self._live.discard(guid)
+
+    def is_leftover(self, guid: str) -> bool:
+        """Whether a claim is this participant's and was given up."""
+        return guid.startswith(self._name) and guid not in self._live
+
+    # ---- work
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Do `work` beside everything else, at most until the context is left.
+
+        Raises:
+            MetadataClosedError: it was left.
+        """
+        if self._is_closed:
+            work.close()
+            raise MetadataClosedError("the participant in the coordination was closed")
+        task = self._tasks.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+        return task
+
+    def spawn_if_open(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do `work` as `spawn` does; do nothing if the context was left."""
+        with suppress(MetadataClosedError):
+            self.spawn(work)
+
+    async def insist(self, work: Callable[[], Awaitable[object]]) -> None:
+        """Do `work` until the store answers it, or is closed.
+
+        A session that is lost by the clock may yet come back with all its records. So
+        `SessionLostError` is no answer.
+        """
+        attempt = 0
+        while True:
+            try:
+                await work()
+            except MetadataClosedError:
+                return
+            except BookieError:
+                await self.pause(attempt)
+                attempt += 1
+            else:
+                return
+
+    def sweep(self, work: Callable[[], Awaitable[object]]) -> None:
+        """Undo by `work`, in the background, the possible effect of an unanswered write.
+
+        It is tried until the store answers, and once more later, because the write may be late.
+        Leaving the context waits for the first answer while the session is certain.
+        """
+        self.spawn_if_open(self._sweep(work))
+
+    async def _sweep(self, work: Callable[[], Awaitable[object]]) -> None:
+        answered = asyncio.Event()
+        self._sweeping.add(answered)
+        try:
+            for rest_seconds in (self.store.session_timeout_seconds / LATE_FRACTION, 0.0):
+                await self.insist(work)
+                answered.set()
+                await asyncio.sleep(rest_seconds)
+        finally:
+            answered.set()
+            self._sweeping.discard(answered)
+
+    async def finish(
+        self,
+        work: Coroutine[Any, Any, T],
+        undo: Callable[[T], Coroutine[Any, Any, None]] | None = None,
+    ) -> T:
+        """Do `work` to its end, also when the caller is cancelled; then `undo` what it gave.
+
+        Raises:
+            MetadataClosedError: the context was left; nothing was begun.
+        """
+        outcome: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+        async def run() -> None:
+            try:
+                result = await work
+            except BookieError as error:
+                if not outcome.cancelled():
+                    outcome.set_exception(error)
+                return
+            except asyncio.CancelledError:
+                outcome.cancel()
+                raise
+            if not outcome.cancelled():
+                outcome.set_result(result)
+            elif undo is not None:
+                await undo(result)
+
+        try:
+            task = self.spawn(run())
+        except MetadataClosedError:
+            work.close()
+            raise
+        # A task that is cancelled before its first turn leaves both as they are.
+        task.add_done_callback(lambda _: (work.close(), outcome.cancel()))
+        try:
+            return await outcome
+        except asyncio.CancelledError:
+            # Cancelled in the turn in which the work ended: the caller never sees what it gave.
+            is_given = outcome.done() and not outcome.cancelled() and outcome.exception() is None
+            if is_given and undo is not None:
+                self.spawn_if_open(undo(outcome.result()))
+            raise
+
+    async def pause(self, attempt: int) -> None:
+        """Wait before attempt number `attempt + 1`."""
+        seconds = min(PAUSE_SECONDS_MIN * 2.0 ** min(attempt, 20), PAUSE_SECONDS_MAX)
+        await asyncio.sleep(seconds * (1 + self._jitter()) / 2)
+
+    # ---- life
+
+    async def __aenter__(self) -> Self:
+        events = await self._events.enter_async_context(self.store.session_events())
+        await self._tasks.__aenter__()
+        self.spawn(self._follow(events))
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            # What cannot be given up in time ends with the session.
+            async with asyncio.timeout(self.store.session_timeout_seconds):
+                while self._closers:
+                    await self._closers.popitem()[0]()
+                await asyncio.sleep(0)  # what they left to the background begins
+                for answered in list(self._sweeping):
+                    if self.is_certain:
+                        await answered.wait()
+        except TimeoutError:
+            _log.warning("coordination_not_given_up")
+        finally:
+            self._is_closed = True
+            for task in self._background:
+                task.cancel()
+            try:
+                # The body's own error passes by the group, which would wrap it.
+                await self._tasks.__aexit__(None, None, None)
+            except* MetadataClosedError:
+                pass  # background work that learned of its end by itself
+            finally:
+                await self._events.aclose()
+
+    async def _follow(self, events: AsyncIterator[SessionEvent]) -> None:
+        try:
+            async for event in events:
+                match event:
+                    case SessionEvent.CONNECTION_LOST:
+                        self._is_connected = False
+                    case SessionEvent.RECONNECTED:
+                        self._is_connected = True
+                    case SessionEvent.SESSION_LOST:
+                        self._has_session = False
+                        self._epoch += 1
+                    case SessionEvent.SESSION_REESTABLISHED:
+                        self._is_connected = self._has_session = True
+                        self._epoch += 1
+                for listener in list(self._listeners):
+                    listener(event)
+        except MetadataClosedError:
+            self._has_session = False
+            for listener in list(self._listeners):
+                listener(SessionEvent.SESSION_LOST)

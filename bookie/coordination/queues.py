@@ -1,0 +1,307 @@
+"""A queue of items; one consumer at a time works on an item, until it is done.
+
+=========================== ======================================================================
+key                         meaning
+=========================== ======================================================================
+``items/item-<number>``     an item; the oldest has the smallest number
+``taken/item-<number>``     leased: a consumer works on it
+``receipts/<guid>``         leased, short-lived: that item is not put yet
+``turn/…``                  the line of consumers that wait for an item
+=========================== ======================================================================
+
+An item is put exactly once: in one step with the deletion of a receipt that was made before. An
+attempt that comes late, or again, finds no receipt.
+
+It is taken **at least once**. If a consumer's session ends before the item is done, another
+consumer gets it, although the first may still be at work. So work on an item twice must be
+harmless, or guarded by a version. A claim carries a guid. A claim whose creation was not answered
+is looked for and deleted. Only the first consumer in line watches the items, so a new item wakes no
+other consumer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from functools import partial
+from types import TracebackType
+from typing import Self
+
+from bookie.coordination.locks import LockManager
+from bookie.coordination.participant import Participant
+from bookie.errors import (
+    BadVersionError,
+    LockLostError,
+    MetadataUnavailableError,
+    NoSuchKeyError,
+    OperationTimeoutError,
+    SessionLostError,
+)
+from bookie.metadata.store import (
+    NOT_EXISTS,
+    Change,
+    Check,
+    Delete,
+    Operation,
+    Put,
+    Record,
+    Resync,
+    check_key,
+)
+
+ATTEMPTS_MAX = 5
+
+
+class Taken:
+    """An item that was taken; an async context manager.
+
+    Leaving it without an error means that the item is done. Leaving it with an error gives the item
+    to another consumer.
+    """
+
+    def __init__(self, participant: Participant, item: Record, claim: str, version: int) -> None:
+        self._participant = participant
+        self._store = participant.store
+        self._item = item
+        self._claim = claim
+        self._version = version
+        self._is_over = False
+        self._in_doubt = False
+        """An attempt to be done was not answered."""
+
+    @property
+    def value(self) -> bytes:
+        """What was put."""
+        return self._item.value
+
+    @property
+    def name(self) -> str:
+        """The item's name in its queue; its number grows with every item that is put."""
+        return self._item.name
+
+    async def done(self) -> None:
+        """Delete the item.
+
+        Raises:
+            LockLostError: the session ended meanwhile, and another consumer may work on it.
+            MetadataUnavailableError: whether it was deleted is unknown; `done` may be called again.
+        """
+        for attempt in range(ATTEMPTS_MAX):
+            try:
+                await self._store.transaction(
+                    [
+                        Delete(self._claim, self._version),
+                        # Items that were deleted by others may be followed by one of the same name.
+                        Delete(self._item.key, self._item.version),
+                    ]
+                )
+            except MetadataUnavailableError:
+                self._in_doubt = True
+                if attempt == ATTEMPTS_MAX - 1:
+                    raise
+                await self._participant.pause(attempt)
+            except (NoSuchKeyError, BadVersionError, SessionLostError) as error:
+                if self._in_doubt and not await self._is_there():
+                    break  # an earlier attempt did it
+                await self.give_back()
+                raise LockLostError(
+                    f"the item {self._item.key} was given back when the session ended"
+                ) from error
+            else:
+                break
+        self._is_over = True
+
+    async def _is_there(self) -> bool:
+        await self._store.sync()
+        record = await self._store.get(self._item.key)
+        return record is not None and record.version == self._item.version
+
+    async def give_back(self) -> None:
+        """Give the item to another consumer, now or as soon as the store answers."""
+        if not self._is_over:
+            self._is_over = True
+            try:
+                await self._participant.finish(self._give_back())
+            except (SessionLostError, MetadataUnavailableError):
+                self._participant.spawn_if_open(self._participant.insist(self._give_back))
+
+    async def _give_back(self) -> None:
+        with suppress(NoSuchKeyError, BadVersionError):
+            await self._store.delete(self._claim, version=self._version)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if exc_type is not None:
+            await self.give_back()
+        elif not self._is_over:
+            await self.done()
+
+
+class Queue:
+    """The queue `path`."""
+
+    def __init__(self, participant: Participant, path: str) -> None:
+        self._participant = participant
+        self._store = participant.store
+        self._path = check_key(path)
+        self._locks = LockManager(participant)
+
+    async def put(self, value: bytes) -> None:
+        """Put an item, exactly once.
+
+        Raises:
+            MetadataUnavailableError: whether it was put is unknown.
+            SessionLostError: it was not, or whether it was is unknown.
+        """
+        await self._participant.finish(self._put(value))
+
+    async def _put(self, value: bytes) -> None:
+        epoch = self._participant.session_epoch
+        receipt = await self._make_receipt()
+        item = Put(f"{self._path}/items/item-", value, sequential=True)
+        in_doubt = False
+        for attempt in range(ATTEMPTS_MAX):
+            if attempt:
+                await self._participant.pause(attempt - 1)
+            try:
+                await self._store.transaction([Delete(receipt), item])
+            except MetadataUnavailableError:
+                in_doubt = True
+            except NoSuchKeyError as error:
+                # In the same session the receipt goes only with the item.
+                if in_doubt and epoch == self._participant.session_epoch:
+                    return
+                raise SessionLostError(
+                    f"the session ended while an item was put into {self._path}"
+                    + ("; whether it was put is unknown" if in_doubt else "; it was not put")
+                ) from error
+            else:
+                return
+        # Without the receipt, an attempt that is still under way puts nothing.
+        self._participant.sweep(partial(self._delete_receipt, receipt))
+        raise MetadataUnavailableError(
+            f"the metadata store did not answer when an item was put into {self._path}"
+        )
+
+    async def _make_receipt(self) -> str:
+        """A new receipt. Each name is tried once, so a receipt that is made late is unused."""
+        attempt = 0
+        while True:
+            receipt = f"{self._path}/receipts/{self._participant.new_name()}"
+            try:
+                await self._store.put(receipt, b"", version=NOT_EXISTS, ephemeral=True)
+            except MetadataUnavailableError:
+                self._participant.sweep(partial(self._delete_receipt, receipt))
+                attempt += 1
+                if attempt == ATTEMPTS_MAX:
+                    raise
+                await self._participant.pause(attempt - 1)
+            else:
+                return receipt
+
+    async def _delete_receipt(self, receipt: str) -> None:
+        with suppress(NoSuchKeyError):
+            await self._store.delete(receipt)
+
+    async def size(self) -> int:
+        """How many items are not done."""
+        return len(await self._store.get_children(f"{self._path}/items"))
+
+    async def take(self, *, timeout_seconds: float | None = None) -> Taken:
+        """The oldest free item, waiting for one up to the timeout; None waits for ever.
+
+        Raises:
+            OperationTimeoutError: there was none, or other consumers were before.
+            MetadataUnavailableError: the store did not answer.
+        """
+        loop = asyncio.get_running_loop()
+        until = None if timeout_seconds is None else loop.time() + timeout_seconds
+        turn = await self._locks.acquire(f"{self._path}/turn", timeout_seconds=timeout_seconds)
+        given: list[Taken] = []
+        try:
+            async with turn:
+                await self._wait_for_item(given, until)
+        except BaseException as error:
+            # Also while the watch or the turn is left: the caller never sees what was taken.
+            for taken in given:
+                self._participant.spawn_if_open(taken.give_back())
+            if isinstance(error, TimeoutError):
+                raise OperationTimeoutError(
+                    f"the queue {self._path} had no item within {timeout_seconds} seconds"
+                ) from error
+            raise
+        return given[0]
+
+    async def _wait_for_item(self, given: list[Taken], until: float | None) -> None:
+        """Take an item into `given`, until `until` by the loop's clock."""
+        async with asyncio.timeout_at(until), self._store.watch(self._path) as changes:
+            while True:
+                taken = await self._participant.finish(self._take(), _give_back)
+                if taken is not None:
+                    given.append(taken)
+                    return
+                while not self._may_bring_items(await anext(changes)):
+                    pass
+
+    def _may_bring_items(self, change: Change) -> bool:
+        if isinstance(change, Resync):
+            return True
+        ours = (f"{self._path}/items/", f"{self._path}/taken/")
+        return any(event.key.startswith(ours) for event in change.events)
+
+    async def _take(self) -> Taken | None:
+        taken = set(await self._store.get_children(f"{self._path}/taken"))
+        names = await self._store.get_children(f"{self._path}/items")
+        for name in sorted(names, key=_age):
+            if name in taken:
+                continue
+            item = await self._store.get(f"{self._path}/items/{name}")
+            if item is None:
+                continue
+            claimed = await self._try_to_claim(item)
+            if claimed is not None:
+                return claimed
+        return None
+
+    async def _try_to_claim(self, item: Record) -> Taken | None:
+        claim = f"{self._path}/taken/{item.name}"
+        guid = self._participant.new_name().encode()
+        # The item is checked, or one that was done a moment ago would be claimed for ever.
+        operations: list[Operation] = [
+            Put(claim, guid, NOT_EXISTS, ephemeral=True),
+            Check(item.key, item.version),
+        ]
+        try:
+            stat = (await self._store.transaction(operations))[0]
+        except BadVersionError:
+            return None
+        except BaseException:
+            # It may exist, or appear later, and then has to be given back.
+            self._participant.sweep(partial(self._delete_claim, claim, guid))
+            raise
+        assert stat is not None
+        return Taken(self._participant, item, claim, stat.version)
+
+    async def _delete_claim(self, claim: str, guid: bytes) -> None:
+        await self._store.sync()
+        record = await self._store.get(claim)
+        if record is not None and record.value == guid:
+            with suppress(NoSuchKeyError, BadVersionError):
+                await self._store.delete(claim, version=record.version)
+
+
+def _age(name: str) -> tuple[int, str]:
+    """By which names of items are ordered: a longer number is greater, whatever its first digit."""
+    return len(name), name
+
+
+async def _give_back(taken: Taken | None) -> None:
+    if taken is not None:
+        await taken.give_back()

@@ -1,0 +1,321 @@
+"""Claims that stand in line below one key, each waiting for one other claim only.
+
+A claim is an ephemeral record ``PATH/claim-<guid>-0000000042``. Its number is above those of all
+claims in line, so numbers give the order of the line. Numbers may begin again when the line is
+empty; the guid makes the name unique. So a deleted name never returns, and a read, check or delete
+by name never meets another claim.
+
+An exclusive claim waits for the claim just before it. A shared claim waits for the last exclusive
+claim before it. So a claim that goes wakes only the one behind it, or the readers behind a writer.
+
+A claim whose creation was not answered may exist, or may appear later. So its maker lists the line
+and looks for the guid before it tries again. When one record stands, other records of the guid are
+deleted in the background and never block it. The same happens to claims that were given up.
+
+Source: the lock recipe of ZooKeeper, with the protection by a GUID of Apache Curator.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+
+from bookie.coordination.participant import Participant
+from bookie.errors import (
+    FormatError,
+    MetadataClosedError,
+    MetadataError,
+    MetadataUnavailableError,
+    NoSuchKeyError,
+)
+from bookie.formats.claim import Claim, ClaimMode, decode_claim, encode_claim
+from bookie.metadata.store import (
+    Change,
+    ChangeKind,
+    Delete,
+    Operation,
+    Put,
+    Record,
+    Resync,
+    Stat,
+    check_key,
+)
+
+PREFIX = "claim-"
+ATTEMPTS_MAX = 3
+"""How often a claim is tried to be made when the store does not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """Where a claim stands: its record, as last known."""
+
+    key: str
+    guid: str
+    number: int
+    token: int
+    """Order number of the write that made it: greater than that of every claim before it."""
+    version: int
+    in_doubt: bool = False
+    """A write that was not answered may have made another record of the claim, or may yet."""
+
+    @property
+    def name(self) -> str:
+        """The last segment of the key."""
+        return self.key.rpartition("/")[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A record in line and its claim; None if it cannot be read."""
+
+    record: Record
+    claim: Claim | None
+
+
+class ClaimLostError(MetadataError):
+    """The claim is not in line any more: its session ended, or it was deleted."""
+
+
+class WaitQueue:
+    """The claims below `path`."""
+
+    def __init__(self, participant: Participant, path: str) -> None:
+        self.path = check_key(path)
+        self._participant = participant
+        self._store = participant.store
+
+    # ---- looking
+
+    async def names(self) -> list[str]:
+        """The names of all claims, in the order of the line."""
+        names = await self._store.get_children(self.path)
+        return sorted((name for name in names if _number(name) >= 0), key=_number)
+
+    async def contenders(self) -> list[Contender]:
+        """All claims with their records, in the order of the line."""
+        found = [
+            Contender(record, _read(record))
+            async for record in self._store.scan_children(self.path)
+            if _number(record.name) >= 0
+        ]
+        return sorted(found, key=lambda contender: _number(contender.record.name))
+
+    async def first(self) -> Contender | None:
+        """The claim whose turn it is; None if the line is empty."""
+        while True:
+            names = await self.names()
+            if not names:
+                return None
+            record = await self._store.get(f"{self.path}/{names[0]}")
+            if record is not None:
+                return Contender(record, _read(record))
+
+    async def blocker(self, ticket: Ticket | None, mode: ClaimMode) -> str | None:
+        """The name of the claim that `ticket` (None: one that would come now) has to wait for.
+
+        Raises:
+            ClaimLostError: `ticket` is not in line.
+        """
+        names = await self.names()
+        if ticket is not None:
+            if ticket.name not in names:
+                raise ClaimLostError(f"the claim {ticket.key} is gone")
+            names = names[: names.index(ticket.name)]
+            if ticket.in_doubt and names:
+                ours = {record.name for record in await self._find(ticket.guid)}
+                names = [name for name in names if name not in ours]
+        if not names or mode is ClaimMode.EXCLUSIVE:
+            return names[-1] if names else None
+        before = set(names)
+        for contender in reversed(await self.contenders()):
+            # A claim that cannot be read may be exclusive.
+            is_shared = contender.claim is not None and contender.claim.mode is ClaimMode.SHARED
+            if contender.record.name in before and not is_shared:
+                return contender.record.name
+        return None
+
+    async def clear_leftovers(self) -> None:
+        """Delete claims that this participant made and gave up."""
+        for contender in await self.contenders():
+            claim = contender.claim
+            if claim is not None and self._participant.is_leftover(claim.guid):
+                with suppress(NoSuchKeyError):
+                    await self._store.delete(contender.record.key)
+
+    # ---- coming and going
+
+    async def enter(self, claim: Claim, *, instead_of: Record | None = None) -> Ticket:
+        """Put `claim` at the end of the line, in one step with the deletion of `instead_of`.
+
+        If the caller is cancelled, or the outcome stays unknown, a resulting record is deleted in
+        the background.
+
+        Raises:
+            MetadataUnavailableError: the store did not answer.
+            SessionLostError: the session ended; there is no such claim.
+            BadVersionError, NoSuchKeyError: `instead_of` is not what it was.
+        """
+
+        async def undo(ticket: Ticket) -> None:
+            await self.leave(ticket)
+
+        return await self._participant.finish(self._enter(claim, instead_of), undo)
+
+    async def _enter(self, claim: Claim, instead_of: Record | None) -> Ticket:
+        operations: list[Operation] = [
+            Put(
+                f"{self.path}/{PREFIX}{claim.guid}-",
+                encode_claim(claim),
+                ephemeral=True,
+                sequential=True,
+            )
+        ]
+        if instead_of is not None:
+            operations.append(Delete(instead_of.key, instead_of.version))
+        for attempt in range(ATTEMPTS_MAX):
+            if attempt:
+                await self._participant.pause(attempt - 1)
+            try:
+                ticket = await self._try_to_enter(operations, claim.guid, again=attempt > 0)
+            except MetadataUnavailableError:
+                continue
+            except BaseException:
+                if attempt:
+                    self._sweep_soon(claim.guid)
+                raise
+            if ticket.in_doubt:
+                self._sweep_soon(claim.guid, but=ticket)
+            return ticket
+        self._sweep_soon(claim.guid)
+        raise MetadataUnavailableError(
+            f"the metadata store did not answer when a claim was made below {self.path}"
+        )
+
+    async def _try_to_enter(self, operations: list[Operation], guid: str, *, again: bool) -> Ticket:
+        """Make the claim; with `again`, only if a listing does not show it."""
+        if again:
+            await self._store.sync()
+            for record in await self._find(guid):
+                # A record of a former session is about to go.
+                if record.created_by_self:
+                    return _ticket(record.stat, guid, in_doubt=True)
+        stat = (await self._store.transaction(operations))[0]
+        assert stat is not None
+        return _ticket(stat, guid, in_doubt=again)
+
+    async def leave(self, ticket: Ticket) -> None:
+        """Delete the claim; if the store does not answer, continue in the background."""
+        self._participant.abandon(ticket.guid)
+        await self._participant.finish(self._leave(ticket))
+
+    async def _leave(self, ticket: Ticket) -> None:
+        try:
+            # The name contains our guid, so any version is ours.
+            await self._store.delete(ticket.key)
+        except (NoSuchKeyError, MetadataClosedError):
+            pass
+        except MetadataError:
+            self._sweep_soon(ticket.guid)
+            return
+        if ticket.in_doubt:
+            self._sweep_soon(ticket.guid)
+
+    async def _find(self, guid: str) -> list[Record]:
+        return [
+            contender.record
+            for contender in await self.contenders()
+            if contender.claim is not None and contender.claim.guid == guid
+        ]
+
+    def _sweep_soon(self, guid: str, but: Ticket | None = None) -> None:
+        """Delete a claim's records in the background, except `but`; None gives the claim up."""
+        if but is None:
+            self._participant.abandon(guid)
+        keep = None if but is None else but.key
+        self._participant.sweep(partial(self._delete_all, guid, keep))
+
+    async def _delete_all(self, guid: str, keep: str | None) -> None:
+        await self._store.sync()
+        for record in await self._find(guid):
+            if record.key != keep:
+                with suppress(NoSuchKeyError):
+                    await self._store.delete(record.key)
+
+    # ---- waiting
+
+    async def wait_turn(
+        self,
+        ticket: Ticket,
+        mode: ClaimMode,
+        wake: asyncio.Event,
+        in_line: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Return when it is the claim's turn; `wake` makes it look again.
+
+        `in_line` is called whenever the claim was seen to stand behind another one.
+
+        Raises:
+            ClaimLostError: the claim is not in line any more.
+            MetadataUnavailableError: the store did not answer; the claim stands where it stood.
+        """
+        while True:
+            wake.clear()
+            blocker = await self.blocker(ticket, mode)
+            if blocker is None:
+                return
+            in_line()
+            await self._wait_until_gone(f"{self.path}/{blocker}", wake)
+
+    async def _wait_until_gone(self, key: str, wake: asyncio.Event) -> None:
+        async with self._store.watch(key) as changes:
+            waking = self._participant.spawn(_wake_on_deletion(changes, wake))
+            try:
+                if await self._store.exists(key):
+                    await wake.wait()
+            finally:
+                waking.cancel()
+
+
+async def _wake_on_deletion(changes: AsyncIterator[Change], wake: asyncio.Event) -> None:
+    try:
+        async for change in changes:
+            if is_gone(change):
+                wake.set()
+    except MetadataClosedError:
+        wake.set()
+
+
+def is_gone(change: Change) -> bool:
+    """Whether what is watched was deleted, or may have been."""
+    return isinstance(change, Resync) or any(
+        event.kind is ChangeKind.DELETED for event in change.events
+    )
+
+
+def with_stat(ticket: Ticket, stat: Stat) -> Ticket:
+    """The same claim after its record was written again."""
+    return replace(ticket, version=stat.version)
+
+
+def _ticket(stat: Stat, guid: str, *, in_doubt: bool) -> Ticket:
+    number = _number(stat.key.rpartition("/")[2])
+    # A backend without global order numbers still orders the claims of one line.
+    return Ticket(stat.key, guid, number, stat.revision or number, stat.version, in_doubt)
+
+
+def _number(name: str) -> int:
+    """The number of a claim's name; -1 for any other name."""
+    digits = name.rpartition("-")[2]
+    is_claim = name.startswith(PREFIX) and digits.isascii() and digits.isdecimal()
+    return int(digits) if is_claim else -1
+
+
+def _read(record: Record) -> Claim | None:
+    try:
+        return decode_claim(record.value)
+    except FormatError:
+        return None

@@ -1,0 +1,415 @@
+"""`EtcdStore`: one session with a scope in etcd.
+
+Reads are linearizable: they show what any process wrote before. etcd's revision is the version and
+the revision of a record.
+
+If the reply of a write is lost, the store finds out whether the write happened. If not, it prevents
+it and makes it again. The outcome stays unknown (`MetadataUnavailableError`) only if etcd cannot be
+reached for long, or if the session ends meanwhile.
+
+Differences from the store in memory:
+
+- Records have no times, because etcd keeps none.
+- A record that another session took over is not of its first version. The take-over is one put, so
+  that the record exists at every moment, and etcd counts it as a change.
+- A session lasts whole seconds, and at least what the servers' election timeout allows. This
+  process gives it up after the timeout that was asked for, which is earlier.
+- There is no access control by record: etcd's users have rights on ranges of keys.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from bookie._pb import etcd_pb2 as pb
+from bookie.errors import (
+    BookieError,
+    MetadataClosedError,
+    MetadataUnavailableError,
+    SessionLostError,
+    UnauthorizedError,
+)
+from bookie.metadata.etcd.cached import RecordCache
+from bookie.metadata.etcd.client import (
+    RANGE,
+    TXN,
+    CompactedError,
+    EtcdClient,
+    LostReplyError,
+)
+from bookie.metadata.etcd.key_layout import KeyLayout
+from bookie.metadata.etcd.lease import EtcdLease, replace
+from bookie.metadata.etcd.listing import child_names, child_records, foreign_keys
+from bookie.metadata.etcd.messages import any_below, delete, stat
+from bookie.metadata.etcd.receipts import Receipt, settled_revision, settlement
+from bookie.metadata.etcd.transactions import (
+    Transaction,
+    stat_of,
+)
+from bookie.metadata.etcd.watch import EtcdWatch, Position, present
+from bookie.metadata.model import (
+    ROOT,
+    Change,
+    Operation,
+    Record,
+    Stat,
+    ancestors,
+    check_key,
+    check_prefix,
+    check_transaction,
+    is_under,
+)
+from bookie.metadata.security import MetadataSecurity
+from bookie.metadata.session_monitor import SessionMonitor
+from bookie.metadata.store import MetadataStore
+from bookie.metadata.watches import SessionWatches, Watches
+from bookie.protocol.session import Connected, Expired, SessionEvent, SessionState
+
+OPERATION_SECONDS_MIN = 2.0
+OPERATION_SECONDS_MAX = 10.0
+"""An operation is tried for half a session timeout, within these bounds. So a caller learns of an
+outage before the session is lost."""
+
+ATTEMPTS = 3
+"""How many endpoints can be tried within an operation although none of them answers."""
+
+_DELETIONS_MAX = 100
+"""Foreign keys that one Txn deletes; etcd allows 128 operations."""
+
+PROBE_FRACTION = 4
+RENEWAL_FRACTION = 7
+"""Of the session timeout: how long an endpoint may take to prove a lease, or for each of the two
+steps of a new one. The monitor waits for a third; another endpoint must have its turn before."""
+
+
+class EtcdStore(MetadataStore):
+    """A session with the store below `scope` in the cluster of `hosts` (each ``HOST:PORT``)."""
+
+    backend = "the metadata store in etcd"
+
+    def __init__(
+        self,
+        hosts: Sequence[object],
+        scope: str,
+        *,
+        session_timeout_seconds: float = 30.0,
+        security: MetadataSecurity | None = None,
+    ) -> None:
+        self.session_timeout_seconds = session_timeout_seconds
+        self._scope = KeyLayout(scope)
+        self._addresses = [str(host) for host in hosts]
+        self._security = security or MetadataSecurity()
+        self._cached = RecordCache()
+        self._sequential = asyncio.Lock()
+        self._followed: dict[str, _Followed] = {}
+        self._session_watches = SessionWatches()
+        self._tasks = asyncio.TaskGroup()
+        self._open = False
+        self._client: EtcdClient
+        self._lease: EtcdLease
+        self._monitor: SessionMonitor
+
+    @property
+    def client(self) -> EtcdClient:
+        """The way to etcd; its `calls` say what was asked so far."""
+        return self._client
+
+    # ---- the session's life
+
+    async def __aenter__(self) -> Self:
+        seconds = max(self.session_timeout_seconds / 2, OPERATION_SECONDS_MIN)
+        seconds = min(seconds, OPERATION_SECONDS_MAX)
+        self._client = EtcdClient(
+            self._addresses,
+            self._security,
+            scope=str(self._scope),
+            attempt_seconds=seconds / ATTEMPTS,
+            operation_seconds=seconds,
+            on_connected=self._connected,
+        )
+        try:
+            await self._client.authenticate()
+            self._lease = await EtcdLease.grant(
+                self._client, self._scope, self.session_timeout_seconds
+            )
+            self._monitor = SessionMonitor(
+                self.session_timeout_seconds,
+                probe=self._probe,
+                renew=self._renew,
+                announce=self._session_watches.announce,
+                begun_at=self._lease.asked_at,
+            )
+            await self._monitor.__aenter__()
+        except BaseException:
+            await self._client.close()
+            raise
+        await self._tasks.__aenter__()
+        self._open = True
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._open = False
+        try:
+            for followed in self._followed.values():
+                followed.task.cancel()
+            # The body's own error passes by the group, which would wrap it.
+            await self._tasks.__aexit__(None, None, None)
+            await self._monitor.__aexit__(None, None, None)
+            with suppress(BookieError):  # then it ends by itself: no task keeps it alive
+                await self._lease.revoke(self._client.attempt_seconds)
+        finally:
+            await self._client.close()
+            for followed in self._followed.values():
+                followed.watches.end()
+            self._session_watches.end()
+
+    @property
+    def is_session_certain(self) -> bool:
+        """See `MetadataStore.is_session_certain`."""
+        return self._open and self._monitor.state is SessionState.CONNECTED
+
+    async def _probe(self) -> None:
+        await self._lease.prove(self.session_timeout_seconds / PROBE_FRACTION)
+
+    async def _renew(self) -> None:
+        self._lease = await replace(
+            self._client,
+            self._scope,
+            self._lease,
+            self.session_timeout_seconds,
+            answer_seconds=self.session_timeout_seconds / RENEWAL_FRACTION,
+        )
+
+    def _connected(self) -> None:
+        if self._open:
+            self._monitor.tell(Connected())
+
+    @asynccontextmanager
+    async def session_events(self) -> AsyncIterator[AsyncIterator[SessionEvent]]:
+        """See `MetadataStore.session_events`."""
+        self._require_open()
+        with self._session_watches.open() as events:
+            yield events
+
+    # ---- reads
+
+    async def get(self, key: str) -> Record | None:
+        """See `MetadataStore.get`."""
+        check_key(key)
+        self._require_open()
+        response = await self._client.read(RANGE, pb.RangeRequest(key=self._scope.key(key)))
+        for kv in response.kvs:
+            if not kv.lease:
+                self._cached.saw_persistent(key, kv.mod_revision)
+            return Record(kv.value, stat_of(key, kv, self._lease.id))
+        return None
+
+    async def exists(self, key: str) -> bool:
+        """See `MetadataStore.exists`."""
+        check_prefix(key)
+        self._require_open()
+        reads = [any_below(self._scope, key)]
+        if key != ROOT:
+            reads.append(stat(self._scope.key(key)))
+        response = await self._client.read(TXN, pb.TxnRequest(success=reads))
+        return any(read.response_range.kvs for read in response.responses)
+
+    async def get_children(self, key: str) -> list[str]:
+        """See `MetadataStore.get_children`; all of one revision, if etcd keeps it long enough."""
+        check_prefix(key)
+        self._require_open()
+        return await child_names(self._client, self._scope, key)
+
+    async def scan_children(self, key: str, *, after: str = "") -> AsyncIterator[Record]:
+        """See `MetadataStore.scan_children`; all of one revision, if etcd keeps it long enough."""
+        check_prefix(key)
+        self._require_open()
+        async for name, kv in child_records(self._client, self._scope, key, after):
+            self._require_open()
+            yield Record(kv.value, stat_of(name, kv, self._lease.id))
+
+    async def foreign_keys(self) -> list[bytes]:
+        """See `MetadataStore.foreign_keys`."""
+        self._require_open()
+        return await foreign_keys(self._client, self._scope)
+
+    async def delete_foreign(self) -> int:
+        """See `MetadataStore.delete_foreign`."""
+        found = await self.foreign_keys()
+        for start in range(0, len(found), _DELETIONS_MAX):
+            parts = [delete(key) for key in found[start : start + _DELETIONS_MAX]]
+            await self._client.read(TXN, pb.TxnRequest(success=parts))
+        return len(found)
+
+    async def enclosing_scopes(self, names: Collection[str]) -> list[str]:
+        """See `MetadataStore.enclosing_scopes`."""
+        self._require_open()
+        found = []
+        for scope in ancestors(str(self._scope)):
+            reads = [stat(f"{scope}/{name}".encode()) for name in names]
+            with suppress(UnauthorizedError):
+                response = await self._client.read(TXN, pb.TxnRequest(success=reads))
+                if any(read.response_range.kvs for read in response.responses):
+                    found.append(scope)
+        return found
+
+    async def sync(self) -> None:
+        """See `MetadataStore.sync`: a read always shows the last commit of any process."""
+        self._require_open()
+
+    # ---- writes
+
+    async def transaction(self, operations: Sequence[Operation]) -> list[Stat | None]:
+        """See `MetadataStore.transaction`; a majority of etcd has it on disk when it returns."""
+        check_transaction(operations)
+        self._refuse_acl(operations)
+        self._require_open()
+        if not operations:
+            return []
+        transaction = Transaction(self._scope, tuple(operations), self._cached)
+        if transaction.is_sequential:
+            # Two at once would only take the same number away from each other.
+            async with self._sequential:
+                return await self._transact(transaction)
+        return await self._transact(transaction)
+
+    async def _transact(self, transaction: Transaction) -> list[Stat | None]:
+        deadline = asyncio.get_running_loop().time() + self._client.operation_seconds
+        while True:
+            if self._monitor.state is SessionState.LOST:
+                await asyncio.sleep(0)  # a caller that tries again at once meets the next session
+            lease = self._require_session()
+            receipt = await lease.take_receipt()
+            try:
+                results = await self._attempt(transaction, receipt, deadline)
+            except SessionLostError:
+                self._lose(lease)
+                raise
+            finally:
+                lease.give_back(receipt)
+            if results is not None:
+                return results
+
+    async def _attempt(
+        self, transaction: Transaction, receipt: Receipt, deadline: float
+    ) -> list[Stat | None] | None:
+        """Make the Txn once; None = it did not write and is to be made again."""
+        request = transaction.request(receipt)
+        receipt.is_doubtful = True
+        try:
+            response = await self._client.call(TXN, request)
+        except LostReplyError as lost:
+            revision = await self._settle(receipt, deadline, lost)
+            if revision:
+                return await self._confirm(transaction, receipt)
+            if asyncio.get_running_loop().time() >= deadline:
+                raise MetadataUnavailableError(f"{lost}; nothing was written") from None
+            return None
+        except MetadataClosedError:
+            raise
+        except CompactedError:
+            receipt.is_doubtful = False
+            transaction.learn(receipt, await self._client.read(TXN, transaction.reads()))
+            return None
+        except BookieError:
+            receipt.is_doubtful = False  # refused
+            raise
+        receipt.is_doubtful = False
+        return transaction.take(receipt, response)
+
+    async def _settle(self, receipt: Receipt, deadline: float, lost: LostReplyError) -> int:
+        """The revision of the write whose reply was lost; 0 = it did not happen and never will.
+
+        Raises:
+            MetadataUnavailableError: it cannot be found out.
+        """
+        unknown = f"{lost}; whether it wrote is unknown"
+        retries = self._client.retries()
+        while True:
+            try:
+                response = await self._client.call(TXN, settlement(receipt))
+            except LostReplyError:
+                if asyncio.get_running_loop().time() >= deadline:
+                    raise MetadataUnavailableError(unknown) from None
+            except SessionLostError:
+                raise MetadataUnavailableError(unknown) from None
+            else:
+                revision = settled_revision(receipt, response)
+                receipt.is_doubtful = False
+                return revision
+            await asyncio.sleep(retries.pause())
+
+    async def _confirm(
+        self, transaction: Transaction, receipt: Receipt
+    ) -> list[Stat | None] | None:
+        """The results of a write of which only the revision is known."""
+        try:
+            response = await self._client.read(TXN, transaction.confirmation(receipt.revision))
+        except CompactedError as error:
+            raise MetadataUnavailableError(
+                f"{error}; the write of revision {receipt.revision} happened"
+            ) from None
+        return transaction.confirmed(receipt, response)
+
+    def _require_session(self) -> EtcdLease:
+        self._require_open()
+        if self._monitor.state is SessionState.LOST:
+            raise SessionLostError("the session with etcd is lost; one begins when etcd answers")
+        return self._lease
+
+    def _lose(self, lease: EtcdLease) -> None:
+        if lease is self._lease and self._open:
+            self._monitor.tell(Expired())
+
+    def _require_open(self) -> None:
+        if not self._open:
+            raise MetadataClosedError("the metadata store is closed")
+
+    # ---- watches
+
+    @asynccontextmanager
+    async def watch(self, prefix: str) -> AsyncIterator[AsyncIterator[Change]]:
+        """See `MetadataStore.watch`."""
+        check_prefix(prefix)
+        self._require_open()
+        position = await present(self._client, self._scope)
+        self._require_open()
+        followed = self._follow(prefix, position)
+        try:
+            with followed.watches.open(prefix, position.revision) as changes:
+                yield changes
+        finally:
+            if not followed.watches:
+                followed.task.cancel()
+                del self._followed[followed.prefix]
+
+    def _follow(self, prefix: str, position: Position) -> _Followed:
+        """The watch that covers `prefix`; a new one delivers what comes after `position`."""
+        for followed in self._followed.values():
+            if is_under(followed.prefix, prefix):
+                return followed
+        watches = Watches()
+        watch = EtcdWatch(self._client, self._scope, prefix, self._tasks, watches)
+        task = self._tasks.create_task(watch.run(position))
+        self._followed[prefix] = _Followed(prefix, watch, watches, task)
+        return self._followed[prefix]
+
+
+@dataclass(frozen=True, slots=True)
+class _Followed:
+    """One watch on a range, and the consumers of its parts."""
+
+    prefix: str
+    watch: EtcdWatch
+    watches: Watches
+    task: asyncio.Task[None]

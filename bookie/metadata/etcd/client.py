@@ -1,0 +1,442 @@
+"""The way to etcd: its endpoints, its calls and streams, our credentials, and what its errors mean.
+
+One channel per endpoint, opened when it is first needed. All calls go to one endpoint; after a call
+without an answer the next one goes to another endpoint. The outcome of an unanswered call is
+unknown: it raises `LostReplyError`, and only reads are repeated here.
+
+Every call says that it needs a leader (``hasleader``), so that a member that was cut off from the
+others refuses at once instead of letting it wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import grpc
+from grpc import aio
+
+from bookie._pb import etcd_pb2 as pb
+from bookie.env import jitter
+from bookie.errors import (
+    BookieError,
+    ConfigurationError,
+    InvalidKeyError,
+    MetadataClosedError,
+    MetadataError,
+    MetadataUnavailableError,
+    SessionLostError,
+    UnauthorizedError,
+)
+from bookie.metadata.security import MetadataSecurity
+
+CALLS_MAX: Final = 128
+"""Calls under way at once; more wait here. gRPC gets slower, and then fails, with thousands."""
+
+_PAUSE_SECONDS: Final = (0.05, 1.0)
+"""The first and the longest pause after every endpoint failed to answer."""
+
+_NEEDS_LEADER: Final = ("hasleader", "true")
+_METADATA: Final = aio.Metadata(_NEEDS_LEADER)
+"""As gRPC takes it without making another of it."""
+
+_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", -1),  # pages are bounded by us, records by the store
+    ("grpc.max_send_message_length", -1),
+    # A server of default settings sends clients away that ping more often than every 5 seconds.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+    # A repeated write is our decision.
+    ("grpc.enable_retries", 0),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One rpc of etcd: its path, its request and its response."""
+
+    path: str
+    request: Any
+    response: Any
+    name: str = field(init=False)
+    """As it is counted."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", self.path.rpartition("/")[2])
+
+
+RANGE: Final = Method("/etcdserverpb.KV/Range", pb.RangeRequest, pb.RangeResponse)
+TXN: Final = Method("/etcdserverpb.KV/Txn", pb.TxnRequest, pb.TxnResponse)
+GRANT: Final = Method("/etcdserverpb.Lease/LeaseGrant", pb.LeaseGrantRequest, pb.LeaseGrantResponse)
+REVOKE: Final = Method(
+    "/etcdserverpb.Lease/LeaseRevoke", pb.LeaseRevokeRequest, pb.LeaseRevokeResponse
+)
+KEEP_ALIVE: Final = Method(
+    "/etcdserverpb.Lease/LeaseKeepAlive", pb.LeaseKeepAliveRequest, pb.LeaseKeepAliveResponse
+)
+WATCH: Final = Method("/etcdserverpb.Watch/Watch", pb.WatchRequest, pb.WatchResponse)
+_AUTHENTICATE: Final = Method(
+    "/etcdserverpb.Auth/Authenticate", pb.AuthenticateRequest, pb.AuthenticateResponse
+)
+
+
+class LostReplyError(MetadataUnavailableError):
+    """No answer came, or one that does not tell whether the request was carried out."""
+
+
+class CompactedError(MetadataError):
+    """The revision that was asked for is no longer, or not yet, known to etcd."""
+
+
+class StaleTokenError(MetadataUnavailableError):
+    """The request was refused, probably because our user's token expired."""
+
+
+class EtcdEndpoint:
+    """One member of the cluster as a client reaches it."""
+
+    def __init__(self, address: str, credentials: Any) -> None:
+        self.address = address
+        if credentials is None:
+            self._channel = aio.insecure_channel(address, options=_OPTIONS)
+        else:
+            self._channel = aio.secure_channel(address, credentials, options=_OPTIONS)
+        self._calls: dict[str, Any] = {}
+
+    def unary(self, method: Method) -> Any:
+        """The callable of an rpc with one request and one response."""
+        found = self._calls.get(method.path)
+        if found is None:
+            found = self._calls[method.path] = self._channel.unary_unary(
+                method.path,
+                request_serializer=method.request.SerializeToString,
+                response_deserializer=method.response.FromString,
+            )
+        return found
+
+    def stream(self, method: Method) -> Any:
+        """The callable of an rpc with a stream of each."""
+        return self._channel.stream_stream(
+            method.path,
+            request_serializer=method.request.SerializeToString,
+            response_deserializer=method.response.FromString,
+        )
+
+    async def close(self) -> None:
+        """End the connection and what runs on it."""
+        await self._channel.close()
+
+
+class EtcdClient:
+    """Calls to a cluster of etcd; for one event loop.
+
+    Args:
+        addresses: ``HOST:PORT`` of its members, at least one.
+        security: TLS files, user and password.
+        scope: what all keys begin with, for messages.
+        attempt_seconds: how long one endpoint may take to answer.
+        operation_seconds: how long a read is tried.
+        on_connected: is called at the first answer of a watch, read or Txn after a call that was
+            not answered. (Calls about leases are answered to who asks after the session.)
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        security: MetadataSecurity,
+        *,
+        scope: str,
+        attempt_seconds: float,
+        operation_seconds: float,
+        on_connected: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.attempt_seconds = attempt_seconds
+        self.operation_seconds = operation_seconds
+        self.calls: Counter[str] = Counter()
+        """How often each rpc was called, by name: ``Range``, ``Txn``, …"""
+        self._addresses = list(addresses)
+        self._security = security
+        self._scope = scope
+        self._credentials = _credentials(security)
+        self._endpoints: dict[str, EtcdEndpoint] = {}
+        # Many clients spread over the members.
+        self._current = int(jitter() * len(self._addresses))
+        self._under_way = asyncio.Semaphore(CALLS_MAX)
+        self._metadata = _METADATA
+        self._token_age = 0
+        self._authenticating = asyncio.Lock()
+        self._on_connected = on_connected
+        self._is_silent = False
+        self._closed = False
+
+    async def close(self) -> None:
+        """End all connections; calls under way raise MetadataClosedError."""
+        self._closed = True
+        for endpoint in self._endpoints.values():
+            await endpoint.close()
+
+    def endpoint(self) -> EtcdEndpoint:
+        """The endpoint that calls go to now."""
+        address = self._addresses[self._current]
+        found = self._endpoints.get(address)
+        if found is None:
+            found = self._endpoints[address] = EtcdEndpoint(address, self._credentials)
+        return found
+
+    def leave(self, endpoint: EtcdEndpoint) -> None:
+        """Let later calls go to another endpoint than this one, which does not answer."""
+        if self._addresses[self._current] == endpoint.address:
+            self._current = (self._current + 1) % len(self._addresses)
+
+    def note_sign_of_life(self) -> None:
+        """Take note that an endpoint answered."""
+        if self._is_silent:
+            self._is_silent = False
+            self._on_connected()
+
+    async def call(self, method: Method, request: Any, *, seconds: float | None = None) -> Any:
+        """Send `request` once and return the response.
+
+        `seconds` is how long the endpoint may take, `attempt_seconds` by default.
+
+        Raises:
+            LostReplyError: no answer; the request may have been carried out, or will be.
+            SessionLostError, CompactedError, UnauthorizedError, ConfigurationError,
+            InvalidKeyError, MetadataUnavailableError: etcd refused; nothing was done.
+            MetadataClosedError: the client is closed.
+        """
+        await self._under_way.acquire()
+        try:
+            age = self._token_age
+            try:
+                return await self._send(method, request, seconds or self.attempt_seconds)
+            except StaleTokenError:
+                await self._authenticate(age)
+            return await self._send(method, request, seconds or self.attempt_seconds)
+        finally:
+            self._under_way.release()
+
+    async def read(
+        self, method: Method, request: Any, before: Callable[[], object] = lambda: None
+    ) -> Any:
+        """Send a request that may be repeated, until it is answered or `operation_seconds` passed.
+
+        `before` is called before each attempt.
+
+        Raises:
+            MetadataUnavailableError: no endpoint answered in time, or etcd has no room.
+            BookieError: as `call`.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self.operation_seconds
+        retries: Retries | None = None
+        while True:
+            before()
+            try:
+                return await self.call(method, request)
+            except LostReplyError:
+                retries = retries or self.retries()
+                pause = retries.pause()
+                if loop.time() + pause >= deadline:
+                    raise
+            await asyncio.sleep(pause)
+
+    def open_stream(self, endpoint: EtcdEndpoint, method: Method) -> Any:
+        """A new bidirectional stream to `endpoint`."""
+        self._require_open()
+        self.calls[method.name] += 1
+        return endpoint.stream(method)(metadata=self._metadata)
+
+    async def exchange(self, method: Method, request: Any, *, seconds: float) -> Any:
+        """Open a stream, send one request on it, and return the first response; see `call`."""
+        age = self._token_age
+        try:
+            return await self._exchange(method, request, seconds)
+        except StaleTokenError:
+            await self._authenticate(age)
+        return await self._exchange(method, request, seconds)
+
+    @property
+    def token(self) -> int:
+        """Number of the token that calls carry now."""
+        return self._token_age
+
+    async def authenticate(self, refused: int | None = None) -> None:
+        """Show user and password, if there are any; later calls carry the token.
+
+        `refused` is the number of a token: nothing is done if calls carry another already.
+
+        Raises:
+            UnauthorizedError: etcd does not know them.
+            BookieError: as `call`.
+        """
+        await self._authenticate(self._token_age if refused is None else refused)
+
+    def retries(self) -> Retries:
+        """Pauses for a loop over the endpoints."""
+        return Retries(len(self._addresses))
+
+    # ---- one request
+
+    async def _send(self, method: Method, request: Any, seconds: float) -> Any:
+        self._require_open()
+        self.calls[method.name] += 1
+        endpoint = self.endpoint()
+        # A token that is no longer good would spoil the request for a new one.
+        metadata = _METADATA if method is _AUTHENTICATE else self._metadata
+        call = endpoint.unary(method)(request, timeout=seconds, metadata=metadata)
+        try:
+            response = await call
+        except aio.AioRpcError as error:
+            raise self.explain(error, endpoint) from None
+        except asyncio.CancelledError:
+            self._raise_if_closed()
+            raise
+        if method in (RANGE, TXN):
+            self.note_sign_of_life()
+        return response
+
+    async def _exchange(self, method: Method, request: Any, seconds: float) -> Any:
+        self._require_open()
+        self.calls[method.name] += 1
+        endpoint = self.endpoint()
+        call = endpoint.stream(method)(timeout=seconds, metadata=self._metadata)
+        try:
+            await call.write(request)
+            await call.done_writing()
+            response = await call.read()
+        except aio.AioRpcError as error:
+            raise self.explain(error, endpoint) from None
+        except (asyncio.InvalidStateError, aio.InternalError):
+            response = aio.EOF  # the stream ended before, or while, the request was written
+        except asyncio.CancelledError:
+            self._raise_if_closed()
+            raise
+        finally:
+            call.cancel()
+        if response is aio.EOF:
+            self.leave(endpoint)
+            raise LostReplyError(f"etcd at {endpoint.address} ended a stream without an answer")
+        return response
+
+    def _raise_if_closed(self) -> None:
+        """Explain a cancellation: gRPC cancels what runs on a channel that is closed."""
+        task = asyncio.current_task()
+        if self._closed and task is not None and not task.cancelling():
+            raise MetadataClosedError("the metadata store is closed") from None
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise MetadataClosedError("the metadata store is closed")
+
+    async def _authenticate(self, age: int) -> None:
+        """Get a new token, unless another call did since the token of `age`."""
+        if not self._security.user:
+            return
+        async with self._authenticating:
+            if age != self._token_age:
+                return
+            request = pb.AuthenticateRequest(
+                name=self._security.user, password=self._security.password
+            )
+            response = await self._send(_AUTHENTICATE, request, self.attempt_seconds)
+            self._metadata = aio.Metadata(_NEEDS_LEADER, ("token", response.token))
+            self._token_age += 1
+
+    # ---- errors
+
+    def explain(self, error: aio.AioRpcError, endpoint: EtcdEndpoint) -> BookieError:
+        """Ours for an error of etcd or of gRPC; leaves an endpoint that did not answer."""
+        code, text = error.code(), error.details() or ""
+        where = f"etcd at {endpoint.address}"
+        match code:
+            case grpc.StatusCode.NOT_FOUND if "lease not found" in text:
+                return SessionLostError("the session with etcd ended")
+            case grpc.StatusCode.OUT_OF_RANGE:
+                return CompactedError(f"{where}: {text}")
+            case grpc.StatusCode.UNAUTHENTICATED:
+                return StaleTokenError(f"{where} refuses the token of our user")
+            case grpc.StatusCode.PERMISSION_DENIED:
+                user = self._security.user or "nobody"
+                return UnauthorizedError(
+                    f"{where} does not let {user} use the keys of {self._scope}"
+                )
+            case grpc.StatusCode.INVALID_ARGUMENT | grpc.StatusCode.FAILED_PRECONDITION:
+                return self._explain_refusal(text, where)
+            case grpc.StatusCode.RESOURCE_EXHAUSTED if "etcdserver" in text:
+                if "space" in text:
+                    text = "its database is full: compact, defragment, disarm the alarm"
+                return MetadataUnavailableError(f"{where} refuses writes: {text}")
+            case _:
+                self._is_silent = True
+                self.leave(endpoint)
+                return LostReplyError(f"{where} does not answer: {_reason(code, text)}")
+
+    def _explain_refusal(self, text: str, where: str) -> BookieError:
+        if "auth store is old" in text:
+            return StaleTokenError(f"{where} has changed its users")
+        if "authentication failed" in text:
+            return UnauthorizedError(
+                f"{where} refuses the user {self._security.user}: wrong name or password"
+            )
+        if "user name is empty" in text:
+            return UnauthorizedError(
+                f"{where} asks who we are: set metadata.user and metadata.password"
+            )
+        if "authentication is not enabled" in text:
+            return ConfigurationError(f"{where} knows no users: leave metadata.user empty")
+        if "too large" in text:
+            return InvalidKeyError(f"{where} takes no request of this size")
+        return MetadataError(f"{where} refuses a request: {text}")
+
+
+class Retries:
+    """Pauses between attempts: none until every endpoint had its turn, then doubling."""
+
+    def __init__(self, endpoints: int) -> None:
+        self._endpoints = endpoints
+        self._failures = 0
+
+    def pause(self) -> float:
+        """Seconds to wait before the next attempt, with jitter."""
+        self._failures += 1
+        if self._failures % self._endpoints:
+            return 0.0
+        first, longest = _PAUSE_SECONDS
+        pause = min(first * 2.0 ** min(self._failures // self._endpoints - 1, 20), longest)
+        return pause * (1 + jitter()) / 2
+
+
+def _credentials(security: MetadataSecurity) -> Any:
+    if not security.uses_tls:
+        return None
+    read = []
+    for path in (
+        security.tls_ca_file,
+        security.tls_key_file,
+        security.tls_certificate_file,
+    ):
+        try:
+            read.append(path.read_bytes() if path is not None else None)
+        except OSError as error:
+            raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
+    return grpc.ssl_channel_credentials(*read)
+
+
+def _reason(code: grpc.StatusCode, text: str) -> str:
+    """What gRPC says, as short as a person wants it."""
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return "no reply in time"
+    _, unverified, why = text.partition("CERTIFICATE_VERIFY_FAILED: ")
+    if unverified:
+        return f"its certificate is refused: {why.removesuffix(': OK')}"
+    if "andshake" in text:
+        return "no TLS with it: it does not talk TLS, or does not accept our certificate"
+    return text.rpartition("last error: ")[2].strip() or code.name

@@ -1,0 +1,112 @@
+"""A session of the store in etcd: a lease, and the receipts of its writes.
+
+The lease keeps ephemeral records and receipts alive; it is proven by `prove`, which the session
+monitor calls, and counts from the moment at which a request was sent. A lease that was lost is
+replaced and never taken up again: it is revoked, so that its records go at once if they still can.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from contextlib import suppress
+
+from bookie._pb import etcd_pb2 as pb
+from bookie.env import boot_time_seconds
+from bookie.errors import BookieError, SessionLostError
+from bookie.metadata.etcd.client import GRANT, KEEP_ALIVE, REVOKE, EtcdClient
+from bookie.metadata.etcd.key_layout import KeyLayout
+from bookie.metadata.etcd.receipts import Receipt
+
+WRITES_MAX = 64
+"""Writes of a session under way at once; more wait."""
+
+
+class EtcdLease:
+    """One lease. etcd ends it when `timeout_seconds`, rounded up, passed without a proof."""
+
+    def __init__(
+        self, client: EtcdClient, scope: KeyLayout, lease_id: int, asked_at: float
+    ) -> None:
+        self.id = lease_id
+        self.asked_at = asked_at
+        """When the request that etcd granted was sent, by `boot_time_seconds`."""
+        self._client = client
+        self._scope = scope
+        self._free: list[Receipt] = []
+        self._receipts = 0
+        self._writes = asyncio.Semaphore(WRITES_MAX)
+
+    @classmethod
+    async def grant(
+        cls,
+        client: EtcdClient,
+        scope: KeyLayout,
+        timeout_seconds: float,
+        *,
+        answer_seconds: float | None = None,
+    ) -> EtcdLease:
+        """A new lease. Every endpoint is tried, or one for `answer_seconds`.
+
+        A lease whose grant was not answered holds nothing and ends by itself.
+        """
+        request = pb.LeaseGrantRequest(ttl=max(1, math.ceil(timeout_seconds)))
+        asked_at = boot_time_seconds()
+
+        def note() -> None:
+            nonlocal asked_at
+            asked_at = boot_time_seconds()
+
+        if answer_seconds is None:
+            response = await client.read(GRANT, request, note)
+        else:
+            response = await client.call(GRANT, request, seconds=answer_seconds)
+        return cls(client, scope, response.id, asked_at)
+
+    async def prove(self, seconds: float) -> None:
+        """Keep the lease alive for another timeout.
+
+        Raises:
+            SessionLostError: it ended.
+            MetadataUnavailableError: no answer within `seconds`.
+        """
+        request = pb.LeaseKeepAliveRequest(id=self.id)
+        response = await self._client.exchange(KEEP_ALIVE, request, seconds=seconds)
+        if response.ttl <= 0:
+            raise SessionLostError("the session with etcd ended")
+
+    async def revoke(self, seconds: float) -> None:
+        """End the lease with all that belongs to it; raises if etcd does not answer."""
+        try:
+            await self._client.call(REVOKE, pb.LeaseRevokeRequest(id=self.id), seconds=seconds)
+        except SessionLostError:
+            return  # it ended by itself
+
+    async def take_receipt(self) -> Receipt:
+        """A receipt for one write; `give_back` is owed."""
+        await self._writes.acquire()
+        if self._free:
+            return self._free.pop()
+        self._receipts += 1
+        return Receipt(self._scope.receipt(self.id, self._receipts), self.id)
+
+    def give_back(self, receipt: Receipt) -> None:
+        """The write is over. A receipt of a write that may still happen is never used again."""
+        if not receipt.is_doubtful:
+            self._free.append(receipt)
+        self._writes.release()
+
+
+async def replace(
+    client: EtcdClient,
+    scope: KeyLayout,
+    lost: EtcdLease,
+    timeout_seconds: float,
+    *,
+    answer_seconds: float,
+) -> EtcdLease:
+    """A new lease instead of one that was lost, whose records are gone if etcd let us."""
+    # A revocation that fails does no harm: without proofs the lease ends by itself.
+    with suppress(BookieError):
+        await lost.revoke(answer_seconds)
+    return await EtcdLease.grant(client, scope, timeout_seconds, answer_seconds=answer_seconds)

@@ -1,0 +1,143 @@
+"""What lies directly below a key, in pages of etcd's flat order of keys.
+
+etcd knows no directories: below ``/a`` it lists ``/a/b``, ``/a/b/c``, ``/a/b/d``, …. A page that
+ends inside of a child's own subtree is followed by one that starts behind it (``/a/b0``), so that a
+deep tree costs one small page per child and not a page per thousand descendants. Foreign keys
+(`key_layout`) are no children of anything.
+
+All pages show the same revision. If etcd compacts it away meanwhile, the listing goes on in the
+present, behind the last key it has seen: what existed all the time is still seen exactly once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from bookie._pb import etcd_pb2 as pb
+from bookie.errors import MetadataUnavailableError
+from bookie.metadata.etcd.client import RANGE, CompactedError, EtcdClient
+from bookie.metadata.etcd.key_layout import KeyLayout
+from bookie.metadata.model import ROOT
+
+KEYS_PER_PAGE_MAX = 1000
+RECORDS_PER_PAGE_MAX = 256
+"""Records are limited more, because each may have half a megabyte."""
+
+PAGE_SIZE_BYTES = 1024 * 1024
+"""What a page of records should have; one that had more is followed by a shorter one."""
+
+_ENTRIES_PER_PAGE_MIN = 8
+_RECORDS_PER_FIRST_PAGE = 32
+_PRESENTS_MAX = 10
+"""How often a listing that etcd compacts away goes on in the present."""
+
+
+class _ChildPages:
+    """The entries below a key whose subtrees are passed over; `records` brings their values."""
+
+    def __init__(
+        self, client: EtcdClient, scope: KeyLayout, key: str, after: str, *, records: bool
+    ) -> None:
+        self._client = client
+        self._scope = scope
+        self._base = scope.children(key)
+        self._start, self._end = scope.below(key)
+        if after:
+            self._start = max(self._start, self._base + after.encode() + b"\0")
+        self._records = records
+        self._most = RECORDS_PER_PAGE_MAX if records else KEYS_PER_PAGE_MAX
+        self._limit = _RECORDS_PER_FIRST_PAGE if records else KEYS_PER_PAGE_MAX
+        self._revision = 0
+        self._presents = 0
+
+    async def next(self) -> list[tuple[str, Any]] | None:
+        """Names and entries of one page; None at the end.
+
+        The entry of a key further below is None. Foreign keys are left out.
+        """
+        if self._start >= self._end:
+            return None
+        response = await self._read()
+        self._revision = response.header.revision if not self._revision else self._revision
+        page = []
+        for kv in response.kvs:
+            if self._scope.name(kv.key) is not None:
+                name, slash, _ = kv.key[len(self._base) :].decode().partition("/")
+                page.append((name, None if slash else kv))
+        if not response.more:
+            self._start = self._end
+            return page
+        last = response.kvs[-1].key
+        child, slash, _ = last[len(self._base) :].partition(b"/")
+        if slash and self._scope.name(last) is not None:
+            # "0" comes right after the slash: behind everything below this child.
+            self._start = self._base + child + b"0"
+        else:
+            self._start = last + b"\0"
+        self._fit(response, page)
+        return page
+
+    async def _read(self) -> Any:
+        while True:
+            request = pb.RangeRequest(
+                key=self._start,
+                range_end=self._end,
+                limit=self._limit,
+                revision=self._revision,
+                keys_only=not self._records,
+            )
+            try:
+                return await self._client.read(RANGE, request)
+            except CompactedError as error:
+                self._presents += 1
+                self._revision = 0
+                if self._presents > _PRESENTS_MAX:
+                    raise MetadataUnavailableError(
+                        f"a listing cannot be completed: {error}, again and again"
+                    ) from None
+
+    def _fit(self, response: Any, page: list[tuple[str, Any]]) -> None:
+        """Choose the size of the next page: what it may weigh, and no more waste than this one."""
+        children = len({name for name, _ in page})
+        limit = self._limit * 2
+        if children * 4 < len(page):
+            limit = self._limit // 4
+        if self._records:
+            size = response.ByteSize()
+            limit = min(limit, max(1, len(response.kvs) * PAGE_SIZE_BYTES // max(size, 1)))
+        least = 1 if self._records else _ENTRIES_PER_PAGE_MIN
+        self._limit = max(least, min(limit, self._most))
+
+
+async def child_names(client: EtcdClient, scope: KeyLayout, key: str) -> list[str]:
+    """The names one level below `key`, sorted, with those that only have children; complete."""
+    pages = _ChildPages(client, scope, key, "", records=False)
+    names: set[str] = set()
+    while (page := await pages.next()) is not None:
+        names.update(name for name, _ in page)
+    return sorted(names)
+
+
+async def child_records(
+    client: EtcdClient, scope: KeyLayout, key: str, after: str
+) -> AsyncIterator[tuple[str, Any]]:
+    """Keys and entries of the records one level below `key`, by name, behind the name `after`."""
+    pages = _ChildPages(client, scope, key, after, records=True)
+    base = key.rstrip("/") + "/"
+    while (page := await pages.next()) is not None:
+        for name, kv in page:
+            if kv is not None:
+                yield base + name, kv
+
+
+async def foreign_keys(client: EtcdClient, scope: KeyLayout) -> list[bytes]:
+    """The keys in the scope that can name no record, sorted."""
+    start, end = scope.below(ROOT)
+    found: list[bytes] = []
+    while start:
+        request = pb.RangeRequest(key=start, range_end=end, limit=KEYS_PER_PAGE_MAX, keys_only=True)
+        response = await client.read(RANGE, request)
+        found.extend(kv.key for kv in response.kvs if scope.name(kv.key) is None)
+        start = response.kvs[-1].key + b"\0" if response.more else b""
+    return found

@@ -1,0 +1,369 @@
+"""Operations of the store as one Txn of etcd; its response as results, or the error that is due.
+
+A Txn compares the conditions of all operations. It writes if all hold. Otherwise it reads, in the
+same instant, what the conditions were about, and `evaluate` finds the first operation that fails,
+as on every backend. Each Txn also replaces a receipt (`receipts`).
+
+======================== ============================================ ===========================
+operation                compares                                     writes
+======================== ============================================ ===========================
+put                      no ancestor is ephemeral, nor is it          put
+put of version v         mod_revision = v, has no lease               put
+the same, if ephemeral   mod_revision = v, or has a lease             put with the lease it has
+put that creates         absent, no ancestor is ephemeral             put
+ephemeral put, creates   the same, and nothing below                  put with our lease
+ephemeral put            as it was seen last: absent, or ours         put with our lease
+ephemeral put of v       mod_revision = v, has a lease                put with our lease
+delete                   present or mod_revision = v, nothing below   delete
+check                    mod_revision = v, or absent                  nothing
+======================== ============================================ ===========================
+
+The Txn guesses whether a record is ephemeral, whether our own ephemeral record exists, and the last
+number of a sequence. If a guess is wrong, the reads correct it, and the Txn is made again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+from zlib import crc32
+
+from bookie._pb import etcd_pb2 as pb
+from bookie.errors import MetadataUnavailableError, SessionLostError
+from bookie.metadata.etcd import messages
+from bookie.metadata.etcd.cached import RecordCache
+from bookie.metadata.etcd.key_layout import KeyLayout
+from bookie.metadata.etcd.messages import Part
+from bookie.metadata.etcd.reads import ConditionReads, owner
+from bookie.metadata.etcd.receipts import Receipt, mark
+from bookie.metadata.evaluate import NO_OWNER, evaluate
+from bookie.metadata.model import (
+    NOT_EXISTS,
+    Check,
+    Delete,
+    Operation,
+    Put,
+    Stat,
+    ancestors,
+    check_transaction,
+    parent_of,
+    sequential_key,
+)
+
+SHARED_SEQUENCES = 1024
+"""Counters for ephemeral sequential records, the same for all users of the store."""
+
+ROUNDS_MAX = 1000
+"""How often a Txn is made again because a guess was wrong."""
+
+
+class Transaction:
+    """One transaction of the store, made into a Txn as often as it takes.
+
+    `operations` were checked by `check_transaction`.
+    """
+
+    def __init__(
+        self, scope: KeyLayout, operations: Sequence[Operation], cached: RecordCache
+    ) -> None:
+        self._scope = scope
+        self._given = operations
+        self.is_sequential = False
+        """Whether it writes a sequential record."""
+        for operation in operations:
+            if isinstance(operation, Put) and operation.sequential:
+                self.is_sequential = True
+        self._cached = cached
+        self._rounds = 0
+        self._ours: set[str] = set()
+        """Keys of ephemeral puts without version that were seen to be ours."""
+        self._leased: set[str] = set()
+        """Keys of plain puts that were seen to be ephemeral."""
+        self._skipped: dict[str, int] = {}
+        """Sequence → a number that is taken although its counter does not say so."""
+        self._numbers: dict[str, int] = {}
+        self._operations = operations
+        self._reads: ConditionReads
+        self._receipt_read: int
+        self._sequence_reads: dict[str, int]
+        self._is_large = False
+        self._lease = 0
+
+    # ---- the request
+
+    def request(self, receipt: Receipt) -> pb.TxnRequest:
+        """The Txn by what is known; the write that replaces `receipt`."""
+        compares, writes = self._prepare(receipt.lease)
+        self._receipt_read = self._reads.want_value(receipt.key)
+        return self._assemble(receipt, compares, [mark(receipt), *writes])
+
+    def _prepare(self, lease: int) -> tuple[list[Part], list[Part]]:
+        self._lease = lease
+        if self.is_sequential:
+            self._number()
+        self._reads = ConditionReads()
+        compares: dict[bytes, Part] = {}
+        writes: list[Part] = []
+        for operation in self._operations:
+            self._reads.want_record(self._scope, operation.key)
+            match operation:
+                case Put():
+                    writes.append(self._put(operation, compares))
+                case Delete():
+                    writes.append(self._delete(operation, compares))
+                case Check():
+                    self._compare_version(operation.key, operation.version, compares)
+        self._sequence_reads = {}
+        for key, number in self._numbers.items():
+            counter, (_, revision) = self._scope.sequence(key), self._cached.last(key)
+            compares[b"#" + counter] = messages.mod(counter, revision)
+            writes.append(messages.put(counter, b"%d" % number, 0))
+            self._sequence_reads[key] = self._reads.want_value(counter)
+        return list(compares.values()), writes
+
+    def _number(self) -> None:
+        """Replace sequential puts by the puts of the next numbers."""
+        self._numbers = {}
+        self._operations = numbered = list(self._given)
+        named = {operation.key for operation in self._given}
+        for index, operation in enumerate(self._given):
+            if isinstance(operation, Put) and operation.sequential:
+                sequence = _sequence_of(operation)
+                last, _ = self._cached.last(sequence)
+                number = max(last, self._skipped.get(sequence, 0)) + 1
+                while sequential_key(operation.key, number) in named:
+                    # A record made before: the counter, not read yet, has passed its number.
+                    number += 1
+                self._numbers[sequence] = number
+                numbered[index] = replace(
+                    operation,
+                    key=sequential_key(operation.key, number),
+                    version=NOT_EXISTS,
+                    sequential=False,
+                )
+        check_transaction(numbered)
+
+    def _put(self, put: Put, compares: dict[bytes, Part]) -> Part:
+        key = self._scope.key(put.key)
+        lease = self._lease if put.ephemeral else 0
+        if put.version is not None and put.version != NOT_EXISTS:
+            compares[key] = messages.version(key, put.version)
+            if put.ephemeral:
+                compares[b"!" + key] = messages.leased(key)
+                return messages.put(key, put.value, lease)
+            if put.key in self._leased:
+                return messages.nested([], [messages.keep(key, put.value), messages.stat(key)])
+            if not self._cached.is_persistent(put.key, put.version):
+                compares[b"!" + key] = messages.lease(key, 0)
+            return messages.put(key, put.value, 0)
+        for above in ancestors(put.key):
+            self._reads.want_record(self._scope, above)
+            higher = self._scope.key(above)
+            compares[b"^" + higher] = messages.lease(higher, 0)
+        if put.ephemeral:
+            self._reads.want_below(self._scope, put.key)
+            if put.key in self._ours:
+                compares[key] = messages.lease(key, lease)
+                return messages.put(key, put.value, lease)
+        if put.version is None and not put.ephemeral:
+            if put.key in self._leased:
+                compares[key] = messages.leased(key)
+                return messages.nested([], [messages.keep(key, put.value), messages.stat(key)])
+            compares[key] = messages.lease(key, 0)
+            return messages.nested(
+                [messages.absent(key)],
+                [messages.put(key, put.value, 0)],
+                [messages.put(key, put.value, 0), messages.stat(key)],
+            )
+        compares[key] = messages.absent(key)
+        if put.ephemeral:
+            compares[b"/" + key] = messages.none_below(self._scope, put.key)
+        return messages.put(key, put.value, lease)
+
+    def _delete(self, delete: Delete, compares: dict[bytes, Part]) -> Part:
+        key = self._scope.key(delete.key)
+        if delete.version is None:
+            compares[key] = messages.present(key)
+        else:
+            compares[key] = messages.version(key, delete.version)
+        self._reads.want_below(self._scope, delete.key)
+        compares[b"/" + key] = messages.none_below(self._scope, delete.key)
+        return messages.delete(key)
+
+    def _compare_version(self, key: str, version: int, compares: dict[bytes, Part]) -> None:
+        name = self._scope.key(key)
+        compares[name] = (
+            messages.absent(name) if version == NOT_EXISTS else messages.version(name, version)
+        )
+
+    def _assemble(
+        self, receipt: Receipt, compares: list[Part], writes: list[Part]
+    ) -> pb.TxnRequest:
+        reads = self._reads.operations()
+        self._is_large = max(len(compares), len(writes), len(reads)) > messages.OPERATIONS_MAX
+        own = messages.mod(receipt.key, receipt.revision)
+        if self._is_large:
+            # What failed takes a read of its own to learn; see `reads`.
+            then = messages.conjunction(self._scope, compares, writes)
+            otherwise = [messages.stat(receipt.key)]
+            return pb.TxnRequest(compare=[own], success=then, failure=otherwise)
+        return pb.TxnRequest(compare=[own, *compares], success=writes, failure=reads)
+
+    # ---- the response
+
+    def take(self, receipt: Receipt, response: pb.TxnResponse) -> list[Stat | None] | None:
+        """The results, or None: make the Txn again, more is known now.
+
+        Raises:
+            SessionLostError: the session ended; nothing was written.
+            MetadataUnavailableError: others keep changing what this depends on.
+            BookieError: `evaluate` raised it for the first operation; nothing was written.
+        """
+        responses: Iterable[Any] = response.responses
+        if response.succeeded:
+            receipt.revision = revision = response.header.revision
+            for key, number in self._numbers.items():
+                self._cached.saw(key, number, revision)
+            if self._is_large:
+                responses = messages.ungrouped(responses)
+            written = iter(responses)
+            next(written)  # the receipt's
+            return self._results(revision, written)
+        if self._is_large:
+            raise session_lost()
+        self._learn(receipt, responses)
+        return None
+
+    def reads(self) -> pb.TxnRequest:
+        """Reads what the Txn is about, for `learn`: etcd refused it as `CompactedError`.
+
+        It was too large to read in the instant in which it failed. If an operation fails by a later
+        state, then it fails; else the Txn is made again.
+        """
+        return pb.TxnRequest(success=messages.grouped(self._scope, self._reads.operations()))
+
+    def learn(self, receipt: Receipt, response: pb.TxnResponse) -> None:
+        """Take the response to `reads`; raises as `take` does."""
+        self._learn(receipt, messages.ungrouped(response.responses))
+
+    def _results(self, revision: int, written: Iterator[Any]) -> list[Stat | None]:
+        results: list[Stat | None] = []
+        for operation in self._operations:
+            if isinstance(operation, Check):
+                results.append(None)
+                continue
+            response = next(written)
+            if isinstance(operation, Delete):
+                results.append(None)
+                continue
+            results.append(self._stat(operation, revision, response))
+        return results
+
+    def _stat(self, put: Put, revision: int, response: Any) -> Stat:
+        if response.WhichOneof("response") == "response_txn":
+            inner = response.response_txn.responses
+            if len(inner) > 1:
+                return stat_of(put.key, inner[1].response_range.kvs[0], self._lease)
+        is_new = put.version in (None, NOT_EXISTS) and put.key not in self._ours
+        if put.ephemeral:
+            return Stat(put.key, revision, revision, None, None, True, True, is_new)
+        self._cached.saw_persistent(put.key, revision)
+        return Stat(put.key, revision, revision, None, None, False, False, is_new)
+
+    def _learn(self, receipt: Receipt, responses: Iterable[Any]) -> None:
+        """From the reads of a Txn whose conditions did not hold."""
+        self._reads.take(responses)
+        found = self._reads.value(self._receipt_read)
+        if (found.mod_revision if found is not None else 0) != receipt.revision:
+            raise session_lost()
+        self._find_failure()
+
+    def _find_failure(self) -> None:
+        """Raise what is due by the reads, or correct the guess that was wrong."""
+        self._rounds += 1
+        if self._rounds > ROUNDS_MAX:
+            raise MetadataUnavailableError(
+                f"others kept changing what a transaction on {self._given[0].key} depends on"
+            )
+        learned = False
+        for key, index in self._sequence_reads.items():
+            last = _number(self._reads.value(index))
+            learned |= last != self._cached.last(key)
+            self._cached.saw(key, *last)
+        if learned:
+            return
+        for given, operation in zip(self._given, self._operations, strict=True):
+            if not isinstance(given, Put) or not given.sequential:
+                continue
+            if self._reads.find(operation.key) is not None:
+                # Another put wrote this very key; the counter passes over it.
+                sequence = _sequence_of(given)
+                self._skipped[sequence] = self._numbers[sequence]
+                return
+        evaluate(self._operations, self._reads, owner(self._lease), 0)
+        for operation in self._operations:
+            if not isinstance(operation, Put):
+                continue
+            seen = self._reads.find(operation.key)
+            if seen is not None and operation.ephemeral and operation.version is None:
+                self._ours.add(operation.key)
+            elif seen is not None and not operation.ephemeral and seen.owner != NO_OWNER:
+                self._leased.add(operation.key)
+            else:
+                self._ours.discard(operation.key)
+                self._leased.discard(operation.key)
+
+    # ---- after a lost reply
+
+    def confirmation(self, revision: int) -> pb.TxnRequest:
+        """Reads what was written at `revision`, for `confirmed`."""
+        reads = [
+            messages.stat(self._scope.key(operation.key), revision=revision)
+            for operation in self._operations
+            if isinstance(operation, Put)
+        ]
+        return pb.TxnRequest(success=messages.grouped(self._scope, reads))
+
+    def confirmed(self, receipt: Receipt, response: pb.TxnResponse) -> list[Stat | None]:
+        """The results of the write that happened at the receipt's revision."""
+        for key, number in self._numbers.items():
+            self._cached.saw(key, number, receipt.revision)
+        written = messages.ungrouped(response.responses)
+        return [
+            stat_of(operation.key, next(written).response_range.kvs[0], self._lease)
+            if isinstance(operation, Put)
+            else None
+            for operation in self._operations
+        ]
+
+
+def _sequence_of(put: Put) -> str:
+    """The sequence that numbers it. Ephemeral ones share a fixed number, chosen by the parent."""
+    if not put.ephemeral:
+        return put.key
+    return f"/{crc32(parent_of(put.key).encode()) % SHARED_SEQUENCES:04}"
+
+
+def _number(counter: Any) -> tuple[int, int]:
+    """The number that a record holds, and its revision."""
+    return (int(counter.value), counter.mod_revision) if counter is not None else (0, 0)
+
+
+def session_lost() -> SessionLostError:
+    """What a write is refused with whose receipt is gone."""
+    return SessionLostError("the session with etcd ended before the write")
+
+
+def stat_of(key: str, kv: Any, lease: int) -> Stat:
+    """What etcd knows of a record; `lease` is that of the asking session."""
+    return Stat(
+        key=key,
+        version=kv.mod_revision,
+        revision=kv.mod_revision,
+        created_ms=None,
+        modified_ms=None,
+        ephemeral=kv.lease != 0,
+        created_by_self=kv.lease == lease and kv.lease != 0,
+        first_version=kv.version == 1,
+    )

@@ -1,0 +1,257 @@
+"""Changes below a prefix as etcd reports them, in commit order, without a gap.
+
+All events of one revision are of one transaction and make one `Commit`; a response that etcd split
+(``fragment``) is taken when its last part is there. A broken stream is resumed behind the last
+revision delivered, so a reconnection shows nothing and reads nothing. Only where etcd
+has forgotten that revision (compaction), or answers as another cluster, is continuity lost: then
+`Resync` is due, and the watch goes on from the present.
+
+A cluster that was restored from a backup looks like the same one, at an older revision; a watch
+from the revision behind the last one delivered would wait there in silence. A stream says at its
+beginning where its server is. If that is before what was seen, a read tells a server that lags from
+a cluster that went back; that, too, is a `Resync`. A cluster that went back and has come further
+again than it was goes unnoticed.
+
+A stream can die without a sign. Whenever one was silent for the time of an attempt, it is asked for
+its progress; one that does not answer that either is replaced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from grpc import aio
+
+from bookie._pb import etcd_pb2 as pb
+from bookie.errors import BookieError, MetadataUnavailableError
+from bookie.metadata.etcd.client import (
+    RANGE,
+    WATCH,
+    CompactedError,
+    EtcdClient,
+    EtcdEndpoint,
+    LostReplyError,
+    StaleTokenError,
+)
+from bookie.metadata.etcd.key_layout import KeyLayout
+from bookie.metadata.model import ROOT, ChangeKind, WatchEvent
+from bookie.metadata.watches import Watches
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a cluster is: which one, at which revision, led for which time."""
+
+    cluster: int
+    revision: int
+    term: int
+
+    @classmethod
+    def of(cls, header: Any) -> Position:
+        """The position in the header of a response."""
+        return cls(header.cluster_id, header.revision, header.raft_term)
+
+    def is_behind(self, other: Position) -> bool:
+        """Whether this cannot be what became of `other`."""
+        return self.revision < other.revision or self.term < other.term
+
+
+async def present(client: EtcdClient, scope: KeyLayout) -> Position:
+    """Where the cluster is, by a read that it agreed on."""
+    request = pb.RangeRequest(key=scope.below(ROOT)[0], count_only=True)
+    return Position.of((await client.read(RANGE, request)).header)
+
+
+class EtcdWatch:
+    """A watch on what lies below `prefix`, and on its own record. Runs until `run` is cancelled.
+
+    Args:
+        client: the way to etcd.
+        scope: the keys.
+        prefix: a key, or the root.
+        tasks: where tasks beside `run` are born.
+        watches: get every commit there, once and in order; it may hold siblings of `prefix`. Where
+            commits may be missing they get a resync, with the revision before the next commit: less
+            than what was delivered if the cluster is another.
+    """
+
+    def __init__(
+        self,
+        client: EtcdClient,
+        scope: KeyLayout,
+        prefix: str,
+        tasks: asyncio.TaskGroup,
+        watches: Watches,
+    ) -> None:
+        self._client = client
+        self._scope = scope
+        self._range = scope.watched(prefix)
+        self._tasks = tasks
+        self._watches = watches
+        self._next = 0
+        """The first revision that was not delivered."""
+        self._seen = Position(0, 0, 0)
+        """The furthest position that any stream, or any read before one, has shown."""
+        self._refused_token = -1
+        """Number of the token with which the last stream was refused; -1 = it was not."""
+        self._parts: list[Any] = []
+        self._heard_at = 0.0
+
+    async def run(self, position: Position) -> None:
+        """Deliver what was committed after `position`, for ever."""
+        self._begin(position)
+        retries = self._client.retries()
+        while True:
+            try:
+                if not self._next:
+                    self._begin(await present(self._client, self._scope))
+                    self._watches.resync(self._next - 1)
+                await self._follow()
+            except CompactedError:
+                self._next = 0
+            except BookieError:
+                # Not answered, or refused: the next stream has a new token, and our user's rights
+                # may come back.
+                await asyncio.sleep(retries.pause())
+            else:
+                retries = self._client.retries()
+
+    def _begin(self, position: Position) -> None:
+        self._seen = position
+        self._next = position.revision + 1
+
+    async def _follow(self) -> None:
+        """Run one stream until it breaks.
+
+        Raises:
+            CompactedError: continuity is lost.
+            MetadataUnavailableError: the stream broke before it delivered anything.
+        """
+        if self._refused_token >= 0:
+            await self._client.authenticate(self._refused_token)
+            self._refused_token = -1
+        began_at, endpoint, token = self._next, self._client.endpoint(), self._client.token
+        self._parts = []
+        self._heard_at = asyncio.get_running_loop().time()
+        call = self._client.open_stream(endpoint, WATCH)
+        guard = self._tasks.create_task(self._guard(call))
+        try:
+            await self._read(call, endpoint)
+        except MetadataUnavailableError as error:
+            if isinstance(error, StaleTokenError):
+                self._refused_token = token
+            self._client.leave(endpoint)
+            if self._next == began_at:
+                raise
+        finally:
+            guard.cancel()
+            call.cancel()
+
+    async def _read(self, call: Any, endpoint: EtcdEndpoint) -> None:
+        start, end = self._range
+        create = pb.WatchCreateRequest(
+            key=start,
+            range_end=end,
+            start_revision=self._next,
+            progress_notify=True,
+            fragment=True,
+        )
+        try:
+            # gRPC lets a write wait for ever if its call is cancelled before its headers were sent.
+            async with asyncio.timeout(2 * self._client.attempt_seconds):
+                await call.write(pb.WatchRequest(create_request=create))
+            while (response := await call.read()) is not aio.EOF:
+                self._heard_at = asyncio.get_running_loop().time()
+                self._client.note_sign_of_life()
+                if response.created and not response.canceled:
+                    await self._compare(Position.of(response.header), endpoint)
+                self._take(response, endpoint)
+        except aio.AioRpcError as error:
+            raise self._client.explain(error, endpoint) from None
+        except (asyncio.InvalidStateError, aio.InternalError, TimeoutError):
+            pass  # it ended before the request was written
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # Only the guard cancelled it.
+        raise LostReplyError(f"etcd at {endpoint.address} ended a watch or fell silent")
+
+    async def _guard(self, call: Any) -> None:
+        """Ask a silent stream for its progress, and end one that does not answer."""
+        patience = self._client.attempt_seconds
+        while True:
+            await asyncio.sleep(patience / 2)
+            silent = asyncio.get_running_loop().time() - self._heard_at
+            if silent >= 2 * patience:
+                call.cancel()
+                return
+            if silent >= patience:
+                try:
+                    async with asyncio.timeout(patience):
+                        await call.write(pb.WatchRequest(progress_request={}))
+                except (
+                    TimeoutError,
+                    aio.AioRpcError,
+                    aio.InternalError,
+                    asyncio.InvalidStateError,
+                ):
+                    call.cancel()
+                    return
+
+    async def _compare(self, position: Position, endpoint: EtcdEndpoint) -> None:
+        """Find out whether a cluster that says it is at `position` went back."""
+        if not position.is_behind(self._seen):
+            return
+        if (await present(self._client, self._scope)).is_behind(self._seen):
+            raise CompactedError(f"etcd at {endpoint.address} was restored to an older state")
+
+    def _take(self, response: Any, endpoint: EtcdEndpoint) -> None:
+        if response.header.cluster_id != self._seen.cluster:
+            raise CompactedError(f"etcd at {endpoint.address} is another cluster than before")
+        if response.canceled:
+            if response.compact_revision:
+                raise CompactedError(f"etcd at {endpoint.address} has forgotten {self._next}")
+            # Probably because of our token; not every server names the reason.
+            raise StaleTokenError(
+                f"etcd at {endpoint.address} ended a watch: {response.cancel_reason}"
+            )
+        self._see(response.header)
+        self._parts += response.events
+        if response.fragment or response.created:
+            return
+        if not self._parts and response.watch_id == 0:
+            # Progress: everything up to this revision was delivered. The answer to our own question
+            # has no watch id; servers before 3.4.25 and 3.5.8 send it too early.
+            self._next = max(self._next, response.header.revision + 1)
+        events, self._parts = self._parts, []
+        for revision, together in groupby(events, key=lambda event: event.kv.mod_revision):
+            if revision < self._next:
+                continue
+            self._next = revision + 1
+            commit = list(together)
+            records = tuple(event for one in commit if (event := self._event(one)) is not None)
+            if records:
+                self._watches.deliver(revision, records)
+
+    def _see(self, header: Any) -> None:
+        seen = self._seen
+        self._seen = Position(
+            seen.cluster, max(seen.revision, header.revision), max(seen.term, header.raft_term)
+        )
+
+    def _event(self, event: Any) -> WatchEvent | None:
+        kv = event.kv
+        key = self._scope.name(kv.key)
+        if key is None:
+            return None
+        if event.type == pb.Event.DELETE:
+            kind = ChangeKind.DELETED
+        elif kv.create_revision == kv.mod_revision:
+            kind = ChangeKind.CREATED
+        else:
+            kind = ChangeKind.MODIFIED
+        return WatchEvent(kind, key, kv.mod_revision)

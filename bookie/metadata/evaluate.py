@@ -1,0 +1,156 @@
+"""What a transaction means, decided in one place for the backends that hold the tree themselves.
+
+`evaluate` looks at the state before a transaction and either raises the error of its first failed
+condition or returns what to write. It changes nothing, so a refused transaction leaves no trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from bookie.errors import (
+    BadVersionError,
+    InvalidKeyError,
+    KeyExistsError,
+    KeyHasChildrenError,
+    NoSuchKeyError,
+)
+from bookie.metadata.model import (
+    NOT_EXISTS,
+    Check,
+    Delete,
+    Operation,
+    Put,
+    ancestors,
+    check_transaction,
+    sequential_key,
+)
+
+NO_OWNER = b""
+"""The owner of a persistent record."""
+
+
+class Stored(Protocol):
+    """What `evaluate` must know of a record. `owner` is a session id, or `NO_OWNER`."""
+
+    @property
+    def version(self) -> int: ...  # noqa: D102  (the class says it)
+
+    @property
+    def owner(self) -> bytes: ...  # noqa: D102  (the class says it)
+
+
+class Tree(Protocol):
+    """The state before the transaction."""
+
+    def find(self, key: str) -> Stored | None:
+        """The record of `key`, if there is one."""
+        ...
+
+    def has_children(self, key: str) -> bool:
+        """Whether any key lies below `key`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Store `value` under `key` for `owner`; replacing a record or not."""
+
+    key: str
+    value: bytes
+    owner: bytes
+    owner_before: bytes | None
+    """The owner of the record that is replaced; None when there is no record."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deletion:
+    """Remove the record of `key`, which belongs to `owner_before`."""
+
+    key: str
+    owner_before: bytes
+
+
+def evaluate(
+    operations: Sequence[Operation], tree: Tree, session: bytes, number: int
+) -> list[Write | Deletion | None]:
+    """One effect per operation, or None for a `Check`.
+
+    `number` is what sequential keys end with: above that of every commit before.
+
+    Raises:
+        BadVersionError, KeyExistsError, NoSuchKeyError, KeyHasChildrenError, InvalidKeyError: as
+            `MetadataStore.put` and `delete` say.
+    """
+    if any(isinstance(operation, Put) and operation.sequential for operation in operations):
+        operations = [_numbered(operation, number) for operation in operations]
+        check_transaction(operations)
+    effects: list[Write | Deletion | None] = []
+    for operation in operations:
+        match operation:
+            case Put():
+                effects.append(_evaluate_put(operation, tree, session))
+            case Delete():
+                effects.append(_evaluate_delete(operation, tree))
+            case Check():
+                _require_version(operation.key, tree.find(operation.key), operation.version)
+                effects.append(None)
+    return effects
+
+
+def _numbered(operation: Operation, number: int) -> Operation:
+    if not isinstance(operation, Put) or not operation.sequential:
+        return operation
+    key = sequential_key(operation.key, number)
+    return replace(operation, key=key, version=NOT_EXISTS, sequential=False)
+
+
+def _evaluate_put(put: Put, tree: Tree, session: bytes) -> Write:
+    stored = tree.find(put.key)
+    if put.version is not None:
+        _require_version(put.key, stored, put.version)
+    if stored is None:
+        _require_room(put, tree)
+        return Write(put.key, put.value, session if put.ephemeral else NO_OWNER, None)
+    if not put.ephemeral:
+        return Write(put.key, put.value, stored.owner, stored.owner)
+    if stored.owner == NO_OWNER:
+        raise KeyExistsError(f"{put.key} exists and is not ephemeral")
+    if stored.owner != session and put.version is None:
+        raise BadVersionError(f"{put.key} belongs to another session")
+    return Write(put.key, put.value, session, stored.owner)
+
+
+def _require_room(put: Put, tree: Tree) -> None:
+    if put.ephemeral and tree.has_children(put.key):
+        raise KeyHasChildrenError(f"{put.key} has children and cannot be ephemeral")
+    for ancestor in ancestors(put.key):
+        above = tree.find(ancestor)
+        if above is not None:
+            # Nothing lives below an ephemeral record, so the nearest one speaks for all above it.
+            if above.owner != NO_OWNER:
+                raise InvalidKeyError(f"{put.key} cannot be created below ephemeral {ancestor}")
+            return
+
+
+def _evaluate_delete(delete: Delete, tree: Tree) -> Deletion:
+    stored = tree.find(delete.key)
+    if stored is None:
+        raise NoSuchKeyError(f"{delete.key} does not exist")
+    if delete.version is not None:
+        _require_version(delete.key, stored, delete.version)
+    if tree.has_children(delete.key):
+        raise KeyHasChildrenError(f"{delete.key} has children")
+    return Deletion(delete.key, stored.owner)
+
+
+def _require_version(key: str, stored: Stored | None, expected: int) -> None:
+    if stored is None:
+        if expected != NOT_EXISTS:
+            raise BadVersionError(f"{key} does not exist; version {expected} was expected")
+    elif expected == NOT_EXISTS:
+        raise KeyExistsError(f"{key} exists")
+    elif stored.version != expected:
+        raise BadVersionError(f"{key} has version {stored.version}; {expected} was expected")

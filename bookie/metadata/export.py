@@ -1,0 +1,494 @@
+"""Copying a whole store: into a file of lines and back, or into another store.
+
+A copy leaves out what belongs to a session (registrations, locks), because it would outlive its
+owner. It writes the records of the top level last. Among them is what makes a cluster one, so half
+a copy does not look like a cluster. Repeat a copy that was interrupted: a record that is there with
+the same value stays. Another value is an error and changes nothing.
+
+**Sequential numbers** begin anew in the target. Items that are queued would then come after later
+items, so a store with queued items is not copied.
+
+**Access control lists** move with `migrate`: a list of the source that restricts a record stands in
+the target, too. Records that are open to all get what the target gives new records. A file holds no
+lists.
+
+A file has one JSON object a line::
+
+    {"format": "bookie metadata", "version": 1}
+    {"key": "/ledgers/0000000000000000001", "value": "<base64>"}
+    …
+    {"records": 1, "sha256": "<of all lines before this one>"}
+
+A file without its last line, or whose last line does not fit, was cut off or changed. Version 2 had
+one more line, ``{"last_number": 17}``, which is skipped.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from bookie.env import gather
+from bookie.errors import (
+    FormatError,
+    KeyExistsError,
+    MetadataError,
+    NewerFormatError,
+    NoSuchKeyError,
+    UnsupportedError,
+)
+from bookie.metadata.model import (
+    NOT_EXISTS,
+    ROOT,
+    SEQUENCE_DIGITS_MIN,
+    TRANSACTION_OPERATIONS_MAX,
+    TRANSACTION_SIZE_BYTES_MAX,
+    Acl,
+    Put,
+    Record,
+    check_prefix,
+    parent_of,
+)
+from bookie.metadata.store import MetadataStore
+
+FORMAT = "bookie metadata"
+FORMAT_VERSION = 1
+
+_NUMBERED_VERSION = 2
+"""Files of this version have a line with the last sequential number."""
+
+NARROW_CHILDREN_MAX = 20_000
+"""Children of one key that every kind of store can list, with long names, in one answer."""
+
+_QUEUED = re.compile(rf"(.*)/items/item-\d{{{SEQUENCE_DIGITS_MIN},}}").fullmatch
+"""Matches the key of an item that waits in a queue (`bookie.coordination.queues`)."""
+
+AccessList: TypeAlias = tuple[Acl, ...]
+"""The access control list of a record; None where the target decides."""
+
+Count = Callable[[int], None]
+"""Hears of each record that was dealt with."""
+
+
+@dataclass(slots=True)
+class Copied:
+    """What a copy came to."""
+
+    written: int = 0
+    equal: int = 0
+    """Records that were there already, with the same value."""
+    skipped: int = 0
+    """Records that belong to sessions."""
+    restricted: int = 0
+    """Records that have an access control list in the source."""
+
+
+async def export_lines(
+    store: MetadataStore, key: str = ROOT, *, skipped: Callable[[str], None] = lambda _: None
+) -> AsyncIterator[str]:
+    """The lines of a file with everything at and below `key`; raises rather than leave one out.
+
+    It is what a walk saw, not one moment: stop the cluster for that. `skipped` hears the keys that
+    belong to sessions.
+    """
+    seal = _Seal()
+    yield seal.line({"format": FORMAT, "version": FORMAT_VERSION})
+    async for record in walk(store, key):
+        if record.ephemeral:
+            skipped(record.key)
+            continue
+        value = base64.b64encode(record.value).decode()
+        yield seal.line({"key": record.key, "value": value})
+        seal.records += 1
+    yield seal.last()
+
+
+def parse_export(lines: Iterable[str]) -> list[tuple[str, bytes]]:
+    """The keys and values of a file; the caller gets them after the last line was verified.
+
+    Raises:
+        FormatError: the file is not ours, cut off or changed; the message says which line.
+        NewerFormatError: a newer version wrote it.
+    """
+    seal = _Seal()
+    records: list[tuple[str, bytes]] = []
+    version = 0
+    for number, item in _objects(lines, seal):
+        match item:
+            case {"format": str(name), "version": int(found)} if number == 1:
+                if name != FORMAT:
+                    raise FormatError(f"line 1 says that the file is {name!r}, not {FORMAT!r}")
+                version = found
+                if version > _NUMBERED_VERSION:
+                    raise NewerFormatError(f"the file has format {version}, newer than ours")
+            case {"last_number": int()} if number > 1 and version == _NUMBERED_VERSION:
+                pass
+            case {"key": str(key), "value": str(text)} if number > 1:
+                try:
+                    records.append((key, base64.b64decode(text, validate=True)))
+                except ValueError as error:
+                    raise FormatError(f"the value in line {number} is not base64") from error
+            case {"records": int(count), "sha256": str(digest)} if number > 1:
+                if count != len(records) or digest != seal.digest_before_last:
+                    raise FormatError("the file was changed: its last line does not fit the others")
+                return records
+            case _:
+                raise FormatError(f"line {number} is not one of an export of metadata")
+    raise FormatError("the file was cut off: its last line is missing")
+
+
+async def import_records(
+    store: MetadataStore,
+    records: Sequence[tuple[str, bytes]],
+    *,
+    overwrite: bool = False,
+    count: Count = lambda _: None,
+) -> Copied:
+    """Write the records of a file; the top level last.
+
+    Raises:
+        MetadataError: an item of a queue is among them; nothing was written.
+        KeyExistsError: a record has another value and `overwrite` is false. The message names it.
+            What was written before stays.
+    """
+    for key, _ in records:
+        _refuse_queued(key)
+    writer = _Writer(store, Copied(), overwrite=overwrite, count=count)
+    for key, value in records:
+        await writer.add(key, value)
+    await writer.finish()
+    return writer.copied
+
+
+async def migrate(
+    source: MetadataStore,
+    target: MetadataStore,
+    *,
+    live: bool = False,
+    overwrite: bool = False,
+    drop_acl: bool = False,
+    count: Count = lambda _: None,
+) -> Copied:
+    """Copy everything from `source` to `target` and compare the two; `source` stays as it is.
+
+    `drop_acl` allows a target without access control by record to take restricted records.
+
+    Raises:
+        MetadataError: nothing was written, because a session uses the source and `live` is false,
+            an item is queued, or the target cannot list that many children of one key. Or the two
+            differ after the copy, because another process wrote to one.
+        UnsupportedError: nothing was written, because a record is restricted and the target has no
+            access control by record.
+        KeyExistsError: see `import_records`; or a restricted record has another access control
+            list.
+    """
+    await _require_movable(source, target, live=live, drop_acl=drop_acl)
+    writer = _Writer(target, Copied(), overwrite=overwrite, count=count)
+    async for record, acl in _walk_with_acl(source):
+        if record.ephemeral:
+            writer.copied.skipped += 1
+        else:
+            writer.copied.restricted += acl is not None
+            await writer.add(record.key, record.value, acl if target.has_access_control else None)
+    await writer.finish()
+    async for difference in differences(source, target):
+        raise MetadataError(
+            f"{difference.key} differs after the copy: {_describe(difference.left)} in the source, "
+            f"{_describe(difference.right)} in the target; stop all writers and migrate again"
+        )
+    if target.has_access_control:
+        await _require_same_access(source, target)
+    return writer.copied
+
+
+def _refuse_queued(key: str) -> None:
+    if match := _QUEUED(key):
+        raise MetadataError(
+            f"{key} is a queued item, and its order would be lost: numbers begin anew in a copy; "
+            f"let consumers empty the queue {match[1]} first"
+        )
+
+
+async def _walk_with_acl(store: MetadataStore) -> AsyncIterator[tuple[Record, AccessList | None]]:
+    """All records, each with the list that restricts it; None if it is open to all."""
+    if not store.has_access_control:
+        async for record in walk(store):
+            yield record, None
+        return
+    some: list[Record] = []
+    async for record in walk(store):
+        some.append(record)
+        if len(some) == WINDOW:
+            for found in await _with_acl(store, some):
+                yield found
+            some.clear()
+    for found in await _with_acl(store, some):
+        yield found
+
+
+async def _with_acl(
+    store: MetadataStore, records: Sequence[Record]
+) -> list[tuple[Record, AccessList | None]]:
+    lists = await gather(_restriction(store, record.key) for record in records)
+    return list(zip(records, lists, strict=True))
+
+
+async def _restriction(store: MetadataStore, key: str) -> AccessList | None:
+    try:
+        acl = await store.get_acl(key)
+    except NoSuchKeyError:
+        return None  # deleted meanwhile; the comparison finds out
+    if any(one.scheme == "digest" and one.id.endswith(":x") for one in acl):
+        raise MetadataError(
+            f"the access control list of {key} is hidden from this user; "
+            "migrate as a user with the permission `admin`"
+        )
+    return None if any(one.is_open for one in acl) else tuple(acl)
+
+
+async def _require_same_access(source: MetadataStore, target: MetadataStore) -> None:
+    async for record, acl in _walk_with_acl(source):
+        if acl is not None and not record.ephemeral:
+            found = await target.get_acl(record.key)
+            if set(found) != set(acl):
+                raise MetadataError(f"{record.key} has another access control list in the target")
+
+
+async def _require_movable(
+    source: MetadataStore, target: MetadataStore, *, live: bool, drop_acl: bool
+) -> None:
+    """Refuse before the first write what would be refused, or could not be listed, after it."""
+    children: Counter[str] = Counter()
+    async for record, acl in _walk_with_acl(source):
+        if record.ephemeral and not record.created_by_self and not live:
+            raise MetadataError(
+                f"the source is in use: {record.key} belongs to a live session; stop the bookies "
+                "first"
+            )
+        if not record.ephemeral:
+            _refuse_queued(record.key)
+        if acl is not None and not target.has_access_control and not drop_acl:
+            raise UnsupportedError(
+                f"{record.key} is restricted to some users in the source, and {target.backend} has "
+                "no access control by record; restrict the target itself and pass --drop-acl"
+            )
+        children[parent_of(record.key)] += 1
+    for key, count in children.most_common(1):
+        if count > NARROW_CHILDREN_MAX and not target.lists_wide_directories:
+            raise MetadataError(
+                f"{key} has {count} children, which {target.backend} could not list; at most "
+                f"{NARROW_CHILDREN_MAX} can be moved there"
+            )
+
+
+def _describe(value: bytes | None) -> str:
+    return "no record" if value is None else f"{len(value)} bytes"
+
+
+class _Writer:
+    """Puts records in transactions as large as they may be; those of the top level last."""
+
+    def __init__(
+        self, store: MetadataStore, copied: Copied, *, overwrite: bool, count: Count
+    ) -> None:
+        self.copied = copied
+        self._store = store
+        self._overwrite = overwrite
+        self._count = count
+        self._top: list[Put] = []
+        self._puts: list[Put] = []
+        self._size_bytes = 0
+
+    async def add(self, key: str, value: bytes, acl: AccessList | None = None) -> None:
+        """Write one record, now or with the next ones."""
+        put = Put(key, value, NOT_EXISTS, acl=acl)
+        if parent_of(key) == ROOT:
+            self._top.append(put)
+        else:
+            await self._together(put)
+
+    async def finish(self) -> None:
+        """Write the rest; the records of the top level follow all others."""
+        await self._flush()
+        for put in self._top:
+            await self._together(put)
+        await self._flush()
+
+    async def _together(self, put: Put) -> None:
+        size = len(put.key.encode()) + len(put.value)
+        full = len(self._puts) == TRANSACTION_OPERATIONS_MAX
+        if full or self._size_bytes + size > TRANSACTION_SIZE_BYTES_MAX:
+            await self._flush()
+        self._puts.append(put)
+        self._size_bytes += size
+
+    async def _flush(self) -> None:
+        puts, self._puts, self._size_bytes = self._puts, [], 0
+        if not puts:
+            return
+        try:
+            await self._store.transaction(puts)
+        except (KeyExistsError, UnsupportedError):
+            for put in puts:
+                await self._write(put)
+        else:
+            self.copied.written += len(puts)
+        self._count(len(puts))
+
+    async def _write(self, put: Put) -> None:
+        """Write one record that may be there already."""
+        there = await self._store.get(put.key)
+        if there is None:
+            await self._create(put)
+        elif there.ephemeral:
+            raise KeyExistsError(f"{put.key} exists in the target and belongs to a session")
+        else:
+            is_equal = there.value == put.value
+            if not is_equal:
+                self._require_overwrite(f"{put.key} exists in the target with another value")
+                await self._store.put(put.key, put.value, version=there.version)
+            if put.acl is not None:
+                await self._restrict(put.key, put.acl)
+            self.copied.equal += is_equal
+            self.copied.written += not is_equal
+            return
+        self.copied.written += 1
+
+    async def _restrict(self, key: str, acl: AccessList) -> None:
+        found = await self._store.get_acl(key)
+        if set(found) == set(acl):
+            return
+        # A copy that was interrupted leaves an open record: see `_create`.
+        if not any(one.is_open for one in found):
+            self._require_overwrite(f"{key} has another access control list in the target")
+        await self._store.set_acl(key, acl)
+
+    def _require_overwrite(self, reason: str) -> None:
+        if not self._overwrite:
+            raise KeyExistsError(reason)
+
+    async def _create(self, put: Put) -> None:
+        try:
+            await self._store.put(put.key, put.value, version=NOT_EXISTS, acl=put.acl)
+        except UnsupportedError:
+            # A parent of records that were written before cannot be created with a list.
+            if put.acl is None:
+                raise
+            await self._store.put(put.key, put.value, version=NOT_EXISTS)
+            await self._store.set_acl(put.key, put.acl)
+
+
+@dataclass(slots=True)
+class _Seal:
+    """The digest over the lines of a file."""
+
+    records: int = 0
+    digest_before_last: str = ""
+    _hash: hashlib._Hash = field(default_factory=hashlib.sha256)
+
+    def line(self, item: object) -> str:
+        """One line, which counts."""
+        # Ours is the only separator of lines then, whatever is in a key.
+        text = json.dumps(item)
+        self.take(text)
+        return text
+
+    def take(self, text: str) -> None:
+        """Count a line that was read."""
+        self.digest_before_last = self._hash.hexdigest()
+        self._hash.update(text.encode() + b"\n")
+
+    def last(self) -> str:
+        """The line that closes the file."""
+        return json.dumps({"records": self.records, "sha256": self._hash.hexdigest()})
+
+
+def _objects(lines: Iterable[str], seal: _Seal) -> Iterator[tuple[int, object]]:
+    for number, line in enumerate(lines, 1):
+        text = line.rstrip("\r\n")
+        seal.take(text)
+        try:
+            yield number, json.loads(text)
+        except ValueError as error:
+            raise FormatError(f"line {number} is not JSON") from error
+
+
+# ---- all records of a store
+
+WINDOW = 64
+"""Keys that are asked for at a time."""
+
+
+async def walk(store: MetadataStore, key: str = ROOT) -> AsyncIterator[Record]:
+    """`key`'s record and all below it, each parent before its children, names ascending.
+
+    Records that exist during the whole walk appear exactly once; those that come or go meanwhile
+    may appear. Raises if it cannot be completed.
+    """
+    check_prefix(key)
+    record = None if key == ROOT else await store.get(key)
+    if record is not None:
+        yield record
+    async for found in _walk_below(store, key, await store.get_children(key)):
+        yield found
+
+
+async def _walk_below(store: MetadataStore, key: str, names: list[str]) -> AsyncIterator[Record]:
+    prefix = key.rstrip("/")
+    for start in range(0, len(names), WINDOW):
+        keys = [f"{prefix}/{name}" for name in names[start : start + WINDOW]]
+        asked: list[Coroutine[Any, Any, Record | list[str] | None]] = [
+            *map(store.get, keys),
+            *map(store.get_children, keys),
+        ]
+        found = await gather(asked)
+        for one, record, below in zip(keys, found[: len(keys)], found[len(keys) :], strict=True):
+            if isinstance(record, Record):
+                yield record
+            if isinstance(below, list):
+                async for deeper in _walk_below(store, one, below):
+                    yield deeper
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A key whose value is not the same in two stores; None stands for no record."""
+
+    key: str
+    left: bytes | None
+    right: bytes | None
+
+
+async def differences(left: MetadataStore, right: MetadataStore) -> AsyncIterator[Difference]:
+    """Where two stores differ, ascending; records that belong to sessions are not compared."""
+    ours, theirs = _persistent(left), _persistent(right)
+    one, other = await anext(ours, None), await anext(theirs, None)
+    while one is not None or other is not None:
+        if other is None or (one is not None and _place(one) < _place(other)):
+            assert one is not None
+            yield Difference(one.key, one.value, None)
+            one = await anext(ours, None)
+        elif one is None or _place(other) < _place(one):
+            yield Difference(other.key, None, other.value)
+            other = await anext(theirs, None)
+        else:
+            if one.value != other.value:
+                yield Difference(one.key, one.value, other.value)
+            one, other = await anext(ours, None), await anext(theirs, None)
+
+
+async def _persistent(store: MetadataStore) -> AsyncIterator[Record]:
+    async for record in walk(store):
+        if not record.ephemeral:
+            yield record
+
+
+def _place(record: Record) -> list[str]:
+    """Where a walk comes by a record."""
+    return record.key.split("/")

@@ -1,0 +1,337 @@
+"""One LMDB environment per directory and process: its opening, its readers and its one writer.
+
+LMDB refuses to open a directory twice in a process, so all stores of a process share an environment
+by counting references. Everything that writes is a job for the environment's thread: it takes all
+jobs that are queued and does them in one LMDB transaction. It commits, which is durable, notifies
+peers, and hands every result to the event loop that asked. A job raises a `BookieError` before it
+writes anything, so one refused job does not harm the others of its group.
+
+A process that is stopped (SIGSTOP) inside a write transaction holds LMDB's lock and stops every
+writer of the machine until it continues; readers go on. That is why the environment tells since
+when its writer is busy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any, Generic, TypeVar
+
+import lmdb
+
+from bookie.env import SystemClock
+from bookie.env.kv import allocate_lock_file
+from bookie.errors import (
+    BookieError,
+    ConfigurationError,
+    FormatError,
+    MetadataUnavailableError,
+)
+from bookie.metadata.local.sessions import CommitNotifier
+from bookie.metadata.local.tree import TABLES, TreeReader, TreeWriter, check_format, unavailable
+
+T = TypeVar("T")
+
+FORMAT = b"bookie-metadata 2"
+
+MAP_SIZE_BYTES = 16 * 1024**3
+"""The most that a store can hold. The file is sparse: it grows with what is stored."""
+
+READERS_MAX = 1024
+"""Threads of all processes that may read at once."""
+
+GROUP_JOBS_MAX = 256
+"""Jobs that share one commit."""
+
+_OWN_NAMES = {"data.mdb", "lock.mdb", "sessions"}
+_STOP = None
+
+
+@dataclass(slots=True)
+class _Job(Generic[T]):
+    run: Callable[[TreeWriter], T]
+    future: asyncio.Future[T]
+    loop: asyncio.AbstractEventLoop
+    result: T | None = None
+    error: BookieError | None = None
+
+    def resolve(self) -> None:
+        if self.future.done():
+            return
+        if self.error is not None:
+            self.future.set_exception(self.error)
+        else:
+            self.future.set_result(self.result)  # type: ignore[arg-type]  # set when run returned
+
+
+class LocalEnvironment:
+    """An open directory; get one with `acquire`, give it back with `release`."""
+
+    def __init__(self, directory: Path, map_size_bytes: int = MAP_SIZE_BYTES) -> None:
+        self.directory = directory
+        self.sessions_directory = directory / "sessions"
+        self.references = 0
+        self.process_id = os.getpid()
+        self._lmdb = _open(directory, map_size_bytes)
+        self._tables: dict[str, lmdb._Database] = {}
+        self._notifier = CommitNotifier()
+        self._jobs: SimpleQueue[_Job[Any] | None] = SimpleQueue()
+        self._busy_since: float | None = None
+        self._unfinished = 0
+        self._unfinished_lock = threading.Lock()
+        self._has_ended = False
+        # A daemon: a writer that waits for a stopped process must not keep ours from ending.
+        self._thread = threading.Thread(target=self._work, name="metadata-writer", daemon=True)
+        self._thread.start()
+
+    @contextmanager
+    def read(self) -> Iterator[TreeReader]:
+        """The state of now. Must not live across an await.
+
+        Raises:
+            MetadataUnavailableError: LMDB failed.
+        """
+        try:
+            with self._lmdb.begin() as transaction:
+                yield TreeReader(transaction, self._tables)
+        except lmdb.Error as error:
+            raise unavailable(str(self.directory), error) from error
+
+    def submit(self, run: Callable[[TreeWriter], T]) -> asyncio.Future[T]:
+        """Let the writer run a job; the future resolves when its commit is durable.
+
+        A cancelled future drops the answer, not the job. The future raises what the job raised, or
+        MetadataUnavailableError when the commit failed.
+        """
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        with self._unfinished_lock:
+            self._unfinished += 1
+        self._jobs.put(_Job(run, future, loop))
+        if self._has_ended:
+            self._refuse_queued()
+        return future
+
+    def is_idle(self) -> bool:
+        """Whether no job is left, so that `close` need not wait."""
+        return self._unfinished == 0 or self._has_ended
+
+    def busy_seconds(self) -> float:
+        """For how long the writer has been at its current group; 0 when it is idle."""
+        since = self._busy_since
+        return 0.0 if since is None else time.monotonic() - since
+
+    def forget_dead_readers(self) -> None:
+        """Free the reader slots of dead processes, which keep old pages from being used again.
+
+        Raises:
+            MetadataUnavailableError: LMDB failed.
+        """
+        try:
+            self._lmdb.reader_check()
+        except lmdb.Error as error:
+            raise unavailable(str(self.directory), error) from error
+
+    def close(self) -> None:
+        """Close; every job must be done."""
+        self._jobs.put(_STOP)
+        self._thread.join()
+        self._notifier.close()
+        self._lmdb.close()
+
+    def _work(self) -> None:
+        group: list[_Job[Any]] = []
+        try:
+            while True:
+                group = self._next_group()
+                if not group:
+                    return
+                self._busy_since = time.monotonic()
+                waiting = self._do(group)
+                self._busy_since = None
+                with self._unfinished_lock:
+                    self._unfinished -= len(group)
+                self._notifier.notify(waiting)
+                _hand_back(group)
+        finally:
+            # Reached with jobs only if the thread dies of a bug: no caller may wait for ever.
+            self._has_ended = True
+            _refuse(group)
+            self._refuse_queued()
+
+    def _refuse_queued(self) -> None:
+        group = []
+        try:
+            while True:
+                job = self._jobs.get_nowait()
+                if job is not _STOP:
+                    group.append(job)
+        except Empty:
+            _refuse(group)
+
+    def _next_group(self) -> list[_Job[Any]]:
+        group: list[_Job[Any]] = []
+        job = self._jobs.get()
+        while job is not _STOP:
+            group.append(job)
+            if len(group) == GROUP_JOBS_MAX:
+                return group
+            try:
+                job = self._jobs.get_nowait()
+            except Empty:
+                return group
+        if group:
+            self._jobs.put(_STOP)
+        return group
+
+    def _do(self, group: list[_Job[Any]]) -> list[bytes]:
+        """Do and commit the jobs; returns the sessions to notify."""
+        try:
+            # Opening tables takes LMDB's write lock, which only this thread may wait for.
+            self._tables = self._tables or _open_tables(self._lmdb, self.directory)
+            return self._commit(group)
+        except lmdb.Error as error:
+            failure: BookieError = unavailable(str(self.directory), error)
+        except BookieError as error:
+            failure = error
+        for job in group:
+            job.error = job.error or failure
+        return []
+
+    def _commit(self, group: list[_Job[Any]]) -> list[bytes]:
+        with self._lmdb.begin(write=True) as transaction:
+            tree = TreeWriter(transaction, self._tables, SystemClock().now_ms())
+            for job in group:
+                try:
+                    job.result = job.run(tree)
+                except BookieError as error:
+                    job.error = error
+            return list(tree.sessions()) if tree.has_committed else []
+
+
+def _refuse(group: list[_Job[Any]]) -> None:
+    for job in group:
+        job.error = MetadataUnavailableError("the writer of the metadata store has ended")
+    _hand_back(group)
+
+
+def _hand_back(group: list[_Job[Any]]) -> None:
+    by_loop: dict[asyncio.AbstractEventLoop, list[_Job[Any]]] = {}
+    for job in group:
+        by_loop.setdefault(job.loop, []).append(job)
+    for loop, jobs in by_loop.items():
+        try:
+            loop.call_soon_threadsafe(_resolve, jobs)
+        except RuntimeError:
+            # The loop was closed without closing the store; no caller waits there.
+            continue
+
+
+def _resolve(jobs: list[_Job[Any]]) -> None:
+    for job in jobs:
+        job.resolve()
+
+
+_environments: dict[Path, LocalEnvironment] = {}
+_environments_lock = threading.Lock()
+
+
+def acquire(directory: Path) -> LocalEnvironment:
+    """The environment of `directory`, opened or created (in an existing parent) if need be.
+
+    Raises:
+        ConfigurationError: the directory cannot be used, or belongs to the parent of this process.
+        FormatError: it holds something else. What kind of LMDB environment it is, and whether of a
+            newer format, the first job finds out.
+        MetadataUnavailableError: LMDB cannot open it now.
+    """
+    directory = Path(os.path.realpath(directory))
+    with _environments_lock:
+        environment = _environments.get(directory)
+        if environment is None:
+            environment = LocalEnvironment(directory)
+            _environments[directory] = environment
+        elif environment.process_id != os.getpid():
+            raise ConfigurationError(
+                f"the metadata store in {directory} was open when this process was forked; "
+                "start processes with spawn instead"
+            )
+        environment.references += 1
+        return environment
+
+
+def release(environment: LocalEnvironment) -> None:
+    """Give an environment back; the last one closes it.
+
+    If its writer still has work (it may wait for a stopped process), it stays open for the next
+    store. Waiting would stop the event loop.
+    """
+    with _environments_lock:
+        environment.references -= 1
+        if environment.references == 0 and environment.is_idle():
+            del _environments[environment.directory]
+            environment.close()
+
+
+def _open(directory: Path, map_size_bytes: int) -> lmdb.Environment:
+    if not directory.parent.is_dir():
+        raise ConfigurationError(
+            f"the metadata directory {directory} cannot be created: there is no directory "
+            f"{directory.parent}"
+        )
+    try:
+        directory.mkdir(mode=0o700, exist_ok=True)
+        foreign = set(os.listdir(directory)) - _OWN_NAMES
+        if foreign and not (directory / "data.mdb").exists():
+            raise FormatError(f"{directory} is not empty and holds no metadata store")
+        allocate_lock_file(str(directory), READERS_MAX)
+        environment = lmdb.open(
+            str(directory),
+            map_size=map_size_bytes,
+            max_dbs=len(TABLES),
+            max_readers=READERS_MAX,
+            mode=0o600,
+            sync=True,
+            metasync=True,
+            writemap=False,
+        )
+        environment.reader_check()
+    except OSError as error:
+        raise ConfigurationError(
+            f"the metadata directory {directory} cannot be used: {error.strerror or error}"
+        ) from error
+    except (lmdb.InvalidError, lmdb.VersionMismatchError, lmdb.CorruptedError) as error:
+        raise FormatError(f"{directory} holds no LMDB environment of ours: {error}") from error
+    except lmdb.Error as error:
+        raise unavailable(str(directory), error) from error
+    return environment
+
+
+def _open_tables(environment: lmdb.Environment, directory: Path) -> dict[str, lmdb._Database]:
+    """Open the tables, or create them in an environment that is empty."""
+    with environment.begin(write=True) as transaction:
+        is_new = transaction.stat()["entries"] == 0
+        try:
+            tables = {
+                name: environment.open_db(name.encode(), txn=transaction, create=is_new)
+                for name in TABLES
+            }
+        except (lmdb.NotFoundError, lmdb.IncompatibleError) as error:
+            raise FormatError(f"{directory} is an LMDB environment of something else") from error
+        if is_new:
+            TreeWriter(transaction, tables, 0).write_format(FORMAT)
+        check_format(TreeReader(transaction, tables).format(), FORMAT, str(directory))
+    try:
+        (directory / "sessions").mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(
+            f"the metadata directory {directory} cannot be used: {error.strerror}"
+        ) from error
+    return tables

@@ -1,0 +1,247 @@
+"""Which processes that share a local metadata store are alive, and how they learn of commits.
+
+A session is a row in the store and a file in ``sessions/``. Its owner holds a lock (flock) on the
+file for as long as it lives and writes its deadline into it. So a heartbeat needs neither a commit
+nor LMDB's write lock. The row is the authority: a session whose row is gone has ended, and every
+commit checks the row of its session first. A peer ends a session when
+
+1. the machine was started anew since (boot id), or the file is gone, or its lock is free: the owner
+   is dead, and the kernel says so within one inspection; or
+2. the deadline passed and stayed unmoved for a third of the timeout, in which this peer itself ran
+   without a pause: the owner hangs. The second half protects living sessions after a pause of the
+   whole machine, or of this peer.
+
+Deadlines are CLOCK_BOOTTIME, which is the same for all processes and is never set. A process forked
+from an owner keeps the owner's lock; then only rule 2 applies.
+
+A notification is a datagram to a socket in the abstract namespace, one per session. It says "there
+are new commits" and nothing else. Polling makes up for a lost one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import struct
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from bookie.env import SystemClock, boot_time_seconds
+from bookie.errors import MetadataUnavailableError
+from bookie.metadata.local.tree import SessionRow, TreeWriter
+
+_DEADLINE = struct.Struct(">Q")
+_GRACE_FRACTION = 3
+"""A passed deadline is believed after this fraction of the timeout."""
+
+
+class SessionFile:
+    """The file of our own session, locked until `close` or death."""
+
+    def __init__(self, directory: Path, session: bytes, timeout_seconds: float) -> None:
+        self._path = _path(directory, session)
+        self._timeout_seconds = timeout_seconds
+        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.beat()
+        except BaseException:
+            self.close()
+            raise
+
+    def beat(self) -> None:
+        """Move the deadline to one timeout from now.
+
+        Raises:
+            MetadataUnavailableError: the file system does not take it.
+        """
+        self.beaten_at = boot_time_seconds()
+        deadline = self.beaten_at + self._timeout_seconds
+        try:
+            os.pwrite(self._fd, _DEADLINE.pack(int(deadline * 1e9)), 0)
+        except OSError as error:
+            raise MetadataUnavailableError(
+                f"no heartbeat can be written to {self._path}: {error.strerror}"
+            ) from error
+
+    def close(self) -> None:
+        """Remove the file and free its lock."""
+        _remove(self._path)
+        os.close(self._fd)
+
+
+def begin_session(
+    tree: TreeWriter, directory: Path, session: bytes, timeout_seconds: float
+) -> SessionFile:
+    """Create the file and the row of a session, inside a write transaction.
+
+    LMDB's write lock, held here, keeps `_sweep` of other processes away from a file that has no row
+    and no lock yet.
+    """
+    try:
+        _sweep(directory, tree.sessions())
+        file = SessionFile(directory, session, timeout_seconds)
+    except OSError as error:
+        raise MetadataUnavailableError(
+            f"no session file can be created in {directory}: {error.strerror}"
+        ) from error
+    tree.begin_session(session, SessionRow(timeout_seconds, SystemClock().boot_id(), os.getpid()))
+    return file
+
+
+def _sweep(directory: Path, sessions: Iterable[bytes]) -> None:
+    """Remove the files that crashed processes left behind."""
+    known = {_path(directory, session).name for session in sessions}
+    for path in directory.iterdir():
+        if path.name not in known and path.suffix == ".session" and _is_unlocked(path):
+            _remove(path)
+
+
+class SessionReaper:
+    """Finds the dead sessions of others; one per process and store, inspecting now and then."""
+
+    def __init__(self, directory: Path, interval_seconds: float) -> None:
+        self._directory = directory
+        self._interval_seconds = interval_seconds
+        self._boot_id = SystemClock().boot_id()
+        self._inspected_at = time.monotonic()
+        self._overdue: dict[bytes, tuple[int, float]] = {}
+        """Session → the passed deadline, and since when we watch it stand still."""
+
+    def inspect(self, sessions: dict[bytes, SessionRow], own: bytes) -> list[bytes]:
+        """The sessions that are to be ended. Takes some microseconds per session."""
+        now = time.monotonic()
+        late_seconds = now - self._inspected_at - self._interval_seconds
+        self._inspected_at = now
+        dead = []
+        overdue: dict[bytes, tuple[int, float]] = {}
+        for session, row in sessions.items():
+            if session == own:
+                continue
+            grace_seconds = row.timeout_seconds / _GRACE_FRACTION
+            if late_seconds > grace_seconds:
+                # We were paused ourselves, so others may have been: their time starts again.
+                self._overdue.pop(session, None)
+            if self.is_dead(session, row):
+                dead.append(session)
+                continue
+            deadline = self._passed_deadline(session)
+            if deadline is None:
+                continue
+            before = self._overdue.get(session)
+            since = before[1] if before is not None and before[0] == deadline else now
+            if now - since >= grace_seconds:
+                dead.append(session)
+            overdue[session] = (deadline, since)
+        self._overdue = overdue
+        return dead
+
+    def is_dead(self, session: bytes, row: SessionRow) -> bool:
+        """Whether the owner of `session` is certainly gone (rule 1)."""
+        path = _path(self._directory, session)
+        return row.boot_id != self._boot_id or not path.exists() or _is_unlocked(path)
+
+    def reap(self, tree: TreeWriter, dead: Iterable[bytes]) -> None:
+        """End the sessions that are still dead, inside a write transaction."""
+        sessions = tree.sessions()
+        for session in dead:
+            row = sessions.get(session)
+            if row is None:
+                continue
+            if self.is_dead(session, row) or self._passed_deadline(session) is not None:
+                tree.end_session(session)
+                _remove(_path(self._directory, session))
+
+    def _passed_deadline(self, session: bytes) -> int | None:
+        """The deadline of a session that has passed, in nanoseconds; None if it has not."""
+        try:
+            data = _path(self._directory, session).read_bytes()
+        except OSError:
+            return None
+        if len(data) != _DEADLINE.size:
+            return 0
+        (deadline,) = _DEADLINE.unpack(data)
+        return int(deadline) if deadline < boot_time_seconds() * 1e9 else None
+
+
+def _path(directory: Path, session: bytes) -> Path:
+    return directory / f"{session.hex()}.session"
+
+
+def _remove(path: Path) -> None:
+    # A file that stays does no harm: a session is its row.
+    with suppress(OSError):
+        path.unlink(missing_ok=True)
+
+
+def _is_unlocked(path: Path) -> bool:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    try:
+        # Shared, so that two inspectors at once do not take each other for the owner.
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+class CommitSubscription:
+    """The socket on which a session is notified of commits."""
+
+    def __init__(self, session: bytes) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        try:
+            self._socket.bind(_address(session))
+        except OSError:
+            self._socket.close()
+            raise
+
+    def fileno(self) -> int:
+        """The descriptor that becomes readable after a notification."""
+        return self._socket.fileno()
+
+    def drain(self) -> None:
+        """Take the notifications that have arrived."""
+        try:
+            while True:
+                self._socket.recv(16)
+        except BlockingIOError:
+            return
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._socket.close()
+
+
+class CommitNotifier:
+    """Notifies sessions of commits; used by the thread that commits."""
+
+    def __init__(self) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+
+    def notify(self, sessions: Iterable[bytes]) -> None:
+        """Wake the owners of `sessions`; an owner that misses it polls."""
+        for session in sessions:
+            try:
+                self._socket.sendto(b"\0", _address(session))
+            except OSError:
+                # Full: earlier notifications wait there. Refused: the owner is gone, or in another
+                # network namespace.
+                continue
+
+    def close(self) -> None:
+        """Free the socket."""
+        self._socket.close()
+
+
+def _address(session: bytes) -> bytes:
+    return b"\0bookie-metadata-" + session.hex().encode()

@@ -1,0 +1,399 @@
+"""The tables of a local metadata store, and the tree, the sessions and the change log in them.
+
+========== ============================== ====================================================
+table      key                            value
+========== ============================== ====================================================
+records    key (UTF-8)                    version u64, version at creation u64, created ms i64,
+                                          modified ms i64, owner 16 B (zero = persistent), value
+children   parent key, NUL, child's name  empty; there for every child with a record or children
+ephemerals session 16 B, key              empty
+sessions   session 16 B                   JSON: timeout_ms, boot_id, pid
+log        version u64                    per change: kind u8 (1 created, 2 deleted, 3 modified),
+                                          size u16, key
+meta       ``format``                     ``bookie-metadata 2``
+meta       ``version``                    version u64 of the last commit
+========== ============================== ====================================================
+
+All integers are big endian. Versions are numbered without gaps by our own counter, because LMDB's
+transaction ids do not survive a compacting copy. One record of the log is one commit, so watchers
+see it whole; only the newest `LOG_COMMITS_MAX` are kept.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import lmdb
+
+from bookie.errors import FormatError, MetadataUnavailableError, NewerFormatError, SessionLostError
+from bookie.metadata.evaluate import NO_OWNER, Deletion, Write, evaluate
+from bookie.metadata.store import (
+    KEY_SIZE_BYTES_MAX,
+    ROOT,
+    ChangeKind,
+    Operation,
+    Record,
+    Stat,
+    WatchEvent,
+    parent_of,
+)
+
+LOG_COMMITS_MAX = 65_536
+"""Commits that the log keeps; a watcher further behind must resync."""
+
+TABLES = ("records", "children", "ephemerals", "sessions", "log", "meta")
+
+SESSION_SIZE_BYTES = 16
+
+_HEADER = struct.Struct(">QQqq16s")
+_VERSION = struct.Struct(">Q")
+_CHANGE = struct.Struct(">BH")
+_ZERO_OWNER = bytes(SESSION_SIZE_BYTES)
+_KINDS = {1: ChangeKind.CREATED, 2: ChangeKind.DELETED, 3: ChangeKind.MODIFIED}
+_CODES = {kind: code for code, kind in _KINDS.items()}
+
+LoggedCommit: TypeAlias = tuple[int, tuple[WatchEvent, ...]]
+"""A commit's version and its changes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A decoded value of the table `records`."""
+
+    version: int
+    version_at_creation: int
+    created_ms: int
+    modified_ms: int
+    owner: bytes
+    value: bytes
+
+    def stat(self, key: str, session: bytes) -> Stat:
+        """The state of the record as `session` sees it."""
+        return Stat(
+            key=key,
+            version=self.version,
+            revision=self.version,
+            created_ms=self.created_ms,
+            modified_ms=self.modified_ms,
+            ephemeral=bool(self.owner),
+            created_by_self=self.owner == session,
+            first_version=self.version == self.version_at_creation,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRow:
+    """A decoded value of the table `sessions`."""
+
+    timeout_seconds: float
+    boot_id: str
+    pid: int
+
+
+class TreeReader:
+    """The state at the begin of a transaction (and what the transaction has written since)."""
+
+    def __init__(self, transaction: lmdb.Transaction, tables: dict[str, lmdb._Database]) -> None:
+        self._transaction = transaction
+        self._tables = tables
+
+    def _get(self, table: str, key: bytes) -> bytes | None:
+        value = self._transaction.get(key, db=self._tables[table])
+        return None if value is None else bytes(value)
+
+    def _keys(self, table: str, prefix: bytes, start: bytes) -> Iterator[bytes]:
+        """The keys that begin with `prefix`, from `start` on."""
+        with self._transaction.cursor(db=self._tables[table]) as cursor:
+            if not cursor.set_range(start):
+                return
+            for key in cursor.iternext(keys=True, values=False):
+                found = bytes(key)
+                if not found.startswith(prefix):
+                    return
+                yield found
+
+    def format(self) -> bytes | None:
+        """The format that the tables are marked with."""
+        return self._get("meta", b"format")
+
+    def version(self) -> int:
+        """The version of the last commit; 0 before the first."""
+        data = self._get("meta", b"version")
+        return 0 if data is None else int(_VERSION.unpack(data)[0])
+
+    def find(self, key: str) -> Row | None:
+        """The record of `key`, if there is one."""
+        data = self._get("records", key.encode())
+        if data is None:
+            return None
+        version, at_creation, created_ms, modified_ms, owner = _HEADER.unpack_from(data)
+        return Row(
+            version,
+            at_creation,
+            created_ms,
+            modified_ms,
+            NO_OWNER if owner == _ZERO_OWNER else owner,
+            data[_HEADER.size :],
+        )
+
+    def record(self, key: str, session: bytes) -> Record | None:
+        """The record of `key` as `session` sees it."""
+        row = self.find(key)
+        if row is None:
+            return None
+        return Record(row.value, row.stat(key, session))
+
+    def has_children(self, key: str) -> bool:
+        """Whether any key lies below `key`."""
+        prefix = key.encode() + b"\0"
+        return next(self._keys("children", prefix, prefix), None) is not None
+
+    def child_names(self, key: str, after: str, limit: int) -> list[str]:
+        """Up to `limit` names below `key` that are greater than `after`, in order."""
+        prefix = key.encode() + b"\0"
+        floor = prefix + after.encode("utf-8", "surrogatepass")
+        # LMDB refuses longer keys; no name reaches so far, so nothing is missed.
+        start = floor[: KEY_SIZE_BYTES_MAX + 1]
+        names = []
+        for child in self._keys("children", prefix, start):
+            if child > floor:
+                names.append(child[len(prefix) :].decode())
+                if len(names) == limit:
+                    break
+        return names
+
+    def child_records(
+        self, key: str, after: str, session: bytes, names_max: int, bytes_max: int
+    ) -> tuple[list[Record], str | None]:
+        """Some records below `key` with names greater than `after`, in order.
+
+        Returns them with the name to go on after, which is None at the end. At most `names_max`
+        records, and few more than `bytes_max` bytes of values.
+        """
+        parent = key.rstrip("/")
+        names = self.child_names(key, after, names_max)
+        records: list[Record] = []
+        size = 0
+        for name in names:
+            record = self.record(f"{parent}/{name}", session)
+            if record is not None:
+                records.append(record)
+                size += len(record.value)
+                if size >= bytes_max:
+                    return records, name
+        return records, names[-1] if len(names) == names_max else None
+
+    def sessions(self) -> dict[bytes, SessionRow]:
+        """All sessions."""
+        found = {}
+        with self._transaction.cursor(db=self._tables["sessions"]) as cursor:
+            for session, data in cursor.iternext(keys=True, values=True):
+                row = json.loads(bytes(data))
+                found[bytes(session)] = SessionRow(
+                    row["timeout_ms"] / 1000, row["boot_id"], row["pid"]
+                )
+        return found
+
+    def has_session(self, session: bytes) -> bool:
+        """Whether `session` has not ended."""
+        return self._get("sessions", session) is not None
+
+    def commits_after(self, version: int, limit: int) -> list[LoggedCommit] | None:
+        """Up to `limit` commits after `version`, in order; None if the log does not reach back."""
+        commits: list[LoggedCommit] = []
+        if version >= self.version():
+            return commits
+        with self._transaction.cursor(db=self._tables["log"]) as cursor:
+            if not cursor.set_range(_VERSION.pack(version + 1)):
+                return None
+            for key, data in cursor.iternext(keys=True, values=True):
+                (found,) = _VERSION.unpack(key)
+                if found != version + 1:
+                    return None
+                commits.append((found, _decode_changes(found, bytes(data))))
+                version = found
+                if len(commits) == limit:
+                    break
+        return commits
+
+
+class TreeWriter(TreeReader):
+    """A write transaction: several commits may go into it, each whole."""
+
+    def __init__(
+        self, transaction: lmdb.Transaction, tables: dict[str, lmdb._Database], now_ms: int
+    ) -> None:
+        super().__init__(transaction, tables)
+        self._now_ms = now_ms
+        self.has_committed = False
+        """Whether watchers have something to see."""
+
+    def _put(self, table: str, key: bytes, value: bytes) -> None:
+        self._transaction.put(key, value, db=self._tables[table])
+
+    def _add(self, table: str, key: bytes) -> bool:
+        """Add `key` to a table of keys; whether it is new."""
+        return bool(self._transaction.put(key, b"", overwrite=False, db=self._tables[table]))
+
+    def _delete(self, table: str, key: bytes) -> None:
+        self._transaction.delete(key, db=self._tables[table])
+
+    def transact(self, operations: Sequence[Operation], session: bytes) -> list[Stat | None]:
+        """See `MetadataStore.transaction`; nothing is written when it raises a `BookieError`."""
+        if not self.has_session(session):
+            raise SessionLostError("the session with the metadata store ended")
+        effects = evaluate(operations, self, session, self.version() + 1)
+        stats: list[Stat | None] = [None] * len(effects)
+        written = self._commit([effect for effect in effects if effect is not None])
+        for place, effect in enumerate(effects):
+            if isinstance(effect, Write):
+                stats[place] = written[effect.key].stat(effect.key, session)
+        return stats
+
+    def begin_session(self, session: bytes, row: SessionRow) -> None:
+        """Add a session."""
+        data = {
+            "timeout_ms": round(row.timeout_seconds * 1000),
+            "boot_id": row.boot_id,
+            "pid": row.pid,
+        }
+        self._put("sessions", session, json.dumps(data).encode())
+
+    def end_session(self, session: bytes) -> None:
+        """Remove a session and its ephemeral records, in one commit; harmless if it is gone."""
+        prefix = len(session)
+        owned = [key[prefix:].decode() for key in self._keys("ephemerals", session, session)]
+        self._commit([Deletion(key, session) for key in owned])
+        self._delete("sessions", session)
+
+    def write_format(self, text: bytes) -> None:
+        """Mark the tables as a metadata store."""
+        self._put("meta", b"format", text)
+
+    def _commit(self, effects: Sequence[Write | Deletion]) -> dict[str, Row]:
+        """Carry out the effects as one commit; returns what was written, by key."""
+        written: dict[str, Row] = {}
+        if not effects:
+            return written
+        version = self.version() + 1
+        changes = []
+        for effect in effects:
+            if isinstance(effect, Write):
+                written[effect.key] = self._write(effect, version)
+                created = effect.owner_before is None
+                changes.append((ChangeKind.CREATED if created else ChangeKind.MODIFIED, effect.key))
+            else:
+                self._remove(effect)
+                changes.append((ChangeKind.DELETED, effect.key))
+        packed = _VERSION.pack(version)
+        self._put("log", packed, _encode_changes(changes))
+        self._put("meta", b"version", packed)
+        if version > LOG_COMMITS_MAX:
+            # Versions have no gaps, so one in and one out keeps the length.
+            self._delete("log", _VERSION.pack(version - LOG_COMMITS_MAX))
+        self.has_committed = True
+        return written
+
+    def _write(self, write: Write, version: int) -> Row:
+        before = self.find(write.key) if write.owner_before is not None else None
+        # Changing hands begins a new life.
+        is_same_life = before is not None and before.owner == write.owner
+        row = Row(
+            version,
+            before.version_at_creation if before is not None and is_same_life else version,
+            before.created_ms if before is not None and is_same_life else self._now_ms,
+            self._now_ms,
+            write.owner,
+            write.value,
+        )
+        header = _HEADER.pack(
+            row.version,
+            row.version_at_creation,
+            row.created_ms,
+            row.modified_ms,
+            row.owner or _ZERO_OWNER,
+        )
+        key = write.key.encode()
+        self._put("records", key, header + write.value)
+        if not is_same_life:
+            if write.owner_before:
+                self._delete("ephemerals", write.owner_before + key)
+            if write.owner:
+                self._add("ephemerals", write.owner + key)
+        if before is None:
+            self._link(write.key)
+        return row
+
+    def _remove(self, deletion: Deletion) -> None:
+        key = deletion.key.encode()
+        self._delete("records", key)
+        if deletion.owner_before:
+            self._delete("ephemerals", deletion.owner_before + key)
+        self._unlink(deletion.key)
+
+    def _link(self, key: str) -> None:
+        while key != ROOT:
+            if not self._add("children", _child_key(key)):
+                return
+            key = parent_of(key)
+
+    def _unlink(self, key: str) -> None:
+        while key != ROOT:
+            if self._get("records", key.encode()) is not None or self.has_children(key):
+                return
+            self._delete("children", _child_key(key))
+            key = parent_of(key)
+
+
+def _child_key(key: str) -> bytes:
+    return parent_of(key).encode() + b"\0" + key.rpartition("/")[2].encode()
+
+
+def _encode_changes(changes: Iterable[tuple[ChangeKind, str]]) -> bytes:
+    parts = []
+    for kind, key in changes:
+        data = key.encode()
+        parts += [_CHANGE.pack(_CODES[kind], len(data)), data]
+    return b"".join(parts)
+
+
+def _decode_changes(version: int, data: bytes) -> tuple[WatchEvent, ...]:
+    events = []
+    position = 0
+    while position < len(data):
+        code, size = _CHANGE.unpack_from(data, position)
+        position += _CHANGE.size
+        key = data[position : position + size].decode()
+        events.append(WatchEvent(_KINDS[code], key, version))
+        position += size
+    return tuple(events)
+
+
+def check_format(text: bytes | None, expected: bytes, directory: str) -> None:
+    """Compare the format that a directory has with ours.
+
+    Raises:
+        FormatError: it is none of ours, newer, or older.
+    """
+    if text == expected:
+        return
+    name, _, number = expected.rpartition(b" ")
+    found, _, found_number = (text or b"").rpartition(b" ")
+    if found == name and found_number.zfill(9) < number.zfill(9):
+        raise FormatError(f"the metadata store in {directory} has a format that is too old")
+    if found == name:
+        raise NewerFormatError(
+            f"the metadata store in {directory} was written by a newer version of bookie"
+        )
+    raise FormatError(f"{directory} is an LMDB environment of something else")
+
+
+def unavailable(directory: str, error: Exception) -> MetadataUnavailableError:
+    """What LMDB's `error` means to a caller."""
+    if isinstance(error, lmdb.MapFullError):
+        return MetadataUnavailableError(f"the metadata store in {directory} is full")
+    return MetadataUnavailableError(f"the metadata store in {directory} failed: {error}")

@@ -1,0 +1,159 @@
+"""`MemoryStore`: a session with the records of one name in this process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Self
+
+from bookie.errors import MetadataClosedError
+from bookie.metadata.memory.tree import tree_of
+from bookie.metadata.store import (
+    Change,
+    Commit,
+    MetadataStore,
+    Operation,
+    Record,
+    SessionEvent,
+    Stat,
+    check_key,
+    check_prefix,
+    check_transaction,
+)
+from bookie.metadata.watches import SessionWatches, Watches
+
+
+class MemoryStore(MetadataStore):
+    """A session with the memory store `name`; the same name is the same store.
+
+    Nothing lies between the session and its records, so only its end ends it.
+    """
+
+    backend = "the metadata store in memory"
+
+    def __init__(self, name: str, *, session_timeout_seconds: float = 30.0) -> None:
+        self.session_timeout_seconds = session_timeout_seconds
+        self._tree = tree_of(name)
+        self._session = b""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._watches = Watches()
+        self._session_watches = SessionWatches()
+
+    async def __aenter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
+        with self._tree.lock:
+            self._session = self._tree.begin_session()
+            self._tree.stores.append(self)
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        with self._tree.lock:
+            self._tree.stores.remove(self)
+            self._tree.end_session(self._session)
+        self._loop = None
+        self._watches.end()
+        self._session_watches.end()
+
+    @property
+    def is_session_certain(self) -> bool:
+        """See `MetadataStore.is_session_certain`."""
+        return self._loop is not None
+
+    async def get(self, key: str) -> Record | None:
+        """See `MetadataStore.get`."""
+        check_key(key)
+        await self._reach()
+        with self._tree.lock:
+            return self._record(key)
+
+    async def exists(self, key: str) -> bool:
+        """See `MetadataStore.exists`."""
+        check_prefix(key)
+        await self._reach()
+        with self._tree.lock:
+            return key in self._tree.nodes or self._tree.has_children(key)
+
+    async def get_children(self, key: str) -> list[str]:
+        """See `MetadataStore.get_children`."""
+        check_prefix(key)
+        await self._reach()
+        with self._tree.lock:
+            return sorted(self._tree.children.get(key, ()))
+
+    async def scan_children(self, key: str, *, after: str = "") -> AsyncIterator[Record]:
+        """See `MetadataStore.scan_children`."""
+        for name in await self.get_children(key):
+            if name <= after:
+                continue
+            await self._reach()
+            with self._tree.lock:
+                record = self._record(f"{key.rstrip('/')}/{name}")
+            if record is not None:
+                yield record
+
+    async def transaction(self, operations: Sequence[Operation]) -> list[Stat | None]:
+        """See `MetadataStore.transaction`."""
+        check_transaction(operations)
+        self._refuse_acl(operations)
+        await self._reach()
+        with self._tree.lock:
+            return self._tree.transact(operations, self._session)
+
+    async def sync(self) -> None:
+        """See `MetadataStore.sync`: reads are always up to date here."""
+        await self._reach()
+
+    @asynccontextmanager
+    async def watch(self, prefix: str) -> AsyncIterator[AsyncIterator[Change]]:
+        """See `MetadataStore.watch`."""
+        check_prefix(prefix)
+        await self._reach()
+        with self._tree.lock:
+            version = self._tree.version
+        with self._watches.open(prefix, version) as changes:
+            yield changes
+
+    @asynccontextmanager
+    async def session_events(self) -> AsyncIterator[AsyncIterator[SessionEvent]]:
+        """See `MetadataStore.session_events`."""
+        self._require_open()
+        with self._session_watches.open() as events:
+            yield events
+
+    def deliver(self, commit: Commit) -> None:
+        """Hand a commit to the watches; called by the tree, in any thread."""
+        loop = self._loop
+        if loop is None:
+            return
+        if _is_running_here(loop):
+            self._watches.deliver(commit.revision, commit.events)
+        else:
+            loop.call_soon_threadsafe(self._watches.deliver, commit.revision, commit.events)
+
+    def _record(self, key: str) -> Record | None:
+        node = self._tree.nodes.get(key)
+        return None if node is None else Record(node.value, node.stat(key, self._session))
+
+    def _require_open(self) -> None:
+        if self._loop is None:
+            raise MetadataClosedError("the metadata store is closed")
+
+    async def _reach(self) -> None:
+        """Give others their turn, as a network would."""
+        self._require_open()
+        await asyncio.sleep(0)
+        self._require_open()
+
+
+def _is_running_here(loop: asyncio.AbstractEventLoop) -> bool:
+    try:
+        return asyncio.get_running_loop() is loop
+    except RuntimeError:
+        return False

@@ -1,0 +1,155 @@
+"""The records of a store in memory, and the sessions on them: what its server would hold."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from bookie.env import Clock, SystemClock
+from bookie.errors import SessionLostError
+from bookie.metadata.evaluate import Deletion, Write, evaluate
+from bookie.metadata.store import ChangeKind, Commit, Operation, Stat, WatchEvent, parent_of
+
+_trees: dict[str, MemoryTree] = {}
+_trees_lock = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRecord:
+    """One record."""
+
+    value: bytes
+    version: int
+    owner: bytes
+    version_at_creation: int
+    created_ms: int
+    modified_ms: int
+
+    def stat(self, key: str, session: bytes) -> Stat:
+        """The state of the record as `session` sees it."""
+        return Stat(
+            key=key,
+            version=self.version,
+            revision=self.version,
+            created_ms=self.created_ms,
+            modified_ms=self.modified_ms,
+            ephemeral=bool(self.owner),
+            created_by_self=self.owner == session,
+            first_version=self.version == self.version_at_creation,
+        )
+
+
+class Listener(Protocol):
+    """A store that gets commits."""
+
+    def deliver(self, commit: Commit) -> None:
+        """Called in the thread that commits, with the lock held."""
+        ...
+
+
+class MemoryTree:
+    """The records of one name. Every method is called with `lock` held."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.clock: Clock = SystemClock()
+        self.version = 0
+        self.nodes: dict[str, MemoryRecord] = {}
+        self.children: dict[str, set[str]] = {}
+        self.stores: list[Listener] = []
+        self._sessions_begun = 0
+        self.alive: set[bytes] = set()
+        """The sessions that have not ended."""
+
+    def find(self, key: str) -> MemoryRecord | None:
+        """As `evaluate` asks."""
+        return self.nodes.get(key)
+
+    def has_children(self, key: str) -> bool:
+        """As `evaluate` asks."""
+        return bool(self.children.get(key))
+
+    def begin_session(self) -> bytes:
+        """A new session's id."""
+        self._sessions_begun += 1
+        session = self._sessions_begun.to_bytes(8, "big")
+        self.alive.add(session)
+        return session
+
+    def end_session(self, session: bytes) -> None:
+        """Remove a session and its ephemeral records, in one commit."""
+        self.alive.discard(session)
+        owned = sorted(key for key, node in self.nodes.items() if node.owner == session)
+        if owned:
+            self._commit(Deletion(key, session) for key in owned)
+
+    def transact(self, operations: Sequence[Operation], session: bytes) -> list[Stat | None]:
+        """See `MetadataStore.transaction`; nothing is written when it raises a `BookieError`."""
+        if session not in self.alive:
+            raise SessionLostError("the session with the metadata store ended")
+        effects = evaluate(operations, self, session, self.version + 1)
+        self._commit(effect for effect in effects if effect is not None)
+        return [
+            self.nodes[effect.key].stat(effect.key, session) if isinstance(effect, Write) else None
+            for effect in effects
+        ]
+
+    def _commit(self, effects: Iterable[Write | Deletion]) -> None:
+        version = self.version + 1
+        events = []
+        for effect in effects:
+            if isinstance(effect, Write):
+                created = effect.owner_before is None
+                self._write(effect, version)
+                kind = ChangeKind.CREATED if created else ChangeKind.MODIFIED
+            else:
+                del self.nodes[effect.key]
+                self._unlink(effect.key)
+                kind = ChangeKind.DELETED
+            events.append(WatchEvent(kind, effect.key, version))
+        if events:
+            self.version = version
+            commit = Commit(version, tuple(events))
+            for store in self.stores:
+                store.deliver(commit)
+
+    def _write(self, write: Write, version: int) -> None:
+        now_ms = self.clock.now_ms()
+        before = self.nodes.get(write.key)
+        # Changing hands begins a new life.
+        is_same_life = before is not None and before.owner == write.owner
+        self.nodes[write.key] = MemoryRecord(
+            write.value,
+            version,
+            write.owner,
+            before.version_at_creation if before is not None and is_same_life else version,
+            before.created_ms if before is not None and is_same_life else now_ms,
+            now_ms,
+        )
+        self._link(write.key)
+
+    def _link(self, key: str) -> None:
+        while key != "/":
+            parent, name = parent_of(key), key.rpartition("/")[2]
+            names = self.children.setdefault(parent, set())
+            if name in names:
+                return
+            names.add(name)
+            key = parent
+
+    def _unlink(self, key: str) -> None:
+        while key != "/" and key not in self.nodes and key not in self.children:
+            parent, name = parent_of(key), key.rpartition("/")[2]
+            names = self.children[parent]
+            names.discard(name)
+            if not names:
+                del self.children[parent]
+            key = parent
+
+
+def tree_of(name: str) -> MemoryTree:
+    """The records of that name, made at the first call."""
+    with _trees_lock:
+        return _trees.setdefault(name, MemoryTree())

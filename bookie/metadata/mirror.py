@@ -1,0 +1,183 @@
+"""Views that follow a part of a store: `Mirror` record by record, `follow` as a whole.
+
+A view is what the last complete listing and the changes since said. A listing that fails changes
+nothing: a store that does not answer is no evidence that its records are gone. A view stays as it
+was last seen when the store is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from types import MappingProxyType, TracebackType
+from typing import Generic, Self, TypeVar
+
+from bookie.env import jitter
+from bookie.errors import (
+    BookieError,
+    FormatError,
+    MetadataClosedError,
+    MetadataUnavailableError,
+    SessionLostError,
+)
+from bookie.metadata.model import Change, Record, Resync, parent_of
+from bookie.metadata.store import MetadataStore
+from bookie.telemetry import event_log
+
+T = TypeVar("T")
+
+PAUSE_SECONDS_MIN = 0.05
+PAUSE_SECONDS_MAX = 5.0
+
+_log = event_log(__name__)
+
+
+async def pause(attempt: int) -> None:
+    """Wait before attempt number `attempt + 1`; all processes lose a store at the same time."""
+    seconds = min(PAUSE_SECONDS_MIN * 2.0 ** min(attempt, 20), PAUSE_SECONDS_MAX)
+    await asyncio.sleep(seconds * (0.5 + jitter()))
+
+
+class Mirror(Generic[T]):
+    """The decoded records right below some keys; an async context manager that keeps them current.
+
+    Args:
+        store: has to stay open for longer.
+        prefix: the key at or above all of `parents`; one watch follows it.
+        parents: the keys whose children are mirrored. They are listed in this order, so a record
+            that moves to an earlier key meanwhile is seen twice and never missed.
+        decode: a record's value. A record that raises `FormatError` is logged and left out.
+        on_change: called with all values, by key, after each change.
+    """
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        prefix: str,
+        parents: Sequence[str],
+        decode: Callable[[Record], T],
+        on_change: Callable[[Mapping[str, T]], None] = lambda _: None,
+    ) -> None:
+        self._store = store
+        self._prefix = prefix
+        self._parents = parents
+        self._decode = decode
+        self._on_change = on_change
+        self._values: dict[str, T] = {}
+        self._changed = asyncio.Event()
+        self._tasks = asyncio.TaskGroup()
+        self._follower: asyncio.Task[None] | None = None
+        self._watch = AsyncExitStack()
+
+    @property
+    def values(self) -> Mapping[str, T]:
+        """The values by key; complete when the context is entered. A snapshot."""
+        return MappingProxyType(self._values)
+
+    async def wait_for_change(self) -> None:
+        """Return after the next change of a value."""
+        await self._changed.wait()
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            changes = await stack.enter_async_context(self._store.watch(self._prefix))
+            await self._apply(Resync())
+            await self._tasks.__aenter__()
+            self._follower = self._tasks.create_task(self._follow(changes))
+            self._watch = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        assert self._follower is not None
+        self._follower.cancel()
+        try:
+            # The body's own error passes by the group, which would wrap it.
+            await self._tasks.__aexit__(None, None, None)
+        finally:
+            await self._watch.aclose()
+
+    async def _follow(self, changes: AsyncIterator[Change]) -> None:
+        try:
+            async for change in changes:
+                due, attempt = change, 0
+                while not await self._try_apply(due):
+                    await pause(attempt)
+                    # What was missed meanwhile is unknown.
+                    due, attempt = Resync(), attempt + 1
+        except MetadataClosedError:
+            return
+
+    async def _try_apply(self, change: Change) -> bool:
+        """Whether the store answered; otherwise nothing changed."""
+        try:
+            await self._apply(change)
+        except MetadataClosedError:
+            raise
+        except BookieError:
+            return False
+        return True
+
+    async def _apply(self, change: Change) -> None:
+        values: dict[str, T] = {}
+        if isinstance(change, Resync):
+            for parent in self._parents:
+                async for record in self._store.scan_children(parent):
+                    self._keep(values, record)
+        else:
+            values.update(self._values)
+            for event in change.events:
+                if parent_of(event.key) in self._parents:
+                    found = await self._store.get(event.key)
+                    if found is None:
+                        values.pop(event.key, None)
+                    else:
+                        self._keep(values, found)
+        if values != self._values:
+            self._values = values
+            self._on_change(values)
+            changed, self._changed = self._changed, asyncio.Event()
+            changed.set()
+
+    def _keep(self, values: dict[str, T], record: Record) -> None:
+        try:
+            values[record.key] = self._decode(record)
+        except FormatError as error:
+            # A newer version wrote it. The records that can be read stay in use.
+            _log.warning("record_unreadable", key=record.key, reason=str(error))
+
+
+async def follow(
+    store: MetadataStore,
+    prefix: str,
+    read: Callable[[], Awaitable[T]],
+    take: Callable[[T], None],
+) -> None:
+    """Call `take` with what `read` gives, now and after each change below `prefix`.
+
+    Several changes may lie between two calls. During an outage nothing is told; after it, the
+    newest state is. State that raises `FormatError` is logged and skipped. Returns when the store
+    was closed.
+    """
+    attempt = 0
+    while True:
+        try:
+            async with store.watch(prefix) as changes:
+                while True:
+                    try:
+                        take(await read())
+                    except FormatError as error:
+                        _log.warning("metadata_not_understood", reason=str(error))
+                    attempt = 0
+                    await anext(changes)
+        except MetadataClosedError:
+            return
+        except (MetadataUnavailableError, SessionLostError):
+            # The next watch begins with a read, which shows what changed meanwhile.
+            await pause(attempt)
+            attempt += 1

@@ -1,0 +1,356 @@
+"""What a metadata store holds: keys, records, the operations on them, and the changes of watches.
+
+The limits and checks here are the same on every backend, and are applied before it is asked.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from bookie.errors import BadRequestError, InvalidKeyError
+
+# ---- keys
+
+KEY_SIZE_BYTES_MAX = 480
+"""The longest key, in bytes of UTF-8."""
+
+ROOT = "/"
+"""The parent of all keys; it has no record of its own."""
+
+_PLAIN: Final = re.compile(r"(?:/(?!\.\.?(?:/|\Z))[^/\0]+)+").fullmatch
+"""Matches keys whose segments are good. Most are ASCII besides, and need no other look."""
+
+
+def check_key(key: str) -> str:
+    """Return `key` if it may name a record.
+
+    Raises:
+        InvalidKeyError: it does not start with "/", ends with "/", has an empty, "." or ".."
+            segment or a NUL character, is longer than `KEY_SIZE_BYTES_MAX`, or is not valid
+            Unicode.
+    """
+    if len(key) <= KEY_SIZE_BYTES_MAX and key.isascii() and _PLAIN(key):
+        return key
+    if not key.startswith("/") or key == ROOT:
+        raise InvalidKeyError(f"the key {key!r} must start with a slash and name a record")
+    if any(segment in ("", ".", "..") for segment in key[1:].split("/")):
+        raise InvalidKeyError(f"the key {key!r} has an empty, '.' or '..' segment")
+    if "\0" in key:
+        raise InvalidKeyError(f"the key {key!r} contains a NUL character")
+    try:
+        size = len(key.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidKeyError(f"the key {key!r} is not valid Unicode") from error
+    if size > KEY_SIZE_BYTES_MAX:
+        raise InvalidKeyError(f"a key of {size} bytes exceeds the limit of {KEY_SIZE_BYTES_MAX}")
+    return key
+
+
+def check_prefix(key: str) -> str:
+    """Return `key` if it is the root or may name a record; else raise `InvalidKeyError`."""
+    return key if key == ROOT else check_key(key)
+
+
+def is_under(prefix: str, key: str) -> bool:
+    """Whether `key` is `prefix` itself or lies below it. ``/a`` does not cover ``/ab``."""
+    return prefix in (ROOT, key) or key.startswith(prefix + "/")
+
+
+def parent_of(key: str) -> str:
+    """The key one level up; `ROOT` for a top-level key."""
+    return key.rpartition("/")[0] or ROOT
+
+
+def ancestors(key: str) -> list[str]:
+    """The keys above `key`, nearest first, without `ROOT`."""
+    found = []
+    key = key.rpartition("/")[0]
+    while key:
+        found.append(key)
+        key = key.rpartition("/")[0]
+    return found
+
+
+# ---- records and operations
+
+NOT_EXISTS = -1
+"""As an expected version: the record must not exist."""
+
+VALUE_SIZE_BYTES_MAX = 512 * 1024
+"""The largest value."""
+
+TRANSACTION_OPERATIONS_MAX = 100
+"""The most operations in one transaction."""
+
+TRANSACTION_SIZE_BYTES_MAX = 768 * 1024
+"""The most bytes of keys and values in one transaction (ZooKeeper refuses requests of 1 MiB)."""
+
+SEQUENCE_DIGITS_MIN = 10
+SEQUENCE_DIGITS_MAX = 20
+"""The digits that the number of a sequential key may have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """What a store knows of a record beside its value."""
+
+    key: str
+    version: int
+    """Opaque token for compare-and-set; grows over the life of one record."""
+
+    revision: int | None
+    """Order number of the commit that wrote the record last, global in the store: a later
+    write of any key has a greater one. It is the fencing token of a lock. None where the backend
+    does not know it."""
+
+    created_ms: int | None
+    """Wall clock of the server, informational; None where the backend keeps none."""
+
+    modified_ms: int | None
+    """Likewise, of the last write."""
+
+    ephemeral: bool
+    """The record ends with the session of its owner."""
+
+    created_by_self: bool
+    """It is ephemeral and belongs to the asking session."""
+
+    first_version: bool
+    """The record was not written since its creation. After a take-over this differs by backend."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One stored record, as it was when it was read."""
+
+    value: bytes
+    stat: Stat
+
+    @property
+    def key(self) -> str:
+        """The whole key."""
+        return self.stat.key
+
+    @property
+    def name(self) -> str:
+        """The last segment of the key."""
+        return self.stat.key.rpartition("/")[2]
+
+    @property
+    def version(self) -> int:
+        """See `Stat.version`."""
+        return self.stat.version
+
+    @property
+    def ephemeral(self) -> bool:
+        """See `Stat.ephemeral`."""
+        return self.stat.ephemeral
+
+    @property
+    def created_by_self(self) -> bool:
+        """See `Stat.created_by_self`."""
+        return self.stat.created_by_self
+
+
+ACL_PERMISSIONS = frozenset({"read", "write", "create", "delete", "admin"})
+ACL_SCHEMES = frozenset({"digest", "sasl", "ip", "world", "auth"})
+
+
+@dataclass(frozen=True, slots=True)
+class Acl:
+    """An entry of a record's access control list; only ZooKeeper has such lists.
+
+    `scheme` is one of `ACL_SCHEMES`, `id` what that scheme takes (``user:base64 digest``, a name,
+    an address or network, ``anyone``), `permissions` a part of `ACL_PERMISSIONS`.
+    """
+
+    scheme: str
+    id: str
+    permissions: frozenset[str]
+
+    def __post_init__(self) -> None:
+        if self.scheme not in ACL_SCHEMES:
+            raise BadRequestError(f"{self.scheme!r} is not a scheme of access control")
+        if any("\ud800" <= character <= "\udfff" for character in self.id):
+            raise BadRequestError(f"{self.id!r} has half of a character, which no name has")
+        if not self.permissions or not self.permissions <= ACL_PERMISSIONS:
+            raise BadRequestError(
+                f"permissions must be some of {sorted(ACL_PERMISSIONS)}, not "
+                f"{sorted(self.permissions)}"
+            )
+
+    @property
+    def is_open(self) -> bool:
+        """Whether this entry alone lets everybody do everything."""
+        return self.scheme == "world" and self.permissions == ACL_PERMISSIONS
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Write a record. `version`: None = create or replace, `NOT_EXISTS` = create, else replace it.
+
+    With `ephemeral` the record belongs to the writing store's lease afterwards: it is created, was
+    that store's already, or is another store's and `version` is its version (take-over).
+
+    With `sequential` a record is created whose key is `key` and a number of at least
+    `SEQUENCE_DIGITS_MIN` digits, which grows and is never used twice after that key; `version` must
+    then be None or `NOT_EXISTS`. To order such keys, compare their numbers: the
+    text of one with more digits may come first.
+
+    With both, all such records below one parent are numbered together, whatever their keys. Their
+    numbers may begin anew when nothing is below the parent, so that the store keeps no number for
+    each parent. For a name that is never used twice, put a unique part into `key`.
+    """
+
+    key: str
+    value: bytes
+    version: int | None = None
+    ephemeral: bool = False
+    sequential: bool = False
+    acl: tuple[Acl, ...] | None = None
+    """The access control list of a record that is created; None leaves it to the backend."""
+
+    def __post_init__(self) -> None:
+        check_key(self.key)
+        if len(self.value) > VALUE_SIZE_BYTES_MAX:
+            raise InvalidKeyError(
+                f"a value of {len(self.value)} bytes for {self.key} exceeds the limit of "
+                f"{VALUE_SIZE_BYTES_MAX}"
+            )
+        if self.version is not None and self.version < NOT_EXISTS:
+            raise BadRequestError(f"{self.version} is not a version")
+        if self.sequential:
+            self._check_sequential()
+
+    def _check_sequential(self) -> None:
+        if self.version not in (None, NOT_EXISTS):
+            raise BadRequestError(
+                f"a sequential record is always a new one; {self.key} cannot have version "
+                f"{self.version}"
+            )
+        size = len(self.key.encode()) + SEQUENCE_DIGITS_MAX
+        if size > KEY_SIZE_BYTES_MAX:
+            raise InvalidKeyError(
+                f"a sequential key of up to {size} bytes exceeds the limit of {KEY_SIZE_BYTES_MAX}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Delete a record: the one of `version`, or any if None."""
+
+    key: str
+    version: int | None = None
+
+    def __post_init__(self) -> None:
+        check_key(self.key)
+        if self.version is not None and self.version < 0:
+            raise BadRequestError(f"{self.version} is not the version of a record")
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Require that a record has `version`, or that it does not exist (`NOT_EXISTS`)."""
+
+    key: str
+    version: int
+
+    def __post_init__(self) -> None:
+        check_key(self.key)
+        if self.version < NOT_EXISTS:
+            raise BadRequestError(f"{self.version} is not a version")
+
+
+Operation: TypeAlias = Put | Delete | Check
+
+
+def sequential_key(key: str, number: int) -> str:
+    """The key of a sequential record."""
+    return f"{key}{number:0{SEQUENCE_DIGITS_MIN}}"
+
+
+def check_transaction(operations: Sequence[Operation]) -> None:
+    """Refuse what not every backend can do in one step.
+
+    Raises:
+        BadRequestError: too many operations, a key named twice, or a key below another one that the
+            transaction deletes or makes ephemeral.
+        InvalidKeyError: more than `TRANSACTION_SIZE_BYTES_MAX` of keys and values.
+    """
+    if len(operations) > TRANSACTION_OPERATIONS_MAX:
+        raise BadRequestError(
+            f"a transaction of {len(operations)} operations exceeds the limit of "
+            f"{TRANSACTION_OPERATIONS_MAX}"
+        )
+    if len(operations) == 1:
+        return  # the rest is about several, and one is never too large
+    keys = {operation.key for operation in operations}
+    if len(keys) != len(operations):
+        raise BadRequestError("a transaction names a key more than once")
+    leaves = {
+        operation.key
+        for operation in operations
+        if isinstance(operation, Delete) or (isinstance(operation, Put) and operation.ephemeral)
+    }
+    for key in keys if leaves and len(keys) > 1 else ():
+        for ancestor in ancestors(key):
+            if ancestor in leaves:
+                raise BadRequestError(
+                    f"a transaction deletes {ancestor} or makes it ephemeral, and also names {key}"
+                )
+    size = sum(
+        len(operation.key.encode()) + (len(operation.value) if isinstance(operation, Put) else 0)
+        for operation in operations
+    )
+    if size > TRANSACTION_SIZE_BYTES_MAX:
+        raise InvalidKeyError(
+            f"a transaction of {size} bytes exceeds the limit of {TRANSACTION_SIZE_BYTES_MAX}"
+        )
+
+
+# ---- changes
+
+
+class ChangeKind(enum.Enum):
+    """What happened to a record. One that another session takes over is MODIFIED."""
+
+    CREATED = "created"
+    MODIFIED = "modified"
+    DELETED = "deleted"
+
+
+@dataclass(frozen=True, slots=True)
+class WatchEvent:
+    """One changed record. A session that ends shows as deletions of its ephemeral records.
+
+    `revision` is that of the commit; None where the backend cannot know it. An event says that
+    there is something to read, not what: a read may find a later state already.
+    """
+
+    kind: ChangeKind
+    key: str
+    revision: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """The changes of one transaction under the watched prefix, in its order; never empty.
+
+    A backend that cannot tell where a transaction ends (ZooKeeper) may deliver it as several
+    commits of one revision, one after the other.
+    """
+
+    revision: int | None
+    events: tuple[WatchEvent, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Resync:
+    """Changes may be missing from here: list again. Later commits follow as usual."""
+
+
+Change: TypeAlias = Commit | Resync

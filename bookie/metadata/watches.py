@@ -1,0 +1,126 @@
+"""What all stores share of delivering events to their consumers.
+
+Each consumer has a bounded queue. The store pushes, never waits and never loses silently: when a
+consumer is too far behind, one overflow item (`Resync` for watches) replaces the whole backlog.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Generic, TypeVar
+
+from bookie.errors import BookieError, MetadataClosedError
+from bookie.metadata.model import Change, Commit, Resync, WatchEvent, is_under
+from bookie.protocol.session import SessionEvent
+
+T = TypeVar("T")
+
+BACKLOG_MAX = 10_000
+"""Items that wait for a consumer before they collapse."""
+
+
+class Subscription(Generic[T]):
+    """An async iterator over what is pushed; one consumer, in the event loop that pushes."""
+
+    def __init__(self, overflow: T, backlog_max: int = BACKLOG_MAX) -> None:
+        self._overflow = overflow
+        self._backlog_max = backlog_max
+        self._items: deque[T] = deque()
+        self._arrived = asyncio.Event()
+        self._end: BookieError | None = None
+
+    def push(self, item: T) -> None:
+        """Queue `item`; a full queue collapses into the overflow item, `item` included."""
+        if len(self._items) >= self._backlog_max:
+            self._items.clear()
+            item = self._overflow
+        self._items.append(item)
+        self._arrived.set()
+
+    def end(self, error: BookieError) -> None:
+        """Let the consumer take what is queued, then raise `error` for good."""
+        self._end = error
+        self._arrived.set()
+
+    def __aiter__(self) -> Subscription[T]:
+        return self
+
+    async def __anext__(self) -> T:
+        while not self._items:
+            if self._end is not None:
+                raise self._end
+            self._arrived.clear()
+            await self._arrived.wait()
+        return self._items.popleft()
+
+
+class Watches:
+    """The watches of one store, each on a prefix; for its event loop only."""
+
+    def __init__(self) -> None:
+        self._watches: dict[Subscription[Change], tuple[str, int]] = {}
+        """Each with its prefix, and the revision after which commits are news."""
+
+    def __bool__(self) -> bool:
+        return bool(self._watches)
+
+    @contextmanager
+    def open(self, prefix: str, since: int = -1) -> Iterator[AsyncIterator[Change]]:
+        """What happens at and below `prefix` after revision `since`, until the context ends."""
+        subscription: Subscription[Change] = Subscription(overflow=Resync())
+        self._watches[subscription] = (prefix, since)
+        try:
+            yield subscription
+        finally:
+            del self._watches[subscription]
+
+    def deliver(self, revision: int | None, events: Sequence[WatchEvent]) -> None:
+        """Give each watch its part of a commit."""
+        for subscription, (prefix, since) in self._watches.items():
+            if revision is not None and revision <= since:
+                continue
+            concerned = tuple(event for event in events if is_under(prefix, event.key))
+            if concerned:
+                subscription.push(Commit(revision, concerned))
+
+    def resync(self, revision: int | None = None) -> None:
+        """Tell all that commits may be missing; if given, the next ones come after `revision`."""
+        for subscription, (prefix, since) in self._watches.items():
+            if revision is not None:
+                self._watches[subscription] = (prefix, min(since, revision))
+            subscription.push(Resync())
+
+    def end(self) -> None:
+        """The store is closed."""
+        for subscription in self._watches:
+            subscription.end(MetadataClosedError("the metadata store is closed"))
+
+
+class SessionWatches:
+    """The consumers of a session's events."""
+
+    def __init__(self) -> None:
+        self._subscriptions: set[Subscription[SessionEvent]] = set()
+
+    @contextmanager
+    def open(self) -> Iterator[AsyncIterator[SessionEvent]]:
+        """The events from now on, until the context ends."""
+        subscription = Subscription(overflow=SessionEvent.SESSION_REESTABLISHED)
+        self._subscriptions.add(subscription)
+        try:
+            yield subscription
+        finally:
+            self._subscriptions.discard(subscription)
+
+    def announce(self, event: SessionEvent) -> None:
+        """Give an event to all."""
+        for subscription in self._subscriptions:
+            subscription.push(event)
+
+    def end(self) -> None:
+        """The store is closed."""
+        for subscription in self._subscriptions:
+            subscription.end(MetadataClosedError("the metadata store is closed"))

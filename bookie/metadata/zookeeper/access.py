@@ -1,0 +1,38 @@
+"""Who may do what with a record, as ZooKeeper says it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from bookie.errors import BadRequestError
+from bookie.metadata.model import Acl
+from bookie.metadata.zookeeper.requests import ACL, Id
+
+_PERMISSIONS = {"read": 1, "write": 2, "create": 4, "delete": 8, "admin": 16}
+
+
+def to_node_acl(acl: Iterable[Acl]) -> list[ACL]:
+    """As ZooKeeper takes it.
+
+    Raises:
+        BadRequestError: the list is empty.
+    """
+    found = [
+        ACL(sum(_PERMISSIONS[name] for name in one.permissions), Id(one.scheme, one.id))
+        for one in acl
+    ]
+    if not found:
+        raise BadRequestError("an empty access control list lets no one in; name a user")
+    return found
+
+
+def from_node_acl(acl: Iterable[ACL]) -> list[Acl]:
+    """As the store gives it."""
+    return [
+        Acl(
+            one.id.scheme,
+            one.id.id or "",
+            frozenset(name for name, bit in _PERMISSIONS.items() if one.perms & bit),
+        )
+        for one in acl
+    ]

@@ -1,0 +1,354 @@
+"""The store on ZooKeeper: ``zk://HOST:2181,HOST:2181/scope``, for clusters of many machines.
+
+Servers must be of version 3.6 or later, and 3.9 or later for watches to be exact. Requests go out
+as they come, without waiting for each other, and the server answers them in order.
+
+What ZooKeeper cannot do exactly as the interface says:
+
+- A transaction may be seen as several commits of one revision: events do not say where one ends.
+- A version fits a later life of the record that this store has not heard of, if that life has as
+  many writes: the record was deleted and created within the moment that an event takes.
+- The times are those of the node: a record that was put on a parent is as old as that, and its
+  `first_version` is False.
+- A parent whose last child went with its session stays, and is listed, until a delete below it or
+  a recursive one. So does one whose removal met too many others. A record above it cannot be
+  deleted meanwhile.
+- Sequential numbers begin anew below a record that was deleted itself, with all its children;
+  those of ephemeral records also below a parent that became empty.
+- Keys with control characters, or characters beyond Unicode's basic plane, are refused.
+
+Source: PIP-45 for the interface; the recipes and pitfalls of Curator and kazoo for the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from bookie.env import gather
+from bookie.errors import (
+    ConfigurationError,
+    MetadataClosedError,
+)
+from bookie.metadata.model import (
+    ROOT,
+    Acl,
+    Change,
+    Check,
+    Delete,
+    Operation,
+    Record,
+    Stat,
+    WatchEvent,
+    ancestors,
+    check_key,
+    check_prefix,
+    check_transaction,
+    is_under,
+)
+from bookie.metadata.security import MetadataSecurity
+from bookie.metadata.store import MetadataStore
+from bookie.metadata.uri import Host
+from bookie.metadata.watches import SessionWatches, Watches
+from bookie.metadata.zookeeper.cached import KnownRecords
+from bookie.metadata.zookeeper.changes import DELETED, ChangeReader
+from bookie.metadata.zookeeper.kazoo_parts import NodeEvent
+from bookie.metadata.zookeeper.nodes import NodeReader, refusal
+from bookie.metadata.zookeeper.outcome import Receipts
+from bookie.metadata.zookeeper.parents import Parents
+from bookie.metadata.zookeeper.requests import (
+    NO_NODE,
+    Exists,
+    GetChildren,
+    GetData,
+    NodeError,
+    ZnodeStat,
+)
+from bookie.metadata.zookeeper.session import ZooKeeperLink
+from bookie.metadata.zookeeper.tree import (
+    HOME,
+    Scope,
+    has_no_record,
+    require_representable,
+    require_representable_key,
+    stat_of,
+)
+from bookie.metadata.zookeeper.writer import Writer
+from bookie.protocol.session import SessionEvent
+
+SCAN_AHEAD = 32
+"""Records of a scan that are asked for before the first of them is taken: 16 MiB at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """What an open store has."""
+
+    link: ZooKeeperLink
+    nodes: NodeReader
+    parents: Parents
+    receipts: Receipts
+    writer: Writer
+    reader: ChangeReader
+
+
+class ZooKeeperStore(MetadataStore):
+    """A session with the ZooKeeper servers `hosts`; all keys lie below the path `scope`."""
+
+    backend = "ZooKeeper"
+    lists_wide_directories = False
+    has_access_control = True
+
+    def __init__(
+        self,
+        hosts: Sequence[Host],
+        scope: str,
+        *,
+        session_timeout_seconds: float,
+        security: MetadataSecurity,
+    ) -> None:
+        self.session_timeout_seconds = session_timeout_seconds
+        require_representable_key(scope)
+        if is_under(HOME, scope):
+            raise ConfigurationError(
+                f"the scope {scope} cannot hold a cluster: bookie keeps what all clusters of the"
+                f" ZooKeeper servers share below {HOME}"
+            )
+        self._hosts = ",".join(str(host) for host in hosts)
+        self._security = security
+        self._scope = Scope(scope, security.access)
+        self._known = KnownRecords()
+        self._watches = Watches()
+        self._session_watches = SessionWatches()
+        self._group: list[WatchEvent] = []
+        self._open: _Open | None = None
+
+    async def __aenter__(self) -> Self:
+        link = ZooKeeperLink(
+            self._hosts,
+            self._scope.root,
+            self._scope.acl,
+            session_timeout_seconds=self.session_timeout_seconds,
+            security=self._security,
+            on_event=self._take_event,
+            on_quiet=self._take_quiet,
+            on_missed=self._missed_events,
+            announce=self._session_watches.announce,
+        )
+        nodes = NodeReader(link, self._scope)
+        parents = Parents(link, self._scope, nodes)
+        receipts = Receipts(link)
+        writer = Writer(link, self._scope, nodes, parents, receipts, self._known)
+        reader = ChangeReader(self._scope)
+        self._open = _Open(link, nodes, parents, receipts, writer, reader)
+        try:
+            await link.__aenter__()
+        except BaseException:
+            self._open = None
+            raise
+        self.session_timeout_seconds = link.timeout_seconds
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        opened = self._require_open()
+        self._open = None
+        try:
+            await opened.link.__aexit__(None, None, None)
+        finally:
+            self._watches.end()
+            self._session_watches.end()
+
+    @property
+    def credentials(self) -> tuple[int, bytes]:
+        """The id and password of the session. A client that has them can continue the session."""
+        return self._require_open().link.credentials
+
+    # ---- reads
+
+    async def get(self, key: str) -> Record | None:
+        """See `MetadataStore.get`."""
+        check_key(key)
+        require_representable_key(key)
+        opened = self._require_open()
+        link = opened.link
+        try:
+            data, stat = await link.read(GetData(self._scope.path(key)), link.deadline())
+        except NodeError as error:
+            if error.code == NO_NODE:
+                return None
+            raise refusal(error, key) from error
+        return self._record(key, data, stat, link.session)
+
+    async def exists(self, key: str) -> bool:
+        """See `MetadataStore.exists`."""
+        check_prefix(key)
+        require_representable_key(key)
+        link = self._require_open().link
+        try:
+            data, stat = await link.read(GetData(self._scope.path(key)), link.deadline())
+        except NodeError as error:
+            if error.code == NO_NODE:
+                return False
+            raise refusal(error, key) from error
+        return stat.numChildren > 0 or (key != ROOT and not has_no_record(data))
+
+    async def get_children(self, key: str) -> list[str]:
+        """See `MetadataStore.get_children`."""
+        check_prefix(key)
+        require_representable_key(key)
+        link = self._require_open().link
+        try:
+            names = await link.read(GetChildren(self._scope.path(key)), link.deadline())
+        except NodeError as error:
+            if error.code == NO_NODE:
+                return []
+            raise refusal(error, key) from error
+        return sorted(names)
+
+    async def scan_children(self, key: str, *, after: str = "") -> AsyncIterator[Record]:
+        """See `MetadataStore.scan_children`."""
+        names = [name for name in await self.get_children(key) if name > after]
+        prefix = key.rstrip("/")
+        for start in range(0, len(names), SCAN_AHEAD):
+            keys = [f"{prefix}/{name}" for name in names[start : start + SCAN_AHEAD]]
+            for record in await gather(map(self.get, keys)):
+                if record is not None:
+                    yield record
+
+    def _record(self, key: str, data: bytes | None, stat: ZnodeStat, session: int) -> Record | None:
+        if has_no_record(data):
+            self._known.forget(key)
+            return None
+        assert data is not None
+        self._known.learn(key, stat)
+        return Record(data, stat_of(key, stat, session))
+
+    # ---- writes
+
+    async def transaction(self, operations: Sequence[Operation]) -> list[Stat | None]:
+        """See `MetadataStore.transaction`."""
+        check_transaction(operations)
+        for operation in operations:
+            require_representable(operation)
+        opened = self._require_open()
+        return await opened.writer.write(operations) if operations else []
+
+    async def _is_there(self, key: str) -> bool:
+        link = self._require_open().link
+        path = self._scope.path(key)
+        stat = await link.read(Exists(path), link.deadline())
+        # A parent that a session or a broken delete left behind counts, too.
+        return stat is not None and (key != ROOT or stat.numChildren > 0)
+
+    async def _delete_if(self, condition: Check | None, some: Sequence[str]) -> None:
+        operations: list[Operation] = [
+            *([] if condition is None else [condition]),
+            *map(Delete, some),
+        ]
+        for key in some:
+            require_representable_key(key)
+        check_transaction(operations)
+        await self._require_open().writer.write(operations, with_parents=True)
+
+    async def enclosing_scopes(self, names: Collection[str]) -> list[str]:
+        """See `MetadataStore.enclosing_scopes`."""
+        nodes, deadline = self._require_open().nodes, self._require_open().link.deadline()
+        found = []
+        for scope in ancestors(self._scope.root):
+            asked = [Exists(f"{scope}/{name}") for name in names]
+            if any(await nodes.ask(asked, deadline)):
+                found.append(scope)
+        return found
+
+    async def sync(self) -> None:
+        """See `MetadataStore.sync`: a write through the quorum, which all reads after it follow.
+
+        ZooKeeper's own sync asks a leader, which may have been deposed without knowing it.
+        """
+        link = self._require_open().link
+        await self._require_open().receipts.commit([], link.deadline(), link.losses)
+
+    # ---- access control
+
+    async def get_acl(self, key: str) -> list[Acl]:
+        """See `MetadataStore.get_acl`."""
+        check_key(key)
+        require_representable_key(key)
+        opened = self._require_open()
+        return await opened.nodes.acl(key, opened.link.deadline())
+
+    async def set_acl(self, key: str, acl: Sequence[Acl]) -> None:
+        """See `MetadataStore.set_acl`."""
+        check_key(key)
+        require_representable_key(key)
+        opened = self._require_open()
+        await opened.nodes.set_acl(key, acl, opened.link.deadline())
+
+    # ---- watches
+
+    @asynccontextmanager
+    async def watch(self, prefix: str) -> AsyncIterator[AsyncIterator[Change]]:
+        """See `MetadataStore.watch`."""
+        check_prefix(prefix)
+        link = self._require_open().link
+        # What was committed before, elsewhere, is not seen any more: a round trip behind it.
+        await link.read(Exists(self._scope.root), link.deadline())
+        with self._watches.open(prefix) as changes:
+            yield changes
+
+    @property
+    def is_session_certain(self) -> bool:
+        """See `MetadataStore.is_session_certain`."""
+        return self._open is not None and self._open.link.is_certain
+
+    @asynccontextmanager
+    async def session_events(self) -> AsyncIterator[AsyncIterator[SessionEvent]]:
+        """See `MetadataStore.session_events`."""
+        self._require_open()
+        with self._session_watches.open() as events:
+            yield events
+
+    def _take_event(self, node_event: NodeEvent) -> None:
+        if (opened := self._open) is None:
+            return
+        if node_event.kind == DELETED:
+            key = self._scope.key(node_event.path)
+            self._known.note_deletion(key, node_event.zxid)
+            opened.parents.note_deletion(key)
+        if (event := opened.reader.read(node_event)) is None:
+            return
+        if self._group and (event.revision is None or self._group[0].revision != event.revision):
+            self._flush_events()
+        self._group.append(event)
+
+    def _take_quiet(self) -> None:
+        self._flush_events()
+        self._known.note_quiet()
+
+    def _flush_events(self) -> None:
+        """Hand out the events of one commit, as far as they are here."""
+        if not self._group:
+            return
+        group, self._group = self._group, []
+        self._watches.deliver(group[0].revision, group)
+
+    def _missed_events(self) -> None:
+        if (opened := self._open) is None:
+            return  # it is being closed
+        self._known.clear()
+        opened.parents.clear()
+        opened.reader.begin()
+        self._watches.resync()
+
+    def _require_open(self) -> _Open:
+        if self._open is None:
+            raise MetadataClosedError("the metadata store is closed")
+        return self._open

@@ -1,0 +1,98 @@
+"""Which node stands behind a key, as far as one connection has told.
+
+It lets a write that expects a version go out without a read: the version tells which life of the
+record it speaks of, and this tells whether the record is still in that life.
+
+A caller learns an answer when its coroutine runs, which may be after later events were handed out.
+So deletions are remembered, and an answer from before the deletion is not learned any more.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from bookie.metadata.model import NOT_EXISTS, Operation, Put
+from bookie.metadata.zookeeper.requests import ZnodeStat
+from bookie.metadata.zookeeper.tree import Node, View, birth_of, data_version_of
+
+_DELETIONS_MAX = 10_000
+"""Deletions in each of the three parts in which they are remembered."""
+
+_ZXID_MAX = 2**63 - 1
+
+
+class KnownRecords:
+    """The records that answers have told of and no event has ended since."""
+
+    SIZE_MAX = 50_000
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, Node] = {}
+        self._deletions: deque[dict[str, int]] = deque([{}], maxlen=3)
+
+    def learn(self, key: str, stat: ZnodeStat) -> None:
+        """A record was read or written."""
+        for some in self._deletions:
+            if stat.czxid < some.get(key, 0):
+                return  # an event has overtaken the answer
+        nodes = self._nodes
+        if key not in nodes and len(nodes) >= self.SIZE_MAX:
+            del nodes[next(iter(nodes))]
+        nodes[key] = Node(stat.czxid, stat.version, stat.ephemeralOwner, True, 0)
+
+    def forget(self, key: str) -> None:
+        """It was deleted, or converted."""
+        self._nodes.pop(key, None)
+
+    def note_deletion(self, key: str, zxid: int) -> None:
+        """An event says that the write `zxid` deleted it; not positive if the server is too old."""
+        self.forget(key)
+        self._deletions[-1][key] = zxid if zxid > 0 else _ZXID_MAX
+
+    def note_quiet(self) -> None:
+        """All that came together is handed out, and is learned before the next but one is."""
+        if len(self._deletions[-1]) > _DELETIONS_MAX:
+            self._deletions.append({})
+
+    def may_hold(self, view: View) -> bool:
+        """Whether no event so far ended the life of a node of `view`.
+
+        An event of a server that is too old does not say when, so it counts for nothing here.
+        """
+        return not any(
+            node is not None and node.birth < some.get(key, 0) < _ZXID_MAX
+            for key, node in view.nodes.items()
+            for some in self._deletions
+        )
+
+    def clear(self) -> None:
+        """Events may have been missed."""
+        self._nodes.clear()
+
+    def view(self, operations: Sequence[Operation], session: int) -> View | None:
+        """A view good enough to try the operations with; None if something must be read first."""
+        view = View()
+        for operation in operations:
+            node = self._nodes.get(operation.key)
+            version = operation.version
+            if isinstance(operation, Put) and operation.sequential:
+                continue
+            if isinstance(operation, Put) and version in (None, NOT_EXISTS):
+                if node is not None and (version == NOT_EXISTS or operation.ephemeral):
+                    return None
+                if node is not None:
+                    view.nodes[operation.key] = node
+            elif node is None or (version is not None and birth_of(version) != node.birth):
+                return None
+            elif isinstance(operation, Put) and operation.ephemeral and node.owner != session:
+                return None  # it is refused, or a take-over, which must know the access control
+            else:
+                view.nodes[operation.key] = _expected(node, version)
+        return view
+
+
+def _expected(node: Node, version: int | None) -> Node:
+    if version is None:
+        return node
+    return Node(node.birth, data_version_of(version), node.owner, True, 0)

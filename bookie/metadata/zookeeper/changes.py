@@ -1,0 +1,85 @@
+"""From ZooKeeper's events about nodes to a store's events about records.
+
+The two differ where a parent is made or removed, where a record is put on a parent, and where
+absence is checked. They also differ where one session takes a record over from another. The writer
+marks these places: what stands between two writes of the scope's own node, in one transaction, is
+*bracketed*.
+
+=============== ==================================== =============================================
+event           outside of brackets                  inside
+=============== ==================================== =============================================
+created         CREATED                              MODIFIED if deleted just before (take-over),
+                                                     else a parent: nothing
+changed         CREATED if converted, else MODIFIED  a parent about to get a record: nothing
+deleted         DELETED                              nothing
+=============== ==================================== =============================================
+
+Events of one transaction have one zxid. Those that arrive together become one commit; ZooKeeper
+does not say where a transaction ends, so that one that arrives in two pieces becomes two commits.
+Servers before 3.9 send no zxid with events: there the marks are of no use, and parents are seen as
+records that come and go.
+"""
+
+from __future__ import annotations
+
+from bookie.metadata.model import ROOT, ChangeKind, WatchEvent
+from bookie.metadata.zookeeper.kazoo_parts import NodeEvent
+from bookie.metadata.zookeeper.tree import Scope
+
+CREATED = 1
+DELETED = 2
+CHANGED = 3
+"""What ZooKeeper calls its events."""
+
+
+class ChangeReader:
+    """Reads the events of one connection in order."""
+
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
+        self._zxid = 0
+        self._is_inside = False
+        self._deleted_inside: set[str] = set()
+        self._converting: set[str] = set()
+
+    def begin(self) -> None:
+        """A new connection: nothing that came before goes on."""
+        self._enter(0)
+
+    def read(self, event: NodeEvent) -> WatchEvent | None:
+        """What the event says about a record, if anything."""
+        if event.zxid != self._zxid or event.zxid <= 0:
+            self._enter(event.zxid)
+        key = self._scope.key(event.path)
+        if key == ROOT:
+            self._is_inside = not self._is_inside
+            self._deleted_inside = set()
+            return None
+        kind = self._inside(event.kind, key) if self._is_inside else self._outside(event.kind, key)
+        if kind is None:
+            return None
+        return WatchEvent(kind, key, event.zxid if event.zxid > 0 else None)
+
+    def _enter(self, zxid: int) -> None:
+        self._zxid = zxid
+        self._is_inside = False
+        if self._deleted_inside:
+            self._deleted_inside = set()
+        if self._converting:
+            self._converting = set()
+
+    def _outside(self, kind: int, key: str) -> ChangeKind | None:
+        if kind == CREATED or (kind == CHANGED and key in self._converting):
+            return ChangeKind.CREATED
+        if kind == CHANGED:
+            return ChangeKind.MODIFIED
+        return ChangeKind.DELETED if kind == DELETED else None
+
+    def _inside(self, kind: int, key: str) -> ChangeKind | None:
+        if kind == CREATED and key in self._deleted_inside:
+            return ChangeKind.MODIFIED
+        if kind == DELETED:
+            self._deleted_inside.add(key)
+        elif kind == CHANGED:
+            self._converting.add(key)
+        return None

@@ -1,0 +1,229 @@
+"""What the store needs of kazoo beyond its public calls, in one place.
+
+| part of kazoo | what for |
+|---|---|
+| `KazooClient._call` | requests that kazoo lacks: the persistent recursive watch, SASL |
+| `_read_header`, `_read_watch_event` | the events of that watch, each with the id of its write |
+| `_connect` | the timeout that the server grants; which connection is which |
+| `_queue` | a request never waits for another connection than the one it was made for |
+| `_reset` | a new session accepts no server that is behind what the old one saw |
+| `_expand_client_hosts` | an error that says that no host name resolves |
+
+A test fails when these parts are not what they were.
+
+Source: ZooDefs.OpCode and AddWatchRequest of ZooKeeper 3.9.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import EXCEPTIONS, ConnectionLoss, KazooException
+from kazoo.protocol.connection import WATCH_XID, ConnectionHandler
+from kazoo.protocol.serialization import SASL, Watch, write_string
+from kazoo.protocol.states import KazooState, KeeperState
+
+# ---- requests that kazoo lacks
+
+_INT = struct.Struct("!i")
+_PERSISTENT_RECURSIVE = 1
+
+for _code in range(-130, -118):  # an unknown code would end kazoo's thread
+    EXCEPTIONS.setdefault(_code, type("UnnamedError", (KazooException,), {"code": _code}))
+
+
+class AddWatch(NamedTuple):
+    """Watch `path` and all below it until the connection ends; each change is told once."""
+
+    path: str
+    type: int = 106
+
+    def serialize(self) -> bytes:
+        """The body."""
+        return bytes(write_string(self.path) + _INT.pack(_PERSISTENT_RECURSIVE))
+
+    def deserialize(self, buffer: bytes, offset: int) -> None:
+        """The answer is empty."""
+
+    def ask(self, client: KazooClient) -> object:
+        """As `Request.ask`."""
+        return _call(client, self)
+
+
+class SaslStep(NamedTuple):
+    """One message of an exchange of passwords; the answer is the server's message."""
+
+    token: bytes
+    type: int = SASL.type
+
+    def serialize(self) -> bytearray:
+        """The body."""
+        body: bytearray = SASL(self.token).serialize()
+        return body
+
+    def deserialize(self, buffer: bytes, offset: int) -> bytes:
+        """The server's message."""
+        token: bytes | None = SASL.deserialize(buffer, offset)[0]
+        return token or b""
+
+    def ask(self, client: KazooClient) -> object:
+        """As `Request.ask`."""
+        return _call(client, self)
+
+
+def _call(client: KazooClient, request: object) -> object:
+    result = client.handler.async_result()
+    client._call(request, result)
+    return result
+
+
+# ---- what the connection tells by itself
+
+
+@dataclass(frozen=True, slots=True)
+class NodeEvent:
+    """A change of a node; `zxid` is that of the write, or not positive from servers before 3.9."""
+
+    kind: int
+    path: str
+    zxid: int
+
+
+@dataclass(frozen=True, slots=True)
+class KazooConnected:
+    """The hand-shake is done: a session, new or resumed, and the timeout that the server grants."""
+
+    session: int
+    password: bytes
+    timeout_seconds: float
+    number: int
+    """Of the connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class KazooDisconnected:
+    """The connection broke."""
+
+
+@dataclass(frozen=True, slots=True)
+class KazooExpired:
+    """The server ended the session; the next connection begins a new one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The server does not accept our credentials; nothing more is tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptFailed:
+    """One attempt to connect failed."""
+
+    reason: BaseException
+
+
+Notice: TypeAlias = (
+    NodeEvent | KazooConnected | KazooDisconnected | KazooExpired | Refused | AttemptFailed
+)
+"""What the connection tells by itself, in one order with the answers."""
+
+
+class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no types
+    """The connection thread."""
+
+    client: Client
+    _event_zxid = 0
+
+    def _expand_client_hosts(self) -> list[tuple[str, str, int]]:
+        found: list[tuple[str, str, int]] = super()._expand_client_hosts()
+        if not found:
+            self.client.post(AttemptFailed(OSError("no host name resolves")))
+        return found
+
+    def _connect(self, host: str, hostip: str, port: int) -> tuple[float, float]:
+        client = self.client
+        client.close_way()
+        client.drop_waiting()
+        try:
+            read_timeout, connect_timeout = super()._connect(host, hostip, port)
+        except Exception as error:
+            client.post(AttemptFailed(error.__context__ or error))
+            raise
+        # kazoo waits for two thirds of what the server granted.
+        client.open_way(read_timeout * 1.5 / 1000)
+        return read_timeout, connect_timeout
+
+    def _read_header(self, timeout: float) -> Any:
+        found = super()._read_header(timeout)
+        header = found[0]
+        if header.xid == WATCH_XID:
+            self._event_zxid = header.zxid
+            # Who was told of a change is not served by one who does not know of it.
+            self.client.last_zxid = max(header.zxid, self.client.last_zxid)
+        return found
+
+    def _read_watch_event(self, buffer: bytes, offset: int) -> None:
+        event, _ = Watch.deserialize(buffer, offset)
+        self.client.post(NodeEvent(event.type, event.path, self._event_zxid))
+
+
+class Client(KazooClient):  # type: ignore[misc]  # kazoo has no types
+    """kazoo's client; `post` takes each notice, in the connection thread.
+
+    Between `open_way` and `close_way` requests may be made. The loop makes them while it holds
+    `guard`, so that none is made for one connection and sent through another.
+    """
+
+    def __init__(self, post: Callable[[Notice], None], **options: Any) -> None:
+        super().__init__(**options)
+        self.post = post
+        self.guard = threading.Lock()
+        self.session: int | None = None
+        """The session of the present connection; None while there is none."""
+        self.number = 0
+        """Of the latest connection."""
+        self._connection = _Connection(self, self._conn_retry.copy(), logger=self.logger)
+        self.add_listener(self._take_state)
+
+    def open_way(self, granted_seconds: float) -> None:
+        """There is a connection."""
+        session, password = self.client_id
+        with self.guard:
+            self.number += 1
+            self.session = session
+            self.post(KazooConnected(session, password, granted_seconds, self.number))
+
+    def close_way(self) -> None:
+        """There is none any more."""
+        with self.guard:
+            self.session = None
+
+    def drop_waiting(self) -> None:
+        """Fail what was asked for the former connection after kazoo had failed the rest."""
+        for _ in range(len(self._queue)):
+            request, result = self._queue.popleft()
+            if result is None:
+                self._queue.append((request, result))  # kazoo's own request to close
+            else:
+                result.set_exception(ConnectionLoss())
+
+    def _take_state(self, state: str) -> None:
+        if state == KazooState.CONNECTED:
+            return  # `_connect` says so when it has authenticated
+        self.close_way()
+        if self.client_state == KeeperState.EXPIRED_SESSION:
+            self.post(KazooExpired())
+        elif self.client_state == KeeperState.AUTH_FAILED:
+            self.post(Refused())
+        else:
+            self.post(KazooDisconnected())
+
+    def _reset(self) -> None:
+        seen = getattr(self, "last_zxid", 0)
+        super()._reset()
+        self.last_zxid = seen

@@ -1,0 +1,346 @@
+"""Writes whose outcome is known even when the answer is lost.
+
+A connection that breaks between a write and its answer leaves the outcome unknown. A look at the
+record does not help: another client may have written the same value, or the next one. So each
+write carries a *receipt*: one more operation in its transaction that writes a mark, used once, into
+a small ephemeral node of the store's. After a reconnection that node tells the truth. With the
+mark the write was done, and the node's zxid is that of the write. Without the mark it will never
+be done, because a server refuses what a session sent before it moved.
+
+A receipt is one of a few nodes, and belongs to one write until its outcome is known. That bounds
+the writes under way, too. A refused or cancelled write gives its receipt to the next one. Receipts
+lie outside of all scopes, where no store lists, watches or deletes them. They go with their
+session, whose number their names begin with.
+
+Before a receipt is read, a write of our own goes through the quorum: it is behind everything that
+was sent before, on whichever server we are now, and a leader that was deposed cannot answer it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from bookie.errors import (
+    BookieError,
+    MetadataUnavailableError,
+    SessionLostError,
+    UnauthorizedError,
+)
+from bookie.metadata.model import Put
+from bookie.metadata.zookeeper.client import (
+    LostError,
+    NoAnswerError,
+    NotSentError,
+    Pending,
+    SessionEndedError,
+)
+from bookie.metadata.zookeeper.requests import (
+    ACL,
+    BAD_VERSION,
+    NO_AUTH,
+    NO_CHILDREN_FOR_EPHEMERALS,
+    NO_NODE,
+    NODE_EXISTS,
+    NOT_EMPTY,
+    OPEN_ACL_UNSAFE,
+    CreateNode,
+    GetData,
+    Id,
+    Multi,
+    MultiRefusedError,
+    NodeError,
+    NodeOperation,
+    Permissions,
+    Request,
+    SetData,
+    ZnodeStat,
+)
+from bookie.metadata.zookeeper.tree import HOME
+
+RECEIPTS_MAX = 128
+"""Writes under way at once; more wait for their turn."""
+
+CONFLICTS = {BAD_VERSION, NO_NODE, NODE_EXISTS, NOT_EMPTY, NO_CHILDREN_FOR_EPHEMERALS}
+"""Codes of refusals that say: what was seen, or believed, is not so (any more)."""
+
+LASTING_ACL = [ACL(Permissions.READ | Permissions.CREATE, Id("world", "anyone"))]
+"""Of a node whose children all clients may make. None may delete them, not even their maker."""
+
+RECEIPTS = f"{HOME}/receipts"
+"""The node below which the receipts of all sessions lie."""
+
+_BARRIER = "barrier"
+
+
+class Link(Protocol):
+    """A connection that comes and goes."""
+
+    @property
+    def losses(self) -> int:
+        """How many sessions were lost so far."""
+        ...
+
+    @property
+    def connection(self) -> int:
+        """The number of the latest connection."""
+        ...
+
+    async def usable(self, deadline: float) -> int:
+        """The session, when there is a connection that can be used.
+
+        Raises:
+            MetadataUnavailableError: there is none until `deadline`, by the loop's clock.
+        """
+        ...
+
+    def send(
+        self, request: Request, session: int | None = None, connection: int | None = None
+    ) -> Pending:
+        """As `Bridge.send`."""
+        ...
+
+
+def _always() -> bool:
+    return True
+
+
+class OutdatedError(Exception):
+    """Nothing was done: what the write was made of was seen through an earlier connection."""
+
+
+class Committed(NamedTuple):
+    """A write that was done."""
+
+    results: Sequence[Any] | None
+    """As `Multi` answers; None if the answer was lost."""
+
+    stat: ZnodeStat
+    """Of the receipt, with the write's place among all commits and its time."""
+
+    session: int
+
+    def stat_of_new(self, put: Put) -> ZnodeStat:
+        """The stat of a node that it created for `put`."""
+        zxid, time_ms = self.stat.mzxid, self.stat.mtime
+        owner = self.session if put.ephemeral else 0
+        return ZnodeStat(zxid, zxid, time_ms, time_ms, 0, 0, 0, owner, len(put.value), 0, zxid)
+
+
+class Receipts:
+    """The receipts of one store."""
+
+    def __init__(self, link: Link) -> None:
+        self.found_done = 0
+        """Writes so far whose answer was lost and that turned out to be done."""
+        self.commits = 0
+        """Attempts so far, refused ones included."""
+        self._link = link
+        self._free: list[str] = []
+        self._count = 0
+        self._waiting: deque[asyncio.Future[str]] = deque()
+        self._session = 0
+        self._written: dict[str, str] = {}
+        """The paths of the receipts that exist, as ephemeral nodes of `_session`."""
+        self._marks = 0
+
+    async def commit(
+        self,
+        operations: Sequence[NodeOperation],
+        deadline: float,
+        losses: int,
+        connection: int | None = None,
+        may_hold: Callable[[], bool] = _always,
+    ) -> Committed:
+        """Do all operations at once; returns when that is certain.
+
+        `losses` is what `Link.losses` said when the caller began: with a session lost since then,
+        what the caller knows does not hold any more. `connection` is the only one through which
+        they may be sent, if they rest on what it told. `may_hold` is asked right before they are
+        sent: whether events have not refuted what they rest on.
+
+        Raises:
+            OutdatedError: there is another connection now, or an event came; nothing was done.
+            MultiRefusedError: nothing was done, because of the operation at its index.
+            SessionLostError: the session ended; nothing was done, or what was done went with it.
+            MetadataUnavailableError: no answer until `deadline`; the outcome is unknown if it says
+                so, else nothing was done.
+        """
+        name = await self._take(deadline)
+        self.commits += 1
+        try:
+            return await self._commit(operations, name, deadline, losses, connection, may_hold)
+        finally:
+            self._give_back(name)
+
+    async def _commit(
+        self,
+        operations: Sequence[NodeOperation],
+        name: str,
+        deadline: float,
+        losses: int,
+        connection: int | None,
+        may_hold: Callable[[], bool],
+    ) -> Committed:
+        self._marks += 1
+        mark = b"%d" % self._marks
+        while True:
+            session = await self._link.usable(deadline)
+            if self._link.losses != losses:
+                raise SessionLostError(
+                    "the session with the metadata store ended before the write; nothing was done"
+                )
+            if connection not in (None, self._link.connection) or not may_hold():
+                raise OutdatedError
+            receipt = self._receipt(session, name, mark)
+            try:
+                multi = Multi([*operations, receipt])
+                results = await self._link.send(multi, session, connection).answer
+            except NotSentError:
+                _require_time(deadline)
+                continue
+            except LostError as lost:
+                try:
+                    if isinstance(lost, SessionEndedError):
+                        raise _ended(operations)
+                    stat = await self._find_out(session, name, mark, operations, deadline)
+                except (MetadataUnavailableError, UnauthorizedError) as error:
+                    raise MetadataUnavailableError(
+                        f"whether the write was done is unknown: {error}"
+                    ) from error
+                if stat is None:
+                    _require_time(deadline)
+                    continue
+                self.found_done += 1
+                return Committed(None, stat, session)
+            except NoAnswerError as error:
+                raise MetadataUnavailableError(
+                    "the metadata store did not answer; whether the write was done is unknown"
+                ) from error
+            except MultiRefusedError as refused:
+                if refused.index < len(operations):
+                    raise
+                await self._mend(session, name, refused.code)
+                _require_time(deadline)
+                continue
+            self._note(session, name)
+            return Committed(results[:-1], results[-1], session)
+
+    async def _find_out(
+        self,
+        session: int,
+        name: str,
+        mark: bytes,
+        operations: Sequence[NodeOperation],
+        deadline: float,
+    ) -> ZnodeStat | None:
+        """The receipt's stat after a write whose answer was lost; None if it will never be done."""
+        while True:
+            if await self._link.usable(deadline) != session:
+                raise _ended(operations)
+            self._marks += 1
+            behind = self._receipt(session, _BARRIER, b"%d" % self._marks)
+            barrier = self._link.send(Multi([behind]), session)
+            receipt = self._link.send(GetData(self._path(session, name)), session)
+            await asyncio.wait([barrier.answer, receipt.answer])
+            error, missing = barrier.answer.exception(), receipt.answer.exception()
+            if isinstance(error, MultiRefusedError):
+                await self._mend(session, _BARRIER, error.code)
+            elif error is None:
+                self._note(session, _BARRIER)
+                if isinstance(missing, NodeError) and missing.code == NO_NODE:
+                    return None
+                if missing is None:
+                    data, stat = receipt.answer.result()
+                    self._note(session, name)
+                    return stat if data == mark else None
+            elif isinstance(error, NoAnswerError):
+                raise MetadataUnavailableError("the metadata store did not answer") from error
+            _require_time(deadline)
+
+    def _receipt(self, session: int, name: str, mark: bytes) -> NodeOperation:
+        """The write of a mark. Sends before it what makes the node, if that may be missing."""
+        path = self._written.get(name) if session == self._session else None
+        if path is None:
+            path = self._path(session, name)
+            self._link.send(CreateNode(path, b"", OPEN_ACL_UNSAFE, ephemeral=True), session)
+        return SetData(path, mark, -1)
+
+    def _note(self, session: int, name: str, *, exists: bool = True) -> None:
+        if session != self._session:
+            # The receipts of an older session went with it.
+            self._session, self._written = session, {}
+        if not exists:
+            self._written.pop(name, None)
+        elif name not in self._written:
+            self._written[name] = self._path(session, name)
+
+    def _path(self, session: int, name: str) -> str:
+        return f"{RECEIPTS}/{session & 0xFFFFFFFFFFFFFFFF:016x}-{name}"
+
+    async def _mend(self, session: int, name: str, code: int) -> None:
+        """A receipt is there, or is not, against what we thought."""
+        if code == NO_NODE:
+            self._note(session, name, exists=False)
+            self._link.send(CreateNode(HOME, b""))  # what comes next tells whether it is there
+            try:
+                await self._link.send(CreateNode(RECEIPTS, b"", LASTING_ACL)).answer
+            except NodeError as error:
+                if error.code != NODE_EXISTS:
+                    raise _refusal(error.code) from error
+            except (NotSentError, LostError, NoAnswerError):
+                return  # the next attempt asks again
+        else:
+            raise _refusal(code)
+
+    # ---- who has which
+
+    async def _take(self, deadline: float) -> str:
+        if self._free:
+            return self._free.pop()
+        if self._count < RECEIPTS_MAX:
+            self._count += 1
+            return str(self._count)
+        turn: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await turn
+        except (TimeoutError, asyncio.CancelledError) as error:
+            if turn.done() and not turn.cancelled():
+                self._give_back(turn.result())
+            if isinstance(error, TimeoutError):
+                raise MetadataUnavailableError("the metadata store does not answer") from error
+            raise
+
+    def _give_back(self, name: str) -> None:
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(name)
+                return
+        self._free.append(name)
+
+
+def _require_time(deadline: float) -> None:
+    """Raise `MetadataUnavailableError` if it is too late, by the loop's clock, to try again."""
+    if asyncio.get_running_loop().time() >= deadline:
+        raise MetadataUnavailableError("the metadata store does not do the write in time")
+
+
+def _refusal(code: int) -> BookieError:
+    if code in (NO_AUTH, NO_NODE):
+        return UnauthorizedError(f"ZooKeeper does not let us create nodes below {RECEIPTS}")
+    return MetadataUnavailableError(f"ZooKeeper refuses a receipt in {RECEIPTS}: error {code}")
+
+
+def _ended(operations: Sequence[NodeOperation]) -> Exception:
+    """What to say of a write that may have been the last one of its session."""
+    if operations and all(isinstance(o, CreateNode) and o.ephemeral for o in operations):
+        # If it was done, its session took it along.
+        return SessionLostError("the session with the metadata store ended; nothing was written")
+    return MetadataUnavailableError(
+        "the session with the metadata store ended before the answer to a write came"
+    )

@@ -1,0 +1,198 @@
+"""Requests to ZooKeeper as values: each knows which of kazoo's calls asks it, and its answer.
+
+A `Multi` does several operations on nodes at once, or none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
+
+from kazoo.client import KazooClient, TransactionRequest
+from kazoo.exceptions import KazooException
+from kazoo.protocol.states import ZnodeStat
+from kazoo.security import ACL, CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, Id, Permissions
+
+__all__ = ["ACL", "CREATOR_ALL_ACL", "OPEN_ACL_UNSAFE", "Id", "Permissions", "ZnodeStat"]
+
+OK = 0
+RUNTIME_INCONSISTENCY = -2
+UNIMPLEMENTED = -6
+NO_NODE = -101
+NO_AUTH = -102
+BAD_VERSION = -103
+NO_CHILDREN_FOR_EPHEMERALS = -108
+NODE_EXISTS = -110
+NOT_EMPTY = -111
+INVALID_ACL = -114
+"""Error codes of answers. Source: KeeperException.Code."""
+
+
+class NodeError(Exception):
+    """The server's answer to one request, as its code."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+class MultiRefusedError(NodeError):
+    """Nothing was done, because of the operation at `index`."""
+
+    def __init__(self, index: int, code: int) -> None:
+        super().__init__(code)
+        self.index = index
+
+
+class Request(Protocol):
+    """What can be asked of the server."""
+
+    def ask(self, client: KazooClient) -> object: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _OfPath:
+    """A request that takes a path and nothing else."""
+
+    path: str
+    _call: ClassVar[str]
+
+    def ask(self, client: KazooClient) -> object:
+        """See `Request`."""
+        return getattr(client, self._call)(self.path)
+
+
+class Exists(_OfPath):
+    """The stat of a node; None if it does not exist."""
+
+    _call = "exists_async"
+
+
+class GetData(_OfPath):
+    """The data and stat of a node."""
+
+    _call = "get_async"
+
+
+class GetChildren(_OfPath):
+    """The names one level below a node."""
+
+    _call = "get_children_async"
+
+
+class GetACL(_OfPath):
+    """The access control list and stat of a node."""
+
+    _call = "get_acls_async"
+
+
+class Sync(_OfPath):
+    """Bring the server that we are connected to up to its leader."""
+
+    _call = "sync_async"
+
+
+class SetACL(NamedTuple):
+    """Replace the access control list of a node."""
+
+    path: str
+    acl: Sequence[ACL]
+
+    def ask(self, client: KazooClient) -> object:
+        """See `Request`."""
+        return client.set_acls_async(self.path, list(self.acl))
+
+
+# ---- operations, alone or in a transaction
+
+
+class CreateNode(NamedTuple):
+    """Create a node; answered with its path, which has the number of a sequential one."""
+
+    path: str
+    data: bytes
+    acl: Sequence[ACL] = OPEN_ACL_UNSAFE
+    ephemeral: bool = False
+    sequential: bool = False
+
+    @property
+    def is_numbered(self) -> bool:
+        """Whether it is persistent and sequential."""
+        return self.sequential and not self.ephemeral
+
+    def ask(self, client: KazooClient) -> object:
+        """See `Request`."""
+        path, data, acl, ephemeral, sequential = self
+        return client.create_async(path, data, list(acl), ephemeral, sequential)
+
+
+class SetData(NamedTuple):
+    """Write a node of a version, -1 for any; answered with its stat."""
+
+    path: str
+    data: bytes
+    version: int
+
+    def ask(self, client: KazooClient) -> object:
+        """See `Request`."""
+        return client.set_async(*self)
+
+
+class DeleteNode(NamedTuple):
+    """Delete a node of a version, -1 for any."""
+
+    path: str
+    version: int
+
+
+class CheckVersion(NamedTuple):
+    """Demand the version of a node."""
+
+    path: str
+    version: int
+
+
+NodeOperation: TypeAlias = CreateNode | SetData | DeleteNode | CheckVersion
+"""What a `Multi` is made of."""
+
+
+class Multi(NamedTuple):
+    """All operations at once, or none.
+
+    Answered with one result per operation: the path of a create, the stat of a set, True for a
+    delete or check.
+    """
+
+    operations: Sequence[NodeOperation]
+
+    def ask(self, client: KazooClient) -> object:
+        """See `Request`."""
+        transaction: TransactionRequest = client.transaction()
+        for operation in self.operations:
+            match operation:
+                case CreateNode(path, data, acl, ephemeral, sequential):
+                    transaction.create(path, data, list(acl), ephemeral, sequential)
+                case SetData():
+                    transaction.set_data(*operation)
+                case DeleteNode():
+                    transaction.delete(*operation)
+                case CheckVersion():
+                    transaction.check(*operation)
+        return transaction.commit_async()
+
+
+def answer_of(request: Request, value: Any) -> Any:
+    """What kazoo's value means.
+
+    Raises:
+        MultiRefusedError: it says that a transaction was refused.
+    """
+    if isinstance(request, Multi):
+        for index, result in enumerate(value):
+            # Those before the culprit "failed" with 0, those after it with an inconsistency.
+            if isinstance(result, KazooException) and (
+                result.code not in (OK, RUNTIME_INCONSISTENCY)
+            ):
+                raise MultiRefusedError(index, result.code)
+    return value

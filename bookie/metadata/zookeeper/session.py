@@ -1,0 +1,465 @@
+"""The connection of one store: made, watched over, and usable again after each interruption.
+
+After each connection, the link sets the watch on the scope again before it sends anything else:
+ZooKeeper forgets the watch with the connection, also within one session. Then the link is usable,
+and the watches hear that changes may have been missed.
+
+`SessionMonitor` decides what became of the session. It asks the leader (a sync), which decides
+about sessions. A follower answers reads by itself, also when the leader has left it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import uuid
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Any, Self
+
+from bookie.env import boot_time_seconds
+from bookie.errors import (
+    BookieError,
+    MetadataClosedError,
+    MetadataUnavailableError,
+    SessionLostError,
+    UnauthorizedError,
+)
+from bookie.metadata.model import ancestors
+from bookie.metadata.security import MetadataSecurity
+from bookie.metadata.session_monitor import SessionMonitor
+from bookie.metadata.zookeeper import kazoo_parts
+from bookie.metadata.zookeeper.client import (
+    Bridge,
+    LostError,
+    NoAnswerError,
+    NotSentError,
+    Pending,
+    SessionEndedError,
+    describe_failure,
+)
+from bookie.metadata.zookeeper.kazoo_parts import AddWatch, NodeEvent, Notice, SaslStep
+from bookie.metadata.zookeeper.requests import (
+    ACL,
+    NO_AUTH,
+    NO_NODE,
+    NODE_EXISTS,
+    OPEN_ACL_UNSAFE,
+    UNIMPLEMENTED,
+    CreateNode,
+    Exists,
+    NodeError,
+    Request,
+    Sync,
+)
+from bookie.metadata.zookeeper.sasl import DigestMd5, SaslRefusedError
+from bookie.metadata.zookeeper.tree import PARENT
+from bookie.protocol.session import (
+    Answered,
+    AuthFailed,
+    Connected,
+    Disconnected,
+    Expired,
+    SessionEvent,
+    SessionState,
+)
+
+PATIENCE_SHARE = 1 / 3
+PATIENCE_SECONDS_MIN = 2.0
+"""An operation waits so long for a connection, and for its answer: this part of the session
+timeout, but no less than the seconds."""
+
+CONNECT_SECONDS_MAX = 15.0
+"""The longest wait for the first connection."""
+
+_DROPS_MAX = 3
+"""A server that drops so many connections during the exchange of passwords refuses us."""
+
+
+class ZooKeeperLink:
+    """One session at a time with the ensemble at `hosts`, from entering the context to leaving it.
+
+    Args:
+        hosts: ``host:port,host:port``.
+        root: the path to watch; made if it does not exist.
+        acl: with which it is made; what lies above it is open.
+        session_timeout_seconds: what is asked of the server; `timeout_seconds` is what it granted.
+        security: TLS files and credentials.
+        on_event: takes each event of a node below `root`.
+        on_quiet: called when all events that came together have been taken.
+        on_missed: called when events may have been missed: after each connection but the first.
+        announce: takes each event of the session.
+    """
+
+    def __init__(
+        self,
+        hosts: str,
+        root: str,
+        acl: Sequence[ACL],
+        *,
+        session_timeout_seconds: float,
+        security: MetadataSecurity,
+        on_event: Callable[[NodeEvent], None],
+        on_quiet: Callable[[], None],
+        on_missed: Callable[[], None],
+        announce: Callable[[SessionEvent], None],
+    ) -> None:
+        self.timeout_seconds = session_timeout_seconds
+        self.session = 0
+        self.losses = 0
+        """How many sessions were lost so far."""
+        self.connection = 0
+        """The number of the latest connection; what an older one told may not hold."""
+        self._hosts = hosts
+        self._root = root
+        self._acl = acl
+        self._security = security
+        self._on_event = on_event
+        self._on_quiet = on_quiet
+        self._on_missed = on_missed
+        self._announce_session = announce
+        self._bridge: Bridge | None = None
+        self._monitor: SessionMonitor | None = None
+        self._password = b""
+        self._up = asyncio.Event()
+        self._tasks = asyncio.TaskGroup()
+        self._preparing: asyncio.Task[None] | None = None
+        self._workers: list[asyncio.Task[None]] = []
+        self._stack = AsyncExitStack()
+        self._asked_at = 0.0
+        self._failure: BaseException | None = None
+        self._final: BookieError | None = None
+        self._has_been_up = False
+        self._drops = 0
+        """Connections in a row that ended during the exchange of passwords."""
+        self._told_at = 0.0
+
+    async def __aenter__(self) -> Self:
+        self._asked_at = boot_time_seconds()
+        self._bridge = Bridge(
+            self._hosts,
+            self.timeout_seconds,
+            self._security,
+            self._take_notice,
+            self._on_quiet,
+        )
+        await self._tasks.__aenter__()
+        self._bridge.start()
+        try:
+            await self._first_connection()
+        except BaseException:
+            await self._leave()
+            raise
+        self._monitor = SessionMonitor(
+            self.timeout_seconds,
+            probe=self._prove,
+            renew=self._prove,
+            announce=self._announce,
+            begun_at=self._asked_at,
+        )
+        await self._stack.enter_async_context(self._monitor)
+        self.spawn(self._give_up_in_time())
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._leave()
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether nothing speaks against the session as of now."""
+        return self._monitor is not None and self._monitor.state is SessionState.CONNECTED
+
+    @property
+    def is_up(self) -> bool:
+        """Whether there is a connection now that can be used."""
+        return self._up.is_set()
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work` for as long as the link lasts."""
+        self._workers.append(self._tasks.create_task(work))
+
+    @property
+    def patience_seconds(self) -> float:
+        """How long an operation waits."""
+        return max(self.timeout_seconds * PATIENCE_SHARE, PATIENCE_SECONDS_MIN)
+
+    def deadline(self) -> float:
+        """When an operation that begins now gives up, by the loop's clock."""
+        return asyncio.get_running_loop().time() + self.patience_seconds
+
+    @property
+    def credentials(self) -> tuple[int, bytes]:
+        """See `ZooKeeperStore.credentials`."""
+        return self.session, self._password
+
+    # ---- requests
+
+    async def usable(self, deadline: float) -> int:
+        """See `Link.usable`."""
+        if not self._up.is_set():
+            if self._final is not None:
+                raise self._final
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self._up.wait()
+            except TimeoutError as error:
+                raise self._unreachable() from error
+            if self._final is not None:
+                raise self._final
+        return self.session
+
+    def send(
+        self, request: Request, session: int | None = None, connection: int | None = None
+    ) -> Pending:
+        """See `Bridge.send`."""
+        if self._bridge is None:
+            raise MetadataClosedError("the metadata store is closed")
+        # Not through one that we have not heard of: its watch is not there yet.
+        if connection is None:
+            connection = self.connection
+        return self._bridge.send(request, session, connection)
+
+    async def read(self, request: Request, deadline: float) -> Any:
+        """The answer to a request that changes nothing, asked again until there is one.
+
+        Raises:
+            NodeError: the server's answer is an error.
+            MetadataUnavailableError: there is none until `deadline`.
+        """
+        while True:
+            if not self._up.is_set():
+                await self.usable(deadline)
+            try:
+                return await self.send(request).answer
+            except (LostError, NotSentError):
+                # The link is down, or is about to hear of it.
+                await asyncio.sleep(0)
+                if asyncio.get_running_loop().time() >= deadline:
+                    raise self._unreachable() from None
+            except NoAnswerError:
+                raise self._unreachable() from None
+
+    def tell_written(self, begun_at: float) -> None:
+        """A write that was begun then (by `SessionMonitor.now`) was answered: the session lives."""
+        if self._monitor is not None and begun_at - self._told_at > self.timeout_seconds / 30:
+            self._told_at = begun_at
+            self._monitor.tell(Answered(begun_at))
+
+    # ---- the connection
+
+    async def _first_connection(self) -> None:
+        seconds = min(max(self.timeout_seconds, PATIENCE_SECONDS_MIN), CONNECT_SECONDS_MAX)
+        await self.usable(asyncio.get_running_loop().time() + seconds)
+
+    def _take_notice(self, notice: Notice) -> None:
+        match notice:
+            case NodeEvent():
+                self._on_event(notice)
+            case kazoo_parts.KazooConnected(session, password, timeout_seconds, number):
+                self.session, self._password, self.connection = session, password, number
+                if self._monitor is None:
+                    self.timeout_seconds = timeout_seconds
+                self._prepare_anew()
+            case kazoo_parts.KazooDisconnected():
+                self._go_down()
+                self._tell(Disconnected())
+            case kazoo_parts.KazooExpired():
+                self._go_down()
+                self._tell(Expired())
+            case kazoo_parts.Refused():
+                self._refuse()
+            case kazoo_parts.AttemptFailed(reason):
+                self._take_failure(reason)
+
+    def _take_failure(self, reason: BaseException) -> None:
+        self._failure = reason
+        self._asked_at = boot_time_seconds()
+        if isinstance(reason, ssl.SSLCertVerificationError) and self._monitor is None:
+            # Nothing gets better by waiting; later it may, when certificates are being replaced.
+            self._end(self._unreachable())
+
+    def _go_down(self) -> None:
+        self._up.clear()
+        if self._preparing is not None:
+            self._preparing.cancel()
+
+    def _end(self, error: BookieError) -> None:
+        self._final = error
+        self._up.set()  # all who wait look at the error
+        self._up = asyncio.Event()
+
+    def _prepare_anew(self) -> None:
+        if self._bridge is None:
+            return  # the store is being closed
+        if self._preparing is not None:
+            self._preparing.cancel()
+        self._preparing = self._tasks.create_task(self._prepare())
+
+    async def _prepare(self) -> None:
+        if self._has_been_up:
+            # Before the watch is asked for, so before anything that it tells. Whoever lists because
+            # of it waits until the link is usable, so until the watch is there.
+            self._on_missed()
+        try:
+            if not await self._authenticate():
+                return
+            await self.send(AddWatch(self._root)).answer
+            if not self._has_been_up:
+                await self.make_root()
+        except (LostError, NotSentError, MetadataClosedError):
+            return  # the next connection begins anew, if there is one
+        except NoAnswerError:
+            self._cut()  # if its pings are answered, nothing else ends it
+            return
+        except (UnauthorizedError, MetadataUnavailableError) as error:
+            self._end(error)  # of the first connection, which makes the scope
+            return
+        except NodeError as error:
+            if not self._has_been_up:
+                self._end(self._explain(error))
+                return
+            # What worked before may work again.
+            self._failure = self._explain(error)
+            await asyncio.sleep(self.patience_seconds / 4)
+            self._cut()
+            return
+        self._has_been_up = True
+        self._failure = None
+        self._up.set()
+        self._tell(Connected())
+
+    async def _authenticate(self) -> bool:
+        """Exchange passwords if it is so configured; whether the server and we know each other.
+
+        A server may close the connection instead of a refusal; but so may a network, at any time.
+        """
+        security = self._security
+        if security.sasl_mechanism != "digest-md5":
+            return True
+        exchange = DigestMd5(security.user or "", security.password or "", uuid.uuid4().hex)
+        try:
+            challenge = await self.send(SaslStep(b"")).answer
+            exchange.check(await self.send(SaslStep(exchange.respond(challenge))).answer)
+        except (SaslRefusedError, NodeError):
+            self._refuse()
+            return False
+        except LostError:
+            self._drops += 1
+            if not self._has_been_up and self._drops == _DROPS_MAX:
+                self._refuse()
+            raise
+        self._drops = 0
+        return True
+
+    def _refuse(self) -> None:
+        self._end(UnauthorizedError("ZooKeeper refuses the user or the password"))
+        self._tell(AuthFailed())
+        if self._bridge is not None:
+            self._tasks.create_task(self._bridge.stop())
+
+    def _cut(self) -> None:
+        if self._bridge is not None:
+            self._bridge.cut()
+
+    async def make_root(self) -> None:
+        """Make the scope's own node, and those above it, if they do not exist; raises as `make`."""
+        for path in reversed(ancestors(self._root)):
+            await self.make(path, CreateNode(path, PARENT, OPEN_ACL_UNSAFE))
+        await self.make(self._root, CreateNode(self._root, PARENT, self._acl))
+
+    async def make(self, path: str, create: Request) -> None:
+        """Send `create`, which makes the node `path`, unless the node exists.
+
+        Raises:
+            NodeError: the server refuses.
+            UnauthorizedError: it does not let us create the node.
+        """
+        is_hidden = False
+        try:
+            if await self.send(Exists(path)).answer is not None:
+                return
+        except NodeError as error:
+            if error.code != NO_AUTH:
+                raise
+            is_hidden = True  # it may exist, and we may not see it
+        try:
+            await self.send(create).answer
+        except NodeError as refused:
+            if refused.code == NODE_EXISTS or (refused.code == NO_AUTH and is_hidden):
+                return
+            if refused.code == NO_AUTH:
+                raise UnauthorizedError(f"ZooKeeper does not let us make {path}") from refused
+            raise NodeError(refused.code) from refused
+
+    # ---- the session
+
+    def _announce(self, event: SessionEvent) -> None:
+        if event is SessionEvent.SESSION_LOST:
+            self.losses += 1
+        self._announce_session(event)
+
+    def _tell(self, event: Connected | Disconnected | Expired | AuthFailed) -> None:
+        if self._monitor is not None:
+            self._monitor.tell(event)
+
+    async def _prove(self) -> None:
+        try:
+            await self.usable(self.deadline())
+            await self.send(Sync(self._root)).answer
+        except SessionEndedError as error:
+            raise SessionLostError("the session with the metadata store ended") from error
+        except (LostError, NotSentError, NoAnswerError, NodeError) as error:
+            raise self._unreachable() from error
+
+    async def _give_up_in_time(self) -> None:
+        """End long waits for answers, and leave a server that is silent for too long."""
+        loop, patience = asyncio.get_running_loop(), self.patience_seconds
+        while True:
+            await asyncio.sleep(patience / 4)
+            if (bridge := self._bridge) is None:
+                continue
+            now = loop.time()
+            bridge.give_up(now - patience)
+            # kazoo takes whatever it sends for a ping, and waits for an answer only to its own.
+            if bridge.silent_since is not None and now - bridge.silent_since > 2 * patience:
+                bridge.cut()
+
+    async def _leave(self) -> None:
+        self._final = MetadataClosedError("the metadata store is closed")
+        bridge, self._bridge = self._bridge, None
+        if self._preparing is not None:
+            self._preparing.cancel()
+        for task in self._workers:
+            task.cancel()
+        try:
+            await self._stack.aclose()
+            await self._tasks.__aexit__(None, None, None)
+        finally:
+            self._up.set()
+            if bridge is not None:
+                await bridge.stop()
+
+    # ---- what went wrong
+
+    def _unreachable(self) -> MetadataUnavailableError:
+        why = "" if self._failure is None else f" ({describe_failure(self._failure)})"
+        return MetadataUnavailableError(
+            f"the metadata store zk://{self._hosts}{self._root} does not answer{why}"
+        )
+
+    def _explain(self, error: NodeError) -> BookieError:
+        if error.code == NO_AUTH:
+            return UnauthorizedError(f"ZooKeeper does not let us read {self._root}")
+        if error.code == UNIMPLEMENTED:
+            return MetadataUnavailableError(
+                f"the servers {self._hosts} are too old; ZooKeeper 3.6 is the oldest that works"
+            )
+        if error.code == NO_NODE:
+            return UnauthorizedError(f"ZooKeeper does not let us create {self._root}")
+        return MetadataUnavailableError(f"ZooKeeper refuses {self._root} with error {error.code}")

@@ -1,0 +1,420 @@
+"""How records lie in ZooKeeper's tree, and what a transaction becomes there.
+
+A record is a node with its value as data. It lies at the scope's path and the record's key, where
+other tools expect it. ZooKeeper has no virtual parents. A node without a record is told by its
+data:
+
+================= ================================================================================
+data              meaning
+================= ================================================================================
+null or `PARENT`  made for what lies below it; goes with the delete of its last child
+`KEPT`            likewise, but persistent sequential records were numbered below it: it stays,
+                  because ZooKeeper keeps the last number in the node
+anything else     a record
+================= ================================================================================
+
+Some writes exist for ZooKeeper's sake only: those of parents, the two halves of a take-over. A
+write of the scope's own node before and after them, in the same transaction, marks them in the
+events; see `changes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from bookie.errors import InvalidKeyError, UnsupportedError
+from bookie.metadata.model import (
+    NOT_EXISTS,
+    ROOT,
+    Acl,
+    Check,
+    Delete,
+    Operation,
+    Put,
+    Stat,
+    ancestors,
+    parent_of,
+)
+from bookie.metadata.security import Access
+from bookie.metadata.zookeeper.access import to_node_acl
+from bookie.metadata.zookeeper.requests import (
+    ACL,
+    CREATOR_ALL_ACL,
+    OPEN_ACL_UNSAFE,
+    CheckVersion,
+    CreateNode,
+    DeleteNode,
+    NodeOperation,
+    SetData,
+    ZnodeStat,
+)
+
+PARENT = b"\0bookie: parent\0"
+KEPT = b"\0bookie: parent of sequential records\0"
+"""Data of nodes without a record. No record has these values."""
+
+HOME = "/.bookie"
+"""What belongs to no scope lies below this node."""
+
+REMOVALS = f"{HOME}/removals"
+"""Every transaction that ends a parent writes this node: it removes the parent, or puts a record on
+it. It demands the version that this node had before the parent was read. The parent's own version
+does not suffice: it begins anew with each life of a node."""
+
+ANY = -1
+"""ZooKeeper's expected version that fits every node."""
+
+REQUEST_BYTES_MAX = 1_000_000
+"""The most bytes of one transaction as it is sent."""
+
+_OVERHEAD_BYTES_MAX = 64
+"""Of an operation, or of an entry of an access control list, beside its texts and data."""
+
+_DATA_VERSION_BITS = 32
+_DATA_VERSION_MAX = 2**31 - 1
+
+
+def version_of(stat: ZnodeStat) -> int:
+    """The version of a record: the write that created its node, and ZooKeeper's own version of it.
+
+    ZooKeeper compares the latter only. The former tells which life of the record was seen.
+    """
+    version: int = (stat.czxid << _DATA_VERSION_BITS) | stat.version
+    return version
+
+
+def birth_of(version: int) -> int:
+    """The write that created the node of which a version speaks."""
+    return version >> _DATA_VERSION_BITS
+
+
+def data_version_of(version: int) -> int:
+    """ZooKeeper's version within the node's life; one that fits none if it cannot be such."""
+    found = version & ((1 << _DATA_VERSION_BITS) - 1)
+    return min(found, _DATA_VERSION_MAX)
+
+
+def stat_of(key: str, stat: ZnodeStat, session: int) -> Stat:
+    """What the store says of a record."""
+    return Stat(
+        key=key,
+        version=version_of(stat),
+        revision=stat.mzxid,
+        created_ms=stat.ctime,
+        modified_ms=stat.mtime,
+        ephemeral=stat.ephemeralOwner != 0,
+        created_by_self=stat.ephemeralOwner == session,
+        first_version=stat.version == 0,
+    )
+
+
+def overtaken_stat(put: Put, operation: NodeOperation, zxid: int) -> Stat:
+    """What a put left that was done, but whose answer was lost and that others wrote over since.
+
+    Its version follows from the one before, or from its birth. Where neither is known it is one
+    that no record has: a comparison with it fails.
+    """
+    if isinstance(operation, CreateNode):
+        version = zxid << _DATA_VERSION_BITS
+    elif put.version is not None and put.version != NOT_EXISTS:
+        version = put.version + 1
+    else:
+        version = 0
+    return Stat(
+        put.key,
+        version,
+        zxid,
+        created_ms=None,
+        modified_ms=None,
+        ephemeral=put.ephemeral,
+        created_by_self=put.ephemeral,
+        first_version=isinstance(operation, CreateNode),
+    )
+
+
+def has_no_record(data: bytes | None) -> bool:
+    """Whether a node with this data is a parent only."""
+    return data is None or data in (PARENT, KEPT)
+
+
+class Scope:
+    """Where the keys of a store lie. `path` and `key` are inverses below the scope.
+
+    Args:
+        path: of the scope's own node.
+        access: to whom nodes in the scope are open, unless a put says otherwise.
+    """
+
+    def __init__(self, path: str, access: Access = "open") -> None:
+        self.root = path
+        """The scope's own node."""
+        self.acl: Sequence[ACL] = CREATOR_ALL_ACL if access == "user" else OPEN_ACL_UNSAFE
+        """What nodes are made with."""
+        self.mark = SetData(path, PARENT, ANY)
+        """Stands before and after writes that exist for ZooKeeper's sake only."""
+
+    def path(self, key: str) -> str:
+        """The path of a key's node."""
+        return self.root if key == ROOT else self.root + key
+
+    def key(self, path: str) -> str:
+        """The key of a path at or below the scope."""
+        return path[len(self.root) :] or ROOT
+
+
+def require_representable(operation: Operation) -> None:
+    """Refuse what ZooKeeper cannot store.
+
+    Raises:
+        InvalidKeyError: ZooKeeper refuses a character of the key, or the value is that of a node
+            without a record.
+    """
+    require_representable_key(operation.key)
+    if isinstance(operation, Put) and has_no_record(operation.value):
+        raise InvalidKeyError(f"the value for {operation.key} is one that bookie uses itself")
+
+
+def require_representable_key(key: str) -> None:
+    """Likewise for a key alone. Source: PathUtils.validatePath."""
+    if key.isascii() and key.isprintable():
+        return
+    for character in key:
+        code = ord(character)
+        if code <= 0x1F or 0x7F <= code <= 0x9F or 0xD800 < code < 0xF8FF or code > 0xFFF0:
+            # Beyond the basic plane Java sees surrogates, which are refused as well.
+            raise InvalidKeyError(
+                f"the key {key!r} has the character {character!r}, which ZooKeeper refuses"
+            )
+
+
+# ---- the state before a transaction
+
+
+class Node(NamedTuple):
+    """A node as it was read, or as it is believed to be."""
+
+    birth: int
+    data_version: int
+    owner: int
+    """The session of an ephemeral node, else 0."""
+
+    is_record: bool
+    children: int
+
+    @property
+    def version(self) -> int:
+        """As `version_of`."""
+        return self.birth << _DATA_VERSION_BITS | self.data_version
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedRecord:
+    """What `evaluate` must know of a record."""
+
+    version: int
+    owner: bytes
+
+
+@dataclass(slots=True)
+class View:
+    """Nodes by key; None stands for an absent one. Keys that were not looked at are missing."""
+
+    nodes: dict[str, Node | None] = field(default_factory=dict)
+    acls: dict[str, tuple[Acl, ...]] = field(default_factory=dict)
+    """Of records that may be taken over: a take-over keeps their access control."""
+    guard: int = 0
+    """The version of `REMOVALS` before the parents were read; 0 also if there is no such node."""
+
+    def find(self, key: str) -> JudgedRecord | None:
+        """As `evaluate` asks."""
+        node = self.nodes.get(key)
+        if node is None or not node.is_record:
+            return None
+        owner = node.owner.to_bytes(8, "big", signed=True) if node.owner else b""
+        return JudgedRecord(node.version, owner)
+
+    def has_children(self, key: str) -> bool:
+        """As `evaluate` asks."""
+        node = self.nodes.get(key)
+        return node is not None and node.children > 0
+
+
+# ---- what a transaction becomes
+
+
+@dataclass(slots=True)
+class Plan:
+    """Operations on nodes, and where the result of each put stands among theirs."""
+
+    operations: list[NodeOperation] = field(default_factory=list)
+    results: list[int | None] = field(default_factory=list)
+    numbered_below: set[str] = field(default_factory=set)
+    """The parents of persistent sequential records."""
+
+    creates: list[CreateNode] = field(default_factory=list)
+    """Those of the operations that make records."""
+
+
+class Planner:
+    """Turns one transaction, judged against `view`, into operations on nodes.
+
+    They fail if the view is out of date. A record of the transaction comes before those below it.
+    Parents that are missing make a create fail; the caller makes them and tries again.
+    """
+
+    def __init__(
+        self,
+        scope: Scope,
+        operations: Sequence[Operation],
+        view: View,
+        session: int,
+    ) -> None:
+        self._scope = scope
+        self._operations = operations
+        self._view = view
+        self._session = session
+        self._is_guarded = False
+        """Whether the operations demand that no parent has ended."""
+        self._plan = Plan(results=[None] * len(operations))
+
+    def plan(self) -> Plan:
+        """The operations, in an order that ZooKeeper can follow.
+
+        Raises:
+            InvalidKeyError: they are too large for one request.
+            UnsupportedError: ZooKeeper cannot do a put with its access control.
+        """
+        keys = [operation.key for operation in self._operations]
+        for index in sorted(range(len(keys)), key=lambda place: keys[place].count("/")):
+            self._do(index, self._operations[index])
+        _require_sendable(self._plan.operations)
+        return self._plan
+
+    def _do(self, index: int, operation: Operation) -> None:
+        path = self._scope.path(operation.key)
+        match operation:
+            case Put(sequential=True):
+                if not operation.ephemeral and parent_of(operation.key) != ROOT:
+                    self._plan.numbered_below.add(parent_of(operation.key))
+                self._create(index, operation)
+            case Put():
+                self._do_put(index, operation, path)
+            case Delete():
+                node = self._view.nodes.get(operation.key)
+                assert node is not None, "what is absent was refused before"
+                delete = DeleteNode(path, node.data_version)
+                if node.is_record:
+                    self._add(delete)
+                else:
+                    self._silently(*self._end_of_parent(), delete)
+            case Check():
+                self._do_check(operation, path)
+
+    def _do_put(self, index: int, put: Put, path: str) -> None:
+        node = self._view.nodes.get(put.key)
+        if node is None:
+            self._create(index, put)
+        elif not node.is_record:
+            self._convert(index, put, path, node)
+        elif put.ephemeral and node.owner != self._session:
+            self._take_over(index, put, path, node)
+        else:
+            expected = ANY
+            if put.version is not None or put.ephemeral:
+                expected = node.data_version
+            self._plan.results[index] = self._add(SetData(path, put.value, expected))
+
+    def _convert(self, index: int, put: Put, path: str, node: Node) -> None:
+        """Put a record on a parent."""
+        if put.ephemeral or put.acl is not None:
+            if node.children:
+                raise UnsupportedError(
+                    f"ZooKeeper cannot set access control in the transaction that puts {put.key},"
+                    " because other keys lie below it; put it without, and then set_acl"
+                )
+            self._silently(*self._end_of_parent(), DeleteNode(path, node.data_version))
+            self._create(index, put)
+        else:
+            self._silently(*self._end_of_parent(), SetData(path, PARENT, node.data_version))
+            self._plan.results[index] = self._add(SetData(path, put.value, ANY))
+
+    def _take_over(self, index: int, put: Put, path: str, node: Node) -> None:
+        """Delete and create at once: ZooKeeper never changes the owner of a node.
+
+        The new node is written again, because it is not in its first version: so often that its
+        version differs from that of the old one, which others may expect.
+        """
+        if put.acl is None:
+            put = replace(put, acl=self._view.acls.get(put.key))
+        self._add(self._scope.mark)
+        self._add(DeleteNode(path, node.data_version))
+        self._create(index, replace(put, value=b""))
+        if node.data_version == 1:
+            self._add(SetData(path, b"", ANY))
+        self._plan.results[index] = self._add(SetData(path, put.value, ANY))
+        self._add(self._scope.mark)
+
+    def _end_of_parent(self) -> list[NodeOperation]:
+        """What a transaction writes that ends a parent: it fails if one ended since the view."""
+        if self._is_guarded:
+            return []
+        self._is_guarded = True
+        return [SetData(REMOVALS, b"", self._view.guard)]
+
+    def _do_check(self, check: Check, path: str) -> None:
+        if check.version != NOT_EXISTS:
+            self._add(CheckVersion(path, data_version_of(check.version)))
+        elif (node := self._view.nodes.get(check.key)) is not None:
+            if not self._is_guarded:
+                self._add(CheckVersion(REMOVALS, self._view.guard))
+            self._add(CheckVersion(path, node.data_version))
+        else:
+            # There is no check for absence, but a create that is taken back fails like one.
+            paths = [path, *map(self._scope.path, self._missing_above(check.key))]
+            self._silently(
+                *(CreateNode(one, PARENT, self._scope.acl) for one in reversed(paths)),
+                *(DeleteNode(one, ANY) for one in paths),
+            )
+
+    def _missing_above(self, key: str) -> list[str]:
+        """The parents of `key` that do not exist, and that the transaction does not create."""
+        made = {one.key for one in self._operations if isinstance(one, Put)}
+        nodes = self._view.nodes
+        return [
+            above
+            for above in ancestors(key)
+            if above in nodes and nodes[above] is None and above not in made
+        ]
+
+    def _create(self, index: int, put: Put) -> None:
+        acl = self._scope.acl if put.acl is None else to_node_acl(put.acl)
+        path = self._scope.path(put.key)
+        create = CreateNode(path, put.value, acl, put.ephemeral, put.sequential)
+        self._plan.creates.append(create)
+        self._plan.results[index] = self._add(create)
+
+    def _silently(self, *operations: NodeOperation) -> None:
+        for operation in (self._scope.mark, *operations, self._scope.mark):
+            self._add(operation)
+
+    def _add(self, operation: NodeOperation) -> int:
+        self._plan.operations.append(operation)
+        return len(self._plan.operations) - 1
+
+
+def _require_sendable(operations: Sequence[NodeOperation]) -> None:
+    """A server ends a connection that sends it more than 1 MiB (``jute.maxbuffer``)."""
+    size = 0
+    for operation in operations:
+        size += _OVERHEAD_BYTES_MAX + len(operation.path.encode())
+        if isinstance(operation, CreateNode | SetData):
+            size += len(operation.data)
+        if isinstance(operation, CreateNode) and operation.acl is not OPEN_ACL_UNSAFE:
+            size += sum(_OVERHEAD_BYTES_MAX + len(one.id.id.encode()) for one in operation.acl)
+    if size > REQUEST_BYTES_MAX:
+        raise InvalidKeyError(
+            f"this takes about {size} bytes in one request to ZooKeeper, which takes at most"
+            f" {REQUEST_BYTES_MAX}"
+        )
