@@ -1,8 +1,7 @@
 """Many entries as a struct of arrays: ids, sizes, and all packets back to back in one payload.
 
-Batches are what travels (client to bookie, bookie to reader) and what is journalled, because
-numpy and C handle them whole: nothing here loops over entries in Python except
-:meth:`EntryBatch.packets`.
+Batches travel (client to bookie, bookie to reader) and are journalled, because numpy and C handle
+them whole. Only :meth:`EntryBatch.packets` loops over entries in Python.
 
 Ids ascend. A contiguous batch stores no steps (``steps is None``); otherwise ``steps[i]`` is
 ``id[i+1] - id[i]``. Steps that are all 1 are never stored by the methods of this module, so equal
@@ -15,7 +14,7 @@ the other methods assume that it has.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -50,8 +49,8 @@ def sizes_of_one(size: int) -> NDArray[np.uint32]:
 class EntryBatch:
     """Entries of one ledger in ascending id order; may be empty only as the result of `clip`.
 
-    Nobody changes one. It is not `frozen`, because making it would then take three times as long,
-    and there is one for every request.
+    Treat it as immutable. It is not `frozen`: construction would take three times as long, and
+    every request makes one.
     """
 
     ledger_id: int
@@ -147,45 +146,11 @@ class EntryBatch:
             return EntryBatch(self.ledger_id, first, None, self.sizes[:0], b"")
         return self._slice(start, end, self.offsets())
 
-    @classmethod
-    def merge(cls, batches: Sequence[EntryBatch]) -> EntryBatch:
-        """One batch of all entries of `batches`, which share a ledger and ascend without overlap.
-
-        The payload is copied, unless there is only one batch.
-
-        Raises:
-            BadRequestError: the ledgers differ or the ids do not ascend.
-        """
-        if len(batches) == 1:
-            return batches[0]
-        if not batches:
-            raise BadRequestError("cannot merge no batches at all")
-        first = batches[0]
-        contiguous = first.steps is None
-        last = first.last_entry_id
-        for batch in batches[1:]:
-            if batch.ledger_id != first.ledger_id:
-                raise BadRequestError(
-                    f"cannot merge entries of ledgers {first.ledger_id} and {batch.ledger_id}"
-                )
-            if batch.first_entry_id <= last:
-                raise BadRequestError(
-                    f"cannot merge: entry {batch.first_entry_id} does not follow entry {last}"
-                )
-            contiguous &= batch.steps is None and batch.first_entry_id == last + 1
-            last = batch.last_entry_id
-        steps = None
-        if not contiguous:
-            steps = _steps_between(np.concatenate([batch.entry_ids() for batch in batches]))
-        sizes = np.concatenate([batch.sizes.astype(np.int64, copy=False) for batch in batches])
-        payload = b"".join([batch.payload for batch in batches])
-        return cls(first.ledger_id, first.first_entry_id, steps, sizes, payload)
-
     def check_bounds(self) -> None:
         """Check a batch that came from outside: it has entries, and its numbers add up.
 
-        Sums are made so that they cannot wrap: whatever the arrays hold, a batch that passes has
-        ids in 0 … MAX_ID and packets that fill its payload exactly.
+        Sums cannot wrap. A batch that passes has ids in 0 … MAX_ID, and packets that fill its
+        payload exactly.
 
         Raises:
             BadRequestError: naming the first rule that is broken.
@@ -268,8 +233,8 @@ def check_headers(batch: EntryBatch) -> int:
     """Check that each packet is what the batch says it is; return the highest LAC in it.
 
     Raises:
-        BadRequestError: a packet carries another ledger or entry id than the batch gives it, or a
-            LAC that is below -1 or not below its own entry id.
+        BadRequestError: a packet has another ledger or entry id than the batch says. Or its LAC is
+            below -1 or not below its own entry id.
     """
     if len(batch.sizes) == 1:
         return _check_header(batch)
@@ -318,10 +283,6 @@ def _sum_exactly(steps: Ids) -> int:
 
 def _as_int64(entry_id: int) -> int:
     return max(-1, min(entry_id, MAX_ID))
-
-
-def _steps_between(ids: Ids) -> Ids | None:
-    return _without_trivial(np.diff(ids))
 
 
 def _without_trivial(steps: Ids) -> Ids | None:

@@ -1,8 +1,8 @@
 """The headers of neighbouring blocks as arrays: lone appends leave a block each, of 512 bytes.
 
-What `bookie.formats.blocks` says about every header holds here, too. Blocks are taken from the
-first on, as long as each is whole, intact and of this version; whoever wants to know what is wrong
-with the next one asks `parse_block_header`.
+The rules of `bookie.formats.blocks` about headers hold here, too. Blocks are taken from the first
+on, as long as each is whole, intact and of this version. `parse_block_header` says what is wrong
+with the next one.
 """
 
 from __future__ import annotations

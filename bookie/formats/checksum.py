@@ -1,8 +1,8 @@
 """CRC-32C (Castagnoli): the checksum of everything that a bookie writes or sends.
 
 The library uses the processor's carry-less multiplication where there is one, and takes any bytes
-in place. From 16 KiB on it lets other threads run meanwhile, so nobody may change a buffer while
-it is being summed.
+in place. From 16 KiB on it lets other threads run meanwhile. So a buffer must not change while it
+is being summed.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ __all__ = ["crc32c", "crcs_of_rows"]
 
 
 def crcs_of_rows(rows: NDArray[np.uint8], seed: int = 0) -> NDArray[np.uint32]:
-    """The CRC-32C of each row, of which there is at least one, begun with `seed`.
+    """The CRC-32C of each row, begun with `seed`. There is at least one row.
 
     Rows lie one after the other and are a multiple of 4 bytes wide.
 
-    A CRC is linear: it is that of the first row, changed by what each other byte changes. In the
-    headers of one batch only the low bytes of ids and lengths differ, so this is some five look-ups
-    in a table for all headers together, where a call of the library for each took a third of the
-    time that a writer spends on entries of 100 bytes.
+    A CRC is linear: each byte that differs from the first row changes it by a known amount. In the
+    headers of one batch only the low bytes of ids and lengths differ. So about five look-ups in a
+    table serve all headers. A library call per header took a third of a writer's time with entries
+    of 100 bytes.
     """
     words = rows.view(np.uint32)
     differing = np.bitwise_or.reduce(words ^ words[0], axis=0).view(np.uint8)

@@ -54,7 +54,7 @@ def decode_claim(data: bytes) -> Claim:
     """The claim of `data`.
 
     Raises:
-        FormatError: it is none, or of a newer version.
+        FormatError: it is something else, or of a newer version.
     """
     if data.startswith(b"claim ") and not data.startswith(b"claim 1 "):
         version = data[6:16].partition(b" ")[0]

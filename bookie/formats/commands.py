@@ -22,8 +22,8 @@ class Reply(NamedTuple):
 class AddCommand(NamedTuple):
     """One add request: entries, an explicit LAC, or both.
 
-    `batch` is None when the request carries only an explicit LAC. Its bounds (ids, sizes) have been
-    checked by whoever parsed it; its checksum and packet headers have not.
+    `batch` is None when the request carries only an explicit LAC. The
+    parser has checked its bounds (ids, sizes), but not its checksum and packet headers.
     """
 
     batch: EntryBatch | None
@@ -73,7 +73,7 @@ class ReadReply(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LacReply:
-    """What a bookie knows about the end of a ledger. Empty packets mean that there is none."""
+    """What a bookie knows about the end of a ledger. An empty packet means that it has none."""
 
     status: Status
     message: str = ""
@@ -121,3 +121,4 @@ class Info:
     total_bytes: int
     free_bytes: int
     ledgers: int
+    incarnation: str = ""

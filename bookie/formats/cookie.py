@@ -16,6 +16,13 @@ A value is JSON on one line.
     ledger_dirs=["/var/lib/bookie/ledgers"]
     state="READY"
     unique_id="…"
+    incarnation="…"
+    state_number=7
+    is_settled=true
+    is_in_doubt=false
+
+The last four were added later. Each is left out while it has its default, so older cookies read and
+write as before.
 """
 
 from __future__ import annotations
@@ -26,7 +33,7 @@ import re
 from dataclasses import dataclass
 
 from bookie.errors import FormatError, NewerFormatError
-from bookie.formats.json_record import Fields
+from bookie.formats.json_record import JsonFields
 from bookie.ids import is_valid_bookie_id
 
 _MAGIC = "bookie-cookie"
@@ -43,7 +50,10 @@ class CookieState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Cookie:
-    """Who a bookie is. `unique_id` is random, made once when its directories are first used."""
+    """Who a bookie is, and which of its states its directories hold.
+
+    `unique_id` is random, made once when the directories are first used.
+    """
 
     bookie_id: str
     journal_dirs: tuple[str, ...]
@@ -51,9 +61,19 @@ class Cookie:
     instance_id: str
     unique_id: str
     state: CookieState
+    incarnation: str = ""
+    """Random; renewed whenever the bookie may have lost something that it acknowledged. Empty in
+    a cookie of a program that knew no incarnations."""
+    state_number: int = 0
+    """Rises at every start and stop, and now and then between. A copy with a lower number than the
+    metadata store's is an older state of the bookie."""
+    is_settled: bool = True
+    """In a directory: False while the metadata store may still have the number before this one."""
+    is_in_doubt: bool = False
+    """Whether the bookie may lack entries that its ledgers count on; the store's copy counts."""
 
     def differences(self, other: Cookie) -> list[str]:
-        """The names of the fields in which two cookies differ; the state does not count."""
+        """The names of the fields in which two cookies differ: whose they are, not which state."""
         pairs = (
             ("bookie id", self.bookie_id, other.bookie_id),
             ("journal directories", self.journal_dirs, other.journal_dirs),
@@ -66,7 +86,7 @@ class Cookie:
 
 def encode_cookie(cookie: Cookie) -> bytes:
     """The cookie as text."""
-    values = {
+    values: dict[str, object] = {
         "bookie_id": cookie.bookie_id,
         "instance_id": cookie.instance_id,
         "journal_dirs": list(cookie.journal_dirs),
@@ -74,6 +94,13 @@ def encode_cookie(cookie: Cookie) -> bytes:
         "state": cookie.state.value,
         "unique_id": cookie.unique_id,
     }
+    added: dict[str, tuple[object, object]] = {
+        "incarnation": (cookie.incarnation, ""),
+        "state_number": (cookie.state_number, 0),
+        "is_settled": (cookie.is_settled, True),
+        "is_in_doubt": (cookie.is_in_doubt, False),
+    }
+    values |= {name: value for name, (value, default) in added.items() if value != default}
     lines = [f"{_MAGIC} {_VERSION}"]
     lines += [f"{key}={json.dumps(value)}" for key, value in values.items()]
     return ("\n".join(lines) + "\n").encode("ascii")
@@ -99,7 +126,7 @@ def decode_cookie(data: bytes) -> Cookie:
         )
     if not lines or lines.pop() != "":
         raise FormatError("the cookie is damaged: its last line is cut off")
-    fields = Fields("cookie", dict(_parse_line(line) for line in lines))
+    fields = JsonFields("cookie", dict(_parse_line(line) for line in lines))
     if len(fields.values) != len(lines):
         raise FormatError("the cookie is damaged: a field stands in it twice")
     bookie_id = fields.text("bookie_id")
@@ -116,6 +143,10 @@ def decode_cookie(data: bytes) -> Cookie:
         instance_id=fields.text("instance_id"),
         unique_id=fields.text("unique_id"),
         state=state,
+        incarnation=fields.text("incarnation") if "incarnation" in fields.values else "",
+        state_number=fields.optional_integer("state_number", minimum=0) or 0,
+        is_settled=fields.boolean("is_settled") if "is_settled" in fields.values else True,
+        is_in_doubt=fields.boolean("is_in_doubt") if "is_in_doubt" in fields.values else False,
     )
 
 

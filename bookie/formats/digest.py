@@ -12,9 +12,9 @@ CRC32C   4     CRC-32C (Castagnoli) as a big-endian 32-bit number
 DUMMY    0     nothing: the entry is not protected
 ======== ===== ================================================================
 
-The password itself never leaves the client. What is stored in the ledger's metadata, sent to
-bookies, and what HMAC keys come from, is the **ledger key** :func:`derive_key` makes of it; so
-whoever may read a ledger's metadata (repair, the scrubber) can check its digests.
+The password itself never leaves the client. :func:`derive_key` turns it into the **ledger key**.
+The ledger key is stored in the ledger's metadata, sent to bookies, and yields the HMAC keys. So
+every process that may read a ledger's metadata (repair, the scrubber) can check its digests.
 
 Source: Apache BookKeeper's digest managers; the ledger key is ours and stands where BookKeeper
 keeps the password.
@@ -167,11 +167,6 @@ def derive_key(password: bytes) -> bytes:
     if not password:
         return b""
     return hmac.digest(password, b"ledger", "sha256")
-
-
-def digester_for(digest_type: DigestType, password: bytes) -> Digester:
-    """The digester of a ledger whose `password` is at hand."""
-    return digester_for_key(digest_type, derive_key(password))
 
 
 def digester_for_key(digest_type: DigestType, ledger_key: bytes) -> Digester:

@@ -66,10 +66,10 @@ class Entry(NamedTuple):
 
 
 class Entries(Sequence[Entry]):
-    """Verified entries of one ledger in ascending id order; each `Entry` is made when looked at.
+    """Verified entries of one ledger in ascending id order; each `Entry` is made on access.
 
-    So a batch of a thousand is two objects, and whoever takes `payloads` makes no others: a tuple
-    for each entry costs more than its digest, most of it in the collector of reference cycles.
+    So a batch of a thousand entries is two objects, and `payloads` makes no others. A tuple per
+    entry would cost more than its digest, mostly in the collector of reference cycles.
     """
 
     __slots__ = ("ids", "payloads")

@@ -18,8 +18,8 @@ offset  size  meaning
 20      8     highest LAC seen in any packet, -1 = none
 28      8     first entry id ever stored, -1 = none
 36      8     last entry id ever stored, -1 = none
-44      8     entries indexed
-52      8     bytes of the entries indexed
+44      8     entries indexed; if deleted, the lowest and highest journal that may hold some
+52      8     bytes of the entries indexed; if deleted, the same of entry logs
 60      …     key digest, explicit LAC packet
 ======  ====  =========================================================================
 
@@ -51,6 +51,7 @@ from __future__ import annotations
 import enum
 import struct
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from bookie.errors import ChecksumError, FormatError, NewerFormatError
 from bookie.formats.checksum import crc32c
@@ -75,11 +76,23 @@ class FileState(enum.IntEnum):
     SEALED = 1
 
 
+class HeldIn(NamedTuple):
+    """Files that may hold entries of a deleted ledger: lowest and highest number of each kind."""
+
+    journals: tuple[int, int] = (0, 0)
+    """(0, 0) if nothing is known, as an older version wrote it."""
+    logs: tuple[int, int] = (0, 0)
+    """(0, 0) if there are none."""
+
+
+NOT_KNOWN = HeldIn()
+
+
 @dataclass(frozen=True, slots=True)
 class LedgerIndexRow:
     """What the index keeps about one ledger.
 
-    `key_digest` is None while the ledger's key is unknown: nobody has shown one yet.
+    `key_digest` is None until a client has shown the ledger's key.
     """
 
     fenced: bool = False
@@ -92,6 +105,8 @@ class LedgerIndexRow:
     last_entry_id: int = NO_ENTRY
     entries: int = 0
     payload_bytes: int = 0
+    held_in: HeldIn = NOT_KNOWN
+    """Of a deleted ledger, whose counts are 0."""
 
     def counting(self, entries: int, payload_bytes: int) -> LedgerIndexRow:
         """The same with other counts; `dataclasses.replace` takes several times as long."""
@@ -171,6 +186,7 @@ def encode_ledger_row(ledger_id: int, row: LedgerIndexRow) -> bytes:
         | (_KEY_KNOWN if row.key_digest is not None else 0)
         | (_DELETED if row.deleted_at_ms is not None else 0)
     )
+    deleted = row.deleted_at_ms is not None
     body = (
         _LEDGER.pack(
             _VERSION,
@@ -182,8 +198,7 @@ def encode_ledger_row(ledger_id: int, row: LedgerIndexRow) -> bytes:
             row.max_lac,
             row.first_entry_id,
             row.last_entry_id,
-            row.entries,
-            row.payload_bytes,
+            *(map(_packed, row.held_in) if deleted else (row.entries, row.payload_bytes)),
         )
         + key
         + row.lac_packet
@@ -218,9 +233,18 @@ def decode_ledger_row(ledger_id: int, data: bytes) -> LedgerIndexRow:
         max_lac=max_lac,
         first_entry_id=first,
         last_entry_id=last,
-        entries=entries,
-        payload_bytes=size,
+        entries=0 if flags & _DELETED else entries,
+        payload_bytes=0 if flags & _DELETED else size,
+        held_in=HeldIn(_unpacked(entries), _unpacked(size)) if flags & _DELETED else NOT_KNOWN,
     )
+
+
+def _packed(span: tuple[int, int]) -> int:
+    return span[0] | span[1] << 32
+
+
+def _unpacked(data: int) -> tuple[int, int]:
+    return data & 0xFFFFFFFF, data >> 32
 
 
 def encode_file_row(file_number: int, row: FileRow) -> bytes:

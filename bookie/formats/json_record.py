@@ -8,7 +8,7 @@ Equal values have equal bytes. A reader ignores keys that it does not know, so a
 without a new version if older readers may overlook it; otherwise the version rises and older
 readers refuse.
 
-:func:`encode` and :func:`decode` handle the frame; :class:`Fields` takes typed values out of a
+:func:`encode` and :func:`decode` handle the frame; :class:`JsonFields` takes typed values out of a
 decoded record and names the field that is wrong.
 """
 
@@ -25,7 +25,7 @@ _TAKEN = frozenset({"format", "version"})
 
 
 def encode(format_name: str, version: int, fields: Mapping[str, object]) -> bytes:
-    """The bytes of a record. Fields are text, numbers, booleans, None, lists and maps of these."""
+    """Encode a record. Values are text, numbers, booleans, None, and lists and maps of these."""
     assert not _TAKEN & fields.keys()
     record = {"format": format_name, "version": version, **fields}
     text = json.dumps(
@@ -34,7 +34,7 @@ def encode(format_name: str, version: int, fields: Mapping[str, object]) -> byte
     return text.encode("ascii")
 
 
-def decode(format_name: str, newest_version: int, data: bytes) -> Fields:
+def decode(format_name: str, newest_version: int, data: bytes) -> JsonFields:
     """The fields of a record of `format_name`, at most of `newest_version`.
 
     Raises:
@@ -46,7 +46,7 @@ def decode(format_name: str, newest_version: int, data: bytes) -> Fields:
         raise FormatError(f"not a {format_name} record: {error}") from error
     if not isinstance(record, dict) or record.get("format") != format_name:
         raise FormatError(f"not a {format_name} record: its format is named otherwise")
-    fields = Fields(format_name, record)
+    fields = JsonFields(format_name, record)
     version = fields.integer("version", minimum=1)
     if version > newest_version:
         raise NewerFormatError(
@@ -57,7 +57,7 @@ def decode(format_name: str, newest_version: int, data: bytes) -> Fields:
 
 
 @dataclass(frozen=True, slots=True)
-class Fields:
+class JsonFields:
     """A JSON object whose values are taken out by name and type.
 
     Every method raises FormatError, naming the field, if it is missing or of another type.
@@ -116,12 +116,12 @@ class Fields:
             raise self._wrong(name, "a list of texts")
         return tuple(str(value) for value in values)
 
-    def objects(self, name: str) -> Iterator[Fields]:
+    def objects(self, name: str) -> Iterator[JsonFields]:
         """The objects in a list."""
         for index, value in enumerate(self._list(name)):
             if not isinstance(value, dict):
                 raise self._wrong(name, "a list of objects")
-            yield Fields(f"{self.where}: {name}[{index}]", value)
+            yield JsonFields(f"{self.where}: {name}[{index}]", value)
 
     def rows(self, name: str, *, width: int) -> Iterator[list[int | None]]:
         """The rows of a list of rows of `width` whole numbers or nulls."""
@@ -132,12 +132,12 @@ class Fields:
                 raise self._wrong(name, "rows of whole numbers or null")
             yield row
 
-    def inner(self, name: str) -> Fields:
+    def inner(self, name: str) -> JsonFields:
         """An object."""
         value = self.values.get(name)
         if not isinstance(value, dict):
             raise self._wrong(name, "an object")
-        return Fields(f"{self.where}: {name}", value)
+        return JsonFields(f"{self.where}: {name}", value)
 
     def names(self) -> list[str]:
         """The names of all fields."""

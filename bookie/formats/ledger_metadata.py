@@ -27,7 +27,7 @@ from __future__ import annotations
 import enum
 import re
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Generic, TypeVar
@@ -53,7 +53,7 @@ _INT32_MAX = 2**31 - 1
 
 
 class LedgerState(enum.IntEnum):
-    """Who may change a ledger: its writer, a recovery, or nobody."""
+    """The client that may change a ledger: its writer, a recovery, or none."""
 
     OPEN = 1
     IN_RECOVERY = 2
@@ -126,23 +126,6 @@ class LedgerMetadata:
     def closed(self, last_entry_id: int, length: int) -> LedgerMetadata:
         """The same ledger, closed at `last_entry_id` (-1 = empty) with `length` payload bytes."""
         return replace(self, state=LedgerState.CLOSED, last_entry_id=last_entry_id, length=length)
-
-    def with_fragment(self, first_entry_id: int, bookies: Sequence[str]) -> LedgerMetadata:
-        """The same ledger, with another ensemble from `first_entry_id` on.
-
-        The last fragment is replaced if it starts there too: no entry was ever in it.
-
-        Raises:
-            BadRequestError: the last fragment starts later.
-        """
-        last = self.fragments[-1].first_entry_id if self.fragments else -1
-        if first_entry_id < last:
-            raise BadRequestError(
-                f"ledger {self.ledger_id}: a fragment at {first_entry_id} would cut into the one "
-                f"that starts at {last}"
-            )
-        kept = self.fragments[:-1] if first_entry_id == last else self.fragments
-        return replace(self, fragments=(*kept, Fragment(first_entry_id, tuple(bookies))))
 
     def validate(self) -> None:
         """Check everything that must hold of any ledger.
@@ -283,7 +266,7 @@ def _parse_binary(body: bytes) -> LedgerMetadataFormat:
 
 
 def _parse_text(body: bytes) -> LedgerMetadataFormat:
-    # Only old ledgers need the text parser, so nobody else pays for its import.
+    # Only old ledgers need the text parser and the cost of its import.
     from google.protobuf import text_format
 
     message = LedgerMetadataFormat()

@@ -4,9 +4,9 @@ A log is an ordered list of **ranges** of ledgers. The newest ranges stand in th
 are many, the oldest of them move to a **chunk**, a record of its own that never changes again.
 Chunks are numbered; the head says which numbers are the log's.
 
-Each record of a log has an **offset**: 0 for the first ever appended, rising by one. A range knows
-the offset of its first record, which follows from the ranges before it, so it is unknown only while
-the range before it is still open.
+Each record of a log has an **offset**: 0 for the first ever appended, rising by one. The
+offset of a range's first record follows from the ranges before it. It is unknown only while the
+range before it is still open.
 
 ===================== ===============================================================
 rule                  why
@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from bookie.errors import BadRequestError, FormatError
 from bookie.formats import json_record
 from bookie.formats.digest import DigestType
-from bookie.formats.json_record import Fields
+from bookie.formats.json_record import JsonFields
 from bookie.ids import MAX_ID
 
 _HEAD_FORMAT = "bookie-log-head"
@@ -273,7 +273,7 @@ def _range_rows(ranges: Iterable[LogRange]) -> list[list[int | None]]:
     return [[r.ledger_id, r.first_entry_id, r.last_entry_id, r.base_offset] for r in ranges]
 
 
-def _decode_ranges(fields: Fields) -> tuple[LogRange, ...]:
+def _decode_ranges(fields: JsonFields) -> tuple[LogRange, ...]:
     ranges = []
     for row in fields.rows("ranges", width=4):
         ledger_id, first_entry_id, last_entry_id, base_offset = row
@@ -283,7 +283,7 @@ def _decode_ranges(fields: Fields) -> tuple[LogRange, ...]:
     return tuple(ranges)
 
 
-def _decode_policies(fields: Fields) -> LogPolicies:
+def _decode_policies(fields: JsonFields) -> LogPolicies:
     return LogPolicies(
         ensemble_size=fields.integer("ensemble_size"),
         write_quorum_size=fields.integer("write_quorum_size"),

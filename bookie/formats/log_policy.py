@@ -90,7 +90,7 @@ DEFAULTS = LogPolicy(
     retention_seconds=0,
     quota_bytes=0,
 )
-"""What holds where nobody decided."""
+"""The defaults of decisions that were not made."""
 
 
 def encode_policy(policy: LogPolicy) -> bytes:

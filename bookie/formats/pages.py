@@ -11,8 +11,8 @@ without a used slot is not stored at all.
 
 Sixty-four slots cost 16 to 17 bytes an entry in LMDB.
 
-A checkpoint and a range read handle hundreds of pages in one go, so pages are encoded and decoded
-many at once, as one array of shape (pages, 64, 3): file, offset, size. The work in Python is per
+A checkpoint and a range read handle hundreds of pages in one go. So many pages are encoded and
+decoded at once, as one array of shape (pages, 64, 3): file, offset, size. The work in Python is per
 page and makes no Python calls.
 """
 
@@ -36,6 +36,9 @@ _PAGE_SHIFT = 6
 _CRC_SIZE_BYTES = 4
 _SLOTS_SIZE_BYTES = SLOTS_PER_PAGE * SLOT_SIZE_BYTES
 _PAGE_SIZE_BYTES = _CRC_SIZE_BYTES + _SLOTS_SIZE_BYTES
+EMPTY_SLOTS = bytes(_SLOTS_SIZE_BYTES)
+"""The slots of a page that is not stored."""
+
 _KEY = struct.Struct(">QQ")
 _SLOT = struct.Struct("<III")
 
@@ -94,25 +97,11 @@ def decode_pages(pairs: Sequence[tuple[bytes, bytes]]) -> tuple[NDArray[np.int64
     return keys[:, 1].astype(np.int64), words[:, 1:].reshape(-1, SLOTS_PER_PAGE, COLUMNS)
 
 
-def decode_slot(key: bytes, value: bytes, entry_id: int) -> tuple[int, int, int] | None:
-    """File, offset and size of one entry of the page `value`, None if the page does not have it.
-
-    The whole page is checked, as by `decode_pages`, which costs ten times as much for one entry.
-
-    Raises:
-        ChecksumError: the page is damaged.
-        FormatError: the page has a size that no page has.
-    """
-    crc = int.from_bytes(value[:_CRC_SIZE_BYTES], "little")
-    if crc != crc32c(value[_CRC_SIZE_BYTES:], crc32c(key)):
-        raise ChecksumError(f"the index page {key.hex()} fails its checksum")
-    size = len(value) - _CRC_SIZE_BYTES
-    if not 0 < size <= _SLOTS_SIZE_BYTES or size % SLOT_SIZE_BYTES:
-        raise FormatError(f"the index page {key.hex()} has {len(value)} bytes")
-    start = (entry_id & SLOTS_PER_PAGE - 1) * SLOT_SIZE_BYTES
-    if start >= size:
-        return None
-    slot: tuple[int, int, int] = _SLOT.unpack_from(value, _CRC_SIZE_BYTES + start)
+def slot_of(slots: bytes, entry_id: int) -> tuple[int, int, int] | None:
+    """File, offset and size of one entry, by all slots of its page; None if it has none."""
+    slot: tuple[int, int, int] = _SLOT.unpack_from(
+        slots, (entry_id & SLOTS_PER_PAGE - 1) * SLOT_SIZE_BYTES
+    )
     return slot if slot[2] else None
 
 

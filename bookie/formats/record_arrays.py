@@ -255,7 +255,7 @@ def _lone_entries(
     packets = at + _HEAD.itemsize + _U32.itemsize
     if not (
         bool((heads["payload_length"] == sizes).all())
-        # One entry has no steps, whatever the flag says.
+        # A record of one entry has no steps, with or without the flag.
         and bool((heads["length"] == sizes + _LONE_FIXED_BYTES).all())
         and _are_sound(heads)
         and int(sizes.min()) >= PACKET_HEADER_SIZE_BYTES
@@ -297,7 +297,7 @@ def _with_steps(
     step_counts: Ids,
     steps_at: Ids,
 ) -> Ids | None:
-    """`ids`, those of records that have steps corrected; None if a step is none."""
+    """`ids`, those of records that have steps corrected; None if a step is invalid."""
     stepped = step_counts > 0
     kept = step_counts[stepped]
     within = np.arange(int(kept.sum())) - np.repeat(np.cumsum(kept) - kept, kept)

@@ -3,25 +3,25 @@
 A record is an 8-byte header {type u8, flags u8, reserved u16, length u32} and `length` bytes of
 body. All numbers are little endian; ids are i64 and never negative.
 
-==== ======== ==================================================================
-type name     body
-==== ======== ==================================================================
-1    ENTRIES  ledger id, first entry id, count u32, CRC-32C of the payload u32,
-              payload length u32, reserved u32, sizes u32[count],
-              steps i64[count-1] unless flag CONTIGUOUS (1) is set, payload.
-              Flag RECOVERY (2): a recovery add, which replaces what is stored
-2    LEDGER   ledger id, key length u16, key. In each file that has more of it
-3    FENCE    ledger id, key length u16, key. Suffices without a LEDGER record
-4    LAC      ledger id, packet length u16, explicit-LAC packet
-5    DELETED  ledger id, deletion time in ms since 1970 i64
-6    LINK     predecessor's file number u64, nonce 16 bytes, end offset u64.
-              First record of a file's first block, if it has a predecessor.
-              In an entry log: the newest file whose records it may hold, end 0
-7    LIMBO    ledger id. Entries may be missing here: no negative answers, and the
-              ledger is fenced
-8    UNLIMBO  ledger id. The ledger has been made whole again
-9    DOUBT    ledger id. As LIMBO, but the ledger is not fenced
-==== ======== ==================================================================
+==== ============== ============================================================
+type name           body
+==== ============== ============================================================
+1    ENTRIES        ledger id, first entry id, count u32, CRC-32C of the payload u32,
+                    payload length u32, reserved u32, sizes u32[count],
+                    steps i64[count-1] unless flag CONTIGUOUS (1) is set, payload.
+                    Flag RECOVERY (2): a recovery add, which replaces what is stored
+2    LEDGER         ledger id, key length u16, key. In each file that has more of it
+3    FENCE          ledger id, key length u16, key. Suffices without a LEDGER record
+4    LAC            ledger id, packet length u16, explicit-LAC packet
+5    DELETED        ledger id, deletion time in ms since 1970 i64
+6    LINK           predecessor's file number u64, nonce 16 bytes, end offset u64.
+                    First record of a file's first block, if it has a predecessor.
+                    In an entry log: the newest file whose records it may hold, end 0
+7    LIMBO          ledger id. Entries may be missing here: the bookie gives no
+                    negative answers. The ledger is fenced
+8    UNLIMBO        ledger id. The ledger has been made whole again
+9    LIMBO_UNFENCED ledger id. As LIMBO, but the ledger is not fenced
+==== ============== ============================================================
 
 Records are not protected one by one: the block's CRC covers them. The payload CRC of ENTRIES is the
 one that came with the request, so a copy can be checked end to end.
@@ -65,7 +65,7 @@ class RecordType(enum.IntEnum):
     LINK = 6
     LIMBO = 7
     UNLIMBO = 8
-    DOUBT = 9
+    LIMBO_UNFENCED = 9
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -205,10 +205,10 @@ def encode_link(number: int, nonce: bytes, end: int) -> bytes:
 
 
 def encode_limbo(ledger_id: int, in_limbo: bool, fences: bool = True) -> bytes:
-    """A LIMBO record, DOUBT if it does not fence, or UNLIMBO if `in_limbo` is false."""
+    """A LIMBO record, LIMBO_UNFENCED if it does not fence, or UNLIMBO if `in_limbo` is false."""
     kind = RecordType.UNLIMBO
     if in_limbo:
-        kind = RecordType.LIMBO if fences else RecordType.DOUBT
+        kind = RecordType.LIMBO if fences else RecordType.LIMBO_UNFENCED
     return _encode(kind, _LEDGER_ID.pack(ledger_id))
 
 
@@ -325,7 +325,7 @@ def _parse_limbo(body: memoryview) -> Record:
     return LimboRecord(_checked(_LEDGER_ID.unpack(_sized(body, _LEDGER_ID.size))[0]), in_limbo=True)
 
 
-def _parse_doubt(body: memoryview) -> Record:
+def _parse_limbo_unfenced(body: memoryview) -> Record:
     ledger_id = _checked(_LEDGER_ID.unpack(_sized(body, _LEDGER_ID.size))[0])
     return LimboRecord(ledger_id, in_limbo=True, fences=False)
 
@@ -356,5 +356,5 @@ _PARSERS: dict[int, Callable[[memoryview], Record]] = {
     RecordType.LINK: _parse_link,
     RecordType.LIMBO: _parse_limbo,
     RecordType.UNLIMBO: _parse_unlimbo,
-    RecordType.DOUBT: _parse_doubt,
+    RecordType.LIMBO_UNFENCED: _parse_limbo_unfenced,
 }

@@ -45,6 +45,8 @@ class Registration:
     read_only: bool = False
     version: str = ""
     """The program's version."""
+    incarnation: str = ""
+    """Renewed whenever the bookie may have lost something that it acknowledged."""
 
     def endpoint(self, name: str) -> Endpoint | None:
         """The endpoint called `name`, or None."""
@@ -78,6 +80,8 @@ def encode_registration(registration: Registration) -> bytes:
         "read_only": registration.read_only,
         "program_version": registration.version,
     }
+    if registration.incarnation:
+        fields["incarnation"] = registration.incarnation
     try:
         return json_record.encode(_FORMAT, _VERSION, fields)
     except ValueError as error:
@@ -112,4 +116,5 @@ def decode_registration(data: bytes) -> Registration:
         load=fields.number("load"),
         read_only=fields.boolean("read_only"),
         version=fields.text("program_version"),
+        incarnation=fields.text("incarnation") if "incarnation" in fields.names() else "",
     )

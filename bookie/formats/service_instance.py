@@ -48,7 +48,7 @@ def decode_service_instance(data: bytes) -> ServiceInstance:
     """The instance of `data`.
 
     Raises:
-        FormatError: it is none, or of a newer version.
+        FormatError: it is something else, or of a newer version.
     """
     fields = json_record.decode(_FORMAT, _VERSION, data)
     labels = fields.inner("labels")

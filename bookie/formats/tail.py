@@ -1,23 +1,23 @@
 """Torn or corrupt: what an invalid block at the end of the readable part of a file means.
 
 Replay reads a file's blocks in order until one at offset X is invalid. If X had never been synced,
-nobody was told that it was stored: a **torn** tail, and the file ends there. If X had been synced,
-acknowledged entries or fences are gone: **corruption**, and the bookie must not answer "no such
-entry" before its ledgers have been checked. Taking one for the other loses data, or availability.
+the bookie had acknowledged nothing in it: a **torn** tail, and the file ends there. If X had been
+synced, acknowledged entries or fences are gone: **corruption**. The bookie must then not answer "no
+such entry" before its ledgers have been checked. A mistake loses data or availability.
 
-Three witnesses can say that X was synced. Each is written only after the sync that it speaks of:
+Three witnesses can prove that X was synced. Each is written only after the sync that it proves:
 
 - the **mark** in the index: a checkpoint's end lies above X;
-- a **later block** of the same file (found by looking at every block boundary) that says it was
-  written when the file was synced beyond X;
+- a **later block** of the same file, found by looking at every block boundary. It says that the
+  file was synced beyond X when it was written;
 - the **successor**: the next file's first block names this file's end, and it lies above X. A file
   is synced before its successor is started.
 
 A valid later block alone is no witness: the disk may have written two unsynced blocks in any order.
 
-And there is what **no crash leaves**: at X stands a block of this very file that belongs elsewhere,
-or the file ends where its writer had reserved room. Then the device lost or misplaced a write, and
-what it says about the rest is not believed.
+Some bytes **no crash leaves**: at X stands a block of this file that belongs elsewhere, or the file
+ends where its writer had reserved room. Then the device lost or misplaced a write, and its other
+contents are not trusted either.
 """
 
 from __future__ import annotations
@@ -104,13 +104,13 @@ TAIL_RULES: tuple[TailRule, ...] = (
         False,
         False,
         Verdict.TORN,
-        "nothing says that the block had been synced, so nobody was told that it is stored",
+        "no witness proves that the block had been synced, so nothing in it was acknowledged",
     ),
 )
 """Exactly one row matches any evidence."""
 
 
-def judge(evidence: TailEvidence) -> TailRule:
+def evaluate(evidence: TailEvidence) -> TailRule:
     """The row that decides, with its verdict and the reason for it."""
     (rule,) = (rule for rule in TAIL_RULES if rule.matches(evidence))
     return rule

@@ -1,0 +1,41 @@
+"""The proof of a deletion in the metadata store: its time, and the client that made it.
+
+::
+
+    {"deleted_at_ms":…,"deleted_by":"…","format":"bookie-deletion","version":1}
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bookie.formats import json_record
+
+_FORMAT = "bookie-deletion"
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class DeletionProof:
+    """One deletion, as the process that did it saw it."""
+
+    deleted_at_ms: int
+    """Wall clock, milliseconds since 1970."""
+    deleted_by: str = ""
+    """Host and process id; for people. Empty if unknown."""
+
+
+def encode_proof(proof: DeletionProof) -> bytes:
+    """The value of the record."""
+    fields = {"deleted_at_ms": proof.deleted_at_ms, "deleted_by": proof.deleted_by}
+    return json_record.encode(_FORMAT, _VERSION, fields)
+
+
+def decode_proof(data: bytes) -> DeletionProof:
+    """What a value says.
+
+    Raises:
+        FormatError: it is damaged, or written by a newer version.
+    """
+    fields = json_record.decode(_FORMAT, _VERSION, data)
+    return DeletionProof(fields.integer("deleted_at_ms"), fields.text("deleted_by"))
