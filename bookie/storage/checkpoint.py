@@ -2,15 +2,15 @@
 
 Its lines are the order, and nothing else moves the mark:
 
-1. in one synchronous section the generation is swapped and a barrier is queued behind everything
-   that was accepted into the old generation;
+1. in one synchronous section the memtable is swapped and a barrier is queued behind everything
+   that was accepted into the old memtable;
 2. the barrier's block is synced; the mark is its end;
 3. the rows of changed ledgers are taken now: ahead of the mark is harmless, behind would lose;
 4. one index transaction writes slots, rows, file statistics and the mark;
-5. the old generation goes; readers that hold it may finish;
+5. the old memtable goes; readers that hold it may finish;
 6. files below the mark without a live byte are set aside, and removed little by little (`removal`).
 
-When the device is full at step 4 nothing has happened: the generation is kept, the same step is
+When the device is full at step 4 nothing has happened: the memtable is kept, the same step is
 tried again later, and the bookie takes no new entries meanwhile.
 """
 
@@ -22,34 +22,43 @@ from dataclasses import dataclass, field
 from typing import ParamSpec
 
 from bookie.env import Environment
-from bookie.errors import DiskFullError, StorageFailedError
+from bookie.errors import CorruptionError, DiskFullError, StorageFailedError
 from bookie.formats.blocks import FileKind
 from bookie.formats.index_rows import LedgerIndexRow, Mark
-from bookie.storage.accept import Admission
+from bookie.storage.admission import Admission
 from bookie.storage.files import FileTable
-from bookie.storage.index import CheckpointChange, Committed, Index, LedgerChange, SealedFile
-from bookie.storage.journal import JournalRequest, RequestKind, RolledFile
-from bookie.storage.ledger_state import LedgerState
-from bookie.storage.relocation import Relocation
+from bookie.storage.index.entry_index import (
+    CheckpointChange,
+    CommitResult,
+    Index,
+    LedgerChange,
+    SealedFile,
+)
+from bookie.storage.index.relocation import Relocation
+from bookie.storage.journal.group_commit import JournalRequest, RequestKind, RolledFile
+from bookie.storage.ledger_state import LocalLedger
+from bookie.storage.memtable import Memtable
 from bookie.storage.removal import Removal
-from bookie.storage.write_cache import Generation
 from bookie.telemetry import Metrics
 
 P = ParamSpec("P")
 
 RELOCATED_ENTRIES = 2048
-"""So many entries follow into a log in one transaction, which the interpreter is busy with."""
+"""Entries that follow into a log in one transaction, which keeps the interpreter busy."""
+
+MEMTABLES_FULL = 2
+"""So many times the entries that make a checkpoint due may come while one is under way."""
 
 PAUSE_SECONDS_MAX = 0.1
-"""Between two such transactions; else as long as the last one took."""
+"""The longest pause between two such transactions; it is as long as the last one took."""
 
 
 @dataclass(slots=True)
-class _Frozen:
-    """A generation on its way into the index, and the barrier behind it."""
+class _Immutable:
+    """A memtable on its way into the index, and the barrier behind it."""
 
-    generation: Generation
-    dirty: dict[int, LedgerState]
+    memtable: Memtable
+    dirty: dict[int, LocalLedger]
     barrier: JournalRequest
     passed: asyncio.Future[None]
     """Done once the journal has handed the barrier back."""
@@ -57,7 +66,7 @@ class _Frozen:
 
 
 class Checkpointer:
-    """Owns the frozen generation and the sets of changed ledgers."""
+    """Owns the immutable memtable and the sets of changed ledgers."""
 
     def __init__(
         self,
@@ -69,6 +78,7 @@ class Checkpointer:
         dead_files: tuple[int, ...],
         removal: Removal,
         release_reserve: Callable[[], None],
+        entries_due: int,
     ) -> None:
         self._env = environment
         self._metrics = metrics
@@ -78,36 +88,44 @@ class Checkpointer:
         self._files = files
         self.removal = removal
         self._release_reserve = release_reserve
-        self._frozen: _Frozen | None = None
-        self._dirty: dict[int, LedgerState] = {}
+        self._immutable: _Immutable | None = None
+        self._dirty: dict[int, LocalLedger] = {}
         self._sealed: list[SealedFile] = []
         self._dead = list(dead_files)
         self._removed: list[int] = []
         self._lock = asyncio.Lock()
+        self._entries_max = MEMTABLES_FULL * entries_due
+        self.moved = asyncio.Event()
+        """Set when the older memtable is in the index, or has to stay for want of room."""
         self.more_to_do = bool(dead_files)
         """Whether another checkpoint has work even without new entries."""
 
-    def mark_dirty(self, state: LedgerState) -> None:
+    def mark_dirty(self, state: LocalLedger) -> None:
         """The state differs from its row in the index."""
         self._dirty[state.ledger_id] = state
 
     def is_dirty(self, ledger_id: int) -> bool:
         """Whether the index does not have all of the ledger yet."""
         return ledger_id in self._dirty or (
-            self._frozen is not None and ledger_id in self._frozen.dirty
+            self._immutable is not None and ledger_id in self._immutable.dirty
         )
 
-    def dirty_states(self) -> list[LedgerState]:
+    def dirty_states(self) -> list[LocalLedger]:
         """The states that the index does not have yet, newest last."""
         # Compaction asks from a thread, and a checkpoint may end between two looks at the field.
-        frozen = self._frozen
-        older = frozen.dirty if frozen is not None else {}
+        immutable = self._immutable
+        older = immutable.dirty if immutable is not None else {}
         return list({**older, **self._dirty}.values())
+
+    @property
+    def is_full(self) -> bool:
+        """True if the memtable has its most entries and the checkpoint before has not ended."""
+        return self._immutable is not None and self._admission.memtable.entries >= self._entries_max
 
     @property
     def has_changes(self) -> bool:
         """Whether a checkpoint would change anything."""
-        return bool(self._dirty) or self._frozen is not None or self.more_to_do
+        return bool(self._dirty) or self._immutable is not None or self.more_to_do
 
     @property
     def has_deletions(self) -> bool:
@@ -119,11 +137,11 @@ class Checkpointer:
         """Whether a boot found files without a live byte that no checkpoint has unlinked yet."""
         return bool(self._dead)
 
-    def generations(self) -> tuple[Generation, ...]:
+    def memtables(self) -> tuple[Memtable, ...]:
         """What is not in the index yet, oldest first."""
-        if self._frozen is None:
-            return (self._admission.generation,)
-        return (self._frozen.generation, self._admission.generation)
+        if self._immutable is None:
+            return (self._admission.memtable,)
+        return (self._immutable.memtable, self._admission.memtable)
 
     def rolled(self, file: RolledFile) -> None:
         """A journal file took its last block."""
@@ -132,7 +150,7 @@ class Checkpointer:
     async def run(self) -> None:
         """Make one checkpoint; concurrent callers queue up.
 
-        Cancelled at any moment, it leaves a generation that the next run brings to its end.
+        If it is cancelled, the next run goes on with the same memtable.
 
         Raises:
             DiskFullError: the index has no room; nothing was lost, and the next run tries again.
@@ -145,7 +163,7 @@ class Checkpointer:
     async def run_last(self, meta: dict[bytes, bytes]) -> None:
         """Bring everything into the index, with the values `meta`; raises like `run`."""
         async with self._lock:
-            if self._frozen is not None:
+            if self._immutable is not None:
                 await self._run({})
             await self._run(meta)
 
@@ -155,16 +173,19 @@ class Checkpointer:
         self._metrics.checkpoints_total.inc()
 
     async def _make(self, meta: dict[bytes, bytes]) -> None:
-        frozen = self._frozen or self._swap()
-        mark = await self._mark_of(frozen)
-        rows = {ledger_id: state.row() for ledger_id, state in frozen.dirty.items()}
+        immutable = self._immutable or self._swap()
+        mark = await self._mark_of(immutable)
+        rows = {ledger_id: state.row() for ledger_id, state in immutable.dirty.items()}
+        newest = self._admission.journal_file
         self._env.failpoints.hit("checkpoint.before_commit")
         removed = list(self._removed)
-        committed = await self._in_index(self._commit, frozen, mark, rows, removed, meta)
+        committed = await self._in_index(self._commit, immutable, mark, rows, removed, meta, newest)
         self._env.failpoints.hit("checkpoint.after_commit")
-        self._frozen = None
+        self._index.cached_pages.forget([*immutable.dirty, *committed.thinned])
+        self._immutable = None
+        self.moved.set()
         for ledger_id, (entries, size) in committed.counts.items():
-            state = frozen.dirty[ledger_id]
+            state = immutable.dirty[ledger_id]
             state.entries, state.payload_bytes = entries, size
         del self._removed[: len(removed)]
         self._metrics.index_pages_total.inc(committed.pages)
@@ -172,26 +193,29 @@ class Checkpointer:
         self.more_to_do = bool(self._removed) or committed.deletions_left
 
     async def delete_pages(self) -> None:
-        """Remove pages of ledgers of whose deletion the index knows, a bounded number of them.
+        """Remove a bounded number of pages of ledgers that the index knows as deleted.
 
         Nothing else of a checkpoint is done, and the mark stays. Raises like `run`.
         """
         async with self._lock:
             removed = list(self._removed)
             committed = await self._in_index(self._commit_deletions, removed)
+            # A read that began before the deletion may have brought some back.
+            self._index.cached_pages.forget(committed.thinned)
             del self._removed[: len(removed)]
             await self._remove_dead(committed, "checkpoint.before_unlink")
             self.more_to_do = bool(self._removed) or committed.deletions_left
 
-    def _commit_deletions(self, removed: list[int]) -> Committed:
+    def _commit_deletions(self, removed: list[int]) -> CommitResult:
         mark = self._index.mark()
-        assert mark is not None, "a boot has committed one"
+        if mark is None:
+            raise CorruptionError("the index has lost its mark")
         with self._metrics.index_commit_seconds.time():
             return self._index.commit(CheckpointChange(mark, removed_files=removed))
 
     async def _in_index(
-        self, commit: Callable[P, Committed], *args: P.args, **kwargs: P.kwargs
-    ) -> Committed:
+        self, commit: Callable[P, CommitResult], *args: P.args, **kwargs: P.kwargs
+    ) -> CommitResult:
         """Commit in the index thread; a full device gives up its reserve for the next attempt."""
         try:
             return await self._env.workers.run("index", commit, *args, **kwargs)
@@ -201,52 +225,54 @@ class Checkpointer:
         except OSError as error:
             raise StorageFailedError(f"the index failed: {error}") from error
 
-    def _swap(self) -> _Frozen:
-        """Step 1. From here on new adds go to a new generation."""
+    def _swap(self) -> _Immutable:
+        """Step 1. From here on new adds go to a new memtable."""
         passed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def complete(request: JournalRequest) -> None:
-            # Here and not where the barrier is awaited: whoever awaits it may be cancelled.
-            frozen.sealed, self._sealed = self._sealed, []
+            # Here and not where the barrier is awaited: that task may be cancelled.
+            immutable.sealed, self._sealed = self._sealed, []
             passed.set_result(None)
 
         barrier = JournalRequest(RequestKind.BARRIER, complete)
-        frozen = _Frozen(self._admission.generation, self._dirty, barrier, passed)
-        self._frozen = frozen
-        self._admission.generation = Generation()
+        immutable = _Immutable(self._admission.memtable, self._dirty, barrier, passed)
+        self._immutable = immutable
+        self._admission.memtable = Memtable()
         self._dirty = {}
         self._admission.submit(barrier)
         self._env.failpoints.hit("checkpoint.after_swap")
-        return frozen
+        return immutable
 
-    async def _mark_of(self, frozen: _Frozen) -> Mark:
-        """Step 2. The mark of the generation's own barrier, however often it is waited for."""
-        await asyncio.wait([frozen.passed])
-        if frozen.barrier.error is not None:
-            raise frozen.barrier.error
-        assert frozen.barrier.mark is not None
+    async def _mark_of(self, immutable: _Immutable) -> Mark:
+        """Step 2. The mark of the memtable's own barrier, however often it is waited for."""
+        await asyncio.wait([immutable.passed])
+        if immutable.barrier.error is not None:
+            raise immutable.barrier.error
+        assert immutable.barrier.mark is not None
         self._env.failpoints.hit("checkpoint.after_barrier")
-        return frozen.barrier.mark
+        return immutable.barrier.mark
 
     def _commit(
         self,
-        frozen: _Frozen,
+        immutable: _Immutable,
         mark: Mark,
         rows: dict[int, LedgerIndexRow],
         removed: list[int],
         meta: dict[bytes, bytes],
-    ) -> Committed:
-        """Step 4, in the index thread. The frozen generation does not change any more."""
+        newest_journal: int,
+    ) -> CommitResult:
+        """Step 4, in the index thread. The immutable memtable does not change any more."""
         changes = [
-            LedgerChange(ledger_id, row, frozen.generation.table_of(ledger_id))
+            LedgerChange(ledger_id, row, immutable.memtable.table_of(ledger_id))
             for ledger_id, row in rows.items()
         ]
         change = CheckpointChange(
             mark=mark,
             ledgers=changes,
-            sealed=frozen.sealed,
+            sealed=immutable.sealed,
             removed_files=removed,
             meta=meta,
+            newest_journal=newest_journal,
         )
         with self._metrics.index_commit_seconds.time():
             return self._index.commit(change)
@@ -254,14 +280,14 @@ class Checkpointer:
     async def relocate(self, change: Relocation) -> None:
         """Have the index follow entries into a new log, then remove what is dead by that.
 
-        Between two checkpoints, never beside one: both change the same pages. Many entries follow
-        in several transactions with pauses between them; interrupted after any of them, the others
-        are where they were. Raises like `run`; when the device is full before the first, nothing
-        has happened and the log is gone.
+        It runs between two checkpoints, never beside one: both change the same pages. Many entries
+        follow in several transactions with pauses. After an interruption the rest stay where they
+        were. Raises like `run`. If the device is full before the first transaction, nothing has
+        happened and the log is removed.
         """
         clock = self._env.clock.monotonic
         async with self._lock:
-            # Known before the commit: whoever looks an entry up right after it reads the log.
+            # Before the commit: a look-up right after it reads the log.
             self._files.add(change.number, change.path)
             *parts, last = change.parts(RELOCATED_ENTRIES)
             for part in parts:
@@ -272,7 +298,7 @@ class Checkpointer:
             await self._remove_dead(committed, "compaction.before_unlink")
             self.more_to_do = self.more_to_do or bool(self._removed)
 
-    async def _relocate(self, part: Relocation, *, is_first: bool, is_last: bool) -> Committed:
+    async def _relocate(self, part: Relocation, *, is_first: bool, is_last: bool) -> CommitResult:
         """One transaction of `relocate`."""
         run, failpoints = self._env.workers.run, self._env.failpoints
         failpoints.hit("compaction.before_commit")
@@ -285,15 +311,16 @@ class Checkpointer:
             raise
         except OSError as error:
             raise StorageFailedError(f"the index failed: {error}") from error
+        self._index.cached_pages.forget(entries.ledger_id for entries in part.moved)
         failpoints.hit("compaction.after_commit")
         self._metrics.index_pages_total.inc(committed.pages)
         return committed
 
-    def _commit_relocation(self, part: Relocation, is_last: bool) -> Committed:
+    def _commit_relocation(self, part: Relocation, is_last: bool) -> CommitResult:
         with self._metrics.index_commit_seconds.time():
             return self._index.relocate(part, is_last=is_last)
 
-    async def _remove_dead(self, committed: Committed, failpoint: str) -> None:
+    async def _remove_dead(self, committed: CommitResult, failpoint: str) -> None:
         """Step 6. The row of a removed file goes with the next transaction."""
         self._dead = [number for number in committed.dead_files if number not in self._removed]
         if not self._dead:

@@ -3,10 +3,12 @@
 ::
 
     journal_dir/   00000001.journal …        COOKIE  LOCK  (RESERVE, on a device of its own)
-    ledgers_dir/   index/data.mdb  logs/00000007.log …   COOKIE  LOCK  RESERVE  FAILED
+    ledgers_dir/   index/data.mdb  logs/00000007.log …   COOKIE  LOCK  RESERVE  FAILED  STOPPED
 
 `COOKIE` says whose directory it is, `LOCK` keeps a second process out, `RESERVE` is space that is
 given up when the device is full, `FAILED` is left by a process that ended because a disk failed.
+`STOPPED` holds the size of an index that was closed in order and not opened since, and a CRC32C of
+the two pages that name its tree.
 """
 
 from __future__ import annotations
@@ -17,15 +19,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from bookie.config import StorageSettings
-from bookie.env import Disk
-from bookie.errors import ConfigurationError, StorageFailedError
-from bookie.storage.files import DISK_FULL_ERRNOS, TEMPORARY_SUFFIX
+from bookie.env import Disk, is_disk_full
+from bookie.errors import CannotStartError, ConfigurationError, StorageFailedError
+from bookie.formats.checksum import crc32c
+from bookie.storage.files import TEMPORARY_SUFFIX
 
 _COOKIE = "COOKIE"
 _LOCK = "LOCK"
 _RESERVE = "RESERVE"
 _FAILED = "FAILED"
+_STOPPED = "STOPPED"
+_META_BYTES = 2 * 4096
+"""At the begin of the index; its pages have the size of the machine's, or a multiple."""
 COOKIE_BYTES_MAX = 64 * 1024
+
+_WRONG_PATH_ERRNOS = frozenset(
+    {errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL}
+)
+"""The path itself is wrong; anything else may be a mount or a permission that comes later."""
 
 
 class Directories:
@@ -58,7 +69,10 @@ class Directories:
 
     def write_cookie(self, root: str, data: bytes) -> None:
         """Write the cookie file of a root; durable when it returns."""
-        path = os.path.join(root, _COOKIE)
+        self._write(root, _COOKIE, data)
+
+    def _write(self, root: str, name: str, data: bytes) -> None:
+        path = os.path.join(root, name)
         self._disk.unlink(path + TEMPORARY_SUFFIX)
         file = self._disk.create(path + TEMPORARY_SUFFIX, 0)
         try:
@@ -102,7 +116,7 @@ class Directories:
             self._disk.create(path, self._reserve_bytes).close()
         except OSError as error:
             self._disk.unlink(path)
-            if error.errno not in DISK_FULL_ERRNOS:
+            if not is_disk_full(error):
                 raise
 
     def has_room(self, step_bytes: int) -> bool:
@@ -148,6 +162,34 @@ class Directories:
         """Forget the word of `mark_failed`."""
         self._disk.unlink(os.path.join(self.ledgers, _FAILED))
 
+    def mark_stopped(self) -> None:
+        """Leave word that the index is closed, and what it is; durable when it returns."""
+        self._write(self.ledgers, _STOPPED, self._index_summary())
+
+    def take_stopped(self) -> bool:
+        """Whether `mark_stopped` was the last to touch the index; durably forgets it."""
+        path = os.path.join(self.ledgers, _STOPPED)
+        try:
+            file = self._disk.open(path)
+        except FileNotFoundError:
+            return False
+        try:
+            summary = file.pread(COOKIE_BYTES_MAX, 0)
+        finally:
+            file.close()
+        self._disk.unlink(path)
+        self._disk.sync_directory(self.ledgers)
+        return summary == self._index_summary()
+
+    def _index_summary(self) -> bytes:
+        if "data.mdb" not in self._disk.names(self.index):
+            return b"none"
+        file = self._disk.open(os.path.join(self.index, "data.mdb"))
+        try:
+            return b"%d %08x" % (file.size(), crc32c(file.pread(_META_BYTES, 0)))
+        finally:
+            file.close()
+
     def set_index_aside(self, why: str) -> str:
         """Move the index out of the way, to be rebuilt; it is kept as ``index.WHY``, returned."""
         aside = f"{self.index}.{why}"
@@ -163,7 +205,8 @@ def locked_directories(disk: Disk, settings: StorageSettings) -> Iterator[Direct
 
     Raises:
         DirectoryLockedError: another process uses one of them.
-        ConfigurationError: a directory cannot be created or written.
+        CannotStartError: a directory cannot be created or written now.
+        ConfigurationError: a path cannot be that of a directory.
         StorageFailedError: its disk failed.
     """
     directories = Directories(disk, settings)
@@ -184,11 +227,12 @@ def locked_directories(disk: Disk, settings: StorageSettings) -> Iterator[Direct
 
 @contextmanager
 def _usable(path: str) -> Iterator[None]:
-    """Turn what the disk says about a directory into what is wrong with the configuration."""
+    """Turn what the disk says about a directory into what an operator can act on."""
     try:
         yield
     except OSError as error:
         if error.errno == errno.EIO:
             raise StorageFailedError(f"the disk of {path} failed: {error}") from error
         reason = error.strerror or str(error)
-        raise ConfigurationError(f"cannot use the directory {path}: {reason}") from error
+        kind = ConfigurationError if error.errno in _WRONG_PATH_ERRNOS else CannotStartError
+        raise kind(f"cannot use the directory {path}: {reason}") from error

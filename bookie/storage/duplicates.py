@@ -14,8 +14,8 @@ from bookie.errors import CorruptionError
 from bookie.formats.batch import EntryBatch
 from bookie.formats.commands import Reply
 from bookie.ids import Status
-from bookie.storage.accept import Admission
-from bookie.storage.ledger_state import LedgerState
+from bookie.storage.admission import Admission
+from bookie.storage.ledger_state import LocalLedger
 from bookie.storage.reader import EntryReader
 from bookie.telemetry import Metrics, event_log
 
@@ -35,7 +35,7 @@ class DuplicateAdds:
 
     async def add(
         self,
-        state: LedgerState,
+        state: LocalLedger,
         batch: EntryBatch,
         payload_crc32c: int,
         key: bytes,
@@ -46,8 +46,8 @@ class DuplicateAdds:
     ) -> Reply:
         """A plain add over ids that may be stored: equal bytes are acknowledged, others refused.
 
-        Nothing else is promised about the time between the comparison and the decision: when
-        another add touched these ids meanwhile, the comparison is made again.
+        If another add touched these ids between the comparison and the decision, the comparison is
+        made again.
         """
         while True:
             before = (state.comparisons, state.last_entry_id)
@@ -90,7 +90,7 @@ class DuplicateAdds:
                 lac_packet=lac_packet,
             )
 
-    async def _compare(self, state: LedgerState, batch: EntryBatch) -> tuple[bool, bool]:
+    async def _compare(self, state: LocalLedger, batch: EntryBatch) -> tuple[bool, bool]:
         """Whether every stored entry equals the batch's, and whether some are not stored."""
         ids, offsets = batch.entry_ids(), batch.offsets()
         view = memoryview(batch.payload)

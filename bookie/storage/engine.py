@@ -8,7 +8,7 @@ structure ends the engine: `open_engine` raises `StorageFailedError`, and the pr
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, NoReturn
 
@@ -20,22 +20,24 @@ from bookie.env import Environment
 from bookie.errors import BookieError, CorruptionError, DiskFullError, StorageFailedError
 from bookie.formats.index_rows import LedgerIndexRow
 from bookie.ids import MAX_ID, Status
-from bookie.storage.accept import Admission
-from bookie.storage.boot import Boot, Booted, BootReport, Identity, deleted_after_ms
+from bookie.protocol.quorum import EVERY_ID, Stripe
+from bookie.storage.admission import Admission
+from bookie.storage.boot.start import Boot, Booted, BootReport, Identity
 from bookie.storage.checkpoint import Checkpointer
-from bookie.storage.compaction import Compactor, EngineCalls
 from bookie.storage.directories import Directories
 from bookie.storage.duplicates import DuplicateAdds
-from bookie.storage.index import META_CLEAN
+from bookie.storage.index.entry_index import INTEGRITY_SOUND, META_CLEAN
 from bookie.storage.integrity import Integrity
-from bookie.storage.journal import BlockDone, JournalRequest, RequestKind
-from bookie.storage.journal_queue import JournalQueue
-from bookie.storage.ledger_state import LedgerState, LedgerStates, StoredLedger
-from bookie.storage.reader import ALL_IDS, EntryReader, ReadResult, Stripe
+from bookie.storage.journal.group_commit import BlockDone, JournalRequest, RequestKind
+from bookie.storage.journal.queue import JournalQueue
+from bookie.storage.ledger_state import LedgerStates, LocalLedger, StoredLedger
+from bookie.storage.memtable import Memtable
+from bookie.storage.page_cache import PageCache
+from bookie.storage.reader import EntryReader, ReadResult
+from bookie.storage.reclaim.compaction import Compactor, EngineCalls
 from bookie.storage.removal import Removal
 from bookie.storage.scrub import Scrubber
 from bookie.storage.watch import DeviceWatch
-from bookie.storage.write_cache import Generation
 from bookie.telemetry import Metrics, event_log
 
 _log = event_log(__name__)
@@ -56,10 +58,8 @@ class Engine:
         booted: Booted,
     ) -> None:
         self._env, self.clock = environment, environment.clock
-        self._settings = settings
-        self._metrics = metrics
-        self._directories = directories
-        self._booted = booted
+        self._settings, self._metrics = settings, metrics
+        self._directories, self._booted = directories, booted
         self._index = booted.index
         self.integrity = Integrity(environment, booted.index, metrics)
         self.scrubber = Scrubber(environment, settings, metrics, booted.files, self.integrity)
@@ -68,16 +68,17 @@ class Engine:
         self._queue = queue = JournalQueue(environment.clock)
         self._failure: BookieError | None = None
         self._wake = asyncio.Event()
-        self._journaled_bytes = 0
+        self._held_back = self._journaled_bytes = 0
         metrics.journal_queue_bytes.set_function(lambda: queue.size_bytes)
         self._last_block_at = environment.clock.monotonic()
-        self._vouched = True
+        self._has_marker = True
         self.admission = Admission(
             submit=queue.submit,
             submit_with_next=queue.submit_with_next,
             failpoints=environment.failpoints,
-            generation=Generation(),
+            memtable=Memtable(),
         )
+        self.page_cache = PageCache(environment, booted.files, settings.page_cache_bytes)
         self._removal = Removal(environment, metrics, self._is_full)
         self._checkpointer = Checkpointer(
             environment,
@@ -88,15 +89,17 @@ class Engine:
             booted.dead_files,
             self._removal,
             directories.release_reserve,
+            settings.checkpoint_entries,
         )
         self.states = LedgerStates(self._load_row, self._checkpointer.is_dirty)
         self._reader = reader = EntryReader(
             environment,
             booted.index,
-            self._checkpointer.generations,
+            self._checkpointer.memtables,
             booted.files,
             metrics,
-            settings.page_gap_bytes,
+            settings.read_coalesce_gap_bytes,
+            self.page_cache.read,
         )
         self.compactor = Compactor(
             environment,
@@ -112,14 +115,15 @@ class Engine:
                 self._failing,
                 self._is_full,
                 booted.next_number,
+                self.page_cache.read,
             ),
         )
         self.duplicates = DuplicateAdds(self.admission, reader, metrics)
 
     # --- ledgers -------------------------------------------------------------------------
 
-    async def load(self, ledger_id: int) -> LedgerState:
-        """The state of a ledger, known here or not; to be had before any decision about it."""
+    async def load(self, ledger_id: int) -> LocalLedger:
+        """The state of a ledger, known here or not; load it before any decision about it."""
         return self.states.get(ledger_id) or await self.states.load(ledger_id)
 
     async def ledgers(self, after: int, count_max: int) -> tuple[list[StoredLedger], int]:
@@ -143,12 +147,43 @@ class Engine:
         ]
         return page, limit
 
-    def ledger_count(self) -> int:
+    async def ledger_count(self) -> int:
         """Ledgers in the index, deleted ones included until their rows go."""
-        return self._index.ledger_count()
+        return await self._env.workers.run("states", self._index.ledger_count)
+
+    @property
+    def deletion_retention_seconds(self) -> float:
+        """How long at least a deleted ledger is remembered."""
+        return self._settings.deleted_ledger_retention_seconds
+
+    async def find_forgettable(
+        self, after: int, count_max: int, before_file: int
+    ) -> tuple[list[int], int]:
+        """Ledgers deleted before file `before_file` began, and the id to go on from.
+
+        From now on compactions leave out deletions of before that file if nothing else needs them.
+        """
+        self.compactor.forgets_before = before_file
+        find = self._index.find_forgettable
+        return await self._env.workers.run("read", find, after, count_max, before_file)
+
+    async def forget_deleted(self, ledger_ids: Sequence[int], before_file: int) -> int:
+        """Remove the rows of such ledgers, durably; returns how many went.
+
+        Raises:
+            DiskFullError: there is no room; nothing happened.
+            StorageFailedError: the index failed; the process must end.
+        """
+        with self._failing():
+            forget = self._index.forget_deleted
+            gone = await self._env.workers.run("index", forget, ledger_ids, before_file)
+        # Also of those that stay: it is found in the index again.
+        self._reader.forget(ledger_ids)
+        self.states.forget(ledger_ids)
+        return gone
 
     async def entry_ranges(
-        self, state: LedgerState, first: int, last: int
+        self, state: LocalLedger, first: int, last: int
     ) -> AsyncIterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
         """Ranges of stored ids within ``first … last``: arrays of first and last ids, ascending.
 
@@ -163,8 +198,8 @@ class Engine:
         last = min(last, state.last_entry_id)
         recent = [
             runs.entry_ids()
-            for generation in self._checkpointer.generations()
-            if (runs := generation.ledgers.get(state.ledger_id)) is not None
+            for memtable in self._checkpointer.memtables()
+            if (runs := memtable.ledgers.get(state.ledger_id)) is not None
         ]
         ids_in_memory = np.unique(np.concatenate(recent)) if recent else np.zeros(0, np.int64)
         cursor = max(first, 0)
@@ -185,34 +220,67 @@ class Engine:
                 )
             cursor = following
 
+    # --- back-pressure -------------------------------------------------------------------
+
+    @property
+    def holds_adds_back(self) -> bool:
+        """Whether adds have to wait for a checkpoint, so that the memtables stay bounded.
+
+        Not for one that finds no room: new entries are refused then, and recovery adds go on.
+        """
+        is_hopeless = DEVICE_FULL in self.admission.read_only_reasons or self._failure is not None
+        return self._checkpointer.is_full and not is_hopeless
+
+    async def room_for_adds(self) -> None:
+        """Wait until adds may go on: a checkpoint has ended, or it cannot."""
+        if not self.holds_adds_back:
+            return
+        began = self.clock.monotonic()
+        if not self._held_back:
+            _log.warning("adds_held_back", reason="the memtable is full and a checkpoint is late")
+        self._held_back += 1
+        try:
+            while self.holds_adds_back:
+                self._checkpointer.moved.clear()
+                await self._checkpointer.moved.wait()
+        finally:
+            self._held_back -= 1
+            if not self._held_back:
+                _log.info("adds_go_on", seconds=round(self.clock.monotonic() - began, 1))
+
     # --- reads ---------------------------------------------------------------------------
 
     async def read(
         self,
-        state: LedgerState,
+        state: LocalLedger,
         first: int,
         last: int,
         *,
         entries_max: int,
         bytes_max: int,
-        stripe: Stripe = ALL_IDS,
+        stripe: Stripe = EVERY_ID,
     ) -> ReadResult:
         """Read stored entries; see `EntryReader.read`."""
         if self._failure is not None:
             # What was accepted and not acknowledged left the cache; it may be on disk all the same.
             return ReadResult(None, first, Status.IO_ERROR, str(self._failure))
-        read, ledger_id = self._reader.read, state.ledger_id
-        return await read(
-            ledger_id, first, last, entries_max=entries_max, bytes_max=bytes_max, stripe=stripe
+        return await self._reader.read(
+            state.ledger_id,
+            first,
+            last,
+            entries_max=entries_max,
+            bytes_max=bytes_max,
+            stripe=stripe,
+            bound=state.last_entry_id,
         )
 
     def read_one(
-        self, state: LedgerState, entry_id: int
+        self, state: LocalLedger, entry_id: int
     ) -> ReadResult | Coroutine[Any, Any, ReadResult]:
         """Read one stored entry, at once if no device has to be waited for."""
         if self._failure is not None:
             return ReadResult(None, entry_id, Status.IO_ERROR, str(self._failure))
-        return self._reader.read_one(state.ledger_id, entry_id)
+        return self._reader.read_one(state.ledger_id, entry_id, state.last_entry_id)
 
     # --- life ----------------------------------------------------------------------------
 
@@ -223,8 +291,8 @@ class Engine:
 
     @property
     def needs_integrity_check(self) -> bool:
-        """Whether durable data was found damaged or missing and nobody has checked since."""
-        return self._index.needs_integrity_check()
+        """True if durable data was found damaged or missing, and no check has ended since."""
+        return self.integrity.value != INTEGRITY_SOUND
 
     def index_is_damaged(self, error: CorruptionError) -> StorageFailedError:
         """Fail because of what was found in the index: the next start walks and rebuilds it."""
@@ -256,6 +324,7 @@ class Engine:
 
     def start(self) -> None:
         """Start the journal thread."""
+        self._metrics.adds_held_back.set_function(lambda: self.holds_adds_back)
         for state in self._booted.states.values():
             self.states.put(state)
         self.states.begin(self._booted.indexed_max)
@@ -282,12 +351,13 @@ class Engine:
             self._failed,
         )
         while self._failure is None:
-            await asyncio.sleep(self._settings.vouch_idle_seconds)
+            await asyncio.sleep(watch.interval_seconds)
             watch.look()
+            self._reader.unreadable.report()
         raise self._failure
 
     async def housekeep(self) -> None:
-        """Checkpoints and vouching, until cancelled.
+        """Make checkpoints and write idle markers, until cancelled.
 
         Raises:
             StorageFailedError: the engine failed.
@@ -295,10 +365,10 @@ class Engine:
         last_checkpoint = self._env.clock.monotonic()
         while True:
             try:
-                async with asyncio.timeout(self._settings.vouch_idle_seconds):
+                async with asyncio.timeout(self._settings.idle_marker_seconds):
                     await self._wake.wait()
             except TimeoutError:
-                self._vouch_if_idle()
+                self._mark_if_idle()
             self._wake.clear()
             if self._failure is not None:
                 raise self._failure
@@ -319,7 +389,7 @@ class Engine:
         in_order = False
         try:
             if self._failure is None:
-                self._vouch()
+                self._write_marker()
                 with self._failing():
                     await self._checkpointer.run_last({META_CLEAN: b"1"})
                     in_order = True
@@ -335,7 +405,7 @@ class Engine:
                     self._booted.writer.close(in_order=in_order)
             else:
                 worker.abandon()  # The thread may hang in the device; its file is not touched.
-            # What was cancelled may still read, which a closed index turns into a crash, or hang.
+            # A cancelled read may still run in its thread; closing the index under it would crash.
             workers = self._env.workers
             with suppress(TimeoutError):
                 async with asyncio.timeout(None if self._failure is None else 1.0):
@@ -343,6 +413,10 @@ class Engine:
             self._files.close()
             if workers.is_idle and not self._index.store.is_committing:
                 self._index.close()
+                if in_order and self._failure is None:
+                    # Without the word a start reads the whole index once, and nothing is lost.
+                    with suppress(OSError):
+                        self._directories.mark_stopped()
 
     async def _checkpoint_or_read_only(self) -> None:
         self._journaled_bytes = 0
@@ -376,6 +450,7 @@ class Engine:
         if DEVICE_FULL not in self.admission.read_only_reasons:
             self.admission.read_only_reasons.add(DEVICE_FULL)
             _log.warning("read_only", reason=reason)
+            self._checkpointer.moved.set()
 
     async def device_has_room(self) -> None:
         """There is room on the devices: take entries, and a reserve if a start, say, gave it up."""
@@ -387,23 +462,23 @@ class Engine:
     def _is_checkpoint_due(self) -> bool:
         return (
             self._journaled_bytes >= self._settings.checkpoint_journal_bytes
-            or self.admission.generation.entries >= self._settings.checkpoint_entries
+            or self.admission.memtable.entries >= self._settings.checkpoint_entries
         )
 
-    def _vouch_if_idle(self) -> None:
+    def _mark_if_idle(self) -> None:
         idle = self._env.clock.monotonic() - self._last_block_at
-        if not self._queue.pending and idle >= self._settings.vouch_idle_seconds:
-            self._vouch()
+        if not self._queue.pending and idle >= self._settings.idle_marker_seconds:
+            self._write_marker()
 
-    def _vouch(self) -> None:
-        """Have the last block vouched for, unless it was; write what waits for a block."""
-        if self._queue.postponed or not self._vouched:
-            self._queue.submit(JournalRequest(RequestKind.VOUCH, lambda request: None))
-            self._vouched = True
+    def _write_marker(self) -> None:
+        """Write an idle marker behind the last block, unless there is one; and what waits."""
+        if self._queue.postponed or not self._has_marker:
+            self._queue.submit(JournalRequest(RequestKind.MARKER, lambda request: None))
+            self._has_marker = True
 
     async def _load_row(self, ledger_id: int) -> LedgerIndexRow | None:
-        since = deleted_after_ms(self._env, self._settings)
-        return await self._env.workers.run("read", self._index.ledger_since, ledger_id, since)
+        # Not behind reads of entries, which may wait for a slow device: an add may want the state.
+        return (await self._env.workers.run("states", self._index.rows_of, [ledger_id]))[0]
 
     def _block_done(self, block: BlockDone) -> None:
         """One completion of the journal thread, in the event loop."""
@@ -413,6 +488,7 @@ class Engine:
         for number, path in block.created:
             self._files.add(number, path)
             self.admission.journal_file = number
+        self.page_cache.wrote(block.file_number, block.durable_upto)
         for rolled in block.rolled:
             self._checkpointer.rolled(rolled)
         written = 0
@@ -423,15 +499,15 @@ class Engine:
                 if isinstance(request.error, DiskFullError):
                     self._turn_read_only(str(request.error))
                 request.complete(request)
-        except Exception as error:  # noqa: BLE001  (or nobody would hear of the rest of the block)
+        except Exception as error:  # noqa: BLE001  (the rest of the block gets no answer)
             self._failed(error)
             return
         self._journaled_bytes += written
         self._last_block_at = now
-        self._vouched = self._vouched and not written
+        self._has_marker = self._has_marker and not written
         if self._is_checkpoint_due():
             self._wake.set()
-        # The answers first: whoever waits for them is told in the turn before.
+        # After the answers, which this turn of the loop delivers.
         handback = now - block.finished_at
         asyncio.get_running_loop().call_soon(block.figures.note, self._metrics, handback)
 
@@ -448,6 +524,7 @@ class Engine:
             self._directories.mark_failed()
         self._queue.fail(self._failure)
         self._wake.set()
+        self._checkpointer.moved.set()
 
 
 @asynccontextmanager
@@ -478,7 +555,7 @@ async def open_engine(
         corrupt=len(booted.report.corrupt),
     )
     for damage in booted.report.corrupt:
-        # What had been durable is lost: whoever runs this bookie has to know, now and later.
+        # Durable data is lost: the operator has to know, now and later.
         metrics.errors_total.labels("corruption").inc()
         _log.error("corruption", found=damage)
     try:
@@ -488,6 +565,7 @@ async def open_engine(
                 tasks.create_task(engine.watch_devices(), name="engine-watch"),
                 tasks.create_task(engine.compactor.run(), name="engine-compactor"),
                 tasks.create_task(engine.remove_dead_files(), name="engine-removal"),
+                tasks.create_task(engine.page_cache.run(), name="engine-page-cache"),
             ]
             try:
                 yield engine
@@ -497,4 +575,4 @@ async def open_engine(
     finally:
         await engine.close()
     if engine.failure is not None:
-        raise engine.failure  # The stop came before anybody else told of it.
+        raise engine.failure  # The stop came before any task raised it.

@@ -1,8 +1,8 @@
 """Writing entry logs: blocks of records that get a name only once everything in them is durable.
 
-The first record of a log is a LINK to the newest file whose records it may hold. Whoever reads all
-files again, to rebuild an index, takes the log right after that file: what the log holds is newer
-than everything before, and older than everything behind.
+The first record of a log is a LINK to the newest file whose records it may hold. A rebuild of the
+index reads the log right after that file: its records are newer than all before, and older than all
+behind.
 """
 
 from __future__ import annotations
@@ -10,18 +10,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from bookie.env import Environment, File
-from bookie.formats.blocks import (
-    BLOCK_HEADER_SIZE_BYTES,
-    FILE_HEADER_SIZE_BYTES,
-    BlockHeader,
-    FileHeader,
-    FileKind,
-    block_size_on_disk,
-    body_crc,
-    encode_block_header,
-    padding,
-)
+from bookie.env import Environment
+from bookie.formats.blocks import FileHeader, FileKind, block_size_on_disk
 from bookie.formats.index_rows import LedgerIndexRow
 from bookie.formats.records import (
     encode_deleted,
@@ -31,8 +21,9 @@ from bookie.formats.records import (
     encode_limbo,
     encode_link,
 )
+from bookie.storage.block_file import BlockFile
 from bookie.storage.files import create_file, file_name, publish_file
-from bookie.storage.index import SealedFile
+from bookie.storage.index.entry_index import SealedFile
 from bookie.storage.window import Buffer
 
 
@@ -57,10 +48,7 @@ class EntryLogWriter:
         self._alignment = alignment
         self._log_bytes_max = log_bytes_max
         self._link = b"" if newest is None else encode_link(*newest, 0)
-        self._file: File | None = None
-        self._header: FileHeader | None = None
-        self._end = 0
-        self._sequence = 0
+        self._file: BlockFile | None = None
         self._finished: list[tuple[FileHeader, int]] = []
 
     def write(self, body: Buffer, records: int) -> tuple[int, int]:
@@ -71,30 +59,14 @@ class EntryLogWriter:
             OSError: the device failed, or has no room for the block.
         """
         size = block_size_on_disk(len(self._link) + len(body), self._alignment)
-        if self._file is None or self._end + size > self._log_bytes_max:
-            self._next_file()
-        assert self._file is not None
-        assert self._header is not None
-        link = b"" if self._sequence else self._link
-        self._sequence += 1
-        nonce = self._header.nonce
-        length = len(link) + len(body)
-        header = encode_block_header(
-            nonce,
-            BlockHeader(
-                sequence=self._sequence,
-                # The file is published only when all of it is durable.
-                durable_upto=self._end,
-                body_length=length,
-                record_count=records + (1 if link else 0),
-                body_crc=body_crc(nonce, self._sequence, [link, body]),
-            ),
-        )
-        tail = padding(BLOCK_HEADER_SIZE_BYTES + length, self._alignment)
-        self._file.pwritev([header, link, body, tail], self._end)
-        where = self._end + BLOCK_HEADER_SIZE_BYTES + len(link)
-        self._end += block_size_on_disk(length, self._alignment)
-        return self._header.number, where
+        file = self._file
+        if file is None or file.end + size > self._log_bytes_max:
+            file = self._next_file()
+        link = b"" if file.sequence else self._link
+        where = file.body_offset + len(link)
+        # All of it counts as durable: it has no name before that is true.
+        file.write(file.encode([link, body], records + bool(link), file.end))
+        return file.header.number, where
 
     @property
     def holds_anything(self) -> bool:
@@ -115,27 +87,27 @@ class EntryLogWriter:
         self._finished.clear()
         return published
 
-    def _next_file(self) -> None:
+    def _next_file(self) -> BlockFile:
         self._close_file()
-        self._header = FileHeader(
+        header = FileHeader(
             FileKind.ENTRY_LOG, self._next_number(), self._env.clock.nonce(), self._alignment
         )
-        self._file = create_file(self._env.disk, self._directory, self._header, 0, publish=False)
-        self._end = FILE_HEADER_SIZE_BYTES
-        self._sequence = 0
+        file = create_file(self._env.disk, self._directory, header, 0, publish=False)
+        self._file = BlockFile(file, header)
+        return self._file
 
     def _close_file(self) -> None:
-        if self._file is not None and self._header is not None:
-            self._file.fdatasync()
-            self._file.close()
-            self._finished.append((self._header, self._end))
-            self._file = None
+        done, self._file = self._file, None
+        if done is not None:
+            done.file.fdatasync()
+            done.file.close()
+            self._finished.append((done.header, done.end))
 
 
 def state_records(ledger_id: int, row: LedgerIndexRow) -> list[bytes]:
     """What a rebuild has to know of a ledger beside its entries.
 
-    The end of a limbo is not among it: a stale doubt is checked once more, a lost one is not.
+    The end of a limbo is left out: a stale doubt is checked once more, a lost one never.
     """
     records = []
     if row.key_digest is not None:

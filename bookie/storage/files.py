@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from collections import OrderedDict
 
-from bookie.env import Disk, File, Readable
+from bookie.env import Disk, File, Readable, is_disk_full
 from bookie.errors import DiskFullError
 from bookie.formats.blocks import (
     FILE_HEADER_SIZE_BYTES,
@@ -24,8 +25,6 @@ TEMPORARY_SUFFIX = ".tmp"
 _SUFFIX = {FileKind.JOURNAL: ".journal", FileKind.ENTRY_LOG: ".log"}
 OPEN_FILES_MAX = 256
 """Files kept open for reading."""
-
-DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 
 
 def file_name(kind: FileKind, number: int) -> str:
@@ -57,7 +56,7 @@ def create_file(
     try:
         file = _create_with_header(disk, path, header, allocate_bytes, sync=publish)
     except OSError as error:
-        if error.errno in DISK_FULL_ERRNOS:
+        if is_disk_full(error):
             disk.unlink(path)
             raise DiskFullError(f"no room for a new file in {directory}") from error
         raise
@@ -71,8 +70,8 @@ def _create_with_header(
 ) -> File:
     file = disk.create(path, allocate_bytes)
     try:
-        # Where space cannot be allocated ahead, a full device is found out only now. The file is
-        # nobody's yet, so that is no failure of anything committed.
+        # Without allocation ahead, a full device shows only now. The file is not in use yet, so no
+        # committed data is affected.
         file.pwritev([header.encode()], 0)
         if sync:
             file.fdatasync()
@@ -101,14 +100,15 @@ def read_header(file: Readable) -> FileHeader:
 class FileTable:
     """Where each numbered file is, with the most recently read ones kept open.
 
-    Used from the event loop and from read threads; each call is short and the dictionaries are
-    only changed in the event loop.
+    Files are added and removed in the event loop. Any thread may open one, which may wait for the
+    device; nothing waits for it.
     """
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
         self._paths: dict[int, str] = {}
         self._open: OrderedDict[int, File] = OrderedDict()
+        self._lock = threading.Lock()
 
     def add(self, number: int, path: str) -> None:
         """A file that may be read from now on."""
@@ -116,9 +116,10 @@ class FileTable:
 
     def remove(self, number: int) -> None:
         """A file that is about to be unlinked; readers that hold it open may finish."""
-        self._paths.pop(number, None)
         # Not closed: a read thread may be using it. The last reference closes it.
-        self._open.pop(number, None)
+        with self._lock:
+            self._paths.pop(number, None)
+            self._open.pop(number, None)
 
     def path(self, number: int) -> str | None:
         """The path of a file, or None when there is none."""
@@ -128,23 +129,32 @@ class FileTable:
         """The numbers of all files, ascending."""
         return sorted(self._paths)
 
+    def opened(self, number: int) -> File | None:
+        """The file `number` if it is open; never waits for the device."""
+        with self._lock:
+            file = self._open.get(number)
+            if file is not None:
+                self._open.move_to_end(number)
+        return file
+
     def get(self, number: int) -> File:
         """The open file `number`.
 
         Raises:
             FileNotFoundError: it is gone; the caller looks the entry up once more.
         """
-        file = self._open.get(number)
+        file = self.opened(number)
         if file is not None:
-            self._open.move_to_end(number)
             return file
         path = self._paths.get(number)
         if path is None:
             raise FileNotFoundError(errno.ENOENT, f"file number {number} is gone")
         file = self._disk.open(path)
-        self._open[number] = file
-        if len(self._open) > OPEN_FILES_MAX:
-            self._open.popitem(last=False)
+        with self._lock:
+            if number in self._paths:
+                file = self._open.setdefault(number, file)
+            if len(self._open) > OPEN_FILES_MAX:
+                self._open.popitem(last=False)
         return file
 
     def close(self) -> None:

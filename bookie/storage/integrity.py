@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
 from bookie.env import Environment
 from bookie.errors import StorageFailedError
-from bookie.storage.index import INTEGRITY_SOUND, META_INTEGRITY, Index
-from bookie.storage.page_walk import delete_values
+from bookie.storage.index.entry_index import (
+    INTEGRITY_SOUND,
+    INTEGRITY_SUSPECT,
+    META_INTEGRITY,
+    Index,
+)
+from bookie.storage.index.page_walk import delete_values, values_of
 from bookie.telemetry import Metrics
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Integrity:
@@ -16,12 +27,9 @@ class Integrity:
         self._env = environment
         self.index = index
         self._metrics = metrics
-        self.show()
-
-    @property
-    def value(self) -> bytes:
+        self.value = INTEGRITY_SUSPECT
         """The value; a damaged one is suspect."""
-        return self.index.integrity()
+        self._show(index.integrity())
 
     async def set(self, value: bytes) -> None:
         """Remember `value`; durable when it returns.
@@ -34,19 +42,26 @@ class Integrity:
 
     async def put(self, values: dict[bytes, bytes]) -> None:
         """Set values of ``meta``, this one among them or not; raises like `set`."""
-        try:
-            await self._env.workers.run("index", self.index.put_meta, values)
-        except OSError as error:
-            raise StorageFailedError(f"the index failed: {error}") from error
-        self.show()
+        self._show(await self._in_index(self._put, values))
+
+    def _put(self, values: dict[bytes, bytes]) -> bytes:
+        self.index.put_meta(values)
+        return self.index.integrity()
+
+    async def values(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
+        """Names, without `prefix`, and values of ``meta`` whose names begin with it."""
+        return await self._env.workers.run("read", values_of, self.index.store, prefix)
 
     async def forget(self, names: list[bytes]) -> None:
         """Remove values of ``meta``; raises like `set`."""
+        await self._in_index(delete_values, self.index.store, names)
+
+    async def _in_index(self, change: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            await self._env.workers.run("index", delete_values, self.index.store, names)
+            return await self._env.workers.run("index", change, *args, **kwargs)
         except OSError as error:
             raise StorageFailedError(f"the index failed: {error}") from error
 
-    def show(self) -> None:
-        """Bring the metric up to date."""
-        self._metrics.integrity_check_needed.set(self.value != INTEGRITY_SOUND)
+    def _show(self, value: bytes) -> None:
+        self.value = value
+        self._metrics.integrity_check_needed.set(value != INTEGRITY_SOUND)

@@ -1,8 +1,8 @@
 """What the engine knows of each ledger in memory, loaded from the index when first asked for.
 
-A state is loaded (awaited, de-duplicated) before the synchronous section that decides about a
-request, so that the section reads memory only. It is evicted only when it is clean (the index has
-all of it) and nobody holds it.
+A state is loaded before the synchronous section that decides about a request, so the section reads
+memory only. Concurrent requests share one look-up. A state is evicted only when it is clean (the
+index has all of it) and no request holds it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import hmac
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
 
@@ -32,7 +32,7 @@ class StoredLedger:
     row: LedgerIndexRow
 
 
-class LedgerState:
+class LocalLedger:
     """One ledger on this bookie. Changed only inside synchronous sections of the engine."""
 
     __slots__ = (
@@ -176,7 +176,7 @@ class LedgerStates:
         self._load_row = load_row
         self._is_dirty = is_dirty
         self._states_max = states_max
-        self._states: OrderedDict[int, LedgerState] = OrderedDict()
+        self._states: OrderedDict[int, LocalLedger] = OrderedDict()
         self._loading: dict[int, asyncio.Future[None]] = {}
         self._indexed_max = MAX_ID
         """No ledger above it has a row in the index, unless its state is in memory."""
@@ -185,23 +185,23 @@ class LedgerStates:
         return len(self._states)
 
     def begin(self, indexed_max: int) -> None:
-        """Take it that the index has no ledger above `indexed_max` beside those in memory."""
+        """Assume that the index has no ledger above `indexed_max` but those in memory."""
         self._indexed_max = indexed_max
 
-    def get(self, ledger_id: int) -> LedgerState | None:
-        """The state if it is in memory, or new to this bookie, as most first adds show one."""
+    def get(self, ledger_id: int) -> LocalLedger | None:
+        """The state if it is in memory, or if the id shows that the ledger is new here."""
         state = self._states.get(ledger_id)
         if state is not None:
             self._states.move_to_end(ledger_id)
         elif ledger_id > self._indexed_max and ledger_id not in self._loading:
-            return self._know(LedgerState(ledger_id, None))
+            return self._know(LocalLedger(ledger_id, None))
         return state
 
-    def put(self, state: LedgerState) -> None:
+    def put(self, state: LocalLedger) -> None:
         """Make `state` known (boot)."""
         self._states[state.ledger_id] = state
 
-    async def load(self, ledger_id: int) -> LedgerState:
+    async def load(self, ledger_id: int) -> LocalLedger:
         """The state, from the index if need be; concurrent callers share one look-up."""
         while True:
             state = self.get(ledger_id)
@@ -212,7 +212,7 @@ class LedgerStates:
                 return await self._load(ledger_id)
             await asyncio.wait([pending])
 
-    async def _load(self, ledger_id: int) -> LedgerState:
+    async def _load(self, ledger_id: int) -> LocalLedger:
         pending: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._loading[ledger_id] = pending
         try:
@@ -220,24 +220,35 @@ class LedgerStates:
         finally:
             del self._loading[ledger_id]
             pending.set_result(None)
-        return self._know(LedgerState(ledger_id, row))
+        return self._know(LocalLedger(ledger_id, row))
 
-    def _know(self, state: LedgerState) -> LedgerState:
+    def _know(self, state: LocalLedger) -> LocalLedger:
         self._states[state.ledger_id] = state
         if len(self._states) > self._states_max:
             self._evict()
         return state
+
+    def forget(self, ledger_ids: Iterable[int]) -> None:
+        """The rows of these ledgers changed or went: look clean states up again."""
+        for ledger_id in ledger_ids:
+            if ledger_id in self._states:
+                self._let_go(ledger_id)
+
+    def _let_go(self, ledger_id: int) -> bool:
+        """Forget a state if it is clean and nobody uses it; whether it went."""
+        state = self._states[ledger_id]
+        if state.users or self._is_dirty(ledger_id):
+            return False
+        del self._states[ledger_id]
+        if state.exists:
+            self._indexed_max = max(self._indexed_max, ledger_id)
+        return True
 
     def _evict(self) -> None:
         """Forget the least recently used clean states, a bounded number of looks."""
         # Not all of them: the newest is about to be used.
         looks = min(self._states_max // 100 + 8, len(self._states) - 1)
         for ledger_id in list(islice(self._states, looks)):
-            state = self._states[ledger_id]
-            if state.users == 0 and not self._is_dirty(ledger_id):
-                del self._states[ledger_id]
-                if state.exists:
-                    self._indexed_max = max(self._indexed_max, ledger_id)
-            else:
+            if not self._let_go(ledger_id):
                 # Out of the way, or states that cannot go would keep all others in memory.
                 self._states.move_to_end(ledger_id)

@@ -1,12 +1,14 @@
 """What a reader will want next from a file, asked of the device before it does.
 
-A client reads a long range as many requests, one after the other. The kernel reads ahead of such
-requests by 128 KiB, which a device of 1.6 GB/s gives in the time of one wake-up; so every request
-would wait for a thread that waits for the device. Here a request that goes on where one before it
-ended asks for `AHEAD_BYTES` more, and the requests that follow find their bytes in memory.
+A client reads a long range as many requests, one after the other. The kernel reads 128 KiB ahead of
+such a request. A device of 1.6 GB/s delivers that in the time of one wake-up, so each request would
+wait for a thread and the device. Here a request that goes on where another ended asks for
+`AHEAD_BYTES` more, and the next requests find their bytes in memory.
 """
 
 from __future__ import annotations
+
+import threading
 
 AHEAD_BYTES = 4 * 1024 * 1024
 """What is asked for at a time: some two milliseconds of a fast device."""
@@ -19,9 +21,10 @@ FILES_MAX = 64
 
 
 class Prefetcher:
-    """Tells which requests go on where others ended; the one user is the event loop."""
+    """Tells which requests go on where others ended; used by the event loop and read threads."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._sequences: dict[int, tuple[int, int]] = {}
         """By file: where the last request that missed, or its sequel, ended, and where what was
         asked for ahead ends."""
@@ -41,6 +44,10 @@ class Prefetcher:
         """
         if size < SEQUEL_BYTES_MIN:
             return 0, 0
+        with self._lock:
+            return self._missed(number, size, offset)
+
+    def _missed(self, number: int, size: int, offset: int) -> tuple[int, int]:
         end = offset + size
         last, until = self._sequences.pop(number, (end, -1))
         due = offset < until <= end + AHEAD_BYTES // 2

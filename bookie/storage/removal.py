@@ -1,12 +1,12 @@
 """Files on their way out: set aside at once, durably, and then given back in small steps.
 
-To free a large file in one go keeps the file system's own journal busy for as long as that takes,
-and every sync of the bookie's journal waits: 70 ms for 256 MiB of ext4, which is what the slowest
-adds took. Cut off from its end a few MiB at a time, the same file delays nobody.
+Freeing a large file at once keeps the file system's own journal busy, and every sync of the
+bookie's journal waits: 70 ms for 256 MiB on ext4. Cut from its end a few MiB at a time, the same
+file delays no sync.
 
-A file gets another name first, one that a boot removes, and that name is durable before the first
-byte goes: whoever reads all files again must not come across half a file. The index forgets the
-file meanwhile as if it were gone. What a process leaves behind, the next boot removes.
+A file first gets another name, which a start removes. That name is durable before the first byte
+goes, because a rebuild must not meet half a file. The index forgets the file at once. The next
+start removes what a process leaves behind.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Removal:
         """When the step that is under way began, which keeps the index from its next commit."""
 
     async def take(self, paths: list[str]) -> None:
-        """Remove these files, which nobody looks for any more: no boot finds them after this.
+        """Remove these files: no start finds them after this.
 
         A reader that has one of them open finds it shorter than it was. Where room is short, the
         space is free when this returns. Cancelled, it is done all the same.
@@ -141,9 +141,9 @@ class Removal:
                 file.close()
 
     def _step(self, *, whole: bool = False) -> _Next:
-        """Shorten the first file, or remove it. Whoever took it away was there first."""
+        """Shorten the first file, or remove it; a file that is gone already is skipped."""
         if self._taken:
-            # Whoever was to wait for that was cancelled before it began.
+            # The caller of `take` was cancelled before its step began.
             self._set_aside()
         if not self._leaving:
             return _Next.NOTHING

@@ -1,8 +1,8 @@
 """Reading a file of blocks from the start or from the mark, and judging where it ends.
 
-A block that does not validate is either the torn end of the last write, which nobody was told is
-durable, or damage to something that was. The evidence is gathered here; the verdict is a table in
-`bookie.formats.tail`.
+A block that does not validate is one of two things. Either it is the torn end of the last write,
+which was never reported as durable. Or it is damage to something that was. The evidence is gathered
+here; the verdict is a table in `bookie.formats.tail`.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class BlockRun:
         """Where the records begin in `data`, if that is found faster than group by group."""
         counts, lengths = self.headers.record_counts, self.headers.body_lengths
         if bool((lengths * counts[0] == lengths[0] * counts).all()):
-            # Records of one size, as it seems, which nobody has to look for.
+            # Records of one size, as it seems: their places can be computed.
             return None
         starts = self.headers.starts + BLOCK_HEADER_SIZE_BYTES
         return walk_together(self.data, starts, starts + lengths, counts)
@@ -339,7 +339,7 @@ def _changed(values: Ids, index: int, difference: int) -> Ids:
 def later_headers(
     file: Readable, header: FileHeader, after: int, sequence_after: int
 ) -> Iterator[tuple[int, BlockHeader]]:
-    """Valid block headers at boundaries beyond `after`, whatever stands between."""
+    """Valid block headers at boundaries beyond `after`, with damage between them skipped."""
     size = file.size()
     step = header.alignment
     offset = after - after % step + step

@@ -3,8 +3,8 @@
 One pass goes over the files by number, and over the index. Of a file it checks the checksum of each
 block and of each request's payload, and that packets are the entries their records say; of the
 index, the checksum of each page, and that no slot points behind the end of a file. A pass reads
-past the page cache where the file system lets it, at a bounded rate, in steps of a worker thread,
-so that neither the event loop nor other readers notice.
+past the page cache where the file system lets it. It reads at a bounded rate, in steps of a worker
+thread, so that neither the event loop nor other readers notice.
 
 What was found is kept in the index until a later pass finds the place sound or the file gone: it is
 reported once, and the bookie stays in doubt as long as it is there. A file that a compaction
@@ -30,13 +30,13 @@ from bookie.formats.blocks import FILE_HEADER_SIZE_BYTES, FileHeader
 from bookie.formats.checksum import crc32c
 from bookie.formats.index_rows import FileState, decode_ledger_row, parse_ledger_key
 from bookie.storage.files import FileTable, read_header
-from bookie.storage.index import (
+from bookie.storage.index.entry_index import (
     INTEGRITY_IN_LIMBO,
     INTEGRITY_SOUND,
     META_INTEGRITY,
 )
+from bookie.storage.index.page_walk import behind, some_of, sound_slots, values_of
 from bookie.storage.integrity import Integrity
-from bookie.storage.page_walk import behind, some_of, sound_slots, values_of
 from bookie.storage.scan import BlockGroup, grouped, next_valid, runs
 from bookie.telemetry import Metrics, event_log
 
@@ -169,7 +169,7 @@ class Scrubber:
         Raises:
             StorageFailedError: the index could not be written; the process must end.
         """
-        resumed = b"" if self._now else self._index.meta(META_POSITION) or b""
+        resumed = b"" if self._now else await self._run(self._position)
         self.running = True
         passes = self.report.passes
         self.report = ScrubReport(passes)
@@ -193,6 +193,10 @@ class Scrubber:
             _log.warning("scrub_stopped", reason=str(error))
         finally:
             self.running = False
+
+    def _position(self) -> bytes:
+        position: bytes = self._index.meta(META_POSITION) or b""
+        return position
 
     def _file_numbers(self) -> list[int]:
         return [number for number in self._index.files() if self._is_there(number)]
@@ -341,8 +345,8 @@ class Scrubber:
         _log.error("damage_found", found=what)
         values = {META_DAMAGE + _DAMAGE_KEY.pack(*key): what.encode()}
         if self._integrity.value == INTEGRITY_SOUND:
-            # Nothing is denied because of it: what the index points to is an error, not absent, and
-            # what it has no key for is only believed beside sound keys.
+            # What the index points to is an error, not absent, and what has lost its key is looked
+            # for beside its place. Only a damaged key in a branch hides more, until the next start.
             values[META_INTEGRITY] = INTEGRITY_IN_LIMBO
         await self._put(values)
 

@@ -1,11 +1,15 @@
 """A watch over the devices: late answers are reported, and one that never comes ends the engine.
 
-Whoever waits for a device cannot watch it, so the watch waits for nothing: it looks at how long the
-oldest request has been with the journal, how long a step of the removal of files has taken, and at
-whether a commit of the index is still the one that it saw before. Only the end of a transaction
-counts, where the index writes and syncs.
+A task that waits for a device cannot watch it. So the watch never waits. It looks at how long the
+oldest request has been with the journal, and how long a step of the removal of files has taken. It
+also looks whether a commit of the index is still the one that it saw before. Only the end of a
+transaction counts, where the index writes and syncs.
 
 A device that hangs gives no error, and while it hangs nothing is acknowledged and memory fills up.
+
+A process that stands still as a whole (SIGSTOP, a paused virtual machine) hears of no answer, and
+its clock goes on. A look that comes late shows that. It ends nothing, and the time before it counts
+as one interval only: a device that really hangs still does so at the looks after it.
 """
 
 from __future__ import annotations
@@ -15,11 +19,17 @@ from contextlib import AbstractContextManager, contextmanager
 
 from bookie.config import StorageSettings
 from bookie.env import Clock, KeyValueStore, ReadTransaction, WriteTransaction
-from bookie.storage.journal_queue import JournalQueue
+from bookie.storage.journal.queue import JournalQueue
 from bookie.storage.removal import Removal
 from bookie.telemetry import Metrics, event_log
 
 _log = event_log(__name__)
+
+LATE_INTERVALS = 2.0
+"""A look is late if so many intervals lie between it and the look before."""
+
+INTERVALS_PER_FAILURE = 4.0
+"""Looks within the shortest time that ends the engine, so that one of them may be late."""
 
 
 class CountedStore:
@@ -79,25 +89,49 @@ class DeviceWatch:
         self._reported: set[str] = set()
         self._commit_seen = 0
         self._commit_since = 0.0
+        self._looked_at = clock.monotonic()
+        self._stood_still: list[tuple[float, float]] = []
+        """Begin and end of each time that counts for no device, ascending."""
+
+    @property
+    def interval_seconds(self) -> float:
+        """How long after one look the next one is due."""
+        settings = self._settings
+        return min(settings.idle_marker_seconds, settings.sync_fail_seconds / INTERVALS_PER_FAILURE)
 
     def look(self) -> None:
         """Look once; takes no time."""
-        now = self._clock.monotonic()
-        self._judge("journal", now, self._queue.waiting_since)
-        self._judge("ledgers", now, self._removal.working_since)
+        now, before = self._clock.monotonic(), self._looked_at
+        is_late = now - before > LATE_INTERVALS * self.interval_seconds
+        self._looked_at = now
+        owed = {
+            "journal": self._queue.waiting_since,
+            "ledgers": self._removal.working_since,
+            "index": self._committing_since(now),
+        }
+        for device, since in owed.items():
+            # What came before a late look may wait to be heard: only the look before is sure.
+            self._judge(device, before if is_late else now, since)
+        oldest = min((since for since in owed.values() if since is not None), default=now)
+        self._stood_still = [still for still in self._stood_still if still[1] > oldest]
+        if is_late:
+            self._stood_still.append((before + self.interval_seconds, now))
+
+    def _committing_since(self, now: float) -> float | None:
+        """When a look first saw the commit that is under way; None without one."""
         if not self._store.is_committing:
-            self._judge("index", now, None)
-            return
+            return None
         if self._commit_seen != self._store.commits_begun:
             self._commit_seen = self._store.commits_begun
             self._commit_since = now
-        self._judge("index", now, self._commit_since)
+        return self._commit_since
 
-    def _judge(self, device: str, now: float, since: float | None) -> None:
+    def _judge(self, device: str, until: float, since: float | None) -> None:
         if since is None:
             self._reported.discard(device)
             return
-        waited = now - since
+        still = sum(max(0.0, end - max(begin, since)) for begin, end in self._stood_still)
+        waited = until - since - still
         if waited >= self._settings.sync_fail_seconds:
             self._failed(TimeoutError(f"the {device} device did not answer for {waited:.0f} s"))
         elif waited >= self._settings.sync_warn_seconds and device not in self._reported:

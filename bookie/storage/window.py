@@ -1,11 +1,12 @@
 """A window of consecutive entry ids, and where each of them is stored.
 
-The parts that know about entries (index pages, frozen generation, current generation) are laid over
-the window in that order, oldest first, so that the newest copy of an id wins. Everything is an
-array operation; nothing here runs once per entry.
+The memtables are laid over the window, oldest first, so that the newest copy of an id wins. The
+index fills what they leave empty. Everything is an array operation; nothing here runs once per
+entry.
 
 A location is a triple (file, offset, size). `file` > 0 is a file number; `file` < 0 is the buffer
-``memory[-file - 1]``, a payload that has not been written yet; `file` 0 means that nobody has it.
+``memory[-file - 1]``, a payload that has not been written yet; `file` 0 means that the entry
+is nowhere.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
+
+from bookie.formats.pages import COLUMNS, SLOTS_PER_PAGE
 
 Ids = npt.NDArray[np.int64]
 Sizes = npt.NDArray[np.int64] | npt.NDArray[np.uint32]
@@ -65,6 +68,20 @@ class Window:
         self.files[start:stop] = file
         self.offsets[start:stop] = offsets
         self.sizes[start:stop] = sizes
+
+    def fill(self, first_page: int, pages: list[bytes]) -> None:
+        """Put the slots of these index pages under the window: where nothing newer lies.
+
+        The pages may end before the window does.
+        """
+        slots = np.frombuffer(b"".join(pages), np.dtype("<u4")).reshape(-1, COLUMNS)
+        start = self.first - first_page * SLOTS_PER_PAGE
+        part = slots[start : start + len(self.sizes)]
+        where: slice | Ids = slice(len(part))
+        if self.sizes.any():
+            where = np.flatnonzero(self.sizes[: len(part)] == 0)
+            part = part[where]
+        self.files[where], self.offsets[where], self.sizes[where] = part.T
 
     def remember(self, buffer: Buffer) -> int:
         """Keep `buffer` alive for this read; returns the negative number that stands for it."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from bookie.env import BatchWorker, Clock
 from bookie.errors import BookieError
-from bookie.storage.journal import JournalRequest
+from bookie.storage.journal.group_commit import JournalRequest
 
 POSTPONED_MAX = 256
 """Requests that wait for another one, beyond which they are written without."""
@@ -47,8 +47,8 @@ class JournalQueue:
     def submit_with_next(self, request: JournalRequest) -> None:
         """Have `request` written in its place, but not before the next one is submitted.
 
-        For what nobody waits for and no sync is owed to: alone it would cost a block, and the
-        journal thread would be woken for it.
+        For requests without a waiter that owe no sync. Alone, one would cost a block and wake the
+        journal thread.
         """
         if self._failure is None and len(self.postponed) < POSTPONED_MAX:
             self.postponed.append(request)

@@ -1,4 +1,4 @@
-"""The journal file that a start begins, and what starts leave behind that fail after that."""
+"""The journal file that a start begins, and the files that failed starts leave."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bookie.formats.blocks import FILE_HEADER_SIZE_BYTES, FileHeader
 from bookie.formats.index_rows import Mark
 from bookie.storage.directories import Directories
 from bookie.storage.files import create_file
-from bookie.storage.journal import SMALL_FILES_BYTES
+from bookie.storage.journal.group_commit import SMALL_FILES_BYTES
 from bookie.storage.scan import SCAN_BYTES
 
 
@@ -40,10 +40,10 @@ def create_first_journal(
 
 
 def remove_unused(disk: Disk, journals: dict[int, str], mark: Mark | None) -> None:
-    """Take the newest files out of `journals` that starts left which failed at their commit.
+    """Unlink unused files of starts that failed at their commit; take them out of `journals`.
 
-    Nothing was ever written to them. The oldest of them stays: if the file before it was cut at its
-    end, it says that the journal went on. So repeated starts do not fill the device.
+    Otherwise repeated starts would fill the device. The oldest unused file stays: it proves that
+    the journal went on, if the file before it was cut at its end.
     """
     if mark is None:
         return

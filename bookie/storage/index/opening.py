@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from bookie.config import StorageSettings
-from bookie.env import Environment
+from bookie.env import Environment, is_disk_full
 from bookie.errors import (
     ConfigurationError,
     CorruptionError,
@@ -13,8 +13,7 @@ from bookie.errors import (
     StorageFailedError,
 )
 from bookie.storage.directories import Directories
-from bookie.storage.files import DISK_FULL_ERRNOS
-from bookie.storage.index import INDEX_FORMAT_VERSION, META_FORMAT, TABLES, Index
+from bookie.storage.index.entry_index import INDEX_FORMAT_VERSION, META_FORMAT, TABLES, Index
 
 
 def make_index(
@@ -22,8 +21,8 @@ def make_index(
 ) -> None:
     """The empty index of a new bookie; durable when it returns. Blocking.
 
-    It is made before the bookie's cookie says that it is ready: from then on a bookie without an
-    index has lost it. What an interrupted attempt left of one is replaced.
+    It is made before the bookie's cookie says that the bookie is ready. From then on, a bookie
+    without an index has lost it. What an interrupted attempt left is replaced.
 
     Raises:
         ConfigurationError: the device is full; a later start tries again.
@@ -32,7 +31,7 @@ def make_index(
     try:
         _make_index(environment, settings, directories)
     except (OSError, DiskFullError) as error:
-        if isinstance(error, DiskFullError) or error.errno in DISK_FULL_ERRNOS:
+        if is_disk_full(error):
             raise ConfigurationError(
                 f"the device of {directories.index} is full, the bookie cannot start: {error}"
             ) from error
@@ -55,15 +54,22 @@ def _make_index(
 
 
 def open_index(
-    environment: Environment, settings: StorageSettings, directories: Directories
+    environment: Environment,
+    settings: StorageSettings,
+    directories: Directories,
+    *,
+    trusted: bool = False,
 ) -> Index:
     """The index, empty if there was none; the name of its file is durable when this returns.
 
+    A `trusted` one was closed in order: its pages are not read.
+
     Raises:
-        CorruptionError: what stands in its place is none.
+        CorruptionError: the files there are not an index.
         OSError, DiskFullError: it cannot be opened, or made.
     """
-    index = Index(environment.open_kv(directories.index, settings.index_map_bytes, TABLES))
+    store = environment.open_kv(directories.index, settings.index_map_bytes, TABLES, trusted)
+    index = Index(store)
     try:
         # The store makes its file durable, not the file's name; each time, because the process
         # that made the name may have been killed before it got here.

@@ -1,4 +1,4 @@
-"""Going through all pages of an index, and through the values of a kind that ``meta`` keeps."""
+"""Walks over all pages of an index, and over values of ``meta`` with a common prefix."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def some_of(
 ) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:
     """Some pairs of a table from the key `start` on, and those of their keys that are not found.
 
-    The pairs are read one after the other; a damaged key, in a leaf or above it, leads whoever
-    looks for one of them somewhere else.
+    The pairs are read one after the other. A damaged key, in a leaf or above it, leads a look-up
+    somewhere else.
     """
     with store.read() as txn:
         pairs = txn.range(table, start, _BEHIND_ALL, PAGES_PER_STEP)
@@ -72,7 +72,7 @@ def _check_rows(store: KeyValueStore, pairs: Sequence[tuple[bytes, bytes]]) -> N
 
 
 def first_ledger_with_pages(store: KeyValueStore, after: int) -> int | None:
-    """The lowest id above `after` of a ledger with pages; FormatError if it is none."""
+    """The lowest id above `after` of a ledger with pages; FormatError if the key is damaged."""
     with store.read() as txn:
         pairs = txn.range("locations", ledger_keys_above(after), _BEHIND_ALL, 1)
     return parse_page_key(pairs[0][0])[0] if pairs else None

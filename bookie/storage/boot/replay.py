@@ -1,15 +1,16 @@
 """Boot: read the journal from the mark, keep what is there, and move it under the index's care.
 
-What replay keeps is written anew, group by group and in order, into an entry log that is synced
-before anything points into it: bytes that a crashed process left in the page cache may look written
-and never have reached the device. One index transaction then registers the log, the slots, the
-rows and the new mark; until it commits, a boot starts from the old files again. A journal with more
-entries than memory should hold is committed in portions, each of them in that way: a crash between
-two leaves an index whose mark lies in the middle of the journal, as a checkpoint does.
+Replay writes what it keeps anew into an entry log, group by group and in order. It syncs the log
+before the index points into it. Bytes that a crashed process left in the page cache may look
+written though they never reached the device. One index transaction then registers the log, the
+slots, the rows and the new mark. Until it commits, a start begins with the old files again.
 
-`Replay` also rebuilds a lost index: then every file is read from its start, from the oldest records
-to the newest, and the locations are where the entries already stand. Portions of a rebuild have no
-mark, and an index without a mark is none.
+A journal with more entries than memory should hold is committed in batches, each in this way. A
+crash between two batches leaves a mark in the middle of the journal, as a checkpoint does.
+
+`Replay` also rebuilds a lost index. It reads every file from its start, from the oldest records to
+the newest; the entries stay where they are. Batches of a rebuild have no mark, and a start does not
+accept an index without one.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from bookie.errors import FormatError, NewerFormatError
 from bookie.formats.blocks import FILE_HEADER_SIZE_BYTES, FileHeader, FileKind
 from bookie.formats.index_rows import Mark
 from bookie.formats.records import LinkRecord
-from bookie.formats.tail import Verdict, gather_evidence, judge
+from bookie.formats.tail import Verdict, evaluate, gather_evidence
+from bookie.storage.boot.replay_batch import LoadRows, ReplayBatch
 from bookie.storage.entry_log import EntryLogWriter, state_records
 from bookie.storage.files import read_header
-from bookie.storage.index import SealedFile
-from bookie.storage.journal import Predecessor
-from bookie.storage.portion import LoadRows, Portion
+from bookie.storage.index.entry_index import SealedFile
+from bookie.storage.journal.group_commit import Predecessor
 from bookie.storage.scan import (
     BlockGroup,
     BlockRun,
@@ -43,15 +44,15 @@ from bookie.storage.scan import (
 LEDGERS_A_BLOCK = 10_000
 """Ledgers whose states go into one block of a log; each takes some hundred bytes."""
 
-CommitPortion = Callable[[Portion, list[SealedFile], Mark | None], None]
-"""Commits a portion, the files that ended so far, and how far the journal has been read."""
+CommitBatch = Callable[[ReplayBatch, list[SealedFile], Mark | None], None]
+"""Commits a batch, the files that ended so far, and how far the journal has been read."""
 
 
 @dataclass(slots=True)
 class ReplayOutcome:
     """What replay found. The caller commits it, then opens the journal for new records."""
 
-    portion: Portion
+    batch: ReplayBatch
     """What is not committed yet."""
     sealed: list[SealedFile] = field(default_factory=list)
     predecessor: Predecessor | None = None
@@ -75,7 +76,7 @@ class Replay:
         next_number: Callable[[], int],
         logs_directory: str,
         settings: StorageSettings,
-        commit: CommitPortion,
+        commit: CommitBatch,
         corrupt: list[str],
         advance: Callable[[int], None],
     ) -> None:
@@ -88,11 +89,11 @@ class Replay:
         self._corrupt = corrupt
         self._advance = advance
         self._log = self._new_log(None)
-        self._portion = self._new_portion()
-        self.outcome = ReplayOutcome(self._portion)
+        self._batch = self._new_batch()
+        self.outcome = ReplayOutcome(self._batch)
 
-    def _new_portion(self) -> Portion:
-        return Portion(self._load_rows, self._settings.checkpoint_entries)
+    def _new_batch(self) -> ReplayBatch:
+        return ReplayBatch(self._load_rows, self._settings.checkpoint_entries)
 
     def _new_log(self, newest: FileHeader | None) -> EntryLogWriter:
         return EntryLogWriter(
@@ -109,8 +110,8 @@ class Replay:
     ) -> ReplayOutcome:
         """Replay `journals` (number and path, ascending) from `mark` on, or from their start.
 
-        After a `clean` stop the last file ends with its last block. Else it has room for another
-        one, or was cut when the journal went on in a file that is missing now.
+        After a `clean` stop the last file ends with its last block. Otherwise it must have room for
+        another block; if it has none, the journal went on in a file that is missing now.
 
         Raises:
             NewerFormatError: a newer version wrote a file.
@@ -135,7 +136,7 @@ class Replay:
         return self._finish()
 
     def _check_chain(self, files: list[tuple[FileHeader, File, str]], mark: Mark | None) -> None:
-        """Each file names the one before it: notice one that was lost or exchanged."""
+        """Notice a file that was lost or exchanged: each file names the one before it."""
         known = {header.number: header.nonce for header, _, _ in files}
         for header, file, path in files:
             link = link_of(file, header)
@@ -166,24 +167,25 @@ class Replay:
                     if group.records:
                         parsed = group.parse()
                         places = group.places_of(parsed.packets)
-                        self._portion.take(parsed, header.number, places)
+                        self._batch.take(parsed, header.number, places)
                     self._advance(group.end - end)
                     end = group.end
-                    if self._portion.is_full:
-                        self._commit_portion(None)
+                    if self._batch.is_full:
+                        self._commit_batch(None)
                 self._advance(file.size() - end)
                 self.outcome.sealed.append(SealedFile(header.number, header.kind, end))
                 if header.kind is FileKind.JOURNAL:
                     self.outcome.predecessor = Predecessor(header.number, header.nonce, end)
             finally:
+                file.forget(0, 0)
                 file.close()
         return self._finish()
 
     def _in_order(self, files: list[tuple[int, str]]) -> list[tuple[FileHeader, str]]:
         """The files from the oldest records to the newest.
 
-        Journals by number; a log right after the newest file that it was made from, whatever
-        became of that file: its own number only says when it was written.
+        Journals are ordered by number. A log comes right after the newest file that it was made
+        from, even if that file is gone: its own number only says when it was written.
         """
         found = []
         for number, path in files:
@@ -237,9 +239,9 @@ class Replay:
             self._keep(group)
             self._advance(group.end - end)
             end = group.end
-            if self._portion.is_full:
+            if self._batch.is_full:
                 sequence = group.sequence
-                self._commit_portion(Mark(header.number, end, sequence, header.nonce))
+                self._commit_batch(Mark(header.number, end, sequence, header.nonce))
         self.outcome.sealed.append(SealedFile(header.number, FileKind.JOURNAL, end))
         self.outcome.predecessor = Predecessor(header.number, header.nonce, end)
 
@@ -312,7 +314,7 @@ class Replay:
             successor_end=successor_end,
             left_by_no_crash=strange,
         )
-        return judge(evidence).verdict is Verdict.CORRUPT
+        return evaluate(evidence).verdict is Verdict.CORRUPT
 
     def _keep(self, group: BlockGroup) -> None:
         """Write the group's records to the log and remember where they are now."""
@@ -320,23 +322,23 @@ class Replay:
             return
         parsed = group.parse()
         number, where = self._log.write(group.body, group.records)
-        self._portion.take(parsed, number, parsed.packets + where)
+        self._batch.take(parsed, number, parsed.packets + where)
 
-    def _commit_portion(self, mark: Mark | None) -> None:
+    def _commit_batch(self, mark: Mark | None) -> None:
         """Have everything so far committed, so that memory stays bounded."""
         self._publish_logs()
-        self._commit(self._portion, self.outcome.sealed, mark)
-        self.outcome.entries += self._portion.entries
-        self._portion = self._new_portion()
+        self._commit(self._batch, self.outcome.sealed, mark)
+        self.outcome.entries += self._batch.entries
+        self._batch = self._new_batch()
 
     def _keep_states(self) -> None:
-        """Write what a rebuild has to know of the ledgers in the log beside their entries.
+        """Write what a rebuild has to know of the ledgers in the log, beside their entries.
 
-        Their keys may stand before the mark, in a file that is dead soon.
+        Their keys may stand before the mark, in a file that goes soon.
         """
         if not self._log.holds_anything:
             return
-        states = self._portion.known_states()
+        states = self._batch.known_states()
         for start in range(0, len(states), LEDGERS_A_BLOCK):
             records = [
                 record
@@ -354,8 +356,8 @@ class Replay:
         self._env.failpoints.hit("boot.after_log_renamed")
 
     def _finish(self) -> ReplayOutcome:
-        self.outcome.portion = self._portion
-        self.outcome.entries += self._portion.entries
+        self.outcome.batch = self._batch
+        self.outcome.entries += self._batch.entries
         return self.outcome
 
 

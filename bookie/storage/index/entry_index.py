@@ -1,7 +1,7 @@
 """The index: where each entry is, what is known of each ledger and file, and the journal mark.
 
-Derived state: everything in it can be made again from the files. It changes only in one write
-transaction per checkpoint, which moves the mark in the same breath (`commit`).
+Derived state: everything in it can be made again from the files. Each checkpoint changes it in one
+write transaction, which also moves the mark (`commit`).
 
 ==============  ===========================================================================
 table           key → value
@@ -15,7 +15,7 @@ table           key → value
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -25,8 +25,10 @@ from bookie.env import KeyValueStore, ReadTransaction, WriteTransaction
 from bookie.errors import CorruptionError, NewerFormatError
 from bookie.formats.blocks import FileKind
 from bookie.formats.index_rows import (
+    NOT_KNOWN,
     FileRow,
     FileState,
+    HeldIn,
     LedgerIndexRow,
     Mark,
     decode_file_row,
@@ -43,20 +45,33 @@ from bookie.formats.index_rows import (
 )
 from bookie.formats.pages import SLOTS_PER_PAGE, decode_pages
 from bookie.ids import NO_ENTRY
-from bookie.storage.deletions import (
+from bookie.storage.index.cached_pages import CachedPages
+from bookie.storage.index.lookup import look_up, stored_pages
+from bookie.storage.index.page_deletions import (
     check_deletions,
     delete_pages,
     deletions,
     note_deletion,
-    row_since,
+    row_of,
 )
-from bookie.storage.lookup import look_up, look_up_one, stored_pages
-from bookie.storage.page_walk import verify_all_pages
-from bookie.storage.relocation import FoundSlots, MovedEntries, Relocation, find_slots, move_slots
-from bookie.storage.slot_writer import SlotWriter
+from bookie.storage.index.page_walk import verify_all_pages
+from bookie.storage.index.relocation import (
+    FoundSlots,
+    MovedEntries,
+    Relocation,
+    find_slots,
+    move_slots,
+)
+from bookie.storage.index.slot_writer import SlotWriter
+from bookie.storage.index.tombstones import (
+    Limits,
+    find_due,
+    forget,
+    joined,
+    note_held,
+)
+from bookie.storage.memtable import EMPTY_TABLE, LocationTable
 from bookie.storage.watch import CountedStore
-from bookie.storage.window import Window
-from bookie.storage.write_cache import EMPTY_TABLE, LocationTable
 
 TABLES = ("locations", "ledgers", "files", "meta")
 INDEX_FORMAT_VERSION = 1
@@ -68,6 +83,8 @@ META_INSTANCE = b"instance_id"
 META_CLEAN = b"clean"
 META_BOOT_ID = b"boot_id"
 META_INTEGRITY = b"needs_integrity_check"
+META_MISSING_FILES = b"missing_files"
+"""Numbers of files that were found missing with live bytes; their loss is no new doubt."""
 
 INTEGRITY_SOUND = b"sound"
 INTEGRITY_SUSPECT = b"suspect"
@@ -115,7 +132,7 @@ class SealedFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Committed:
+class CommitResult:
     """What the transaction found."""
 
     counts: dict[int, tuple[int, int]]
@@ -125,14 +142,16 @@ class Committed:
     pages: int
     deletions_left: bool
     """Whether pages of deleted ledgers are left for a later transaction."""
+    thinned: Sequence[int] = ()
+    """Deleted ledgers that lost pages."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointChange:
     """Everything that one index transaction does.
 
-    Without a mark it is a portion of a rebuild: the index is none before the last one, which brings
-    the mark and the format.
+    Without a mark it is a batch of a rebuild. A start does not accept the index before the last
+    batch, which brings the mark and the format.
     """
 
     mark: Mark | None
@@ -141,6 +160,8 @@ class CheckpointChange:
     removed_files: Sequence[int] = ()
     """Files that were unlinked; their rows go."""
     meta: dict[bytes, bytes] = field(default_factory=dict)
+    newest_journal: int = 0
+    """The journal file that was being written when the rows were taken, if it is not the mark's."""
 
 
 class Index:
@@ -148,6 +169,9 @@ class Index:
 
     def __init__(self, store: KeyValueStore) -> None:
         self.store = self._store = CountedStore(store)
+        self._files: _Files | None = None
+        self.cached_pages = CachedPages()
+        """For the event loop, which never reads the store itself."""
 
     def close(self) -> None:
         """Close the store."""
@@ -167,7 +191,7 @@ class Index:
             return txn.get("meta", name)
 
     def needs_integrity_check(self) -> bool:
-        """Whether damage was found and nobody has checked since; any doubtful value means yes."""
+        """True if damage was found and not checked since; any doubtful value means yes."""
         return self.integrity() != INTEGRITY_SOUND
 
     def integrity(self) -> bytes:
@@ -192,7 +216,7 @@ class Index:
         if data is None:
             return False
         if not data.isdigit():
-            raise CorruptionError(f"the index has the format {data!r}, which is none")
+            raise CorruptionError(f"the index has the unknown format {data!r}")
         version = int(data)
         if version > INDEX_FORMAT_VERSION:
             raise NewerFormatError(
@@ -206,19 +230,17 @@ class Index:
             data = txn.get("ledgers", ledger_key(ledger_id))
         return None if data is None else decode_ledger_row(ledger_id, data)
 
-    def ledger_since(self, ledger_id: int, deleted_after_ms: int) -> LedgerIndexRow | None:
-        """The row of one ledger, unless it was deleted earlier than that and is gone.
-
-        As long as pages of it are left to be removed, it is remembered however long ago it was.
-        """
-        return self.ledgers_since([ledger_id], deleted_after_ms)[0]
-
-    def ledgers_since(
-        self, ledger_ids: Sequence[int], deleted_after_ms: int
-    ) -> list[LedgerIndexRow | None]:
-        """For each of these ledgers what `ledger_since` gives."""
+    def rows_of(self, ledger_ids: Sequence[int]) -> list[LedgerIndexRow | None]:
+        """The row of each of these ledgers; raises like `row_of`."""
         with self._store.read() as txn:
-            return [row_since(txn, ledger_id, deleted_after_ms) for ledger_id in ledger_ids]
+            return [row_of(txn, ledger_id) for ledger_id in ledger_ids]
+
+    def find_forgettable(
+        self, after: int, count_max: int, before_file: int
+    ) -> tuple[list[int], int]:
+        """Deleted ledgers above `after` whose rows may go, see `tombstones.find_due`."""
+        with self._store.read() as txn:
+            return find_due(txn, after, count_max, Limits.of(_files(txn), before_file))
 
     def ledgers(self, after: int, count_max: int) -> list[tuple[int, LedgerIndexRow]]:
         """Up to `count_max` rows of ledgers with ids above `after`, ascending."""
@@ -228,7 +250,11 @@ class Index:
         return [(ledger_id, decode_ledger_row(ledger_id, row)) for ledger_id, row in found]
 
     def first_ledger_above(self, after: int) -> int | None:
-        """The lowest id above `after` with a row, damaged or not; FormatError if it is none."""
+        """The lowest id above `after` with a row, damaged or not.
+
+        Raises:
+            FormatError: the key is damaged.
+        """
         with self._store.read() as txn:
             pairs = txn.range("ledgers", ledger_keys_above(after), b"\xff" * 9, 1)
         return parse_ledger_key(pairs[0][0]) if pairs else None
@@ -243,29 +269,20 @@ class Index:
         with self._store.read() as txn:
             return _files(txn)
 
-    def lay_under(self, ledger_id: int, window: Window) -> None:
-        """Put what the index knows of the ledger into an empty `window`.
+    def pages(self, ledger_id: int, first_page: int, last_page: int) -> list[bytes]:
+        """The slots of each of these pages; see `look_up`.
 
         Raises:
-            ChecksumError: a page is damaged; nothing may be concluded from the window.
+            ChecksumError: a page is damaged; nothing may be concluded.
         """
         with self._store.read() as txn:
-            look_up(txn, ledger_id, window)
-
-    def place(self, ledger_id: int, entry_id: int) -> tuple[int, int, int] | None:
-        """File, offset and size of one entry; None if the index does not have it.
-
-        Raises:
-            ChecksumError: its page is damaged; nothing may be concluded.
-        """
-        with self._store.read() as txn:
-            return look_up_one(txn, ledger_id, entry_id)
+            return look_up(txn, ledger_id, first_page, last_page)
 
     def must_have(self, ledger_id: int, entry_id: int) -> bool:
         """Whether the entry has to be in a page: its ledger has one for each id around it.
 
-        To be asked when it was found nowhere: then its page was lost. A ledger that is striped over
-        more bookies than have each entry does not tell.
+        Ask this if the entry was not found: if it is True, its page was lost. It stays False for a
+        ledger that is striped over more bookies than hold each entry.
 
         Raises:
             CorruptionError: the row of the ledger is damaged.
@@ -323,26 +340,26 @@ class Index:
 
     # --- writing -------------------------------------------------------------------------
 
-    def commit(self, change: CheckpointChange) -> Committed:
+    def commit(self, change: CheckpointChange) -> CommitResult:
         """Apply `change` in one durable transaction.
 
         Raises:
             DiskFullError: no room; nothing happened and the change may be tried again.
             OSError: the store failed; what is on disk is unknown and the process must end.
-            CorruptionError: a page or row that had to be changed is damaged; nothing happened.
+            CorruptionError: a page or row that had to be changed is damaged, or the mark would
+                move back; nothing happened.
         """
         with self._store.write() as txn:
-            transaction = _Commit(txn)
             before = txn.get("meta", META_MARK)
-            assert before is None or (
-                change.mark is not None and _position(decode_mark(before)) <= _position(change.mark)
-            ), "the mark never moves back"
+            _require_progress(before, change.mark)
+            transaction = _Commit(txn, self._all_files(txn), _held_in(before, change))
             for sealed in change.sealed:
                 transaction.seal(sealed)
             transaction.apply(sorted(change.ledgers, key=lambda item: item.ledger_id))
-            deletions_left = delete_pages(txn, transaction.slots)
+            files = self._all_files().rows | transaction.files
+            thinned, deletions_left = delete_pages(txn, transaction.slots, files)
             for number in change.removed_files:
-                transaction.files.pop(number, None)
+                transaction.files[number] = None
                 txn.delete("files", file_key(number))
             for name, value in change.meta.items():
                 txn.put("meta", name, value)
@@ -352,13 +369,15 @@ class Index:
                 txn.put("meta", META_FORMAT, str(INDEX_FORMAT_VERSION).encode())
                 txn.put("meta", META_MARK, encode_mark(change.mark))
                 dead = transaction.dead_files(change.mark)
-        return Committed(transaction.counts, dead, transaction.pages, deletions_left)
+        self._all_files().update(transaction.files)
+        return CommitResult(transaction.counts, dead, transaction.pages, deletions_left, thinned)
 
     def clear(self) -> None:
         """Empty all tables, for a rebuild that starts anew; raises like `commit`.
 
         The format goes first: from then on this is no index.
         """
+        self._files = None
         with self._store.write() as txn:
             txn.delete("meta", META_FORMAT)
             txn.delete("meta", META_MARK)
@@ -371,22 +390,39 @@ class Index:
                         txn.delete(name, key)
                 left = len(pairs) == PAGES_CLEARED_MAX
 
-    def relocate(self, change: Relocation, *, is_last: bool = True) -> Committed:
+    def forget_deleted(self, ledger_ids: Sequence[int], before_file: int) -> int:
+        """Remove rows of deleted ledgers that may go; durable; returns how many went.
+
+        Raises like `commit`.
+        """
+        with self._store.write() as txn:
+            data = txn.get("meta", META_MARK)
+            if data is None:
+                raise CorruptionError("the index has lost its mark")
+            at = decode_mark(data).file_number
+            limits = Limits.of(self._all_files(txn).rows, min(before_file, at))
+            return forget(txn, ledger_ids, limits, at)
+
+    def relocate(self, change: Relocation, *, is_last: bool = True) -> CommitResult:
         """Register a log and point the slots to it that still point where its entries were.
 
         One durable transaction; raises like `commit`. The mark stays. Before a log's last one no
         file counts as dead: the log itself may still be without a live byte.
         """
         with self._store.write() as txn:
-            transaction = _Commit(txn)
+            transaction = _Commit(txn, self._all_files(txn))
             data = txn.get("meta", META_MARK)
-            assert data is not None, "entries are only moved in an index that was committed"
+            if data is None:
+                raise CorruptionError("the index has lost its mark")
             transaction.seal(SealedFile(change.number, FileKind.ENTRY_LOG, change.size_bytes))
+            for ledger_id in change.deleted:
+                note_held(txn, ledger_id, HeldIn(logs=(change.number, change.number)))
             for entries in change.moved:
                 transaction.move(entries, change.number)
             transaction.write_files()
             dead = transaction.dead_files(decode_mark(data)) if is_last else ()
-        return Committed({}, dead, transaction.pages, deletions_left=False)
+        self._all_files().update(transaction.files)
+        return CommitResult({}, dead, transaction.pages, deletions_left=False)
 
     def put_meta(self, values: dict[bytes, bytes]) -> None:
         """Set values of ``meta`` durably; raises like `commit`."""
@@ -394,14 +430,48 @@ class Index:
             for name, value in values.items():
                 txn.put("meta", name, value)
 
+    def _all_files(self, txn: ReadTransaction | None = None) -> _Files:
+        """The rows of files as the last commit left them; decoded from `txn` the first time."""
+        if self._files is None:
+            self._files = _Files({} if txn is None else _files(txn))
+        return self._files
+
+
+class _Files:
+    """The rows of all files, so that a transaction decodes none. Changed after a commit only."""
+
+    def __init__(self, rows: dict[int, FileRow]) -> None:
+        self.rows: dict[int, FileRow] = {}
+        self.empty: set[int] = set()
+        """Sealed files that no slot points into."""
+        self.update(rows)
+
+    def update(self, changed: Mapping[int, FileRow | None]) -> None:
+        """Take rows that were written; None = the file is gone."""
+        for number, row in changed.items():
+            self.empty.discard(number)
+            if row is None:
+                self.rows.pop(number, None)
+                continue
+            self.rows[number] = row
+            if _is_empty(row):
+                self.empty.add(number)
+
+
+def _is_empty(row: FileRow) -> bool:
+    return row.live_bytes == 0 and row.state is FileState.SEALED
+
 
 class _Commit:
     """One write transaction while it is being made: live bytes and counts follow the slots."""
 
-    def __init__(self, txn: WriteTransaction) -> None:
+    def __init__(self, txn: WriteTransaction, files: _Files, held: HeldIn = NOT_KNOWN) -> None:
+        """`held` are the files that hold what was not in the index before."""
         self._txn = txn
-        self.files = _files(txn)
-        self._files_before = dict(self.files)
+        self._held = held
+        self._before = files
+        self.files: dict[int, FileRow | None] = {}
+        """Rows of files that this transaction changes; None = removed."""
         self.counts: dict[int, tuple[int, int]] = {}
         self.slots = SlotWriter(txn)
 
@@ -411,7 +481,7 @@ class _Commit:
         return self.slots.pages
 
     def seal(self, sealed: SealedFile) -> None:
-        row = self.files.get(sealed.number, FileRow(sealed.kind, FileState.OPEN, 0, 0))
+        row = self._file(sealed.number) or FileRow(sealed.kind, FileState.OPEN, 0, 0)
         self.files[sealed.number] = replace(
             row, kind=sealed.kind, state=FileState.SEALED, size_bytes=sealed.size_bytes
         )
@@ -425,12 +495,16 @@ class _Commit:
         txn = self._txn
         keys = [ledger_key(change.ledger_id) for change in changes]
         old = []
+        deleted: dict[int, HeldIn] = {}
         found = txn.get_many("ledgers", keys)
         for change, data in zip(changes, found, strict=True):
             row = LedgerIndexRow() if data is None else decode_ledger_row(change.ledger_id, data)
             if change.row.deleted_at_ms is not None:
                 if row.entries:
                     note_deletion(txn, change.ledger_id)
+                deleted[change.ledger_id] = (
+                    self._held if row.deleted_at_ms is None else joined(row.held_in, self._held)
+                )
                 row = LedgerIndexRow()
             old.append(row)
         entries, sizes = self.slots.put(
@@ -444,11 +518,17 @@ class _Commit:
         ):
             counts = row.entries + more, row.payload_bytes + larger
             self.counts[change.ledger_id] = counts
-            rows.append((key, encode_ledger_row(change.ledger_id, change.row.counting(*counts))))
+            new = change.row.counting(*counts)
+            if change.ledger_id in deleted:
+                new = replace(new, held_in=deleted[change.ledger_id])
+            rows.append((key, encode_ledger_row(change.ledger_id, new)))
         txn.put_many("ledgers", rows)
 
     def move(self, entries: MovedEntries, number: int) -> None:
         moved, pages = move_slots(self._txn, entries, number)
+        if not moved.all():
+            # The ledger may have been deleted since its entries were copied into the log.
+            note_held(self._txn, entries.ledger_id, HeldIn(logs=(number, number)))
         sizes = entries.sizes[moved]
         self.slots.count_live(entries.old_files[moved], sizes, -1)
         self.slots.count_live(np.full(len(sizes), number, np.uint32), sizes, 1)
@@ -456,22 +536,23 @@ class _Commit:
 
     def dead_files(self, mark: Mark) -> tuple[int, ...]:
         """Sealed files before the file of the mark that no slot points into."""
-        return tuple(
-            number
-            for number, row in sorted(self.files.items())
-            if row.live_bytes == 0 and row.state is FileState.SEALED and number < mark.file_number
-        )
+        empty = self._before.empty - self.files.keys()
+        empty |= {number for number, row in self.files.items() if row and _is_empty(row)}
+        return tuple(sorted(number for number in empty if number < mark.file_number))
 
     def write_files(self) -> None:
         for number, delta in self.slots.live_delta.items():
-            row = self.files.get(number, FileRow(FileKind.JOURNAL, FileState.OPEN, 0, 0))
+            row = self._file(number) or FileRow(FileKind.JOURNAL, FileState.OPEN, 0, 0)
             live = row.live_bytes + delta
             if live < 0:
                 raise CorruptionError(f"file {number} would have {live} live bytes")
             self.files[number] = replace(row, live_bytes=live)
-        for number, row in sorted(self.files.items()):
-            if self._files_before.get(number) != row:
-                self._txn.put("files", file_key(number), encode_file_row(number, row))
+        for number, changed in sorted(self.files.items()):
+            if changed is not None and self._before.rows.get(number) != changed:
+                self._txn.put("files", file_key(number), encode_file_row(number, changed))
+
+    def _file(self, number: int) -> FileRow | None:
+        return self.files[number] if number in self.files else self._before.rows.get(number)
 
 
 def _files(txn: ReadTransaction) -> dict[int, FileRow]:
@@ -479,6 +560,31 @@ def _files(txn: ReadTransaction) -> dict[int, FileRow]:
     pairs = txn.range("files", b"", b"\xff" * 5, 2**31)
     found = ((parse_file_key(key), row) for key, row in pairs)
     return {number: decode_file_row(number, row) for number, row in found}
+
+
+def _require_progress(before: bytes | None, mark: Mark | None) -> None:
+    """Refuse a mark that lies before the committed one: replay would start at the wrong place.
+
+    Raises:
+        CorruptionError: it does.
+    """
+    if before is None:
+        return
+    number, offset = _position(decode_mark(before))
+    if mark is None or _position(mark) < (number, offset):
+        raise CorruptionError(
+            f"the mark of the index is file {number}, offset {offset}, and would move back"
+        )
+
+
+def _held_in(before: bytes | None, change: CheckpointChange) -> HeldIn:
+    """The files that may hold what `change` tells of; not known in a rebuild."""
+    if change.mark is None:
+        return NOT_KNOWN
+    low = 1 if before is None else decode_mark(before).file_number
+    logs = [item.number for item in change.sealed if item.kind == FileKind.ENTRY_LOG]
+    high = max(change.mark.file_number, change.newest_journal)
+    return HeldIn((low, high), (min(logs), max(logs)) if logs else (0, 0))
 
 
 def _position(mark: Mark) -> tuple[int, int]:

@@ -1,8 +1,8 @@
-"""What a boot has read from the files and not yet put into the index.
+"""What a start has read from the files and not yet put into the index.
 
-Entries are kept as columns, and sorted by ledger only when the portion is committed: a block of
-lone appends to many ledgers costs no work per ledger until then. Nothing depends on the order of
-an entry and a record of another type, so the two are kept apart.
+Entries are kept as columns. They are sorted by ledger only when the batch is committed. So a block
+of lone appends to many ledgers costs no work per ledger until then. Entries and records of other
+types are kept apart, because their relative order does not matter.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from bookie.formats.records import (
     LimboRecord,
     LinkRecord,
 )
-from bookie.storage.index import LedgerChange
-from bookie.storage.ledger_state import LedgerState
-from bookie.storage.write_cache import EMPTY_TABLE, LocationTable
+from bookie.storage.index.entry_index import LedgerChange
+from bookie.storage.ledger_state import LocalLedger
+from bookie.storage.memtable import EMPTY_TABLE, LocationTable
 
 LEDGERS_MAX = 100_000
-"""Ledgers after which a portion is full, however few entries it has."""
+"""Ledgers after which a batch is full, however few entries it has."""
 
 StateRecord = LedgerRecord | FenceRecord | LacRecord | DeletedRecord | LimboRecord
 
@@ -36,13 +36,13 @@ LoadRows = Callable[[Sequence[int]], Sequence[LedgerIndexRow | None]]
 """What the index has about some ledgers, one value for each."""
 
 
-class Portion:
+class ReplayBatch:
     """Ledgers and entries, in the order in which the files hold them."""
 
     def __init__(self, load_rows: LoadRows, entries_max: int) -> None:
         self._load_rows = load_rows
         self._entries_max = entries_max
-        self.states: dict[int, LedgerState] = {}
+        self.states: dict[int, LocalLedger] = {}
         self.entries = 0
         self._ledger_ids: list[Ids] = []
         self._ids: list[Ids] = []
@@ -77,7 +77,7 @@ class Portion:
         self._sizes.append(records.sizes.astype(np.uint32))
         self.entries += len(offsets)
 
-    def known_states(self) -> list[LedgerState]:
+    def known_states(self) -> list[LocalLedger]:
         """The state of each ledger of which there is anything, but for what entries say of it."""
         if self._ledger_ids:
             self._make_states(_distinct(np.concatenate(self._ledger_ids)).tolist())
@@ -152,7 +152,7 @@ class Portion:
         new = [ledger_id for ledger_id in dict.fromkeys(ledger_ids) if ledger_id not in self.states]
         for ledger_id, row in zip(new, self._load_rows(new), strict=True):
             # An unknown ledger is created, never skipped: skipping would lose its entries.
-            state = LedgerState(ledger_id, row)
+            state = LocalLedger(ledger_id, row)
             state.exists = True
             self.states[ledger_id] = state
 

@@ -1,13 +1,12 @@
 """The log that a compaction writes: entries sorted by ledger and id, in large records.
 
-It is an entry log like the one that boot writes: its first record is a LINK that names the newest
-file it took entries from, because a rebuild of the index reads it right after that one. The log may
-be numbered above a journal that holds newer copies of the same entries. Beside entries it carries
-what the files it empties say about their ledgers: keys, fences, limbo, explicit LACs and deletions,
-as the index knows them.
+It is an entry log like the one that a start writes. Its first record is a LINK to the newest file
+it took entries from. A rebuild of the index reads it right after that file. Its own number may be
+above that of a journal with newer copies of the same entries. Beside entries it carries what the
+index knows of their ledgers: keys, fences, limbo, explicit LACs and deletions.
 
-A log gets its name once all of it is durable, and counts once the index knows it; before that, a
-boot removes it.
+A log gets its name once all of it is durable. It counts once the index knows it; before that, a
+start removes it.
 """
 
 from __future__ import annotations
@@ -18,35 +17,29 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bookie.env import Disk, Environment, File
+from bookie.env import Disk, Environment, is_disk_full
 from bookie.errors import DiskFullError, FormatError
 from bookie.formats.batch import EntryBatch
 from bookie.formats.blocks import (
-    BLOCK_HEADER_SIZE_BYTES,
     FILE_HEADER_SIZE_BYTES,
-    BlockHeader,
     FileHeader,
     FileKind,
-    block_size_on_disk,
-    body_crc,
-    encode_block_header,
-    padding,
 )
 from bookie.formats.checksum import crc32c
 from bookie.formats.index_rows import LedgerIndexRow
 from bookie.formats.records import encode_entries_head, encode_link
+from bookie.storage.block_file import BlockFile
 from bookie.storage.entry_log import state_records
 from bookie.storage.files import (
-    DISK_FULL_ERRNOS,
     TEMPORARY_SUFFIX,
     create_file,
     file_name,
     publish_file,
     read_header,
 )
-from bookie.storage.relocation import MovedEntries, Relocation
+from bookie.storage.index.relocation import MovedEntries, Relocation
+from bookie.storage.reclaim.live_scan import LiveEntries, batch_of, gather
 from bookie.storage.scan import link_of
-from bookie.storage.survey import LiveEntries, batch_of, gather
 from bookie.storage.window import Buffer
 
 RECORD_PAYLOAD_BYTES_MAX = 1024 * 1024
@@ -55,7 +48,7 @@ BLOCK_BYTES = 1024 * 1024
 """A block ends with the record that reaches this size: one step of the writer."""
 
 BLOCKS_PER_SYNC = 2
-"""The device gets its work in portions, or one long sync would hold up the journal's."""
+"""The device gets its work in batches, or one long sync would hold up the journal's."""
 
 STATE_BYTES_MAX = 192
 """More than `state_records` of one ledger have, its LAC packet aside."""
@@ -64,8 +57,8 @@ _NO_NONCE = bytes(16)
 
 
 @dataclass(frozen=True, slots=True)
-class Harvest:
-    """What goes into one log."""
+class LiveScan:
+    """What live scans of some files found; it goes into one log."""
 
     order: int
     """The newest file that it took entries from."""
@@ -90,12 +83,12 @@ class CompactionLog:
         self._env = environment
         self._directory = directory
         self._header = FileHeader(FileKind.ENTRY_LOG, number, environment.clock.nonce(), alignment)
-        self._end = FILE_HEADER_SIZE_BYTES
-        self._sequence = 0
+        self._size_bytes = 0
         self._body: list[Buffer] = []
         self._body_bytes = 0
         self._records = 0
         self._moved: list[MovedEntries] = []
+        self._deleted: list[int] = []
 
     @property
     def path(self) -> str:
@@ -105,9 +98,10 @@ class CompactionLog:
     @property
     def relocation(self) -> Relocation:
         """What was moved; complete once all steps are done."""
-        return Relocation(self._header.number, self.path, self._end, self._moved)
+        number, path = self._header.number, self.path
+        return Relocation(number, path, self._size_bytes, self._moved, self._deleted)
 
-    def steps(self, harvest: Harvest) -> Generator[int, None, None]:
+    def steps(self, scanned: LiveScan) -> Generator[int, None, None]:
         """Write, sync and publish the log; yields the bytes of each step. Blocking.
 
         Closed early, or after an error, it leaves nothing behind.
@@ -119,22 +113,24 @@ class CompactionLog:
         disk = self._env.disk
         self._env.failpoints.hit("compaction.before_write")
         file = create_file(
-            disk, self._directory, self._header, harvest.size_bytes_max, publish=False
+            disk, self._directory, self._header, scanned.size_bytes_max, publish=False
         )
         published = False
         try:
-            for blocks, size in enumerate(self._blocks(file, harvest), 1):
+            written = BlockFile(file, self._header)
+            for blocks, size in enumerate(self._blocks(written, scanned), 1):
                 if blocks % BLOCKS_PER_SYNC == 0:
                     file.fdatasync()
                 yield size
-            file.truncate(self._end)
+            self._size_bytes = written.end
+            file.truncate(written.end)
             file.fdatasync()
             self._env.failpoints.hit("compaction.after_log_written")
             publish_file(disk, self._directory, self._header)
             published = True
             self._env.failpoints.hit("compaction.after_log_renamed")
         except OSError as error:
-            if error.errno in DISK_FULL_ERRNOS:
+            if is_disk_full(error):
                 raise DiskFullError("no room for the log of a compaction") from error
             raise
         finally:
@@ -142,24 +138,28 @@ class CompactionLog:
             if not published:
                 disk.unlink(self.path + TEMPORARY_SUFFIX)
 
-    def _blocks(self, file: File, harvest: Harvest) -> Iterator[int]:
-        self._add([encode_link(harvest.order, _NO_NONCE, 0)], 1)
-        for ledger_id, row in harvest.rows:
+    def _blocks(self, file: BlockFile, scanned: LiveScan) -> Iterator[int]:
+        self._add([encode_link(scanned.order, _NO_NONCE, 0)], 1)
+        for ledger_id, row in scanned.rows:
+            if row.deleted_at_ms is not None:
+                self._deleted.append(ledger_id)
             records = state_records(ledger_id, row)
             self._add(records, len(records))
             if self._body_bytes >= BLOCK_BYTES:
                 yield self._write(file)
-        for batch, files, places in sorted_batches(harvest.live):
-            self._entries(batch, files, places)
+        for batch, files, places in sorted_batches(scanned.live):
+            self._entries(batch, files, places, file.body_offset)
             if self._body_bytes >= BLOCK_BYTES:
                 yield self._write(file)
         if self._body:
             yield self._write(file)
 
-    def _entries(self, batch: EntryBatch, files: np.ndarray, places: np.ndarray) -> None:
+    def _entries(
+        self, batch: EntryBatch, files: np.ndarray, places: np.ndarray, body_offset: int
+    ) -> None:
         head = encode_entries_head(batch, crc32c(batch.payload), recovery=False)
         sizes = np.asarray(batch.sizes, np.uint32)
-        begin = self._end + BLOCK_HEADER_SIZE_BYTES + self._body_bytes + len(head)
+        begin = body_offset + self._body_bytes + len(head)
         offsets = np.cumsum(sizes, dtype=np.int64) - sizes + begin
         self._moved.append(
             MovedEntries(
@@ -178,24 +178,9 @@ class CompactionLog:
         self._body_bytes += sum(map(len, buffers))
         self._records += records
 
-    def _write(self, file: File) -> int:
-        self._sequence += 1
-        header = self._header
-        head = encode_block_header(
-            header.nonce,
-            BlockHeader(
-                sequence=self._sequence,
-                # The log is published only when all of it is durable.
-                durable_upto=self._end,
-                body_length=self._body_bytes,
-                record_count=self._records,
-                body_crc=body_crc(header.nonce, self._sequence, self._body),
-            ),
-        )
-        length = BLOCK_HEADER_SIZE_BYTES + self._body_bytes
-        file.pwritev([head, *self._body, padding(length, header.alignment)], self._end)
-        size = block_size_on_disk(self._body_bytes, header.alignment)
-        self._end += size
+    def _write(self, file: BlockFile) -> int:
+        # All of it counts as durable: the log has no name before that is true.
+        size = file.write(file.encode(self._body, self._records, file.end))
         self._body, self._body_bytes, self._records = [], 0, 0
         return size
 
@@ -245,7 +230,7 @@ def _records(items: list[LiveEntries]) -> Iterator[tuple[EntryBatch, np.ndarray,
 
 
 def order_of(disk: Disk, number: int, path: str) -> int:
-    """The newest file whose entries this one holds: itself, unless a compaction wrote it."""
+    """The newest file whose entries this file holds: itself, unless a compaction wrote it."""
     file = disk.open(path)
     try:
         header = read_header(file)
@@ -254,7 +239,7 @@ def order_of(disk: Disk, number: int, path: str) -> int:
         link = link_of(file, header)
         return number if link is None else link.predecessor_number
     except FormatError:
-        # Damage, which whoever reads the file will find and report.
+        # Damage: the scan of the file will find and report it.
         return number
     finally:
         file.close()

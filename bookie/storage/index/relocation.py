@@ -40,19 +40,22 @@ class Relocation:
     path: str
     size_bytes: int
     moved: Sequence[MovedEntries]
+    deleted: Sequence[int] = ()
+    """Ledgers of which the log says that they are deleted."""
 
     def parts(self, entries_max: int) -> Iterator[Relocation]:
         """The same in parts of about so many entries; at least one part."""
         part: list[MovedEntries] = []
-        entries = 0
+        entries, deleted = 0, self.deleted
         for item in self.moved:
             part.append(item)
             entries += len(item.ids)
             if entries >= entries_max:
-                yield replace(self, moved=part)
-                part, entries = [], 0
+                yield replace(self, moved=part, deleted=deleted)
+                # The first part has told of all deletions.
+                part, entries, deleted = [], 0, ()
         if part or not self.moved:
-            yield replace(self, moved=part)
+            yield replace(self, moved=part, deleted=deleted)
 
 
 @dataclass(frozen=True, slots=True)

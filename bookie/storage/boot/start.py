@@ -1,11 +1,16 @@
-"""Starting the engine: from whatever the last process left to a state that may serve.
+"""The start of the engine: from what the last process left to a state that may serve.
 
-The order is what makes it safe. Temporary files go; the kernel's copies of the index and of the
-journals are dropped, so that reads show what the device has; the index is opened, or rebuilt from
-the files when it is lost or damaged; the journal is replayed from the mark; a new journal file is
-made; one transaction commits all of it. A crash anywhere before that commit leaves a state from
-which the next boot does the same work again. The caller has locked the directories and checked the
-cookies before.
+The order makes it safe:
+
+1. temporary files go;
+2. the kernel's copies of the index and the journals are dropped, so that reads show the device;
+3. the index is opened, or rebuilt from the files if it is lost or damaged;
+4. the journal is replayed from the mark;
+5. a new journal file is made;
+6. one transaction commits all of it.
+
+After a crash before that commit, the next start does the same work again. The caller has locked the
+directories and checked the cookies before.
 """
 
 from __future__ import annotations
@@ -18,7 +23,7 @@ from functools import partial
 from typing import TypeVar
 
 from bookie.config import StorageSettings
-from bookie.env import Environment
+from bookie.env import Environment, is_disk_full
 from bookie.errors import (
     ConfigurationError,
     CookieError,
@@ -29,16 +34,16 @@ from bookie.errors import (
 )
 from bookie.formats.blocks import FILE_HEADER_SIZE_BYTES, FileHeader, FileKind
 from bookie.formats.index_rows import FileRow, FileState, Mark
+from bookie.storage.boot.replay import Replay, ReplayOutcome
+from bookie.storage.boot.replay_batch import ReplayBatch
 from bookie.storage.directories import Directories
 from bookie.storage.files import (
-    DISK_FULL_ERRNOS,
     TEMPORARY_SUFFIX,
     FileTable,
     file_name,
     parse_file_name,
 )
-from bookie.storage.first_journal import create_first_journal, remove_unused
-from bookie.storage.index import (
+from bookie.storage.index.entry_index import (
     INDEX_FORMAT_VERSION,
     INTEGRITY_SOUND,
     INTEGRITY_SUSPECT,
@@ -48,17 +53,17 @@ from bookie.storage.index import (
     META_FORMAT,
     META_INSTANCE,
     META_INTEGRITY,
+    META_MISSING_FILES,
     CheckpointChange,
-    Committed,
+    CommitResult,
     Index,
     SealedFile,
 )
-from bookie.storage.index_place import open_index
-from bookie.storage.journal import JournalWriter
-from bookie.storage.ledger_state import LedgerState, highest_id
-from bookie.storage.page_walk import first_ledger_with_pages
-from bookie.storage.portion import Portion
-from bookie.storage.replay import Replay, ReplayOutcome
+from bookie.storage.index.opening import open_index
+from bookie.storage.index.page_walk import first_ledger_with_pages
+from bookie.storage.journal.first_file import create_first_journal, remove_unused
+from bookie.storage.journal.group_commit import JournalWriter
+from bookie.storage.ledger_state import LocalLedger, highest_id
 
 T = TypeVar("T")
 
@@ -98,17 +103,11 @@ class Booted:
     next_number: Callable[[], int]
     writer: JournalWriter
     mark: Mark
-    states: dict[int, LedgerState]
+    states: dict[int, LocalLedger]
     indexed_max: int
     """No ledger above it has a row or pages in the index, unless `states` have it."""
     dead_files: tuple[int, ...]
     report: BootReport
-
-
-def deleted_after_ms(environment: Environment, settings: StorageSettings) -> int:
-    """Ledgers deleted before this moment are forgotten, in milliseconds since 1970."""
-    retention_ms = round(settings.deleted_ledger_retention_seconds * 1000)
-    return environment.clock.now_ms() - retention_ms
 
 
 class Boot:
@@ -129,6 +128,8 @@ class Boot:
         self._identity = identity
         self._advance = advance
         self._corrupt: list[str] = []
+        self._missing: list[bytes] = []
+        """Numbers of missing files with live bytes, those that an earlier start told included."""
         self._clean = False
         self._next_number: Callable[[], int] = itertools.count(1).__next__
 
@@ -143,12 +144,10 @@ class Boot:
         """
         try:
             return self._run()
-        except OSError as error:
-            if error.errno in DISK_FULL_ERRNOS:
+        except (OSError, DiskFullError) as error:
+            if is_disk_full(error):
                 raise ConfigurationError(self._full(error)) from error
             raise StorageFailedError(f"a disk failed during the start: {error}") from error
-        except DiskFullError as error:
-            raise ConfigurationError(self._full(error)) from error
 
     def _full(self, error: Exception) -> str:
         rooms = (
@@ -191,11 +190,11 @@ class Boot:
         self._check_identity(index)
         rows = index.files()
         journals, logs = self._files_on_disk()
-        self._start_numbers(rows, journals, logs)
+        self._start_numbers(rows, journals, logs, index.mark())
         if not rebuilt:
             remove_unused(self._env.disk, journals, index.mark())
         outcome = self._outcome(index, rows, journals, logs, rebuilt=rebuilt)
-        # Portions that were committed meanwhile have rows and logs, whichever attempt made them.
+        # Batches that were committed meanwhile have rows and logs, whichever attempt made them.
         rows = index.files()
         journals, logs = self._files_on_disk()
         # Both: a ledger whose row is lost is no new one.
@@ -203,14 +202,14 @@ class Boot:
         indexed_max = max(highest_id(index.first_ledger_above), highest_id(paged))
         integrity = INTEGRITY_SUSPECT if self._corrupt or rebuilt else index.integrity()
         if self._corrupt:
-            # What told of the damage may not tell it again when another journal follows.
+            # A later start may not find the damage again, once another journal follows.
             self._with_reserve(lambda: index.put_meta({META_INTEGRITY: integrity}))
         writer, mark = self._new_journal(outcome)
         removed = [number for number in rows if number not in journals and number not in logs]
         self._env.failpoints.hit("boot.before_commit")
         change = CheckpointChange(
             mark=mark,
-            ledgers=outcome.portion.changes(),
+            ledgers=outcome.batch.changes(),
             sealed=[*outcome.sealed, *self._forgotten(rows, journals, outcome)],
             removed_files=[number for number in removed if rows[number].live_bytes == 0],
             meta={
@@ -219,11 +218,12 @@ class Boot:
                 META_CLEAN: b"0",
                 META_BOOT_ID: self._env.clock.boot_id().encode(),
                 META_INTEGRITY: integrity,
+                META_MISSING_FILES: b" ".join(self._missing),
             },
         )
         committed = self._commit_last(index, change, writer)
         self._env.failpoints.hit("boot.after_commit")
-        states = outcome.portion.states
+        states = outcome.batch.states
         for state in states.values():
             state.entries, state.payload_bytes = committed.counts[state.ledger_id]
         self._give_back(outcome, journals)
@@ -258,8 +258,8 @@ class Boot:
     def _has_strange_files(self, index: Index) -> bool:
         """Whether there are logs, or journals up to the mark, that the index has no row of.
 
-        Such a file was never committed, or holds nothing alive, and goes: but if a page names it,
-        its row was lost. Only a look at all pages tells, so it is taken only then.
+        Such a file was never committed or holds nothing alive, and goes. But if a page names it,
+        its row was lost. So the start looks at all pages before.
         """
         rows, mark = index.files(), index.mark()
         journals, logs = self._files_on_disk()
@@ -275,13 +275,14 @@ class Boot:
 
     def _open_index(self) -> tuple[Index, bool]:
         """The index, and whether it has to be rebuilt."""
+        trusted = self._dirs.take_stopped()
         data = os.path.join(self._dirs.index, "data.mdb")
         if "data.mdb" in self._env.disk.names(self._dirs.index):
             file = self._env.disk.open(data, writable=True)
             file.drop_cache()
             file.close()
         try:
-            index = self._try_open()
+            index = self._try_open(trusted=trusted)
         except CorruptionError as error:
             return self._new_index(error), True
         try:
@@ -311,8 +312,8 @@ class Boot:
         self._dirs.set_index_aside(f"damaged-{self._env.clock.now_ms()}")
         return self._try_open()
 
-    def _try_open(self) -> Index:
-        return open_index(self._env, self._settings, self._dirs)
+    def _try_open(self, *, trusted: bool = False) -> Index:
+        return open_index(self._env, self._settings, self._dirs, trusted=trusted)
 
     def _verify(self, index: Index) -> tuple[Index, bool]:
         """Walk every page; a damaged index is set aside, to be rebuilt."""
@@ -352,9 +353,15 @@ class Boot:
         )
 
     def _start_numbers(
-        self, rows: dict[int, FileRow], journals: dict[int, str], logs: dict[int, str]
+        self,
+        rows: dict[int, FileRow],
+        journals: dict[int, str],
+        logs: dict[int, str],
+        mark: Mark | None,
     ) -> None:
-        highest = max([0, *rows, *journals, *logs])
+        # The file of the mark may have lost both its row and its place.
+        named = 0 if mark is None else mark.file_number
+        highest = max([named, *rows, *journals, *logs])
         self._next_number = itertools.count(highest + 1).__next__
 
     def _outcome(
@@ -369,16 +376,24 @@ class Boot:
         if rebuilt:
             return self._replay(index).rebuild(sorted([*journals.items(), *logs.items()]))
         self._remove_unknown_logs(rows, logs)
+        self._missing, known = [], []
+        if index.integrity() != INTEGRITY_SUSPECT:
+            # The ledgers that a known loss is about are in limbo, or whole without the file.
+            known = (index.meta(META_MISSING_FILES) or b"").split()
         for number, row in rows.items():
             if row.live_bytes and number not in journals and number not in logs:
-                self._corrupt.append(f"file {number} is missing, with {row.live_bytes} live bytes")
+                self._missing.append(b"%d" % number)
+                if b"%d" % number not in known:
+                    self._corrupt.append(
+                        f"file {number} is missing, with {row.live_bytes} live bytes"
+                    )
         mark = index.mark()
         if mark is not None and mark.file_number not in journals:
             self._corrupt.append(f"the journal file {mark.file_number} of the mark is missing")
         try:
             return self._replay_from_mark(index, journals)
         except (DiskFullError, OSError) as error:
-            if not isinstance(error, DiskFullError) and error.errno not in DISK_FULL_ERRNOS:
+            if not is_disk_full(error):
                 raise
             self._dirs.release_reserve()
             self._remove_temporary()
@@ -392,7 +407,7 @@ class Boot:
             self._env.disk.unlink(logs.pop(number))
 
     def _replay_from_mark(self, index: Index, journals: dict[int, str]) -> ReplayOutcome:
-        """Replay what the index does not have; portions move the mark."""
+        """Replay what the index does not have; batches move the mark."""
         mark = index.mark()
         wanted = [
             (number, path)
@@ -404,22 +419,17 @@ class Boot:
     def _replay(self, index: Index) -> Replay:
         return Replay(
             self._env,
-            # With the eyes of the engine that accepted the entries: to it a ledger that was
-            # deleted long ago was a new one.
-            partial(
-                index.ledgers_since,
-                deleted_after_ms=deleted_after_ms(self._env, self._settings),
-            ),
+            index.rows_of,
             self._next_number,
             self._dirs.logs,
             self._settings,
-            partial(self._commit_portion, index),
+            partial(self._commit_batch, index),
             self._corrupt,
             self._advance,
         )
 
-    def _commit_portion(
-        self, index: Index, portion: Portion, sealed: list[SealedFile], mark: Mark | None
+    def _commit_batch(
+        self, index: Index, batch: ReplayBatch, sealed: list[SealedFile], mark: Mark | None
     ) -> None:
         """Part of a long replay (then with a mark, like a checkpoint) or of a rebuild (without)."""
         self._env.failpoints.hit("boot.before_commit")
@@ -427,14 +437,14 @@ class Boot:
         if self._corrupt or mark is None:
             # A later start does not come by the damage again.
             meta[META_INTEGRITY] = INTEGRITY_SUSPECT
-        change = CheckpointChange(mark, portion.changes(), sealed, meta=meta)
+        change = CheckpointChange(mark, batch.changes(), sealed, meta=meta)
         self._with_reserve(lambda: index.commit(change))
         self._env.failpoints.hit("boot.after_commit")
 
     def _forgotten(
         self, rows: dict[int, FileRow], journals: dict[int, str], outcome: ReplayOutcome
     ) -> list[SealedFile]:
-        """Older journals that the index does not know, or knows as growing: they ended."""
+        """Older journals that the index does not know, or knows as growing; they have ended."""
         replayed = {item.number for item in outcome.sealed}
         return [
             SealedFile(number, FileKind.JOURNAL, self._size_of(path))
@@ -468,11 +478,13 @@ class Boot:
         path = os.path.join(self._dirs.journal, file_name(FileKind.JOURNAL, number))
         return writer, writer.start(header, file, path, size, outcome.predecessor)
 
-    def _commit_last(self, index: Index, change: CheckpointChange, w: JournalWriter) -> Committed:
+    def _commit_last(
+        self, index: Index, change: CheckpointChange, w: JournalWriter
+    ) -> CommitResult:
         try:
             return self._with_reserve(lambda: index.commit(change))
         except DiskFullError:
-            # Nothing happened: nobody knows the new file, and the next start makes another.
+            # The index does not know the new file, and the next start makes another.
             w.close()
             self._env.disk.unlink(w.current.path)
             raise

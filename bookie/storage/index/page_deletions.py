@@ -1,18 +1,22 @@
 """Ledgers whose pages are on their way out of the index: a name of ``meta`` for each of them.
 
-The name holds the ledger's key, and what it names loses its pages, so a damaged name must not be
-believed. Its value is a CRC32C of the name (empty in what an older version wrote), and pages go
-only if the row of the ledger, which has a checksum of its own, says that it was deleted. The row
-says so for as long as there is such a name: one transaction writes both, and nobody makes the
-ledger anew before the name is gone.
+The name holds the ledger's key. A damaged name must not be believed, because the ledger that it
+names loses its pages. So the value is a CRC32C of the name (empty if an older version wrote it).
+Pages go only if the ledger's row, which has its own checksum, says that the ledger was deleted. One
+transaction writes row and name, and the row stays at least as long as the name.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
 
 from bookie.env import ReadTransaction, WriteTransaction
 from bookie.errors import ChecksumError, CorruptionError
 from bookie.formats.checksum import crc32c
 from bookie.formats.index_rows import (
+    FileRow,
     LedgerIndexRow,
     decode_ledger_row,
     is_row,
@@ -21,7 +25,8 @@ from bookie.formats.index_rows import (
 )
 from bookie.formats.pages import decode_pages, page_key
 from bookie.ids import MAX_ID
-from bookie.storage.slot_writer import SlotWriter
+from bookie.storage.index.slot_writer import SlotWriter
+from bookie.storage.index.tombstones import held_in, note_held
 
 META_DELETING = b"deleting/"
 """The names of deleted ledgers with pages left begin with it, the key of the ledger follows."""
@@ -45,15 +50,15 @@ def note_deletion(txn: WriteTransaction, ledger_id: int) -> None:
 
 
 def deletions(txn: ReadTransaction, count_max: int) -> list[tuple[bytes, bytes]]:
-    """Names and values of deleted ledgers with pages left, and whatever is left of such a name.
+    """Names and values of deleted ledgers with pages left; also names that are damaged.
 
-    A name that was cut stands before all that are whole.
+    A name that was cut stands before all whole ones.
     """
     return txn.range("meta", META_DELETING[:2], _END, count_max)
 
 
 def deleted_ledger(txn: ReadTransaction, name: bytes, value: bytes) -> int:
-    """The ledger whose pages are to go, as `deletions` tells it.
+    """The ledger whose pages are to go, as `page_deletions` tells it.
 
     Raises:
         CorruptionError: it is not sure that this ledger was deleted.
@@ -75,13 +80,12 @@ def check_deletions(txn: ReadTransaction) -> None:
         deleted_ledger(txn, name, value)
 
 
-def row_since(txn: ReadTransaction, ledger_id: int, deleted_after_ms: int) -> LedgerIndexRow | None:
-    """The row of a ledger, unless it was deleted earlier than that and has no pages left.
+def row_of(txn: ReadTransaction, ledger_id: int) -> LedgerIndexRow | None:
+    """The row of a ledger, which may say that it was deleted.
 
     Raises:
-        CorruptionError: the row is damaged, or its key is, or there is none of a ledger that has
-            pages: taken for a new one, it would deny its entries, forget its fence, and write over
-            its pages.
+        CorruptionError: the row or its key is damaged, or a ledger with pages has no row. Taken for
+            a new one, it would deny its entries, forget its fence and write over its pages.
     """
     key = ledger_key(ledger_id)
     data = txn.get("ledgers", key)
@@ -90,36 +94,40 @@ def row_since(txn: ReadTransaction, ledger_id: int, deleted_after_ms: int) -> Le
         for near, value in txn.around("ledgers", key):
             if is_row(key, value):
                 raise ChecksumError(f"the row of ledger {ledger_id} has the key {near.hex()}")
-    row = None if data is None else decode_ledger_row(ledger_id, data)
-    if row is not None and (row.deleted_at_ms is None or row.deleted_at_ms >= deleted_after_ms):
-        return row
-    if row is not None and txn.get("meta", META_DELETING + key) is not None:
-        return row
+    if data is not None:
+        return decode_ledger_row(ledger_id, data)
     if txn.range("locations", page_key(ledger_id, 0), page_key(ledger_id + 1, 0), 1):
         raise CorruptionError(f"ledger {ledger_id} has pages in the index, but no row")
     return None
 
 
-def delete_pages(txn: WriteTransaction, slots: SlotWriter) -> bool:
-    """Remove pages of deleted ledgers, a bounded number; whether some are left.
+def delete_pages(
+    txn: WriteTransaction, slots: SlotWriter, files: Mapping[int, FileRow | None]
+) -> tuple[list[int], bool]:
+    """Remove pages of deleted ledgers, a bounded number; whose, and whether some are left.
+
+    The rows of the ledgers name the files that the pages named; `files` tell their kinds.
 
     Raises:
         CorruptionError: a name or a page is damaged, or a ledger was not deleted.
     """
     budget = PAGES_DELETED_MAX
     pending = deletions(txn, DELETIONS_PER_COMMIT)
+    thinned = []
     for name, value in pending:
         ledger_id = deleted_ledger(txn, name, value)
         start, stop = page_key(ledger_id, 0), page_key(ledger_id, MAX_ID)
         pairs = txn.range("locations", start, stop, budget)
         if pairs:
+            thinned.append(ledger_id)
             used = decode_pages(pairs)[1].reshape(-1, 3)
             used = used[used[:, 2] > 0]
             slots.count_live(used[:, 0], used[:, 2], -1)
             for key, _ in pairs:
                 txn.delete("locations", key)
+            note_held(txn, ledger_id, held_in(np.unique(used[:, 0]).tolist(), files))
             budget -= len(pairs)
             if budget <= 0:
-                return True
+                return thinned, True
         txn.delete("meta", name)
-    return len(pending) == DELETIONS_PER_COMMIT
+    return thinned, len(pending) == DELETIONS_PER_COMMIT

@@ -1,8 +1,8 @@
 """The journal: group commit by one thread that takes all that is queued.
 
-The thread writes one block with everything it found in its queue, syncs it once, and hands one
-completion back to the event loop; while it waits for the device, the next group gathers. Order is
-the order of submission: whatever was submitted before a fence is in the journal before it.
+The thread writes one block with everything in its queue, syncs it once, and hands one completion
+back to the event loop. While it waits for the device, the next group gathers. Requests are written
+in the order of submission: what was submitted before a fence stands before it in the journal.
 
 What a completion means, by kind and flag:
 
@@ -13,13 +13,13 @@ APPEND     yes               the records are durable
 APPEND     no                the records are written (readable, not durable)
 FORCE      any               everything submitted before it is durable
 BARRIER    any               as FORCE; it ends its block, and `mark` is that end
-VOUCH      any               as FORCE; an empty block that says so is durable as well
+MARKER     any               as FORCE; an empty block that says so is durable as well
 ROLL       any               as FORCE; what comes after it goes into a new file, if there is room
 =========  ================  =================================================================
 
-`durable_upto` advances only by fdatasync of the file, never by a flag of a single write, because
-such a flag syncs only its own range. A failed write or sync is never retried: the thread ends, the
-engine stops answering, the process exits.
+Only an fdatasync of the file advances `durable_upto`. A flag of a single write does not, because it
+syncs its own range only. The thread never retries a failed write or sync: it ends, the engine stops
+answering, and the process exits.
 """
 
 from __future__ import annotations
@@ -30,23 +30,20 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from bookie.config import StorageSettings
-from bookie.env import Environment, File
+from bookie.env import Environment, File, is_disk_full
 from bookie.errors import BookieError, DiskFullError
 from bookie.formats.blocks import (
     ALIGNMENTS_BYTES,
     BLOCK_HEADER_SIZE_BYTES,
     FILE_HEADER_SIZE_BYTES,
-    BlockHeader,
     FileHeader,
     FileKind,
     block_size_on_disk,
-    body_crc,
-    encode_block_header,
-    padding,
 )
 from bookie.formats.index_rows import Mark
 from bookie.formats.records import encode_link
-from bookie.storage.files import DISK_FULL_ERRNOS, create_file, file_name
+from bookie.storage.block_file import BlockFile
+from bookie.storage.files import create_file, file_name
 from bookie.storage.window import Buffer
 from bookie.telemetry import Metrics
 
@@ -68,7 +65,7 @@ class RequestKind(enum.Enum):
     APPEND = enum.auto()
     FORCE = enum.auto()
     BARRIER = enum.auto()
-    VOUCH = enum.auto()
+    MARKER = enum.auto()
     ROLL = enum.auto()
 
 
@@ -144,6 +141,10 @@ class BlockDone:
 
     requests: list[JournalRequest]
     finished_at: float
+    file_number: int
+    """The file that the journal is in now; the files before it are durable."""
+    durable_upto: int
+    """In that file."""
     rolled: tuple[RolledFile, ...] = ()
     created: tuple[tuple[int, str], ...] = ()
     """Number and path of files that exist since."""
@@ -151,17 +152,14 @@ class BlockDone:
     """What the block took, for the event loop to note: the thread has the next one to write."""
 
 
-@dataclass(slots=True)
-class _OpenJournal:
-    file: File
-    header: FileHeader
+@dataclass(slots=True, kw_only=True)
+class _OpenJournal(BlockFile):
     path: str
     size_bytes: int
     """What is allocated; a write within it needs no new space."""
-    end: int = FILE_HEADER_SIZE_BYTES
     durable_upto: int = FILE_HEADER_SIZE_BYTES
     waits_for_first_block: bool = False
-    """After a roll: if the file ended here, a start would take it for one that was cut off."""
+    """True after a roll: a start would take a file that ends here for one that was cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +193,6 @@ class JournalWriter:
         self._monotonic = environment.clock.monotonic
         self._next_number = next_number
         self._release_reserve = release_reserve
-        self._sequence = 0
         self._link: bytes = b""
         self._rolled: list[RolledFile] = []
         self._created: list[tuple[int, str]] = []
@@ -215,7 +212,7 @@ class JournalWriter:
 
         `size_bytes` of the file are allocated; it grows up to the size of a journal file.
         """
-        self.current = _OpenJournal(file, header, path, size_bytes)
+        self.current = _OpenJournal(file, header, path=path, size_bytes=size_bytes)
         self._is_open = True
         if predecessor is not None:
             self._link = encode_link(predecessor.number, predecessor.nonce, predecessor.end)
@@ -248,8 +245,8 @@ class JournalWriter:
     def close(self, *, in_order: bool = False) -> None:
         """Close the file, giving back what was never used; the worker must have ended.
 
-        Only where the index says that the stop was one `in_order` the file ends with its last
-        block. Else that would mean that another file follows, see `_roll`.
+        Trim to the last block only after a stop `in_order`, which the index notes. Otherwise the
+        missing room would imply that another file follows, see `_roll`.
         """
         if self._is_open:
             journal = self.current
@@ -268,25 +265,34 @@ class JournalWriter:
             accepted = self._make_room(requests)
             size, synced, appends_only = _summary(accepted)
         figures.requests, figures.record_bytes = len(accepted), size
-        vouch = not appends_only and self._vouches(accepted)
-        if vouch:
+        marker = not appends_only and self._wants_marker(accepted)
+        if marker:
             self._sync()
-        if size or vouch:
+        if size or marker:
             self._write(accepted, size)
         if synced:
             self._grow_ahead()
             self._sync()
         if not appends_only:
             self._carry_out(accepted)
-        done = BlockDone(requests, self._monotonic(), figures=figures)
+        current = self.current
+        done = BlockDone(
+            requests,
+            self._monotonic(),
+            current.header.number,
+            current.durable_upto,
+            figures=figures,
+        )
         if self._created:
             done.rolled, self._rolled = tuple(self._rolled), []
             done.created, self._created = tuple(self._created), []
         post(done)
 
-    def _vouches(self, requests: list[JournalRequest]) -> bool:
-        """Whether an empty block is to say that what stands before it is durable."""
-        return self._can_vouch() and any(item.kind is RequestKind.VOUCH for item in requests)
+    def _wants_marker(self, requests: list[JournalRequest]) -> bool:
+        """True if an idle marker is asked for and there is room for it."""
+        return self._has_room_for_marker() and any(
+            item.kind is RequestKind.MARKER for item in requests
+        )
 
     def _carry_out(self, requests: list[JournalRequest]) -> None:
         """What is asked beside records and syncs, once the block is durable."""
@@ -294,42 +300,32 @@ class JournalWriter:
         for request in requests:
             if request.kind is RequestKind.BARRIER:
                 request.mark = Mark(
-                    journal.header.number, journal.end, self._sequence, journal.header.nonce
+                    journal.header.number, journal.end, journal.sequence, journal.header.nonce
                 )
         if any(request.kind is RequestKind.ROLL for request in requests):
-            # Without room the old file goes on; whoever asked finds no new one.
+            # Without room the old file goes on, and the caller finds no new one.
             with suppress(DiskFullError):
                 self._roll(self._first_allocation(0))
 
     def _write(self, requests: list[JournalRequest], size: int) -> None:
         journal = self.current
-        sequence = self._sequence + 1
         buffers: list[Buffer] = [self._link] if self._link else []
         records = len(buffers)
-        position = journal.end + BLOCK_HEADER_SIZE_BYTES + len(self._link)
+        position = journal.body_offset + len(self._link)
         for request in requests:
             request.file_number = journal.header.number
             request.offset = position
             position += request.size_bytes
             records += request.records
             buffers += request.buffers
-        body_length = size + len(self._link)
-        nonce = journal.header.nonce
-        crc = body_crc(nonce, sequence, buffers)
-        header = encode_block_header(
-            nonce, BlockHeader(sequence, journal.durable_upto, body_length, records, crc)
-        )
-        length = BLOCK_HEADER_SIZE_BYTES + body_length
-        rest = padding(length, journal.header.alignment)
+        block = journal.encode(buffers, records, journal.durable_upto)
         hit, figures = self._env.failpoints.hit, self._figures
         hit("journal.before_write")
         began = self._monotonic()
-        journal.file.pwritev([header, *buffers, rest], journal.end)
+        journal.write(block)
         figures.write_seconds += self._monotonic() - began
         hit("journal.after_write")
-        figures.written_bytes += length
-        journal.end += length + len(rest)
-        self._sequence = sequence
+        figures.written_bytes += BLOCK_HEADER_SIZE_BYTES + len(self._link) + size
         self._link = b""
         journal.waits_for_first_block = False
 
@@ -386,10 +382,10 @@ class JournalWriter:
         return size + _BESIDE_RECORDS_BYTES_MAX <= left or self._room_for(size) <= left
 
     def _room_for(self, size: int) -> int:
-        """What a block with records of `size` bytes takes, and the empty one that vouches for it.
+        """What a block with records of `size` bytes takes, and the idle marker behind it.
 
-        The latter must always fit, and leave the room for another one by which a start knows that
-        no file follows.
+        The marker must always fit, and leave room for one more block. A start concludes from that
+        room that no file follows.
         """
         alignment = self.current.header.alignment
         return block_size_on_disk(size + len(self._link), alignment) + 2 * alignment
@@ -397,9 +393,9 @@ class JournalWriter:
     def _grow(self, requests: list[JournalRequest]) -> None:
         """Allocate more of the file, or begin a new one when this one has its full size.
 
-        In steps, because what is allocated and not used yet is lost to everybody else. The new size
-        is durable before a block relies on it: a file that ends inside of a block, or where there
-        should be room behind one, was cut by something else than a crash.
+        In steps, because other files cannot use what is allocated here. The new size is durable
+        before a block relies on it. So a file that ends inside a block, or without room behind the
+        last one, was cut by something other than a crash.
 
         Raises:
             DiskFullError: there is no room; the file is as it was.
@@ -421,7 +417,7 @@ class JournalWriter:
         limit = self._settings.journal_file_bytes_max
         wanted = journal.end + self._settings.block_bytes_max + _LARGEST_ALIGNMENT_BYTES
         if journal.size_bytes < min(wanted, limit) and journal.durable_upto < journal.end:
-            # Without room the file goes on as it is: nobody needs more of it yet.
+            # Without room the file goes on as it is. More of it is not needed yet.
             with suppress(DiskFullError):
                 step = self._settings.journal_allocate_bytes
                 self._allocate(min(journal.size_bytes + step, limit))
@@ -431,7 +427,7 @@ class JournalWriter:
         try:
             journal.file.allocate(journal.size_bytes, size - journal.size_bytes)
         except OSError as error:
-            if error.errno not in DISK_FULL_ERRNOS:
+            if not is_disk_full(error):
                 raise
             journal.file.truncate(journal.size_bytes)
             raise DiskFullError("no room for the journal to grow") from error
@@ -446,15 +442,15 @@ class JournalWriter:
         step = min(settings.journal_allocate_bytes, settings.journal_file_bytes_max)
         return max(step, FILE_HEADER_SIZE_BYTES + needed)
 
-    def _can_vouch(self) -> bool:
+    def _has_room_for_marker(self) -> bool:
         journal = self.current
         return journal.end + self._room_for(0) - journal.header.alignment <= journal.size_bytes
 
     def _roll(self, size_bytes: int) -> None:
         """Go on in a new file; the old one is durable before the new one takes a record.
 
-        So is its end: a file without room behind its last block says that another one follows, even
-        when that one is lost. The new one has its name before.
+        The new file gets its name first. Then the old one is cut behind its last block, durably. So
+        a start knows that another file follows, even when that file is lost.
         """
         self._env.failpoints.hit("journal.before_roll")
         old = self.current
@@ -469,7 +465,14 @@ class JournalWriter:
         old.file.fdatasync()
         old.file.close()
         path = journal_path(directory, number)
-        self.current = _OpenJournal(file, header, path, size_bytes, waits_for_first_block=True)
+        self.current = _OpenJournal(
+            file,
+            header,
+            sequence=old.sequence,
+            path=path,
+            size_bytes=size_bytes,
+            waits_for_first_block=True,
+        )
         self._link = encode_link(old.header.number, old.header.nonce, old.end)
         self._rolled.append(RolledFile(old.header.number, old.end))
         self._created.append((number, path))

@@ -1,4 +1,4 @@
-"""Where entries are, by the pages of the index: many at once as arrays, or one as three numbers.
+"""Where entries are, by the pages of the index.
 
 That a page is not there is believed only if it stands on neither side of its place under another
 key. The store finds a key by comparing it with others, and a bit that flipped in one of these hides
@@ -9,19 +9,15 @@ from __future__ import annotations
 
 from itertools import product
 
-import numpy as np
-
 from bookie.env import ReadTransaction
 from bookie.errors import ChecksumError
 from bookie.formats.pages import (
-    SLOTS_PER_PAGE,
+    EMPTY_SLOTS,
     decode_pages,
-    decode_slot,
     is_page,
     page_key,
     parse_page_key,
 )
-from bookie.storage.window import Window
 
 PAGES_TRIED_MAX = 4096
 """Missing pages that are tried for one that stands beside their place."""
@@ -51,39 +47,18 @@ def stored_pages(
     return pairs
 
 
-def look_up(txn: ReadTransaction, ledger_id: int, window: Window) -> None:
-    """Put what the pages know of the ledger into an empty `window`.
+def look_up(txn: ReadTransaction, ledger_id: int, first_page: int, last_page: int) -> list[bytes]:
+    """The slots of each page, in order; `EMPTY_SLOTS` where there is none.
 
     Raises:
-        ChecksumError: a page is damaged; nothing may be concluded from the window.
+        ChecksumError: a page is damaged; nothing may be concluded.
     """
-    first_page = window.first // SLOTS_PER_PAGE
-    last_page = window.last // SLOTS_PER_PAGE
     count = last_page - first_page + 1
+    pages = [EMPTY_SLOTS] * count
     pairs = stored_pages(txn, ledger_id, first_page, last_page, count)
-    if not pairs:
-        return
-    numbers, slots = decode_pages(pairs)
-    span = np.zeros((count, SLOTS_PER_PAGE, 3), np.uint32)
-    span[numbers - first_page] = slots
-    start_slot = window.first - first_page * SLOTS_PER_PAGE
-    part = span.reshape(-1, 3)[start_slot : start_slot + window.last - window.first + 1]
-    window.files[:] = part[:, 0]
-    window.offsets[:] = part[:, 1]
-    window.sizes[:] = part[:, 2]
-
-
-def look_up_one(txn: ReadTransaction, ledger_id: int, entry_id: int) -> tuple[int, int, int] | None:
-    """File, offset and size of one entry; None if no page has it.
-
-    Raises:
-        ChecksumError: its page is damaged; nothing may be concluded.
-    """
-    key = page_key(ledger_id, entry_id // SLOTS_PER_PAGE)
-    page = txn.get("locations", key)
-    if page is None:
-        for near, value in txn.around("locations", key):
-            if is_page(key, value):
-                raise ChecksumError(f"the index page {key.hex()} has the key {near.hex()}")
-        return None
-    return decode_slot(key, page, entry_id)
+    if pairs:
+        numbers, slots = decode_pages(pairs)
+        data, size = slots.tobytes(), len(EMPTY_SLOTS)
+        for index, number in enumerate(numbers.tolist()):
+            pages[number - first_page] = data[index * size : (index + 1) * size]
+    return pages

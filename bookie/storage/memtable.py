@@ -1,6 +1,6 @@
-"""What has been accepted since the last checkpoint, per ledger and generation.
+"""What has been accepted since the last checkpoint, per ledger and memtable.
 
-A generation keeps a payload only until its block is written; from then on it keeps locations, and
+A memtable keeps a payload only until its block is written; from then on it keeps locations, and
 reads come from the page cache. Written runs are folded into sorted tables of 20 bytes an entry, so
 that a million single appends do not become a million objects.
 
@@ -29,7 +29,7 @@ PART_ENTRIES = 32 * 1024
 U32 = npt.NDArray[np.uint32]
 
 
-class Place(NamedTuple):
+class Location(NamedTuple):
     """Where one entry is: `size` bytes at `offset` of `payload` if there is one, else of `file`."""
 
     file: int
@@ -53,7 +53,7 @@ class LocationTable:
             self.ids[where], self.files[where], self.offsets[where], self.sizes[where]
         )
 
-    def lay_over(self, window: Window) -> None:
+    def overlay(self, window: Window) -> None:
         """Put the part that lies in `window` over it."""
         low = int(np.searchsorted(self.ids, window.first, "left"))
         high = int(np.searchsorted(self.ids, window.last, "right"))
@@ -69,9 +69,9 @@ class LocationTable:
     def parts(self, page: int) -> Iterator[LocationTable]:
         """The same locations in pieces of about `PART_ENTRIES`; none at all of an empty table.
 
-        A piece never begins inside a group of `page` neighbouring ids. Working on pieces bounds
-        what a checkpoint of a million entries needs besides the table, and how long one array
-        operation of its thread keeps the event loop waiting.
+        A piece never begins inside a group of `page` neighbouring ids. Pieces bound the memory that
+        a checkpoint of a million entries needs beside the table. They also bound the time for which
+        one array operation of its thread stops the event loop.
         """
         start = 0
         while start < len(self.ids):
@@ -84,12 +84,12 @@ class LocationTable:
             )
             start = stop
 
-    def place(self, entry_id: int) -> Place | None:
+    def location(self, entry_id: int) -> Location | None:
         """Where one entry is, None if it is not here."""
         index = int(self.ids.searchsorted(entry_id))
         if index == len(self.ids) or self.ids[index] != entry_id:
             return None
-        return Place(int(self.files[index]), int(self.offsets[index]), int(self.sizes[index]))
+        return Location(int(self.files[index]), int(self.offsets[index]), int(self.sizes[index]))
 
 
 EMPTY_TABLE = LocationTable(
@@ -138,7 +138,7 @@ def table_of_runs(runs: Sequence[Run]) -> LocationTable:
 
 
 def _own(sizes: npt.NDArray[np.int64] | U32) -> U32:
-    """The same numbers in an array that has them itself, and keeps no whole message alive."""
+    """The same numbers in an array of their own, which keeps no message alive."""
     if sizes.base is None and sizes.dtype == np.uint32:
         return sizes  # type: ignore[return-value]  # mypy does not see what the comparison says
     return np.array(sizes, dtype=np.uint32)
@@ -176,15 +176,15 @@ class Run:
     def table(self) -> LocationTable:
         """Where the entries are, of a run that is written.
 
-        What `table_of_runs` makes of many, in a quarter of the time: a checkpoint of many ledgers
-        finds one run of most of them.
+        As `table_of_runs` for one run, in a quarter of the time: in a checkpoint of many ledgers,
+        most have one run.
         """
         sizes = self.sizes
         offsets = np.cumsum(sizes, dtype=np.int64) - sizes + self.offset
         files = np.full(len(sizes), self.file, np.uint32)
         return LocationTable(self.ids(), files, offsets.astype(np.uint32), _own(sizes))
 
-    def lay_over(self, window: Window) -> None:
+    def overlay(self, window: Window) -> None:
         """Put the part that lies in `window` over it."""
         if self.last < window.first or self.first > window.last:
             return
@@ -205,7 +205,7 @@ class Run:
             self.batch_ids[low:high], file, self.starts()[low:high] + base, self.sizes[low:high]
         )
 
-    def place(self, entry_id: int) -> Place | None:
+    def location(self, entry_id: int) -> Location | None:
         """Where one entry is, None if it is not here."""
         index = entry_id - self.first
         if self.batch_ids is not None:
@@ -216,11 +216,11 @@ class Run:
             return None
         base = self.offset if self.payload is None else 0
         offset = base + int(self.starts()[index])
-        return Place(self.file, offset, int(self.sizes[index]), self.payload)
+        return Location(self.file, offset, int(self.sizes[index]), self.payload)
 
 
 class LedgerRuns:
-    """The runs of one ledger in one generation."""
+    """The runs of one ledger in one memtable."""
 
     __slots__ = ("_firsts", "_ordered", "_runs", "_tables", "_written")
 
@@ -251,36 +251,36 @@ class LedgerRuns:
         index = self._runs.index(run)
         del self._runs[index], self._firsts[index]
 
-    def lay_over(self, window: Window) -> None:
+    def overlay(self, window: Window) -> None:
         """Put everything that lies in `window` over it, oldest first."""
         for table in self._tables:
-            table.lay_over(window)
+            table.overlay(window)
         if not self._ordered:
             for run in self._runs:
-                run.lay_over(window)
+                run.overlay(window)
             return
         start = max(bisect_right(self._firsts, window.first) - 1, 0)
         for index in range(start, len(self._runs)):
             run = self._runs[index]
             if run.first > window.last:
                 break
-            run.lay_over(window)
+            run.overlay(window)
 
-    def place(self, entry_id: int) -> Place | None:
+    def location(self, entry_id: int) -> Location | None:
         """Where the newest copy of one entry is, None if it is not here."""
         if self._ordered:
             # Runs that do not overlap: only the last that begins at or below the id can have it.
             index = bisect_right(self._firsts, entry_id) - 1
-            place = self._runs[index].place(entry_id) if index >= 0 else None
-            if place is not None:
-                return place
+            location = self._runs[index].location(entry_id) if index >= 0 else None
+            if location is not None:
+                return location
         else:
             for run in reversed(self._runs):
-                if (place := run.place(entry_id)) is not None:
-                    return place
+                if (location := run.location(entry_id)) is not None:
+                    return location
         for table in reversed(self._tables):
-            if (place := table.place(entry_id)) is not None:
-                return place
+            if (location := table.location(entry_id)) is not None:
+                return location
         return None
 
     def entry_ids(self) -> npt.NDArray[np.int64]:
@@ -309,7 +309,7 @@ class LedgerRuns:
             self._tables[-1] = merge_tables([self._tables[-1], newer])
 
 
-class Generation:
+class Memtable:
     """Everything accepted between two checkpoints."""
 
     __slots__ = ("entries", "ledgers", "payload_bytes")
@@ -333,13 +333,13 @@ class Generation:
         runs = self.ledgers.get(ledger_id)
         return EMPTY_TABLE if runs is None else runs.table()
 
-    def lay_over(self, ledger_id: int, window: Window) -> None:
-        """Put what this generation knows of the ledger over `window`."""
+    def overlay(self, ledger_id: int, window: Window) -> None:
+        """Put what this memtable knows of the ledger over `window`."""
         runs = self.ledgers.get(ledger_id)
         if runs is not None:
-            runs.lay_over(window)
+            runs.overlay(window)
 
-    def place(self, ledger_id: int, entry_id: int) -> Place | None:
-        """Where the newest copy of one entry is in this generation, None if it is not here."""
+    def location(self, ledger_id: int, entry_id: int) -> Location | None:
+        """Where the newest copy of one entry is in this memtable, None if it is not here."""
         runs = self.ledgers.get(ledger_id)
-        return None if runs is None else runs.place(entry_id)
+        return None if runs is None else runs.location(entry_id)

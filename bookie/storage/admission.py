@@ -27,12 +27,13 @@ from bookie.formats.records import (
     encode_limbo,
 )
 from bookie.ids import Status
-from bookie.storage.journal import JournalRequest, RequestKind
-from bookie.storage.ledger_state import LedgerState
-from bookie.storage.write_cache import Generation, LedgerRuns, Run
+from bookie.storage.journal.group_commit import JournalRequest, RequestKind
+from bookie.storage.ledger_state import LocalLedger
+from bookie.storage.limbo import LimboCount
+from bookie.storage.memtable import LedgerRuns, Memtable, Run
 
 Waiter = Outcome[Reply]
-"""To be named, not called: an alias takes several times as long to make what it stands for."""
+"""For annotations only: instantiating through the alias is several times slower."""
 
 OK = Reply(Status.OK)
 FENCED = Reply(Status.FENCED, "the ledger is fenced: another client took it over")
@@ -49,15 +50,16 @@ class Admission:
     submit_with_next: Callable[[JournalRequest], None]
     """Submits when the next request does, in the order of the calls of both."""
     failpoints: Failpoints
-    generation: Generation
-    mark_dirty: Callable[[LedgerState], None] = field(init=False)
-    """Set by whoever takes the generation and the ledgers that changed into the index."""
+    memtable: Memtable
+    mark_dirty: Callable[[LocalLedger], None] = field(init=False)
+    """Set by the checkpointer, which takes the memtable and the changed ledgers into the index."""
     journal_file: int = -1
     """The file that blocks go to, as far as the event loop knows: the thread may be one ahead."""
     read_only_reasons: set[str] = field(default_factory=set)
     """Why new entries are refused; empty when they are not."""
+    limbo: LimboCount = field(default_factory=LimboCount)
 
-    def refusal(self, state: LedgerState, key: bytes, *, recovery: bool) -> Reply | None:
+    def refusal(self, state: LocalLedger, key: bytes, *, recovery: bool) -> Reply | None:
         """Why an add is refused before its bytes are looked at, or None."""
         if state.deleted_at_ms is not None:
             return DELETED
@@ -72,7 +74,7 @@ class Admission:
 
     def add(
         self,
-        state: LedgerState,
+        state: LocalLedger,
         batch: EntryBatch,
         payload_crc32c: int,
         key: bytes,
@@ -98,7 +100,7 @@ class Admission:
             state.take_lac(lac_packet)
         request.synced = recovery or not deferred_sync
         request.essential = recovery
-        runs = self.generation.append(state.ledger_id, run)
+        runs = self.memtable.append(state.ledger_id, run)
         state.saw_entries(run.first, run.last)
         state.max_lac = max(state.max_lac, max_lac)
         self.mark_dirty(state)
@@ -107,7 +109,7 @@ class Admission:
         self.submit(request)
         return waiter
 
-    def publish_lac(self, state: LedgerState, packet: bytes, key: bytes) -> None:
+    def publish_lac(self, state: LocalLedger, packet: bytes, key: bytes) -> None:
         """Take an explicit LAC: in memory now, in the journal with the next block, not synced."""
         request = self._request(state, key)
         self._put(request, encode_lac(state.ledger_id, packet))
@@ -117,7 +119,7 @@ class Admission:
         self.mark_dirty(state)
         self.submit_with_next(request)
 
-    def fence(self, state: LedgerState, key: bytes) -> Waiter:
+    def fence(self, state: LocalLedger, key: bytes) -> Waiter:
         """Fence the ledger, known here or not; the waiter says OK once the fence is durable."""
         if state.fenced and state.fence_durable:
             return Waiter.of(OK)
@@ -134,18 +136,22 @@ class Admission:
         self.submit(request)
         return waiter
 
-    def delete(self, state: LedgerState, deleted_at_ms: int) -> Waiter:
+    def delete(self, state: LocalLedger, deleted_at_ms: int) -> Waiter:
         """Forget the ledger's entries; the waiter says OK once that is durable."""
         request = self._request(state, None, essential=True)
         self._put(request, encode_deleted(state.ledger_id, deleted_at_ms))
+        if not state.deleted:
+            self.limbo.changed(state.ledger_id, before=state.limbo, now=False)
         state.deleted_at_ms = deleted_at_ms
         self.mark_dirty(state)
         return self._submit_and_wait(request, state)
 
-    def set_limbo(self, state: LedgerState, *, in_limbo: bool, fence: bool = True) -> Waiter:
+    def set_limbo(self, state: LocalLedger, *, in_limbo: bool, fence: bool = True) -> Waiter:
         """Enter limbo, fencing if `fence`, or leave it; the waiter says OK once that is durable."""
         request = self._request(state, None, essential=True)
         self._put(request, encode_limbo(state.ledger_id, in_limbo, fence))
+        if not state.deleted:
+            self.limbo.changed(state.ledger_id, before=state.limbo, now=in_limbo)
         state.limbo = in_limbo
         if in_limbo and fence:
             state.fenced = True
@@ -156,7 +162,7 @@ class Admission:
         """The waiter says OK once everything accepted so far is durable."""
         return self._submit_and_wait(JournalRequest(RequestKind.FORCE, _ignore))
 
-    def _submit_and_wait(self, request: JournalRequest, state: LedgerState | None = None) -> Waiter:
+    def _submit_and_wait(self, request: JournalRequest, state: LocalLedger | None = None) -> Waiter:
         waiter: Waiter = Outcome()
 
         def complete(done: JournalRequest) -> None:
@@ -169,7 +175,7 @@ class Admission:
         return waiter
 
     def _request(
-        self, state: LedgerState, key: bytes | None, *, essential: bool = False
+        self, state: LocalLedger, key: bytes | None, *, essential: bool = False
     ) -> JournalRequest:
         """A request for the ledger, which begins with its key unless the file has that.
 
@@ -186,7 +192,7 @@ class Admission:
             self._put(request, encode_ledger(state.ledger_id, state.key_digest))
         return request
 
-    def introduce(self, state: LedgerState) -> None:
+    def introduce(self, state: LocalLedger) -> None:
         """Have the ledger's key in the file that blocks go to now, with the next of them."""
         state.introduced_in = 0
         request = self._request(state, None)
@@ -213,7 +219,7 @@ class _AddDone:
         delta: int,
         waiter: Waiter,
         admission: Admission,
-        state: LedgerState,
+        state: LocalLedger,
     ) -> None:
         self.runs = runs
         self.run = run
@@ -225,7 +231,7 @@ class _AddDone:
     def __call__(self, request: JournalRequest) -> None:
         if request.error is not None:
             self.runs.refused(self.run)
-            # Whoever found these bytes stored, and waits for them, has to look again.
+            # An add that found these bytes stored, and waits for them, has to look again.
             self.state.comparisons += 1
         else:
             state = self.state
@@ -244,7 +250,7 @@ class _FenceDone:
 
     __slots__ = ("failpoints", "state", "waiter")
 
-    def __init__(self, state: LedgerState, waiter: Waiter, failpoints: Failpoints) -> None:
+    def __init__(self, state: LocalLedger, waiter: Waiter, failpoints: Failpoints) -> None:
         self.state = state
         self.waiter = waiter
         self.failpoints = failpoints
@@ -263,7 +269,7 @@ class _FencedBefore:
 
     __slots__ = ("state", "waiter")
 
-    def __init__(self, state: LedgerState, waiter: Waiter) -> None:
+    def __init__(self, state: LocalLedger, waiter: Waiter) -> None:
         self.state = state
         self.waiter = waiter
 
@@ -275,25 +281,25 @@ class _FencedBefore:
 
 
 class _Introduced:
-    """Completes an explicit LAC or a ledger's key, for which nobody waits."""
+    """Completes an explicit LAC or a ledger's key; no request waits for these."""
 
     __slots__ = ("state",)
 
-    def __init__(self, state: LedgerState) -> None:
+    def __init__(self, state: LocalLedger) -> None:
         self.state = state
 
     def __call__(self, request: JournalRequest) -> None:
         _introduced(self.state, request)
 
 
-def _introduced(state: LedgerState, request: JournalRequest) -> None:
+def _introduced(state: LocalLedger, request: JournalRequest) -> None:
     """The file has the ledger's key, if this request brought it and was not refused."""
     if request.introduces and request.error is None:
         state.introduced_in = request.file_number
 
 
 def _ignore(request: JournalRequest) -> None:
-    """Nobody waits."""
+    """No request waits."""
 
 
 def _resolve(waiter: Waiter, error: BookieError | None) -> None:

@@ -1,11 +1,11 @@
-"""What is still alive in a sealed file: its blocks are read once, the index says what counts.
+"""The live scan: reads a sealed file once, and asks the index which entries are still alive.
 
-An entry is alive in a file when its slot points at exactly this place of this file. Only blocks
-whose CRC is right are looked at; what lies in a damaged one stays where it is, and the index keeps
-pointing there, so that asking for it is an I/O error and never "no such entry".
+An entry is alive in a file if its slot points at exactly this place of this file. The scan skips
+blocks whose CRC is wrong. Their entries stay where they are, and the index keeps pointing there. So
+asking for one is an I/O error and never "no such entry".
 
-Whoever is served beside it shares processors and interpreter with a survey: a large block is read a
-MiB at a time, and looked at a few records at a time.
+Requests that are served meanwhile share processor and interpreter with the scan. So it reads a
+large block a MiB at a time, and looks at a few records at a time.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from bookie.formats.blocks import (
 )
 from bookie.formats.records import RECORD_HEADER_SIZE_BYTES, EntriesRecord, LinkRecord
 from bookie.storage.files import read_header
-from bookie.storage.index import Index
-from bookie.storage.relocation import U32, Ids
+from bookie.storage.index.entry_index import Index
+from bookie.storage.index.relocation import U32, Ids
 from bookie.storage.scan import BlockGroup, BlockRun, next_valid, runs
 
 STEP_BYTES = 1024 * 1024
@@ -44,7 +44,7 @@ class LiveEntries:
 
 @dataclass(slots=True)
 class Found:
-    """What one step of a survey found."""
+    """What one step of a scan found."""
 
     bytes_read: int = 0
     live: list[LiveEntries] = field(default_factory=list)
@@ -54,7 +54,7 @@ class Found:
     """Whether the file was read to its end."""
 
 
-def survey(disk: Disk, index: Index, number: int, path: str) -> Generator[Found, None, None]:
+def scan_live(disk: Disk, index: Index, number: int, path: str) -> Generator[Found, None, None]:
     """Read the file, in small steps; the last item says that it was read to its end.
 
     Blocking; each step is short.
@@ -109,7 +109,7 @@ def _pieces(group: BlockGroup) -> Iterator[BlockGroup]:
 
 
 def _intact(file: File, header: FileHeader) -> Iterator[BlockRun | int]:
-    """Every valid block, whatever stands between them; and the bytes of each step that read."""
+    """Every valid block, damage between them skipped; and the bytes that each step read."""
     ahead = _Ahead(file)
     offset, sequence = FILE_HEADER_SIZE_BYTES, 0
     while True:
@@ -193,7 +193,7 @@ def _look_at(index: Index, number: int, group: BlockGroup, gone: dict[int, bool]
         ledger_id = int(parsed.ledger_ids[of_ledger[0]])
         if ledger_id not in gone:
             row = index.ledger(ledger_id)
-            # Pages of a deleted ledger are on their way out; nobody will ask for them.
+            # Pages of a deleted ledger are on their way out.
             gone[ledger_id] = row is None or row.deleted_at_ms is not None
         if gone[ledger_id]:
             continue

@@ -1,7 +1,7 @@
 """Putting the slots of many ledgers into the index in one go.
 
 A checkpoint of ten thousand ledgers has a few entries of each. What is done once for each of them
-costs more than what is done for each entry, so the tables of some hundred ledgers become one array
+costs more than what is done for each entry. So the tables of some hundred ledgers become one array
 of pages; what is left for each page is to fetch it, if it may exist, and to store it.
 """
 
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from bookie.env import WriteTransaction
 from bookie.formats.pages import COLUMNS, SLOTS_PER_PAGE, decode_pages, encode_pages, page_key
-from bookie.storage.write_cache import PART_ENTRIES, LocationTable
+from bookie.storage.memtable import PART_ENTRIES, LocationTable
 
 Ids = npt.NDArray[np.int64]
 U32 = npt.NDArray[np.uint32]

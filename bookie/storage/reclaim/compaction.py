@@ -4,16 +4,16 @@ A round looks at all sealed files below the mark and takes the emptiest first:
 
 - those with less alive than the minor threshold, always;
 - those with less than the major one, while all files together have more garbage than it allows;
-- journal files while they are over their budget, which a journal device of its own may have.
+- journal files while they are over their budget, which a journal device of its own may have;
+- small files, once there are too many of them: each start after a crash leaves one.
 
-It reads them once (`survey`), writes what is alive sorted by ledger and id into a new log
-(`compaction_log`), and has the index follow (`Checkpointer.relocate`). A file without a live byte
-is then unlinked by the rule for all dead files. The order makes a kill at any moment harmless: a
-log that the index does not know is removed at the next boot, and until the commit the old files
-count.
+It reads them once (`live_scan`) and writes what is alive, sorted by ledger and id, into a new log
+(`compaction_log`). Then the index follows (`Checkpointer.relocate`), and files without a live byte
+are removed as all dead files are. A kill at any moment is harmless: until the commit the old files
+count, and the next start removes a log that the index does not know.
 
-A file that cannot be read whole keeps what could not be moved; it is reported and left alone. Work
-goes in small steps at a fixed rate beside the event loop, and pauses at least as long as it works.
+A file that cannot be read whole keeps what could not be moved. It is reported and left alone. The
+work goes on in small steps at a fixed rate beside the event loop, with pauses at least as long.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ from bookie.errors import CorruptionError, DiskFullError, FormatError, StorageFa
 from bookie.formats.blocks import FILE_HEADER_SIZE_BYTES, FileKind
 from bookie.formats.index_rows import FileRow, FileState, LedgerIndexRow, Mark
 from bookie.storage.checkpoint import Checkpointer
-from bookie.storage.compaction_log import CompactionLog, Harvest, order_of
 from bookie.storage.directories import Directories
 from bookie.storage.files import FileTable
-from bookie.storage.index import Index
-from bookie.storage.survey import Found, LiveEntries, survey
+from bookie.storage.index.entry_index import Index
+from bookie.storage.index.tombstones import Limits
+from bookie.storage.reclaim.compaction_log import CompactionLog, LiveScan, order_of
+from bookie.storage.reclaim.live_scan import Found, LiveEntries, scan_live
 from bookie.telemetry import Metrics, event_log
 
 _log = event_log(__name__)
@@ -50,6 +51,12 @@ LOG_PAYLOAD_BYTES = 64 * 1024 * 1024
 
 GARBAGE_BYTES_MIN = 64 * 1024
 """Less than this in a file is not worth a round of its own."""
+
+SMALL_FILES_MIN = 16
+"""So many small files become one, however much of them is alive."""
+
+SMALL_FILES_PER_LARGE = 16
+"""A file is small if so many of its size go into a journal file."""
 
 PAUSE_SECONDS_MAX = 0.1
 """A step that a slow device held up is no reason to wait as long once more."""
@@ -69,6 +76,8 @@ class EngineCalls:
     is_full: Callable[[], bool]
     """Whether a device has no room for new entries."""
     next_number: Callable[[], int]
+    was_read: Callable[[int, int, int], None]
+    """Hears file, offset and size of what was read or written, for the page cache."""
 
 
 @dataclass(slots=True)
@@ -135,6 +144,8 @@ class Compactor:
         """Bytes of each log made here that are no entries: another log would have them again."""
         self._read_whole: set[int] = set()
         self._released = False
+        self.forgets_before = 0
+        """Deletions of before this journal are old enough to be forgotten; 0 if none is known."""
         self.suspended = False
         """Whether an operator asked for no rounds."""
         self.running = False
@@ -211,7 +222,7 @@ class Compactor:
 
     async def _round(self, report: RoundReport, *, force: bool) -> None:
         while await self._env.workers.run(POOL, self._are_pages_left):
-            # Pages of deleted ledgers go first: most files need nothing but that.
+            # Pages of deleted ledgers go first: most files need no other work.
             began = self._env.clock.monotonic()
             if self._checkpointer.has_deletions:
                 await self._engine.checkpoint()
@@ -245,7 +256,7 @@ class Compactor:
                     full, collected = error, _Collected()
                     self._read_whole.discard(number)
         await self._flush(collected, report)
-        await self._judge(report)
+        await self._keep_damaged(report)
         # What died while a round was at work has not been looked at.
         self._seen = None if chosen else (rows, mark)
         if full is not None:
@@ -310,18 +321,25 @@ class Compactor:
             row.size_bytes for row in sealed.values() if row.kind == FileKind.JOURNAL
         )
         budget = self._settings.journal_bytes_max
+        small = self._too_many_small({number: sealed[number] for number in usable})
         chosen = []
         for number in by_share:
             row = sealed[number]
             share, garbage = share_of[number], garbage_of[number]
             over_budget = row.kind == FileKind.JOURNAL and 0 < budget < journals
             wanted = force or share < minor or (share < major and live < size * major)
-            if over_budget or (wanted and garbage > worth):
+            if over_budget or number in small or (wanted and garbage > worth):
                 chosen.append(number)
                 size -= garbage
                 if row.kind == FileKind.JOURNAL:
                     journals -= row.size_bytes
         return chosen
+
+    def _too_many_small(self, rows: Mapping[int, FileRow]) -> set[int]:
+        """The small ones of these files; none while they are few."""
+        limit = self._settings.journal_file_bytes_max // SMALL_FILES_PER_LARGE
+        small = {number for number, row in rows.items() if row.size_bytes <= limit}
+        return small if len(small) >= SMALL_FILES_MIN else set()
 
     def _fits(self, row: FileRow) -> bool:
         """Whether a log for the file's entries finds room on a device that is all but full."""
@@ -337,7 +355,7 @@ class Compactor:
             return
         report.files += 1
         self._metrics.compaction_files_total.inc()
-        steps = survey(self._env.disk, self._index, number, path)
+        steps, read_upto = scan_live(self._env.disk, self._index, number, path), 0
         try:
             order = await self._read(number, report, order_of, self._env.disk, number, path)
             while order is not None:
@@ -347,6 +365,8 @@ class Compactor:
                     return
                 collected.take(found, order)
                 await self._pace(found.bytes_read, began)
+                self._engine.was_read(number, read_upto, found.bytes_read)
+                read_upto += found.bytes_read
                 if found.is_last:
                     self._read_whole.add(number)
                 if collected.payload_bytes >= LOG_PAYLOAD_BYTES:
@@ -375,12 +395,14 @@ class Compactor:
     async def _flush(self, collected: _Collected, report: RoundReport) -> None:
         """Make a log of what was collected, and have the index follow."""
         if not collected.live:
-            # What is only said about ledgers goes with the files, as it does with dead ones.
+            # Records about ledgers go with the files, as they do with dead files.
             return
         ledgers = sorted(collected.ledgers)
-        rows = await self._env.workers.run(POOL, self._rows_of, ledgers)
-        harvest = Harvest(collected.order, collected.live, rows)
-        log = await self._write_or_release(harvest)
+        emptied = frozenset(self._read_whole)
+        rows = await self._env.workers.run(POOL, self._rows_of, ledgers, emptied)
+        scanned = LiveScan(collected.order, collected.live, rows)
+        log = await self._write_or_release(scanned)
+        self._engine.was_read(log.relocation.number, 0, log.relocation.size_bytes)
         self._metrics.compaction_bytes_total.inc(collected.payload_bytes)
         report.moved_bytes += collected.payload_bytes
         collected.live, collected.payload_bytes = [], 0
@@ -389,24 +411,24 @@ class Compactor:
         self._beside_entries[log.relocation.number] = log.relocation.size_bytes - moved
         await self._checkpointer.relocate(log.relocation)
 
-    async def _write_or_release(self, harvest: Harvest) -> CompactionLog:
+    async def _write_or_release(self, scanned: LiveScan) -> CompactionLog:
         """The written log; on a full device what is on its way out and the reserve make room."""
         try:
-            return await self._write(harvest)
+            return await self._write(scanned)
         except DiskFullError:
             await self._checkpointer.removal.finish()
             await self._env.workers.run(POOL, self._directories.release_reserve)
             self._released = True
-            return await self._write(harvest)
+            return await self._write(scanned)
 
-    async def _write(self, harvest: Harvest) -> CompactionLog:
+    async def _write(self, scanned: LiveScan) -> CompactionLog:
         log = CompactionLog(
             self._env,
             self._directories.logs,
             self._engine.next_number(),
             self._settings.block_alignment_bytes,
         )
-        steps = log.steps(harvest)
+        steps = log.steps(scanned)
         try:
             while True:
                 began = self._env.clock.monotonic()
@@ -420,9 +442,20 @@ class Compactor:
         finally:
             await self._env.workers.run(POOL, steps.close)
 
-    def _rows_of(self, ledger_ids: list[int]) -> list[tuple[int, LedgerIndexRow]]:
+    def _rows_of(
+        self, ledger_ids: list[int], emptied: frozenset[int]
+    ) -> list[tuple[int, LedgerIndexRow]]:
+        """What the log says of these ledgers.
+
+        It repeats no deletion that is old enough and that only the `emptied` files could
+        contradict: a later ledger of the same id would not survive a rebuild.
+        """
+        files, mark = self._rows_and_mark()
+        others = {number: row for number, row in files.items() if number not in emptied}
+        before = 0 if mark is None else min(mark.file_number, self.forgets_before)
+        limits = Limits.of(others, before)
         rows = ((ledger_id, self._index.ledger(ledger_id)) for ledger_id in ledger_ids)
-        return [(ledger_id, row) for ledger_id, row in rows if row is not None]
+        return [(one, row) for one, row in rows if row is not None and not limits.let_go(row)]
 
     async def _pace(self, size: int, began: float) -> None:
         """Keep to the rate; and after each step let others have the interpreter as long."""
@@ -437,8 +470,8 @@ class Compactor:
 
     # --- what could not be moved ---------------------------------------------------------
 
-    async def _judge(self, report: RoundReport) -> None:
-        """Whatever is still alive in a file that was read whole stands in a damaged place."""
+    async def _keep_damaged(self, report: RoundReport) -> None:
+        """Keep files that were read whole and still hold live bytes: those bytes are damaged."""
         if self._read_whole:
             rows = await self._env.workers.run(POOL, self._rows_unless_deleting)
             for number in sorted(self._read_whole & rows.keys()):

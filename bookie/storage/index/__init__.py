@@ -1,0 +1,1 @@
+"""The index: where each entry is, in LMDB."""

@@ -1,0 +1,78 @@
+"""Pages of the index that were read lately, so that the event loop need not read the index.
+
+Used in the event loop only. A cached page is as good as the index itself while everything newer is
+in a memtable. So the loop forgets the ledgers that a transaction changes in the section in which it
+hears of its end. That is before a memtable or a file goes. A look-up that began before that section
+may have seen the pages as they were: its stamp is old, and nothing of it is kept.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+PAGES_MAX = 65_536
+"""Pages of 64 entries: about 55 MB in all, for 4 million entries."""
+
+
+class CachedPages:
+    """The slots of pages, by ledger and page number; `EMPTY_SLOTS` where the index has no page."""
+
+    def __init__(self, pages_max: int = PAGES_MAX) -> None:
+        self._pages_max = pages_max
+        self._ledgers: OrderedDict[int, dict[int, bytes]] = OrderedDict()
+        self._count = 0
+        self.stamp = 0
+        """Rises with every change of the index."""
+
+    def __len__(self) -> int:
+        return self._count
+
+    def page(self, ledger_id: int, number: int) -> bytes | None:
+        """One page, None if it is not cached."""
+        pages = self._ledgers.get(ledger_id)
+        if pages is None:
+            return None
+        self._ledgers.move_to_end(ledger_id)
+        return pages.get(number)
+
+    def pages(self, ledger_id: int, first: int, last: int) -> list[bytes] | None:
+        """The pages `first` to `last`, None if one of them is not cached."""
+        pages = self._ledgers.get(ledger_id)
+        if pages is None:
+            return None
+        self._ledgers.move_to_end(ledger_id)
+        found = []
+        for number in range(first, last + 1):
+            page = pages.get(number)
+            if page is None:
+                return None
+            found.append(page)
+        return found
+
+    def put(self, ledger_id: int, first: int, pages: list[bytes], stamp: int) -> None:
+        """Keep what a look-up found from page `first` on; `stamp` is that of its begin."""
+        if stamp != self.stamp or len(pages) > self._pages_max:
+            return
+        known = self._ledgers.setdefault(ledger_id, {})
+        before = len(known)
+        known.update(zip(range(first, first + len(pages)), pages, strict=True))
+        self._ledgers.move_to_end(ledger_id)
+        self._count += len(known) - before
+        while self._count > self._pages_max:
+            self._evict()
+
+    def forget(self, ledger_ids: Iterable[int]) -> None:
+        """A transaction changed the pages of these ledgers."""
+        self.stamp += 1
+        for ledger_id in ledger_ids:
+            self._count -= len(self._ledgers.pop(ledger_id, ()))
+
+    def _evict(self) -> None:
+        """Forget the oldest page of the ledger that was least recently read."""
+        ledger_id = next(iter(self._ledgers))
+        pages = self._ledgers[ledger_id]
+        del pages[next(iter(pages))]
+        self._count -= 1
+        if not pages:
+            del self._ledgers[ledger_id]

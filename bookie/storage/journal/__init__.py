@@ -1,0 +1,1 @@
+"""The journal: every entry is durable here first."""

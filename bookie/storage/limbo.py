@@ -1,0 +1,48 @@
+"""How many ledgers are in limbo here, kept true as each of them enters and leaves it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from bookie.ids import MAX_ID, NO_ENTRY
+from bookie.storage.ledger_state import StoredLedger
+
+LEDGERS_PER_PAGE = 1000
+
+ListLedgers = Callable[[int, int], Awaitable[tuple[list[StoredLedger], int]]]
+"""Up to so many ledgers with ids above a number, ascending, and the id to go on from."""
+
+
+class LimboCount:
+    """Counts the index once, in the background, and the changes from the first moment on.
+
+    One event loop uses it. What changes ahead of the listing is set aside until that comes by.
+    """
+
+    def __init__(self) -> None:
+        self.ledgers = 0
+        """Those in limbo, as far as the listing has come. Deleted ones are not counted."""
+        self._listed_to = NO_ENTRY
+        self._ahead: dict[int, bool] = {}
+
+    def changed(self, ledger_id: int, *, before: bool, now: bool) -> None:
+        """A ledger has entered limbo or left it."""
+        if ledger_id > self._listed_to:
+            self._ahead[ledger_id] = now
+        else:
+            self.ledgers += now - before
+
+    async def count(self, list_ledgers: ListLedgers) -> None:
+        """List all ledgers once; the count is complete when this returns.
+
+        Raises:
+            CorruptionError: a row is damaged; the count goes on from what was listed.
+        """
+        while self._listed_to != MAX_ID:
+            page, limit = await list_ledgers(self._listed_to, LEDGERS_PER_PAGE)
+            for item in page:
+                self.ledgers += self._ahead.pop(item.ledger_id, item.row.limbo)
+            passed = [ledger_id for ledger_id in self._ahead if ledger_id <= limit]
+            # They are not in the page: new since it was read, or deleted.
+            self.ledgers += sum(self._ahead.pop(ledger_id) for ledger_id in passed)
+            self._listed_to = limit

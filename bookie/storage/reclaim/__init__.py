@@ -1,0 +1,1 @@
+"""Space given back: files that are mostly dead hand on what is alive, and go."""
