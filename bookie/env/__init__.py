@@ -10,12 +10,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bookie.env.clock import Clock, SystemClock, boot_time_seconds, jitter
-from bookie.env.disk import Buffer, Disk, DiskUsage, File, PosixDisk, Readable
+from bookie.env.disk import (
+    Buffer,
+    Disk,
+    DiskUsage,
+    File,
+    PosixDisk,
+    Readable,
+    is_disk_full,
+)
 from bookie.env.failpoints import Failpoints
+from bookie.env.gather import gather
 from bookie.env.kv import KeyValueStore, ReadTransaction, WriteTransaction, open_lmdb
 from bookie.env.outcome import Outcome
 from bookie.env.pause import Pause
-from bookie.env.together import together
 from bookie.env.workers import BatchWorker, ThreadWorkers, Workers
 
 __all__ = [
@@ -38,10 +46,11 @@ __all__ = [
     "Workers",
     "WriteTransaction",
     "boot_time_seconds",
+    "gather",
+    "is_disk_full",
     "jitter",
     "open_lmdb",
     "system_environment",
-    "together",
 ]
 
 
@@ -52,8 +61,10 @@ class Environment:
     clock: Clock
     disk: Disk
     workers: Workers
-    open_kv: Callable[[str, int, tuple[str, ...]], KeyValueStore]
-    """Opens the store in a directory: (directory, map size in bytes, table names)."""
+    open_kv: Callable[[str, int, tuple[str, ...], bool], KeyValueStore]
+    """Opens the store in a directory: (directory, map size in bytes, table names, trusted).
+
+    A trusted store was closed in order and has not changed since: it is not read as a whole."""
     failpoints: Failpoints
 
 

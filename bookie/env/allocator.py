@@ -2,9 +2,9 @@
 
 By default glibc takes large blocks straight from the system and gives them back when they are
 freed, so that each message of a MiB is paid for in page faults: about 160 a message, and more than
-half of the time that the whole transport takes. With the two thresholds below, sending 1 MiB
-batches to a bookie that does not store them went from 560 to 930 messages a second on two shared
-cores, and the bookie's own time from 1.3 to 0.85 ms a message.
+half of the time that the whole transport takes. With the two thresholds below, a bookie that stores
+nothing took 930 batches of 1 MiB a second on two shared cores, from 560. Its own time fell from 1.3
+to 0.85 ms a message.
 
 The price: up to `KEPT_BYTES` of freed memory at the top of each heap stay with the process.
 """

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 import lmdb
 
-from bookie.env.disk import allocate
+from bookie.env.disk import NO_ROOM_ERRNOS, allocate, is_disk_full
 from bookie.env.kv_check import (
     SUM_KEY,
     SUM_TABLE,
@@ -55,8 +55,7 @@ _READERS_MAX = 126
 _LOCK_HEADER_BYTES = 192
 _LOCK_READER_BYTES = 64
 
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
-_CUT_OFF = (*_NO_ROOM, errno.EIO)
+_CUT_OFF = (*NO_ROOM_ERRNOS, errno.EIO)
 """What LMDB says of a write without room; a short one is EIO to it."""
 _ROOM_BYTES = 1024 * 1024
 """More than LMDB writes at once: a device that has it did not refuse a write for lack of it."""
@@ -112,7 +111,7 @@ class KeyValueStore(Protocol):
 
         Raises:
             CorruptionError: the store noticed that its file is damaged.
-            StorageFailedError: a commit failed, and nobody knows what the newest snapshot is.
+            StorageFailedError: a commit failed, so the newest snapshot is unknown.
         """
         ...
 
@@ -123,7 +122,7 @@ class KeyValueStore(Protocol):
             DiskFullError: the map or the device is full and nothing was synced; nothing happened.
             CorruptionError: the store noticed that its file is damaged; nothing happened.
             OSError: the device failed, now or in an earlier transaction, and what is on it is
-                unknown. Its errno is EIO, whatever the device said.
+                unknown. Its errno is always EIO.
         """
         ...
 
@@ -314,7 +313,7 @@ class LmdbStore:
                 os.close(descriptor)
         except OSError as error:
             # Any other error is of a file system that cannot do that, and its figures have to do.
-            if error.errno in _NO_ROOM:
+            if is_disk_full(error):
                 return False
         return self._free_bytes() >= _ROOM_BYTES
 
@@ -326,9 +325,9 @@ class LmdbStore:
 def allocate_lock_file(directory: str, readers_max: int) -> None:
     """Give the lock file of an LMDB environment its blocks, before the environment is opened.
 
-    LMDB maps the file with holes, and whoever writes into a hole on a full device is killed.
-    The content stays, if there is any. Not for an environment that this process has open: its locks
-    would be dropped.
+    LMDB maps the file with holes. A process that writes into a hole on a full device is killed. The
+    content stays. Do not call this for an environment that this process has open: its locks would
+    be dropped.
 
     Raises:
         OSError: there is no room, or the file cannot be opened.
@@ -342,10 +341,16 @@ def allocate_lock_file(directory: str, readers_max: int) -> None:
         os.close(descriptor)
 
 
-def open_lmdb(directory: str, map_bytes: int, tables: tuple[str, ...]) -> LmdbStore:
+def open_lmdb(
+    directory: str,
+    map_bytes: int,
+    tables: tuple[str, ...],
+    trusted: bool = False,
+) -> LmdbStore:
     """Open (or create) the LMDB environment in `directory`, which must exist.
 
-    The file is read once, because LMDB believes everything that stands in it.
+    The file is read once, because LMDB believes everything that stands in it. Of a `trusted` one
+    only the two meta pages are read.
 
     Raises:
         CorruptionError: the files there are not a readable LMDB environment.
@@ -354,7 +359,7 @@ def open_lmdb(directory: str, map_bytes: int, tables: tuple[str, ...]) -> LmdbSt
         OSError: there is no room for its lock file, or the device failed.
     """
     path = os.path.join(directory, "data.mdb")
-    check_lmdb_file(path, tables)
+    check_lmdb_file(path, tables, whole=not trusted)
     allocate_lock_file(directory, _READERS_MAX)
     try:
         environment = lmdb.open(

@@ -1,13 +1,13 @@
 """A look at an LMDB file before LMDB maps it: whether its structure can be believed.
 
 LMDB has no checksums and follows every offset that it finds. A flipped bit in a page may make it
-look behind the end of the mapped file, which kills the process (SIGBUS), at every start again; or
-miss a key that is there, which a caller takes for a negative answer. So the file is read once, as
-a file, and every page that the newest snapshot reaches is checked: what kind of page it says it is,
-where its nodes lie, that keys ascend within and between pages, that no page is used twice or is
-free at the same time, and that the counts in the headers are right. At last the sum over all pairs
-is compared with the one that every write transaction keeps up to date: a flipped bit in a key, a
-pair that is gone, an old page in the place of a new one all change it.
+look behind the end of the mapped file. That kills the process (SIGBUS), at every start again. Or it
+misses a key that is there, which a caller takes for a negative answer. So the file is read once, as
+a file, and every page that the newest snapshot reaches is checked: its kind, where its nodes lie,
+and that keys ascend within and between pages. No page may be used twice or be free at the same
+time, and the counts in the headers must be right. At last the sum over all pairs is compared with
+the one that every write transaction keeps up to date: a flipped bit in a key, a pair that is gone,
+an old page in the place of a new one all change it.
 
 Source: the data structures of LMDB 0.9 (`mdb.c`), 64-bit, little endian.
 """
@@ -99,8 +99,10 @@ def decode_sum(data: bytes) -> int:
     return int(_U64.unpack(data)[0])
 
 
-def check_lmdb_file(path: str, tables: tuple[str, ...]) -> None:
+def check_lmdb_file(path: str, tables: tuple[str, ...], *, whole: bool = True) -> None:
     """Read the LMDB file at `path`, if there is one with content, and check it.
+
+    Unless `whole`, only its meta pages are checked.
 
     Raises:
         CorruptionError: LMDB must not open this file; the device may have refused to read it.
@@ -113,7 +115,10 @@ def check_lmdb_file(path: str, tables: tuple[str, ...]) -> None:
     try:
         size = os.fstat(descriptor).st_size
         if size:
-            _Check(descriptor, size).run({name.encode() for name in (*tables, SUM_TABLE)})
+            check = _Check(descriptor, size)
+            newest = check.newest_meta()
+            if whole:
+                check.run(newest, {name.encode() for name in (*tables, SUM_TABLE)})
     except (struct.error, IndexError) as error:
         raise CorruptionError(f"{path} is damaged: it is cut off") from error
     except _DamageError as error:
@@ -145,8 +150,8 @@ class _Check:
         self._counts = [0, 0, 0, 0]
         """Branches, leaves, overflow pages and entries of the tree that is being walked."""
 
-    def run(self, tables: set[bytes]) -> None:
-        """Check everything; there may be no other tables than these."""
+    def newest_meta(self) -> _Meta:
+        """The meta page that counts, once both are checked."""
         first = self._meta(os.pread(self._descriptor, _META_BYTES, 0), 0)
         self._page_size = first.page_size
         second = self._meta(os.pread(self._descriptor, _META_BYTES, first.page_size), 1)
@@ -157,6 +162,10 @@ class _Check:
         # The file may end before the last page: one that was freed again was never written.
         if newest.last_page >= newest.map_bytes // self._page_size:
             raise _DamageError(f"its last page is {newest.last_page}, outside its map")
+        return newest
+
+    def run(self, newest: _Meta, tables: set[bytes]) -> None:
+        """Check all pages; there may be no other tables than these."""
         self._last_page = newest.last_page
         self._used = bytearray(newest.last_page + 1)
         self._used[0] = self._used[1] = 1

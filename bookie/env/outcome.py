@@ -1,8 +1,8 @@
 """What a caller waits for: a result that comes once, and is told at once.
 
 A future of asyncio tells its callbacks in the next turn of the loop, and a task that waits for it
-one turn later. Between a block's sync and the answers to its requests that is a fifth of what the
-loop does, so this one calls back as soon as it is settled. It may be awaited like a future; other
+one turn later. Between a block's sync and the answers to its requests, that is a fifth of what the
+loop does. So this one calls back as soon as it is settled. It may be awaited like a future; other
 than a future it does not end when a caller that awaits it is cancelled.
 """
 

@@ -76,7 +76,7 @@ class Workers(Protocol):
         ...
 
     async def drained(self) -> None:
-        """Until every function of every pool has ended, also those nobody waits for any more."""
+        """Wait until every function of every pool has ended, also those of cancelled callers."""
         ...
 
     @property
@@ -86,10 +86,10 @@ class Workers(Protocol):
 
 
 class _ThreadBatchWorker(Generic[T, R]):
-    """A thread that is told once per turn of the loop what was submitted in it.
+    """A thread that gets what was submitted in a turn of the loop at the end of that turn.
 
-    It needs the interpreter's lock as soon as it is told. Told in the middle of a turn, it would
-    wake up to wait for the lock, and be woken a second time when the loop lets go of it.
+    It needs the interpreter's lock as soon as it wakes. Woken in the middle of a turn, it would
+    wait for the lock, and wake again when the loop lets go of it.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class _ThreadBatchWorker(Generic[T, R]):
             self._queue.put(gathered)
 
     def _run(self) -> None:
-        get, is_empty = self._queue.get, self._queue.empty  # nobody else takes from it
+        get, is_empty = self._queue.get, self._queue.empty  # this thread alone takes from it
         closing = False
         try:
             while not closing:
@@ -234,6 +234,6 @@ class ThreadWorkers:
 
 
 async def _ended(*futures: Future[Any]) -> None:
-    """Wait until functions have ended; whoever cares for what came of them has it."""
+    """Wait until functions have ended; their results belong to their callers."""
     for future in (await asyncio.wait([asyncio.wrap_future(one) for one in futures]))[0]:
         _ = future.cancelled() or future.exception()

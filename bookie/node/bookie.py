@@ -36,10 +36,10 @@ from bookie.formats.entry import lac_packet_ids
 from bookie.ids import MAX_ID, NO_ENTRY, Status
 from bookie.node.budget import ByteBudget
 from bookie.node.lac_watch import LacCallback, LacWatches, lac_state
-from bookie.node.reads import IdRanges, Reads, problem_of
-from bookie.storage.accept import UNAUTHORIZED
+from bookie.node.reads import EntryReads, IdRanges, problem_of
+from bookie.storage.admission import UNAUTHORIZED
 from bookie.storage.engine import Engine
-from bookie.storage.ledger_state import LedgerState
+from bookie.storage.ledger_state import LocalLedger
 from bookie.telemetry import Metrics, event_log
 
 _log = event_log(__name__)
@@ -49,6 +49,11 @@ COMMAND = "command"
 
 LAC_PACKET_BYTES_MAX = 64
 KEY_BYTES_MAX = 64
+
+_UNNAMED_IN_LIMBO = Reply(
+    Status.UNKNOWN_LEDGER_STATE,
+    "the ledger is in limbo here, and the client named no incarnation of this bookie",
+)
 
 _SHUTTING_DOWN = Reply(Status.SHUTTING_DOWN, "the bookie is stopping")
 
@@ -64,20 +69,23 @@ class Bookie:
         *,
         bookie_id: str,
         instance_id: str,
+        incarnation: str,
         version: str,
         usage: Callable[[], DiskUsage],
         spawn: Callable[[Coroutine[object, object, None]], object],
     ) -> None:
         self.bookie_id = bookie_id
         self.instance_id = instance_id
+        self.incarnation = incarnation
+        """Renewed before this one began if the bookie may have lost what it acknowledged."""
         self._version = version
         self._engine = engine
         self.settings = settings
-        """May be replaced at any time; only what is dynamic is read anew."""
+        """May be replaced at any time. Only dynamic settings of the new one take effect."""
         self._metrics = metrics
         self._usage = usage
         self._spawn = spawn
-        self._reads = Reads(engine, settings)
+        self._reads = EntryReads(engine, settings)
         budget = ByteBudget(settings.in_flight_add_bytes_max)
         metrics.in_flight_add_bytes.set_function(lambda: budget.used)
         self._adds_in_flight = budget
@@ -121,24 +129,30 @@ class Bookie:
             read_only=self.read_only,
             total_bytes=usage.total_bytes,
             free_bytes=usage.free_bytes,
-            ledgers=self._engine.ledger_count(),
+            ledgers=await self._engine.ledger_count(),
+            incarnation=self.incarnation,
         )
 
     # --- adds ----------------------------------------------------------------------------
 
     def try_admit_add(self, size: int) -> bool:
         """Whether `size` bytes of adds may be in flight now; `add` gives them back."""
-        return self._adds_in_flight.try_take(size)
+        return not self._engine.holds_adds_back and self._adds_in_flight.try_take(size)
 
     async def admit_add(self, size: int) -> None:
         """Wait until `size` bytes of adds may be in flight; `add` gives them back."""
         await self._adds_in_flight.take(size)
+        try:
+            await self._engine.room_for_adds()
+        except BaseException:
+            self._adds_in_flight.give_back(size)
+            raise
 
     def add(self, command: AddCommand, admitted: int = 0) -> Outcome[Reply]:
         """Decide about an add now, or as soon as its ledger's state is known.
 
         The outcome is the reply once the request is durable (written, if `deferred_sync`) or
-        refused. `admitted` bytes go back to the budget then, whoever is still listening.
+        refused. Then `admitted` bytes return to the budget, also if the caller has gone.
         """
         try:
             outcome = self._add(command)
@@ -148,6 +162,42 @@ class Bookie:
         if admitted:
             outcome.then(lambda _: self._adds_in_flight.give_back(admitted))
         return outcome
+
+    def add_unnamed(self, command: AddCommand, admitted: int = 0) -> Outcome[Reply]:
+        """`add` for a client that named no incarnation.
+
+        New entries of a ledger in limbo are refused: its writer may count on what is lost here,
+        and a fence may be lost, too.
+        """
+        if command.recovery or command.batch is None:
+            return self.add(command, admitted)
+        state = self._engine.states.get(command.ledger_id)
+        if state is not None and not state.limbo:
+            return self.add(command, admitted)
+        outcome: Outcome[Reply] = Outcome()
+        self._spawn(self._add_unless_in_limbo(command, admitted, outcome))
+        return outcome
+
+    async def _add_unless_in_limbo(
+        self, command: AddCommand, admitted: int, outcome: Outcome[Reply]
+    ) -> None:
+        refusal: Reply | None = None
+        try:
+            if not 0 <= command.ledger_id <= MAX_ID:
+                refusal = Reply(Status.BAD_REQUEST, "the ledger id is out of range")
+            elif (await self._engine.load(command.ledger_id)).limbo:
+                refusal = _UNNAMED_IN_LIMBO
+        except BookieError as error:
+            refusal = Reply(error.status, str(error))
+        except asyncio.CancelledError:
+            self._adds_in_flight.give_back(admitted)
+            outcome.settle(_SHUTTING_DOWN)
+            raise
+        if refusal is None:
+            self.add(command, admitted).then(outcome.settle)
+        else:
+            self._adds_in_flight.give_back(admitted)
+            outcome.settle(refusal)
 
     def _add(self, command: AddCommand) -> Outcome[Reply]:
         max_lac, problem = _check_add(command)
@@ -160,11 +210,11 @@ class Bookie:
             return self._add_later(command, max_lac)
         return self._add_to(state, command, max_lac)
 
-    def _must_compare(self, state: LedgerState, command: AddCommand) -> bool:
+    def _must_compare(self, state: LocalLedger, command: AddCommand) -> bool:
         batch = command.batch
         return batch is not None and not command.recovery and state.may_hold(batch)
 
-    def _add_to(self, state: LedgerState, command: AddCommand, max_lac: int) -> Outcome[Reply]:
+    def _add_to(self, state: LocalLedger, command: AddCommand, max_lac: int) -> Outcome[Reply]:
         """The synchronous section: refuse, or accept into cache and journal."""
         admission = self._engine.admission
         batch = command.batch
@@ -218,7 +268,7 @@ class Bookie:
             raise
         outcome.settle(reply)
 
-    async def _add_over(self, state: LedgerState, command: AddCommand, max_lac: int) -> Reply:
+    async def _add_over(self, state: LocalLedger, command: AddCommand, max_lac: int) -> Reply:
         assert command.batch is not None
         refusal = self._engine.admission.refusal(state, command.master_key, recovery=False)
         if refusal is not None:
@@ -302,7 +352,7 @@ class Bookie:
         if self._watches.has(ledger_id, callback):
             callback(update)
 
-    async def _lac(self, state: LedgerState) -> LacReply:
+    async def _lac(self, state: LocalLedger) -> LacReply:
         try:
             return await self._reads.read_lac(state)
         except (CorruptionError, StorageFailedError) as error:
@@ -310,7 +360,7 @@ class Bookie:
 
     async def _authorized(
         self, ledger_id: int, key: bytes, *, key_needed: bool = False
-    ) -> tuple[LedgerState | None, Reply | None]:
+    ) -> tuple[LocalLedger | None, Reply | None]:
         """The ledger's state, or why the request is refused. An empty key asks for nothing."""
         if not 0 <= ledger_id <= MAX_ID or len(key) > KEY_BYTES_MAX:
             return None, Reply(Status.BAD_REQUEST, f"ledger id {ledger_id} or key out of range")
@@ -326,7 +376,7 @@ class Bookie:
             return None, UNAUTHORIZED
         return state, None
 
-    async def _fenced(self, ledger_id: int, key: bytes) -> tuple[LedgerState | None, Reply | None]:
+    async def _fenced(self, ledger_id: int, key: bytes) -> tuple[LocalLedger | None, Reply | None]:
         """The fenced state, its fence durable, or why it could not be fenced."""
         state, refusal = await self._authorized(ledger_id, key, key_needed=True)
         if state is None or refusal is not None:
@@ -343,7 +393,7 @@ class Bookie:
         outcome = await fencing
         return state, None if outcome.status is Status.OK else outcome
 
-    def _notify(self, state: LedgerState, lac_before: int) -> None:
+    def _notify(self, state: LocalLedger, lac_before: int) -> None:
         if state.max_lac > lac_before:
             self._watches.notify(state)
 
@@ -393,7 +443,7 @@ class Bookie:
             return ReadReply(Status.IO_ERROR, str(error), stopped_by=Status.IO_ERROR)
 
     async def list_entries(self, ledger_id: int, first: int, last: int) -> AsyncIterator[IdRanges]:
-        """Ranges of the ids stored here; see `Reads.entries`."""
+        """Ranges of the ids stored here; see `EntryReads.entries`."""
         if not 0 <= ledger_id <= MAX_ID:
             raise BadRequestError(f"ledger id {ledger_id} is out of range")
         state = await self._engine.load(ledger_id)
@@ -401,7 +451,7 @@ class Bookie:
             yield ranges
 
     async def list_ledgers(self, after: int) -> AsyncIterator[list[LedgerRow]]:
-        """Every ledger stored here; see `Reads.ledgers`."""
+        """Every ledger stored here; see `EntryReads.ledgers`."""
         if not NO_ENTRY <= after <= MAX_ID:
             raise BadRequestError(f"ledger id {after} is out of range")
         async for rows in self._reads.ledgers(after):
@@ -480,6 +530,7 @@ async def open_bookie(
     instance_id: str,
     version: str,
     usage: Callable[[], DiskUsage],
+    incarnation: str = "",
 ) -> AsyncIterator[Bookie]:
     """Serve on `engine`; at the end of the block, what is being decided is finished first."""
     async with asyncio.TaskGroup() as tasks:
@@ -489,6 +540,7 @@ async def open_bookie(
             metrics,
             bookie_id=bookie_id,
             instance_id=instance_id,
+            incarnation=incarnation,
             version=version,
             usage=usage,
             spawn=tasks.create_task,

@@ -23,7 +23,7 @@ class ByteBudget:
         return self._used
 
     def try_take(self, size: int) -> bool:
-        """Take `size` bytes now if nobody waits and they are free."""
+        """Take `size` bytes now if they are free and no caller waits."""
         used = self._used + size
         if self._waiting or (self._used and used > self._bytes_max):
             return False
@@ -42,7 +42,7 @@ class ByteBudget:
             if turn.done() and not turn.cancelled():
                 self.give_back(size)
             else:
-                # Whoever gave bytes back since the cancellation has passed over this turn already.
+                # Bytes that came back since the cancellation have passed over this turn already.
                 if (size, turn) in self._waiting:
                     self._waiting.remove((size, turn))
                 self._admit()

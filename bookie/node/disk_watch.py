@@ -22,7 +22,7 @@ DISK_USAGE = "disk usage"
 """The read-only reason of this watch."""
 
 CHECK_INTERVAL_SECONDS = 1.0
-"""Whoever reclaims space does not tell: this is how soon it is of use to writers."""
+"""The watch polls for reclaimed space: so soon can writers use it."""
 
 
 class DiskWatch:

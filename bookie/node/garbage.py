@@ -1,18 +1,22 @@
-"""Garbage collection: ledgers that were deleted in the metadata store are deleted here.
+"""Garbage collection: delete here the ledgers that were deleted in the metadata store.
 
-Deleting what somebody still needs is the worst that a bookie can do, so everything has to agree:
+Deleting a ledger that is still needed is the worst that a bookie can do, so all steps must agree:
 
-1. the ledgers stored here are listed *first*: whatever is created later is not looked at;
-2. then the ledgers of the cluster, completely, or the round is over;
-3. a ledger that is missing is only remembered; it has to be missing from a second listing, made
-   some time after the first;
-4. the store still belongs to the bookie's own cluster;
-5. a direct read of the ledger says that there is none;
-6. not too many go at once: more than a share *and* a number of them stop the collection until an
-   operator forces it.
+1. list the ledgers stored here *first*; the round ignores ledgers that are created later;
+2. check that the store belongs to the bookie's cluster and did not go back in time: no counter may
+   be lower than the bookie ever saw it (`StoreMemory`). Otherwise delete nothing until an operator
+   confirms the store, also after a restart;
+3. list the ledgers of the cluster completely, or end the round;
+4. read each ledger that the listing lacks directly; the read must find no ledger;
+5. delete a ledger at once if its deletion is proven (`deletion_proofs`), with any number of others;
+6. a ledger without proof is merely absent. It must be absent for a whole grace, in every listing
+   (`Absences`). If too large a share of all ledgers is absent, all of them wait until an operator
+   forces the deletion;
+7. check the store as in 2 once more, right before a deletion.
 
-Any error of the metadata store ends the round, and nothing of it is deleted. A deletion is durable
-before it counts; adds of a writer that goes on are refused as if the ledger were fenced.
+Any error of the metadata store ends the round. A deletion is durable before it counts. Later adds
+of a writer are refused as if the ledger were fenced. A round ends with a sweep of old proofs, and
+removes rows of ledgers that were deleted long ago (`forgetting`).
 
 Source: BookKeeper's ScanAndCompareGarbageCollector, with `verifyMetadataOnGC` and two listings.
 """
@@ -20,23 +24,29 @@ Source: BookKeeper's ScanAndCompareGarbageCollector, with `verifyMetadataOnGC` a
 from __future__ import annotations
 
 import asyncio
-import enum
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import NoReturn
 
 from bookie.cluster.ledgers import LedgerManager
 from bookie.config import GarbageSettings
-from bookie.env import Clock, Pause, together
+from bookie.env import Clock, Pause, gather
 from bookie.errors import (
+    BadRequestError,
     BookieError,
     DiskFullError,
     NoSuchLedgerError,
     StorageFailedError,
     WrongClusterError,
 )
+from bookie.formats.garbage_notes import Absence
 from bookie.ids import MAX_ID, NO_ENTRY, Status
+from bookie.node.absences import Absences
+from bookie.node.forgetting import Forgetting
+from bookie.node.garbage_status import GarbageReport, GarbageStatus, RoundOutcome
+from bookie.node.store_memory import StoreMemory
 from bookie.storage.engine import Engine
+from bookie.storage.notes import Notes
 from bookie.telemetry import Metrics, event_log
 
 _log = event_log(__name__)
@@ -47,46 +57,18 @@ DELETIONS_AT_ONCE = 256
 LISTING_REST = 20.0
 """The store rests for so many times the time that a listing took."""
 
+FORCED_PAUSE_SECONDS = 3.0
+"""Between the two rounds that were forced, unless the interval is shorter."""
 
-class Outcome(enum.StrEnum):
-    """How a round ended."""
+ABSENT_ALWAYS_MAX = 1
+"""So many absent ledgers are never too many, or a bookie of three could never delete one."""
 
-    DONE = "done"
-    ABORTED = "aborted"
-    """The metadata store did not answer, or not completely."""
-    STOPPED = "stopped"
-    """Too many ledgers would have gone at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class GarbageReport:
-    """What one round found and did."""
-
-    outcome: Outcome
-    local: int = 0
-    missing: int = 0
-    """Ledgers stored here that the listing did not have."""
-    deleted: int = 0
-    reason: str = ""
+PROOFS_SWEPT_MAX = 1000
+"""Old proofs of deletions that one round removes."""
 
 
-@dataclass(frozen=True, slots=True)
-class GarbageStatus:
-    """How reclaiming stands, since the start; for operators, flat."""
-
-    garbage_suspended: bool
-    garbage_stopped: str
-    """Why nothing is deleted without force; empty when nothing is wrong."""
-    garbage_outcome: str
-    """How the last round ended; empty before the first."""
-    garbage_missing_ledgers: int
-    """Ledgers stored here that the last listing did not have."""
-    garbage_deleted_ledgers: int
-    compacting: bool
-    compacted_files: int
-    moved_bytes: int
-    kept_files: int
-    """Files that compaction leaves alone because they are damaged."""
+class _StoreDoubtedError(Exception):
+    """The round is over: the store went back in time, or may have."""
 
 
 class GarbageCollector:
@@ -100,20 +82,29 @@ class GarbageCollector:
         instance_id: str,
         settings: GarbageSettings,
         metrics: Metrics,
+        bookie_id: str,
     ) -> None:
         self._clock = clock
         self._engine = engine
         self._ledgers = ledgers
         self._instance_id = instance_id
+        self._bookie_id = bookie_id
         self._settings = settings
         self._metrics = metrics
         self._interval = Pause()
         self._forced_rounds = 0
-        self._missing: dict[int, float] = {}
-        """What the last complete listing did not have, and when that was first so."""
+        self._memory = StoreMemory(Notes(engine.integrity, b"garbage/"))
+        self._absences = Absences(Notes(engine.integrity, b"absent/"))
+        self._forgetting = Forgetting(engine, Notes(engine.integrity, b"forget/"))
+        self._is_loaded = False
+        self._loading = asyncio.Lock()
+        self._complete_at: float | None = None
+        """When the last round began, if it was complete."""
         self._listing_seconds = 0.0
         self._lock = asyncio.Lock()
         self._deleted = 0
+        self._told = (False, False)
+        self._sweep_failed = False
         self.suspended = False
         """Whether an operator asked for no rounds."""
         self.last: GarbageReport | None = None
@@ -121,9 +112,8 @@ class GarbageCollector:
 
     @property
     def stopped(self) -> str:
-        """Why nothing is deleted until an operator forces it; empty when nothing is wrong."""
-        stopped = self.last is not None and self.last.outcome is Outcome.STOPPED
-        return self.last.reason if stopped and self.last is not None else ""
+        """Why an operator has to decide about deletions; empty when nothing is wrong."""
+        return self._memory.now.store_doubt or self._memory.now.absent_stop
 
     @property
     def settings(self) -> GarbageSettings:
@@ -147,11 +137,17 @@ class GarbageCollector:
     def status(self) -> GarbageStatus:
         """What an operator is told."""
         last, compactor = self.last, self._engine.compactor
+        first = self._absences.first()
+        will_go = first is not None and not self.stopped and not self.suspended
+        at_ms = self._clock.now_ms() + int(1000 * self._seconds_to_first()) if will_go else None
         return GarbageStatus(
             garbage_suspended=self.suspended,
             garbage_stopped=self.stopped,
             garbage_outcome="" if last is None else last.outcome.value,
             garbage_missing_ledgers=0 if last is None else last.missing,
+            garbage_waiting_ledgers=len(self._absences),
+            garbage_waiting_since_ms=None if first is None else first.since_ms,
+            garbage_first_deletion_at_ms=at_ms,
             garbage_deleted_ledgers=self._deleted,
             compacting=compactor.running,
             compacted_files=compactor.files,
@@ -164,11 +160,80 @@ class GarbageCollector:
         self._engine.compactor.wake(force=True)
 
     def wake(self, *, force: bool = False) -> None:
-        """Make the next round now; a forced one deletes however many ledgers are gone."""
+        """Make the next round now; a forced one deletes all absent ledgers, without their grace.
+
+        Raises:
+            BadRequestError: the store is in doubt, and force does not accept it.
+        """
         if force:
+            if self._memory.now.store_doubt:
+                raise BadRequestError(
+                    f"nothing is deleted by force while the store is in doubt: {self.stopped}"
+                )
             # What is found missing only now is deleted by the second round.
             self._forced_rounds = 2
         self._interval.end()
+
+    async def confirm_store(self) -> None:
+        """Believe the store as it is now; durable when it returns. It deletes nothing.
+
+        Ledgers that the store lacks are absent, as any others.
+
+        Raises:
+            BadRequestError: the store is not in doubt.
+            WrongClusterError: the store belongs to another cluster, or holds none.
+            MetadataUnavailableError: the store does not answer; the doubt stays.
+            DiskFullError: there is no room to remember that; the doubt stays after a restart.
+        """
+        async with self._lock:
+            await self._load()
+            doubt = self._memory.now.store_doubt
+            if not doubt:
+                raise BadRequestError("the metadata store is not in doubt: nothing to confirm")
+            marks = await self._ledgers.read_marks(self._bookie_id)
+            if marks.instance_id != self._instance_id:
+                raise WrongClusterError("the metadata store does not hold this bookie's cluster")
+            self._memory.accept(marks)
+            self._complete_at = None
+            await self._memory.save()
+            self._show()
+            _log.warning("metadata_store_confirmed", doubt=doubt)
+        self.wake()
+
+    async def doubt_store(self, reason: str) -> None:
+        """Delete nothing until an operator confirms the store; durable when it returns.
+
+        Raises:
+            DiskFullError: there is no room to remember that.
+        """
+        await self._load()
+        self._memory.doubt(reason)
+        await self._memory.save()
+        self._show()
+
+    async def keep(self, ledger_ids: Iterable[int] = ()) -> int:
+        """Have absent ledgers wait for a whole grace again: these, or all; returns how many.
+
+        Durable when it returns.
+
+        Raises:
+            BadRequestError: one of them does not wait, or none does; nothing changed.
+            DiskFullError: there is no room; a restart forgets it.
+        """
+        await self._load()
+        wanted = list(ledger_ids) or list(self._absences)
+        if not wanted:
+            raise BadRequestError("no ledger waits to be deleted")
+        for ledger_id in wanted:
+            if ledger_id not in self._absences:
+                raise BadRequestError(f"ledger {ledger_id} does not wait to be deleted")
+        observed = self._memory.now.observed_seconds + self._step(self._clock.monotonic())
+        self._absences.put(wanted, Absence(observed, self._clock.now_ms()))
+        await self._memory.save()
+        await self._absences.save()
+        _log.info("garbage_undeleted", ledgers=len(wanted))
+        self._interval.measure_again()
+        return len(wanted)
 
     async def run(self) -> NoReturn:
         """Make rounds until cancelled.
@@ -176,6 +241,7 @@ class GarbageCollector:
         Raises:
             StorageFailedError: the engine failed.
         """
+        await self._load()
         while True:
             await self._interval.wait(self._pause)
             if not self.suspended:
@@ -183,13 +249,44 @@ class GarbageCollector:
                 self._forced_rounds -= force
                 await self.round(force=force)
 
+    async def _load(self) -> None:
+        async with self._loading:
+            if self._is_loaded:
+                return
+            await self._memory.load()
+            await self._absences.load()
+            await self._forgetting.load()
+            self._is_loaded = True
+            self._show()
+
     def _pause(self) -> float:
-        """Seconds to the next round: soon, if something waits for its second listing."""
-        settings = self._settings
-        wanted = settings.interval_seconds
-        if self._missing and not self.stopped:
-            wanted = min(wanted, settings.grace_seconds)
+        """Seconds to the next round: soon, if it is forced or something is about to go."""
+        wanted = self._settings.interval_seconds
+        if self._forced_rounds:
+            wanted = min(wanted, FORCED_PAUSE_SECONDS)
+        if self._absences and not self.stopped and (left := self._seconds_to_first()):
+            # What was due and did not go waits for the store as usual.
+            wanted = min(wanted, max(left, 1.0))
         return max(wanted, LISTING_REST * self._listing_seconds)
+
+    def _seconds_to_first(self) -> float:
+        """Observed seconds until the first absent ledger has waited for its grace."""
+        first = self._absences.first()
+        assert first is not None, "nothing waits"
+        waited = self._memory.now.observed_seconds - first.since_seconds
+        return max(self._settings.grace_seconds - waited, 0.0)
+
+    def _step(self, now: float) -> float:
+        """The time since the last round that absent ledgers have waited, as far as it counts.
+
+        A process that was stopped for hours has not observed anything meanwhile.
+        """
+        if self._complete_at is None:
+            return 0.0
+        return min(now - self._complete_at, 2 * self._longest_pause())
+
+    def _longest_pause(self) -> float:
+        return max(self._settings.interval_seconds, LISTING_REST * self._listing_seconds)
 
     async def round(self, *, force: bool = False) -> GarbageReport:
         """One round, to its end.
@@ -203,37 +300,76 @@ class GarbageCollector:
                     report = await self._round(force=force)
                 except StorageFailedError:
                     raise
+                except _StoreDoubtedError:
+                    report = GarbageReport(RoundOutcome.STOPPED, reason=self.stopped)
                 except BookieError as error:
-                    report = GarbageReport(Outcome.ABORTED, reason=str(error))
+                    report = GarbageReport(RoundOutcome.ABORTED, reason=str(error))
             self._metrics.garbage_rounds_total.labels(report.outcome).inc()
-            self._metrics.garbage_stopped.set(report.outcome is Outcome.STOPPED)
+            self._show()
             self._tell(report)
             self.last = report
         return report
 
     async def _round(self, *, force: bool) -> GarbageReport:
-        local = await self._local_ids()
-        if not local:
-            self._missing = {}
-            return GarbageReport(Outcome.DONE)
+        await self._load()
         began = self._clock.monotonic()
-        before, self._missing = self._missing, {}
-        missing = await self._not_listed(local)
-        ended = self._clock.monotonic()
-        self._listing_seconds = ended - began
-        self._missing = {ledger_id: before.get(ledger_id, ended) for ledger_id in missing}
-        latest = began - self._settings.grace_seconds
-        gone = sorted(ledger_id for ledger_id in missing if before.get(ledger_id, ended) <= latest)
-        if not gone:
-            return GarbageReport(Outcome.DONE, len(local), len(missing))
-        if self._is_too_much(len(gone), len(local)) and not force:
-            reason = f"{len(gone)} of {len(local)} ledgers would be deleted at once"
-            return GarbageReport(Outcome.STOPPED, len(local), len(missing), reason=reason)
-        deleted = await self._delete(gone)
-        return GarbageReport(Outcome.DONE, len(local), len(missing), deleted)
+        step, self._complete_at = self._step(began), None
+        local = await self._local_ids()
+        await self._look_at_store()
+        old = await self._forgetting.find_due(self._memory.now.observed_seconds)
+        missing, is_empty = set[int](), False
+        if local or old:
+            missing, is_empty = await self._not_listed([*local, *old])
+        forgettable = missing.intersection(old)
+        missing -= forgettable
+        self._listing_seconds = self._clock.monotonic() - began
+        self._memory.observe(step)
+        waiting = self._absences
+        waiting.drop([ledger_id for ledger_id in waiting if ledger_id not in missing])
+        is_empty = is_empty and self._memory.now.has_listed
+        before = list(waiting)
+        if before and is_empty:
+            await self._stop_at_empty_store()
+        deleted = await self._sort_out(sorted(missing.difference(before)), is_empty=is_empty)
+        reason = self._stop_absent(len(local) - deleted)
+        if before and (force or not reason):
+            deleted += await self._delete_absent(before, force=force)
+            reason = self._stop_absent(len(local) - deleted)
+        await self._save()
+        self._complete_at = began
+        if not reason and not is_empty:
+            await self._forgetting.forget(forgettable, self._memory.now.observed_seconds)
+        await self._sweep()
+        outcome = RoundOutcome.STOPPED if reason else RoundOutcome.DONE
+        return GarbageReport(outcome, len(local), len(missing), deleted, len(waiting), reason)
 
-    def _is_too_much(self, gone: int, local: int) -> bool:
-        return gone > self._settings.stop_ledgers and gone > local * self._settings.stop_share
+    async def _look_at_store(self) -> None:
+        """Go on only with the bookie's own store, and only if it did not go back in time.
+
+        Raises:
+            WrongClusterError: it belongs to another cluster.
+            _StoreDoubtedError: it went back, now or earlier.
+        """
+        if self._memory.now.store_doubt:
+            raise _StoreDoubtedError
+        marks = await self._ledgers.read_marks(self._bookie_id)
+        if marks.instance_id not in ("", self._instance_id):
+            raise WrongClusterError("the metadata store belongs to another cluster now")
+        if self._memory.compare(marks):
+            await self._save()
+            raise _StoreDoubtedError
+        if not marks.instance_id:
+            raise WrongClusterError("the metadata store holds no cluster")
+
+    async def _stop_at_empty_store(self) -> NoReturn:
+        self._memory.doubt("the metadata store lists no ledger at all, and once had some")
+        await self._save()
+        raise _StoreDoubtedError
+
+    def _stop_absent(self, local: int) -> str:
+        """Why no absent ledger may go; empty if they may."""
+        share = self._settings.stop_share
+        return self._memory.stop_absent(len(self._absences), local, share, ABSENT_ALWAYS_MAX)
 
     async def _local_ids(self) -> list[int]:
         """The ids of all ledgers stored here, ascending; a snapshot from before any listing."""
@@ -244,30 +380,77 @@ class GarbageCollector:
             found += [stored.ledger_id for stored in page]
         return found
 
-    async def _not_listed(self, local: Iterable[int]) -> set[int]:
-        """The ids of `local` that a complete listing of the cluster does not have."""
-        missing = set(local)
+    async def _not_listed(self, local: Iterable[int]) -> tuple[set[int], bool]:
+        """The ids of `local` that a complete listing of the cluster lacks; whether it is empty."""
+        missing, is_empty = set(local), True
         async for ledger_id in self._ledgers.list_ids():
+            is_empty = False
             missing.discard(ledger_id)
-        return missing
+        if not is_empty:
+            self._memory.listed()
+        return missing, is_empty
 
-    async def _delete(self, gone: list[int]) -> int:
-        """Delete what a direct read does not find, either; returns how many ledgers went.
+    async def _sort_out(self, missing: list[int], *, is_empty: bool) -> int:
+        """Delete those whose deletion is proven, note the others as absent; returns how many went.
+
+        Each chunk is looked up, and then deleted, by itself: after an error the next round goes on.
+        """
+        deleted = 0
+        for start in range(0, len(missing), DELETIONS_AT_ONCE):
+            proven: list[int] = []
+            absent: list[int] = []
+            for first in range(start, min(start + DELETIONS_AT_ONCE, len(missing)), READS_AT_ONCE):
+                end = min(first + READS_AT_ONCE, start + DELETIONS_AT_ONCE)
+                some = await self._without_metadata(missing[first:end])
+                # After the read above: creating a ledger again removes its proof.
+                found = await self._ledgers.find_deleted(some) if some else set()
+                proven += [ledger_id for ledger_id in some if ledger_id in found]
+                absent += [ledger_id for ledger_id in some if ledger_id not in found]
+            if absent and is_empty:
+                await self._stop_at_empty_store()
+            if absent:
+                since = self._memory.now.observed_seconds
+                self._absences.put(absent, Absence(since, self._clock.now_ms()))
+            if proven:
+                deleted += await self._delete(proven, lambda _: True)
+        return deleted
+
+    async def _delete_absent(self, before: list[int], *, force: bool) -> int:
+        """Delete absent ledgers whose grace is over, or with `force` all that were absent `before`.
 
         All of them are read before the first is deleted: an error means that nothing is.
         """
-        if await self._ledgers.instance_id() != self._instance_id:
-            raise WrongClusterError("the metadata store belongs to another cluster now")
-        confirmed: list[int] = []
-        for start in range(0, len(gone), READS_AT_ONCE):
-            confirmed += await self._without_metadata(gone[start : start + READS_AT_ONCE])
+        waiting = self._absences
+        latest = self._memory.now.observed_seconds - self._settings.grace_seconds
+        due = {
+            ledger_id: absence
+            for ledger_id in before
+            if (absence := waiting.get(ledger_id)) is not None
+            and (force or absence.since_seconds <= latest)
+        }
+        ids = sorted(due)
+        gone: list[int] = []
+        for start in range(0, len(ids), READS_AT_ONCE):
+            gone += await self._without_metadata(ids[start : start + READS_AT_ONCE])
+        # What an operator keeps meanwhile has another absence now.
+        return await self._delete(gone, lambda one: waiting.get(one) is due[one]) if gone else 0
+
+    async def _delete(self, gone: list[int], may_go: Callable[[int], bool]) -> int:
+        """Delete ledgers durably, as far as each may go at the last moment; returns how many went.
+
+        Raises:
+            WrongClusterError, _StoreDoubtedError: see `_look_at_store`; nothing was deleted.
+            DiskFullError: a deletion could not be recorded.
+        """
         deleted = 0
-        for start in range(0, len(confirmed), DELETIONS_AT_ONCE):
+        await self._look_at_store()
+        for start in range(0, len(gone), DELETIONS_AT_ONCE):
             waiters = []
-            for ledger_id in confirmed[start : start + DELETIONS_AT_ONCE]:
+            for ledger_id in gone[start : start + DELETIONS_AT_ONCE]:
                 state = await self._engine.load(ledger_id)
-                if not state.deleted:
+                if not state.deleted and may_go(ledger_id):
                     waiters.append(self._engine.admission.delete(state, self._clock.now_ms()))
+                    self._absences.drop([ledger_id])
             for waiter in waiters:
                 reply = await waiter
                 if reply.status is not Status.OK:
@@ -275,15 +458,13 @@ class GarbageCollector:
                 deleted += 1
                 self._deleted += 1
                 self._metrics.garbage_ledgers_total.inc()
-        for ledger_id in confirmed:
-            del self._missing[ledger_id]
         # The pages of the ledgers and the files that held them go now, not at the next checkpoint.
         self._engine.compactor.wake()
         return deleted
 
     async def _without_metadata(self, ledger_ids: list[int]) -> list[int]:
         """Those that a direct read does not find."""
-        found = await together(map(self._exists, ledger_ids))
+        found = await gather(map(self._exists, ledger_ids))
         return [one for one, exists in zip(ledger_ids, found, strict=True) if not exists]
 
     async def _exists(self, ledger_id: int) -> bool:
@@ -294,12 +475,38 @@ class GarbageCollector:
         _log.error("listing_not_complete", ledger_id=ledger_id)
         return True
 
+    async def _save(self) -> None:
+        """Have what changed survive a restart; a full device only delays that."""
+        with suppress(DiskFullError):
+            if self._memory.is_due or self._absences.has_changes:
+                # First the time, which the absences count in.
+                await self._memory.save()
+                await self._absences.save()
+
+    async def _sweep(self) -> None:
+        """Remove some old proofs; what goes wrong is tried again by the next round."""
+        try:
+            await self._ledgers.sweep_deletions(self._settings.proof_seconds, PROOFS_SWEPT_MAX)
+        except BookieError as error:
+            if not self._sweep_failed:
+                _log.warning("proofs_not_swept", reason=str(error))
+            self._sweep_failed = True
+        else:
+            self._sweep_failed = False
+
+    def _show(self) -> None:
+        """Bring the metrics up to date, and tell once why an operator has to decide."""
+        self._metrics.garbage_stopped.set(bool(self.stopped))
+        self._metrics.garbage_waiting_ledgers.set(len(self._absences))
+        stops = bool(self._memory.now.store_doubt), bool(self._memory.now.absent_stop)
+        if stops > self._told:
+            _log.error("garbage_collection_stopped", reason=self.stopped)
+        self._told = stops
+
     def _tell(self, report: GarbageReport) -> None:
         """One line for a round that did something, or that went wrong in a new way."""
         if report.deleted:
             _log.info("garbage_deleted", ledgers=report.deleted, of=report.local)
         known = self.last is not None and self.last.outcome is report.outcome
-        if report.outcome is Outcome.STOPPED and not known:
-            _log.error("garbage_collection_stopped", reason=report.reason)
-        if report.outcome is Outcome.ABORTED and not known:
+        if report.outcome is RoundOutcome.ABORTED and not known:
             _log.warning("garbage_collection_aborted", reason=report.reason)

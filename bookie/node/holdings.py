@@ -23,6 +23,16 @@ class Holding:
     last: int
     stripe: Stripe
 
+    @property
+    def entries(self) -> int:
+        """How many ids these are."""
+        modulus, count = self.stripe.modulus, self.stripe.count
+        if modulus == 0:
+            return self.last - self.first + 1
+        first, end = (at - self.stripe.first_residue for at in (self.first, self.last + 1))
+        rounds = (end // modulus - first // modulus) * count
+        return rounds + min(end % modulus, count) - min(first % modulus, count)
+
     def count_below(self, ids: Ids) -> Ids:
         """How many ids of the stripe lie in ``0 … id - 1``, for each of `ids`."""
         modulus, count = self.stripe.modulus, self.stripe.count
@@ -37,7 +47,7 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """Entries that should be there and are not. `first` is -1 when there is none."""
+    """Entries that should be here and are missing. `first` is -1 if all are here."""
 
     count: int = 0
     first: int = -1
@@ -48,11 +58,17 @@ class Missing:
 
 
 def holdings(metadata: LedgerMetadata, bookie_id: str) -> Iterator[Holding]:
-    """What `bookie_id` should hold of a closed ledger, by ensembles and write sets, ascending."""
+    """What `bookie_id` should hold by ensembles and write sets, ascending.
+
+    Of a ledger that is not closed these are the fragments before the last, whose ends are known.
+    """
     quorum = Quorum(metadata.ensemble_size, metadata.write_quorum_size, metadata.ack_quorum_size)
     firsts = [fragment.first_entry_id for fragment in metadata.fragments]
     # Arithmetic with the number behind the last id of all is not for 64 bits.
-    end = min(metadata.last_entry_id, MAX_ID - 1)
+    end = (
+        metadata.last_entry_id if metadata.is_closed else metadata.last_fragment.first_entry_id - 1
+    )
+    end = min(end, MAX_ID - 1)
     lasts = [*(min(first - 1, end) for first in firsts[1:]), end]
     for fragment, last in zip(metadata.fragments, lasts, strict=True):
         for slot, name in enumerate(fragment.bookies):

@@ -1,8 +1,8 @@
-"""Whose directories these are: the decision about cookies, as a table, and its execution.
+"""The owner of the directories: the decision about cookies, as a table, and its execution.
 
 A cookie stands in the metadata store and in each directory. A copy that is missing or differs means
-that a disk was exchanged, emptied or mixed up, and that this bookie would answer "no such entry"
-about entries it acknowledged; it must not start. A missing cookie is never made again.
+that a disk was exchanged, emptied or mixed up. The bookie would then deny entries that it had
+acknowledged, so it must not start. A missing cookie is never made again.
 
 ===========  ==========================  ==============================================
 metadata     directories                 decision
@@ -17,9 +17,12 @@ READY        all equal                   start
 READY        any missing or different    refuse
 ===========  ==========================  ==============================================
 
-Stamping: metadata cookie NEW with a fresh unique id, then a durable cookie in each directory, then
-whatever a bookie must never be without (its empty index), then compare-and-set to READY. Whatever a
-crash leaves between the steps is one of the rows above.
+Stamping writes the metadata cookie as NEW with a fresh unique id. A durable cookie in each
+directory follows, then the empty index. At last it sets the metadata cookie to READY by
+compare-and-set. After a crash between the steps one of the rows above applies.
+
+A stamped bookie is in doubt, and its cookie says so: the same id may have acknowledged entries
+before, with directories that are gone. `own_cookie` explains state numbers.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ from bookie.cluster.cookies import CookieManager
 from bookie.env import Environment
 from bookie.errors import CookieError, FormatError
 from bookie.formats.cookie import Cookie, CookieState, decode_cookie, encode_cookie
+from bookie.node.own_cookie import OwnCookie, StateComparison, compare_states
 from bookie.storage.directories import Directories
 
 
@@ -45,7 +49,7 @@ class Decision(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """One directory as it was found. `cookie` is None when there is none."""
+    """One directory as it was found; `cookie` is None if it has no cookie."""
 
     path: str
     cookie: Cookie | None
@@ -67,6 +71,11 @@ def decide(
     _refuse_difference(expected, recorded, "the metadata store")
     for root in roots:
         if root.cookie is not None:
+            if root.cookie.bookie_id != bookie_id:
+                raise CookieError(
+                    f"{root.path} holds data of bookie {root.cookie.bookie_id}, and this is bookie "
+                    f"{bookie_id}: give each bookie its own directories back"
+                )
             _refuse_difference(recorded, root.cookie, root.path, with_unique_id=True)
         elif recorded.state is CookieState.READY:
             raise CookieError(
@@ -97,9 +106,18 @@ def _refuse_difference(
         theirs = replace(theirs, unique_id=ours.unique_id)
     different = ours.differences(theirs)
     if different:
-        raise CookieError(
-            f"the cookie in {where} differs from this bookie in its {', '.join(different)}"
-        )
+        sentence = f"the cookie in {where} differs from this bookie in its {', '.join(different)}"
+        if {"journal directories", "ledger directories"}.issuperset(different):
+            sentence += "; if you moved its directories, finish with `bookie cookie move`"
+        raise CookieError(sentence)
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedDirectories:
+    """The directories are this bookie's."""
+
+    decision: Decision
+    cookie: OwnCookie
 
 
 async def ensure_identity(
@@ -109,7 +127,7 @@ async def ensure_identity(
     bookie_id: str,
     instance_id: str,
     furnish: Callable[[], None] = lambda: None,
-) -> Decision:
+) -> ClaimedDirectories:
     """Make sure that the directories are this bookie's; stamp them if they are new.
 
     `furnish` makes, in a worker thread, what a bookie that is ready always has; after an
@@ -126,16 +144,21 @@ async def ensure_identity(
         instance_id=instance_id,
         unique_id=environment.clock.nonce().hex(),
         state=CookieState.NEW,
+        is_in_doubt=True,
     )
     roots = await environment.workers.run("read", _look, directories)
-    recorded = await cookies.read(bookie_id)
+    recorded = await cookies.read_latest(bookie_id)
     decision = decide(bookie_id, expected, recorded.value if recorded else None, roots)
     if decision is Decision.START:
-        return decision
+        assert recorded is not None
+        found = [(root.path, root.cookie) for root in roots if root.cookie is not None]
+        comparison = compare_states(recorded.value, found)
+        own = OwnCookie(environment, directories, cookies, recorded.value, comparison)
+        return ClaimedDirectories(decision, own)
     if recorded is None:
         recorded = await cookies.create(expected)
     environment.failpoints.hit("cookie.after_metadata_new")
-    ready = replace(recorded.value, state=CookieState.READY)
+    ready = replace(recorded.value, state=CookieState.READY, is_in_doubt=True)
     for root in roots:
         if root.cookie is None:
             await environment.workers.run(
@@ -146,7 +169,10 @@ async def ensure_identity(
     environment.failpoints.hit("cookie.before_ready")
     await cookies.write(ready, recorded.version)
     environment.failpoints.hit("cookie.after_ready")
-    return decision
+    comparison = StateComparison(ready.state_number)
+    return ClaimedDirectories(
+        decision, OwnCookie(environment, directories, cookies, ready, comparison)
+    )
 
 
 def _look(directories: Directories) -> list[Root]:

@@ -1,19 +1,20 @@
-"""Taking ledgers out of limbo that have lost nothing, and saying what the others wait for.
+"""Take ledgers out of limbo that have lost nothing, and say what the others wait for.
 
-A ledger leaves limbo when its metadata says that it is closed, and every entry that ensembles and
-write sets give to this bookie is here and reads as what it should be. A ledger that is not closed
-stays: where it ends is for its next recovery to say, without this bookie's word. What is missing
-has to come from other bookies.
+A ledger leaves limbo if its metadata says CLOSED and every entry that this bookie must have is here
+and intact. A ledger that is not closed stays in limbo: its next recovery decides the end, without
+this bookie. Of such a ledger the check reads only the fragments before the last. Missing entries
+have to come from other bookies.
 
-A check goes over all ledgers of the metadata store, not only those in limbo: a recovery that was
-under way while this bookie lost its data may have named it since, and its entries may be gone, too.
-When every ledger is whole the doubt is over, durably.
+A check covers all ledgers of the metadata store, not only those in limbo. A recovery that ran while
+this bookie lost its data may have named it since, and those entries may be gone, too. Missing
+entries put the bookie in doubt, durably. When every ledger is whole the doubt ends, durably.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import NoReturn
 
@@ -21,6 +22,7 @@ from bookie.cluster.ledgers import LedgerManager
 from bookie.config import NodeSettings
 from bookie.env import Environment, Pause
 from bookie.errors import (
+    BookieError,
     CorruptionError,
     DiskFullError,
     MetadataError,
@@ -32,11 +34,13 @@ from bookie.formats.entry import verify_batch
 from bookie.formats.ledger_metadata import LedgerMetadata
 from bookie.ids import MAX_ID, NO_ENTRY, Status
 from bookie.node.holdings import Holding, Missing, holdings, missing_of
-from bookie.node.integrity import names
+from bookie.node.limbo_entry import names
+from bookie.protocol.quorum import Stripe
+from bookie.storage.admission import Waiter
 from bookie.storage.engine import Engine
-from bookie.storage.index import INTEGRITY_IN_LIMBO, INTEGRITY_SOUND
-from bookie.storage.ledger_state import LedgerState
-from bookie.storage.reader import ReadResult, Stripe
+from bookie.storage.index.entry_index import INTEGRITY_IN_LIMBO, INTEGRITY_SOUND
+from bookie.storage.ledger_state import LocalLedger
+from bookie.storage.reader import ReadResult
 from bookie.telemetry import Metrics, event_log
 
 _log = event_log(__name__)
@@ -62,17 +66,17 @@ class CheckReport:
     waiting: int = 0
     """In limbo and not closed: a recovery has to find their ends."""
     incomplete: int = 0
-    """Closed, and something is missing or cannot be read."""
+    """Something of what is closed in them is missing or cannot be read."""
     missing_entries: int = 0
     unreadable_entries: int = 0
     problems: tuple[str, ...] = ()
     """A sentence for each ledger that is not whole, as many as are worth reading."""
     whole: bool = False
-    """Whether the doubt is over."""
+    """Whether nothing was missing, unreadable, damaged or waiting, and nothing is in doubt."""
 
 
 @dataclass(slots=True)
-class _Found:
+class _Progress:
     """A report while it is made."""
 
     report: CheckReport = field(default_factory=CheckReport)
@@ -88,7 +92,10 @@ class _Found:
 
 
 class IntegrityCheck:
-    """The check of one bookie, again and again while there is doubt, and whenever asked for."""
+    """The check of one bookie, again and again while there is doubt, and whenever asked for.
+
+    `end_doubt` tells the metadata store that the doubt is over, and then calls what ends it here.
+    """
 
     def __init__(
         self,
@@ -97,8 +104,8 @@ class IntegrityCheck:
         ledgers: LedgerManager,
         settings: NodeSettings,
         metrics: Metrics,
-        *,
         bookie_id: str,
+        end_doubt: Callable[[Callable[[], Awaitable[None]]], Awaitable[None]],
     ) -> None:
         self._env = environment
         self._engine = engine
@@ -106,11 +113,15 @@ class IntegrityCheck:
         self._settings = settings
         self._metrics = metrics
         self._bookie_id = bookie_id
+        self._end_doubt = end_doubt
         self._asked = False
         self._interval, self._rest = Pause(), Pause()
         self._lock = asyncio.Lock()
         self.report: CheckReport | None = None
-        """What the last check found; None before the first."""
+        """What the last check that came to its end found; None before the first."""
+        self.unfinished = "no check was made since the start"
+        """Why less is known than a check tells; empty once one came to its end."""
+        metrics.limbo_ledgers.set_function(lambda: engine.admission.limbo.ledgers)
 
     def start(self) -> None:
         """Have a check made now, or a second one if one is being made."""
@@ -133,17 +144,33 @@ class IntegrityCheck:
         """Whether there is doubt about what is stored."""
         return self._engine.needs_integrity_check
 
+    @property
+    def whole(self) -> bool:
+        """Whether the last check came to its end and found all, and nothing was found since."""
+        report = None if self.unfinished else self.report
+        return report is not None and report.whole and not self.needed
+
     def status(self) -> dict[str, object]:
-        """For an operator: whether a check is needed or running, and what the last one found."""
-        report = None if self.report is None else asdict(self.report)
-        return {"needed": self.needed, "running": self.running, "report": report}
+        """For an operator: whether all is here, and what the last check found.
+
+        ``whole`` is true only if that is known. ``unfinished`` says why it is not.
+        """
+        return {
+            "needed": self.needed,
+            "running": self.running,
+            "whole": self.whole,
+            "unfinished": self.unfinished,
+            "report": None if self.report is None else asdict(self.report),
+        }
 
     async def run(self) -> NoReturn:
-        """Check, until cancelled; trouble with the metadata store is for the next time.
+        """Check until cancelled. An error of the metadata store postpones a check to the next time.
 
-        A check goes over all ledgers, so that what waits for somebody else is looked at ever less
-        often, down to once in `PAUSE_SECONDS_MAX`.
+        A check covers all ledgers. While ledgers wait for another client, checks become rarer, down
+        to one in `PAUSE_SECONDS_MAX`.
         """
+        with suppress(CorruptionError):
+            await self._engine.admission.limbo.count(self._engine.ledgers)
         longer = 1.0
 
         def pause() -> float:
@@ -156,7 +183,7 @@ class IntegrityCheck:
                     async with self._lock:
                         self._asked = False
                         self._interval.clear()
-                        await self._check()
+                        await self._finish_check()
                 except (MetadataError, CorruptionError, DiskFullError) as error:
                     _log.warning("integrity_check_stopped", reason=str(error))
             if await self._interval.wait(pause):
@@ -173,15 +200,24 @@ class IntegrityCheck:
             StorageFailedError: the engine failed.
         """
         async with self._lock:
-            return await self._check()
+            return await self._finish_check()
 
     @property
     def running(self) -> bool:
         """Whether a check is being made, or will be at once."""
         return self._lock.locked() or self._asked
 
+    async def _finish_check(self) -> CheckReport:
+        try:
+            report = await self._check()
+        except BookieError as error:
+            self.unfinished = f"the last check could not be finished: {error}"
+            raise
+        self.unfinished = ""
+        return report
+
     async def _check(self) -> CheckReport:
-        found = _Found()
+        found = _Progress()
         async for versioned in self._ledgers.list_all():
             if names(versioned.value, self._bookie_id):
                 await self._look_at(versioned.value, found)
@@ -189,10 +225,15 @@ class IntegrityCheck:
         report = found.report
         damage = self._engine.scrubber.findings
         whole = not (report.waiting or report.incomplete or damage)
-        if whole and self._engine.integrity.value == INTEGRITY_IN_LIMBO:
-            await self._engine.integrity.set(INTEGRITY_SOUND)
-        self.report = replace(report, whole=not self.needed)
-        self._metrics.limbo_ledgers.set(report.waiting + report.incomplete)
+        if not whole:
+            await self._doubt()
+        elif self._engine.integrity.value == INTEGRITY_IN_LIMBO:
+            await self._end_doubt(lambda: self._engine.integrity.set(INTEGRITY_SOUND))
+            if self._engine.scrubber.findings:
+                # The scrubber found them while that was written, and saw the doubt there still.
+                await self._doubt()
+        self.report = replace(report, whole=whole and not self.needed)
+        self._metrics.missing_entries.set(report.missing_entries)
         _log.info(
             "integrity_checked",
             ledgers=report.ledgers,
@@ -203,7 +244,12 @@ class IntegrityCheck:
         )
         return self.report
 
-    async def _look_at(self, metadata: LedgerMetadata, found: _Found) -> None:
+    async def _doubt(self) -> None:
+        """Have the doubt outlive this process, and checks go on."""
+        if self._engine.integrity.value == INTEGRITY_SOUND:
+            await self._engine.integrity.set(INTEGRITY_IN_LIMBO)
+
+    async def _look_at(self, metadata: LedgerMetadata, found: _Progress) -> None:
         ledger_id = metadata.ledger_id
         found.count(ledgers=1)
         try:
@@ -216,19 +262,15 @@ class IntegrityCheck:
         except CorruptionError as error:
             found.count(f"ledger {ledger_id} cannot be checked: {error}", incomplete=1)
 
-    async def _decide(self, state: LedgerState, metadata: LedgerMetadata, found: _Found) -> None:
+    async def _decide(self, state: LocalLedger, metadata: LedgerMetadata, found: _Progress) -> None:
         ledger_id = metadata.ledger_id
         if state.limbo:
             found.limbo_seen.add(ledger_id)
-        if not metadata.is_closed:
-            if state.limbo:
-                found.count(f"ledger {ledger_id} is not closed", waiting=1)
-            return
         missing, unreadable = Missing(), Missing()
         for holding in holdings(metadata, self._bookie_id):
             stored = self._engine.entry_ranges(state, holding.first, holding.last)
             missing = missing.plus(await missing_of(holding, stored))
-        if state.limbo and not missing.count:
+        if state.limbo and metadata.is_closed and not missing.count:
             unreadable = await self._unreadable(state, metadata)
         if missing.count or unreadable.count:
             problem = f"ledger {ledger_id}: {missing.count} entries are missing"
@@ -241,12 +283,17 @@ class IntegrityCheck:
                 unreadable_entries=unreadable.count,
             )
             if not state.limbo:
+                await self._doubt()
                 await self._set_limbo(state, in_limbo=True)
+        elif state.limbo and not metadata.is_closed:
+            found.count(f"ledger {ledger_id} is not closed", waiting=1)
         elif state.limbo:
+            # The fence that closed it may be lost, and limbo kept unnamed writers out until now.
+            await self._wait_for(state, self._engine.admission.fence(state, metadata.password_key))
             await self._set_limbo(state, in_limbo=False)
             found.count(released=1)
 
-    async def _unreadable(self, state: LedgerState, metadata: LedgerMetadata) -> Missing:
+    async def _unreadable(self, state: LocalLedger, metadata: LedgerMetadata) -> Missing:
         """Read everything that should be here, with its digests; nothing of it is missing."""
         digester = digester_for_key(metadata.digest_type, metadata.password_key)
         result = Missing()
@@ -264,7 +311,7 @@ class IntegrityCheck:
                         return result
         return result
 
-    async def _answers(self, state: LedgerState, holding: Holding) -> AsyncIterator[ReadResult]:
+    async def _answers(self, state: LocalLedger, holding: Holding) -> AsyncIterator[ReadResult]:
         """What reading `holding` from its start to its end brings: batches, and what failed."""
         stripe = Stripe(holding.stripe.modulus, holding.stripe.first_residue, holding.stripe.count)
         following = holding.first
@@ -290,27 +337,32 @@ class IntegrityCheck:
     async def _keep_to_the_rate(self, size: int) -> None:
         await self._rest.wait(lambda: size / self._settings.integrity_check_bytes_per_second)
 
-    async def _release_others(self, found: _Found) -> None:
+    async def _release_others(self, found: _Progress) -> None:
         """Ledgers in limbo that are gone, or that do not name this bookie any more."""
         after = NO_ENTRY
         while after != MAX_ID:
             page, after = await self._engine.ledgers(after, LEDGERS_PER_PAGE)
             for item in page:
                 if item.row.limbo and item.ledger_id not in found.limbo_seen:
-                    await self._release_other(item.ledger_id)
+                    await self._release_other(item.ledger_id, found)
 
-    async def _release_other(self, ledger_id: int) -> None:
+    async def _release_other(self, ledger_id: int, found: _Progress) -> None:
         try:
             metadata = (await self._ledgers.read(ledger_id)).value
         except NoSuchLedgerError:
-            # Nobody asks for it; it leaves with its data.
+            # It is deleted, and leaves limbo with its data.
             return
-        if metadata.is_closed and not names(metadata, self._bookie_id):
+        if names(metadata, self._bookie_id) or not metadata.is_closed:
+            found.count(f"ledger {ledger_id} is in limbo and changed meanwhile", waiting=1)
+        else:
             await self._set_limbo(await self._engine.load(ledger_id), in_limbo=False)
 
-    async def _set_limbo(self, state: LedgerState, *, in_limbo: bool) -> None:
+    async def _set_limbo(self, state: LocalLedger, *, in_limbo: bool) -> None:
         admission = self._engine.admission
-        outcome = await admission.set_limbo(state, in_limbo=in_limbo, fence=False)
+        await self._wait_for(state, admission.set_limbo(state, in_limbo=in_limbo, fence=False))
+
+    async def _wait_for(self, state: LocalLedger, waiter: Waiter) -> None:
+        outcome = await waiter
         if self._engine.failure is not None:
             raise StorageFailedError(str(self._engine.failure))
         if outcome.status is not Status.OK:

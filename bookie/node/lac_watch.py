@@ -9,12 +9,12 @@ from collections.abc import Callable
 
 from bookie.formats.commands import LacState
 from bookie.ids import NO_ENTRY, Status
-from bookie.storage.ledger_state import LedgerState
+from bookie.storage.ledger_state import LocalLedger
 
 LacCallback = Callable[[LacState], None]
 
 
-def lac_state(state: LedgerState) -> LacState:
+def lac_state(state: LocalLedger) -> LacState:
     """What a watcher hears about the ledger now."""
     if state.deleted or not state.exists:
         return LacState(state.ledger_id, NO_ENTRY, state.fenced, Status.NO_SUCH_LEDGER)
@@ -50,8 +50,8 @@ class LacWatches:
         """Whether `callback` is still to be called for the ledger."""
         return callback in self._watchers.get(ledger_id, ())
 
-    def notify(self, state: LedgerState) -> None:
-        """The ledger changed. Costs one look-up when nobody watches it."""
+    def notify(self, state: LocalLedger) -> None:
+        """Tell the watchers of a ledger that it changed. Costs one look-up without watchers."""
         callbacks = self._watchers.get(state.ledger_id)
         if callbacks:
             update = lac_state(state)

@@ -1,8 +1,8 @@
 """Answers about what is stored: entries, the last add confirmed, listings.
 
 A negative answer is given only when it is known to be true: a ledger in limbo answers
-UNKNOWN_LEDGER_STATE instead, and an entry that the index knows but the disk does not give is an
-I/O error.
+UNKNOWN_LEDGER_STATE instead. An entry that the index knows but the disk does not give is an I/O
+error.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from bookie.config import NodeSettings
 from bookie.errors import BadRequestError, NoSuchLedgerError
 from bookie.formats.commands import LacReply, LedgerRow, ReadCommand, ReadReply
 from bookie.ids import MAX_ID, NO_ENTRY, Status
+from bookie.protocol.quorum import EVERY_ID, Stripe
 from bookie.storage.engine import Engine
-from bookie.storage.ledger_state import LedgerState
-from bookie.storage.reader import ALL_IDS, ReadResult, Stripe
+from bookie.storage.ledger_state import LocalLedger
+from bookie.storage.reader import ReadResult
 from bookie.telemetry import event_log
 
 _log = event_log(__name__)
@@ -27,7 +28,7 @@ IdRanges = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 LEDGERS_PER_PAGE = 1000
 
 
-class Reads:
+class EntryReads:
     """Reading on one engine. Keys and fences have been dealt with by the caller."""
 
     def __init__(self, engine: Engine, settings: NodeSettings) -> None:
@@ -39,7 +40,7 @@ class Reads:
         limit = self._settings.read_bytes_max
         return min(command.max_bytes or limit, limit)
 
-    def try_read(self, state: LedgerState, command: ReadCommand) -> ReadReply | None:
+    def try_read(self, state: LocalLedger, command: ReadCommand) -> ReadReply | None:
         """What `read` returns, if it is one entry and no device has to be waited for; else None."""
         first = command.first_entry_id
         if not 0 <= first == command.last_entry_id <= MAX_ID or command.stripe_modulus:
@@ -52,7 +53,7 @@ class Reads:
         found.close()
         return None
 
-    async def read(self, state: LedgerState, command: ReadCommand) -> ReadReply:
+    async def read(self, state: LocalLedger, command: ReadCommand) -> ReadReply:
         """The wanted entries, up to the first hole or limit; `problem_of` found none."""
         first, last = command.first_entry_id, command.last_entry_id
         if state.deleted or not state.exists:
@@ -60,7 +61,7 @@ class Reads:
             return _negative_read(state, Status.NO_SUCH_LEDGER, "no such ledger", wanted)
         if first == NO_ENTRY:
             result = await self._last_entry(state)
-            # In limbo nobody knows which entry is the last.
+            # In limbo the last entry is unknown.
             if result is None or state.limbo:
                 return _negative_read(
                     state, Status.NO_SUCH_ENTRY, "the ledger has no entry here", 0
@@ -80,7 +81,7 @@ class Reads:
             )
         return _reply(state, result)
 
-    async def read_lac(self, state: LedgerState) -> LacReply:
+    async def read_lac(self, state: LocalLedger) -> LacReply:
         """What this bookie knows about the end of the ledger."""
         if state.deleted or not state.exists:
             return self._negative_lac(state, Status.NO_SUCH_LEDGER, "no such ledger")
@@ -98,7 +99,7 @@ class Reads:
             return self._negative_lac(state, Status.UNKNOWN_LEDGER_STATE, "in limbo")
         return LacReply(Status.OK, "", last_entry, state.lac_packet, state.max_lac, state.fenced)
 
-    async def entries(self, state: LedgerState, first: int, last: int) -> AsyncIterator[IdRanges]:
+    async def entries(self, state: LocalLedger, first: int, last: int) -> AsyncIterator[IdRanges]:
         """Ranges of stored ids; `last` -1 means to the end.
 
         Raises:
@@ -136,8 +137,8 @@ class Reads:
             if after == MAX_ID:
                 return
 
-    async def _last_entry(self, state: LedgerState) -> ReadResult | None:
-        """The stored entry with the highest id, or why it cannot be read; None if there is none.
+    async def _last_entry(self, state: LocalLedger) -> ReadResult | None:
+        """The stored entry with the highest id, or why it cannot be read; None in an empty ledger.
 
         The state may be above it: after the journal refused an add, and after a crash that left
         a row of the index with ids whose entries had not become durable.
@@ -152,11 +153,11 @@ class Reads:
         _log.warning("last_entry_not_stored", ledger_id=state.ledger_id, stored=last)
         return None if last == NO_ENTRY else await self._read_one(state, last)
 
-    async def _read_one(self, state: LedgerState, entry_id: int) -> ReadResult:
+    async def _read_one(self, state: LocalLedger, entry_id: int) -> ReadResult:
         found = self._engine.read_one(state, entry_id)
         return found if isinstance(found, ReadResult) else await found
 
-    async def _find_last(self, state: LedgerState) -> int:
+    async def _find_last(self, state: LocalLedger) -> int:
         """The highest id of the listing, which the state's bound becomes."""
         before = state.last_entry_id, state.comparisons
         highest = NO_ENTRY
@@ -167,14 +168,14 @@ class Reads:
             state.last_entry_id = highest
         return highest
 
-    def _negative_lac(self, state: LedgerState, status: Status, message: str) -> LacReply:
+    def _negative_lac(self, state: LocalLedger, status: Status, message: str) -> LacReply:
         if state.limbo:
             status = Status.UNKNOWN_LEDGER_STATE
             message = "this bookie may have lost entries of the ledger"
         return LacReply(status, message, b"", b"", state.max_lac, state.fenced)
 
 
-def _reply(state: LedgerState, result: ReadResult) -> ReadReply:
+def _reply(state: LocalLedger, result: ReadResult) -> ReadReply:
     following = min(result.next_entry_id, MAX_ID)
     if result.batch is None and result.stopped_by is not Status.OK:
         if result.stopped_by is Status.NO_SUCH_ENTRY:
@@ -186,7 +187,7 @@ def _reply(state: LedgerState, result: ReadResult) -> ReadReply:
     return ReadReply(Status.OK, "", result.batch, following, stopped_by, state.max_lac)
 
 
-def _negative_read(state: LedgerState, status: Status, message: str, following: int) -> ReadReply:
+def _negative_read(state: LocalLedger, status: Status, message: str, following: int) -> ReadReply:
     if state.limbo:
         status = Status.UNKNOWN_LEDGER_STATE
         message = "this bookie may have lost entries of the ledger"
@@ -232,5 +233,5 @@ def _first_wanted(command: ReadCommand) -> int:
 
 def _stripe(command: ReadCommand) -> Stripe:
     if not command.stripe_modulus or command.first_entry_id == NO_ENTRY:
-        return ALL_IDS
+        return EVERY_ID
     return Stripe(command.stripe_modulus, command.stripe_first_residue, command.stripe_count)

@@ -3,17 +3,22 @@
 1. the directories are locked for this process;
 2. the cookies are compared, or stamped if the bookie is new;
 3. the engine boots: index, replay, new journal;
-4. if durable data may have been lost, every ledger of this bookie is in limbo, open ones fenced;
+4. if acknowledged data may be lost, the bookie gets a new incarnation; then every ledger that names
+   the bookie enters limbo;
 5. requests are served; beside them the ledgers in limbo are checked.
 
-Registration comes after all of it and belongs to the caller: nobody may be told that this bookie is
-there before it can be believed.
+Both steps of 4 are durable, and in this order. A ledger that was created before the new incarnation
+was known is listed and enters limbo. The writer of a later ledger learns the new incarnation, or is
+refused.
+
+Registration comes last and belongs to the caller: clients must not find a bookie before its answers
+can be trusted.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -22,21 +27,23 @@ import bookie
 from bookie.cluster.cookies import CookieManager
 from bookie.cluster.ledgers import LedgerManager
 from bookie.config import GarbageSettings, NodeSettings, StorageSettings
-from bookie.env import Environment
+from bookie.env import Environment, is_disk_full
 from bookie.errors import ConfigurationError, DiskFullError, StorageFailedError
 from bookie.node.bookie import Bookie, open_bookie
 from bookie.node.disk_watch import DiskWatch
 from bookie.node.garbage import GarbageCollector
-from bookie.node.identity import Decision, ensure_identity
-from bookie.node.integrity import put_ledgers_in_limbo
+from bookie.node.identity import ClaimedDirectories, Decision, ensure_identity
 from bookie.node.integrity_check import IntegrityCheck
-from bookie.storage.boot import Identity
-from bookie.storage.directories import locked_directories
+from bookie.node.limbo_entry import put_ledgers_in_limbo
+from bookie.node.own_cookie import OwnCookie
+from bookie.storage.boot.start import Identity
+from bookie.storage.directories import Directories, locked_directories
 from bookie.storage.engine import Engine, open_engine
-from bookie.storage.files import DISK_FULL_ERRNOS
-from bookie.storage.index import INTEGRITY_SUSPECT
-from bookie.storage.index_place import make_index
-from bookie.telemetry import Metrics
+from bookie.storage.index.entry_index import INTEGRITY_SOUND, INTEGRITY_SUSPECT
+from bookie.storage.index.opening import make_index
+from bookie.telemetry import Metrics, event_log
+
+_log = event_log(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +55,14 @@ class StartedBookie:
     garbage: GarbageCollector
     check: IntegrityCheck
     watch: DiskWatch
+    cookie: OwnCookie
 
     def apply(
         self, storage: StorageSettings, limits: NodeSettings, garbage: GarbageSettings
     ) -> None:
-        """Go by other settings from now on, as far as they are dynamic.
+        """Apply the dynamic ones of other settings.
 
-        Each part has its section as an attribute `settings`, and reads it anew in each round.
+        Each part has its section as an attribute `settings`, and reads it in each round.
         """
         for part in (self.engine.scrubber, self.engine.compactor):
             if part.settings != storage:
@@ -64,6 +72,101 @@ class StartedBookie:
                 part_of_node.settings = limits
         if self.garbage.settings != garbage:
             self.garbage.settings = garbage
+
+
+async def _claim(
+    environment: Environment,
+    storage: StorageSettings,
+    directories: Directories,
+    cookies: CookieManager,
+    bookie_id: str,
+    instance_id: str,
+) -> ClaimedDirectories:
+    """The directories as this bookie's own; an error of their devices as what it means."""
+    furnish = partial(make_index, environment, storage, directories)
+    try:
+        return await ensure_identity(
+            environment, directories, cookies, bookie_id, instance_id, furnish
+        )
+    except (OSError, DiskFullError) as error:
+        if is_disk_full(error):
+            raise ConfigurationError(f"no room for cookies and index: {error}") from error
+        raise StorageFailedError(f"a cookie or the index failed: {error}") from error
+
+
+@asynccontextmanager
+async def _beside(work: Sequence[Coroutine[object, object, object]]) -> AsyncIterator[None]:
+    """Run `work` beside the block, and cancel it at the block's end."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(one) for one in work]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+
+
+def _is_suspect(integrity: bytes, own: OwnCookie) -> bool:
+    """Whether ledgers that this bookie cannot vouch for may not be in limbo yet.
+
+    ========= ===================== ==========================================================
+    index     cookie                meaning
+    ========= ===================== ==========================================================
+    suspect   any                   data is damaged or missing, and was not dealt with
+    in limbo  with an incarnation   dealt with: what is in doubt is in limbo
+    in limbo  without one           dealt with by a program that left closed ledgers out
+    sound     in doubt              a fresh stamp, or a crash before the index said "suspect"
+    sound     not in doubt          nothing is missing
+    ========= ===================== ==========================================================
+    """
+    if integrity == INTEGRITY_SOUND:
+        return own.is_in_doubt
+    return integrity == INTEGRITY_SUSPECT or not own.incarnation
+
+
+async def _settle_doubts(
+    directories: Directories,
+    engine: Engine,
+    own: OwnCookie,
+    ledgers: LedgerManager,
+    collector: GarbageCollector,
+    bookie_id: str,
+) -> None:
+    """Before anybody is served: if something may be lost, renew the incarnation, then limbo.
+
+    Each step is durable before the next, and a crash between two of them leaves a doubt.
+
+    Raises:
+        MetadataError: the store does not answer; nothing may be served then.
+        StorageFailedError: a disk failed.
+    """
+    found = own.comparison
+    if found.store_went_back:
+        # Before the number is raised, which makes the store look as new as the directories.
+        await collector.doubt_store(found.store_went_back)
+    if found.older:
+        _log.error("older_state", reason=found.older)
+    if not (found.older or _is_suspect(engine.integrity.value, own)):
+        # A store that went back may name an incarnation that was renewed since.
+        await own.advance(renew=bool(found.store_went_back))
+        return
+    try:
+        await engine.integrity.set(INTEGRITY_SUSPECT)
+    except DiskFullError:
+        # A doubt must be durable even on a full device.
+        directories.release_reserve()
+        await engine.integrity.set(INTEGRITY_SUSPECT)
+    await own.advance(renew=True, is_in_doubt=True)
+    _log.info("incarnation_renewed", incarnation=own.incarnation)
+    if not await put_ledgers_in_limbo(engine, ledgers, bookie_id):
+        await own.advance(is_in_doubt=False)
+
+
+@asynccontextmanager
+async def _advanced_at_the_end(own: OwnCookie) -> AsyncIterator[None]:
+    """After an orderly stop the number rises once more: no copy made before it is up to date."""
+    yield
+    await own.stop()
 
 
 _GARBAGE_DEFAULTS = GarbageSettings()
@@ -91,29 +194,25 @@ async def start_bookie(
         StorageFailedError: (in a group) a disk failed; the process must exit with code 74.
     """
     with locked_directories(environment.disk, storage) as directories:
-        try:
-            decision = await ensure_identity(
-                environment,
-                directories,
-                cookies,
-                bookie_id,
-                instance_id,
-                partial(make_index, environment, storage, directories),
+        claim = await _claim(environment, storage, directories, cookies, bookie_id, instance_id)
+        own = claim.cookie
+        stamped_before = claim.decision is Decision.START
+        identity = Identity(bookie_id, instance_id, stamped_before=stamped_before)
+        async with (
+            _advanced_at_the_end(own),
+            open_engine(environment, storage, metrics, directories, identity) as engine,
+        ):
+            collector = GarbageCollector(
+                environment.clock, engine, ledgers, instance_id, garbage, metrics, bookie_id
             )
-        except (OSError, DiskFullError) as error:
-            if isinstance(error, DiskFullError) or error.errno in DISK_FULL_ERRNOS:
-                raise ConfigurationError(f"no room for cookies and index: {error}") from error
-            raise StorageFailedError(f"a cookie or the index failed: {error}") from error
-        identity = Identity(bookie_id, instance_id, stamped_before=decision is Decision.START)
-        async with open_engine(environment, storage, metrics, directories, identity) as engine:
-            if engine.integrity.value == INTEGRITY_SUSPECT:
-                await put_ledgers_in_limbo(engine, ledgers, bookie_id)
+            await _settle_doubts(directories, engine, own, ledgers, collector, bookie_id)
             async with open_bookie(
                 engine,
                 limits,
                 metrics,
                 bookie_id=bookie_id,
                 instance_id=instance_id,
+                incarnation=own.incarnation,
                 version=bookie.__version__,
                 usage=lambda: environment.disk.usage(directories.ledgers),
             ) as served:
@@ -130,21 +229,22 @@ async def start_bookie(
                         "room", directories.has_room, storage.journal_step_bytes
                     ),
                 )
-                collector = GarbageCollector(
-                    environment.clock, engine, ledgers, instance_id, garbage, metrics
-                )
                 check = IntegrityCheck(
-                    environment, engine, ledgers, limits, metrics, bookie_id=bookie_id
+                    environment, engine, ledgers, limits, metrics, bookie_id, own.end_doubt
                 )
-                async with asyncio.TaskGroup() as tasks:
-                    beside = [
-                        tasks.create_task(watch.run(), name="disk-watch"),
-                        tasks.create_task(collector.run(), name="garbage-collector"),
-                        tasks.create_task(check.run(), name="integrity-check"),
-                        tasks.create_task(engine.scrubber.run(), name="scrubber"),
-                    ]
-                    try:
-                        yield StartedBookie(served, engine, collector, check, watch)
-                    finally:
-                        for task in beside:
-                            task.cancel()
+                work = [
+                    watch.run(),
+                    collector.run(),
+                    check.run(),
+                    engine.scrubber.run(),
+                    own.keep(
+                        lambda: engine.needs_integrity_check,
+                        lambda: metrics.journal_bytes_total.value,
+                        collector.doubt_store,
+                    ),
+                ]
+                try:
+                    async with _beside(work):
+                        yield StartedBookie(served, engine, collector, check, watch, own)
+                finally:
+                    own.is_in_doubt_at_stop = engine.needs_integrity_check

@@ -1,7 +1,7 @@
 """The bookie's only gRPC: wire bytes, the servicer, the server and the client's channels.
 
 The hot messages travel as bytes that `codec` builds and parses itself; the cold ones go through the
-generated protobuf code. `service` and `server` belong to a bookie, `channels` to its clients.
+generated protobuf code. `server` is a bookie's half, `client` the half of its clients.
 """
 
 from bookie.config import grpc_polling

@@ -9,7 +9,7 @@ does it.
 The request id comes first and the payload last. Ids of requests come from one counter per client
 process, so that one bytes object may be sent to every bookie of a write set; on one stream they
 need not rise (a batch may be sent again after later ones), and answers come in request order. What
-either side has to say at the same time goes into one message (`rpc/together.py`).
+either side has to say at the same time goes into one message (`rpc/coalesce.py`).
 
 Parsers take fields in any order, skip unknown ones, and refuse all else that is not a message
 within the bounds of the contract with :class:`BadRequestError`; they raise nothing else.
@@ -186,7 +186,7 @@ def _parse_lone_add(data: bytes | memoryview) -> tuple[int, AddCommand] | None:
 
 
 def request_id_of(data: bytes | memoryview) -> int:
-    """The request id of a message that may be malformed further on; 0 when it cannot be told."""
+    """The request id of a message that may be malformed further on; 0 when it is not known."""
     if data[:1] != b"\x08":
         return 0
     request_id = 0
@@ -235,7 +235,7 @@ def parse_add_response(data: bytes | memoryview) -> AddAnswer:
 
 
 def encode_streamed_read(request_id: int, command: ReadCommand, timeout_ms: int = 0) -> bytes:
-    """The wire bytes of one read on a stream, whose client waits so long, or for ever."""
+    """The wire bytes of one read on a stream; the client waits `timeout_ms`, or for ever if 0."""
     out = encode_read_request(command) + b"\x58" + varint(request_id)
     return out + b"\x60" + varint(timeout_ms) if timeout_ms else out
 
@@ -318,7 +318,7 @@ def parse_streamed_read(data: bytes) -> tuple[int, int, ReadCommand]:
 
 
 def read_id_of(data: bytes) -> int:
-    """The request id of a read that breaks a bound; 0 when it cannot be told."""
+    """The request id of a read that breaks a bound; 0 when it is not known."""
     try:
         return scan(data, {}).numbers.get(0x58, 0)
     except BadRequestError:

@@ -1,9 +1,9 @@
 """When calls have to be over: one timer of the event loop for all of a channel's.
 
-A timer for each call is a fifth of what a read of one entry costs its client besides gRPC, and
-nearly every one of them is cancelled.
+A timer for each call is a fifth of what a read of one entry costs its client besides gRPC. Nearly
+every one of them is cancelled.
 
-A loop that was held up, by its own program or because the process was stopped, finds time to be
+A loop may be held up by its own program, or because the process was stopped. It finds time to be
 over before it has looked at a single answer that arrived meanwhile. Whoever is due then gets a
 moment more, once.
 """
@@ -21,7 +21,7 @@ GRACE_SECONDS: Final = 0.5
 
 
 def is_being_cancelled() -> bool:
-    """Whether somebody asked the current task to end, and not only what it waits for."""
+    """True if the current task itself was cancelled, not only what it waits for."""
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0
 
@@ -48,7 +48,7 @@ class Deadlines:
         return self._due.pop(call, None) is not None
 
     def close(self) -> None:
-        """Cancel nothing any more; calls that run are ended by whoever closes their channel."""
+        """Cancel nothing any more. Closing the channel ends the calls that still run."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

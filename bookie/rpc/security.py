@@ -18,8 +18,12 @@ from typing import Any, Final
 from grpc import aio
 
 from bookie.config import RpcSettings
-from bookie.errors import WrongClusterError
-from bookie.ids import INSTANCE_ID_METADATA_KEY
+from bookie.errors import WrongBookieError, WrongClusterError, WrongIncarnationError
+from bookie.ids import (
+    BOOKIE_ID_METADATA_KEY,
+    INCARNATION_METADATA_KEY,
+    INSTANCE_ID_METADATA_KEY,
+)
 
 ChannelOptions = list[tuple[str, int]]
 
@@ -115,9 +119,51 @@ def bind(server: Any, address: str) -> int:
     return port
 
 
-def call_metadata(instance_id: str) -> Any:
-    """What a client sends with each call; gRPC's own type, which it need not make for each."""
-    return aio.Metadata((INSTANCE_ID_METADATA_KEY, instance_id))
+def call_metadata(instance_id: str, bookie_id: str = "", incarnation: str = "") -> Any:
+    """What a client sends with each call; gRPC's own type, which it need not make for each.
+
+    Addresses go from one bookie to another, so a call names the bookie that it means. What counts
+    on the bookie's memory names its incarnation as well.
+    """
+    pairs = [(INSTANCE_ID_METADATA_KEY, instance_id)]
+    if bookie_id:
+        pairs.append((BOOKIE_ID_METADATA_KEY, bookie_id))
+    if incarnation:
+        pairs.append((INCARNATION_METADATA_KEY, incarnation))
+    return aio.Metadata(*pairs)
+
+
+def named(metadata: Iterable[tuple[str, str | bytes]], wanted: str) -> str:
+    """The value that one end of a call gave the key `wanted`; empty if it gave none."""
+    for key, value in metadata:
+        if key == wanted:
+            return value if isinstance(value, str) else value.decode("ascii", "replace")
+    return ""
+
+
+def check_recipient(
+    metadata: Iterable[tuple[str, str | bytes]],
+    instance_id: str,
+    bookie_id: str,
+    incarnation: str,
+) -> None:
+    """Check that a call is meant for this cluster, this bookie, and this state of it.
+
+    A caller that names no bookie or no incarnation means whichever is here.
+
+    Raises:
+        WrongClusterError: The caller named no cluster, or another one.
+        WrongBookieError: The caller means another bookie, which had this address before.
+        WrongIncarnationError: The caller means an earlier one, and may count on what is lost here.
+    """
+    pairs = tuple(metadata)
+    check_instance_id(pairs, instance_id)
+    if named(pairs, BOOKIE_ID_METADATA_KEY) not in ("", bookie_id):
+        raise WrongBookieError(f"this is bookie {bookie_id}, not the one that the caller means")
+    if named(pairs, INCARNATION_METADATA_KEY) not in ("", incarnation):
+        raise WrongIncarnationError(
+            f"bookie {bookie_id} may have lost what it acknowledged: it has another incarnation now"
+        )
 
 
 def check_instance_id(metadata: Iterable[tuple[str, str | bytes]], instance_id: str) -> None:

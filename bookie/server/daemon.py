@@ -3,13 +3,14 @@
 The order of shutdown is the nesting of this file, inside out::
 
     HTTP            so that probes are answered while the bookie boots and while it drains
+    gRPC port       held, and refusing calls: a bookie without its port must not stamp a cookie
     metadata store  the session
     start_bookie    directories, cookies, engine, node: see `bookie.node.start`
     gRPC            drains: streams end after the answers they owe
-    registration    made last, deleted first: nobody is sent to a bookie that does not serve
+    registration    made last, deleted first: clients find only a bookie that serves
 
-SIGTERM and SIGINT end the innermost block. A failed disk ends the process at once with status 74:
-nothing may be answered, synced or tidied up after it.
+SIGTERM and SIGINT end the innermost block. A failed disk ends the process at once with status 74.
+After it the process must not answer, sync or tidy up.
 """
 
 from __future__ import annotations
@@ -32,19 +33,21 @@ from bookie.config import Settings, Sources, Supervision, require_bookie_id
 from bookie.env import Failpoints, ThreadWorkers, system_environment
 from bookie.errors import BookieError, StorageFailedError
 from bookie.formats.registration import Endpoint
-from bookie.metadata.connect import open_store, require_shared
+from bookie.metadata.connect import open_store
 from bookie.metadata.security import security_of
 from bookie.metadata.store import MetadataStore
+from bookie.metadata.uri import require_shared
 from bookie.node.start import StartedBookie, start_bookie
-from bookie.rpc.server import serve as serve_rpc
-from bookie.server.announcement import Announcement, keep_announced
-from bookie.server.heartbeat import beat, observe_loop_lag
+from bookie.rpc.server.grpc_server import hold_port
+from bookie.server.descriptors import require_descriptors, watch_descriptors
 from bookie.server.http import Administration, serve_http
 from bookie.server.live_settings import LiveSettings, fetch_cluster_settings
 from bookie.server.readiness import Part, Readiness
-from bookie.server.service_manager import ServiceManager
+from bookie.server.registration_updater import RegistrationUpdater, keep_registered
 from bookie.server.session_policy import obey_session_policy
 from bookie.server.signals import until_signal
+from bookie.server.systemd import ServiceManager
+from bookie.server.watchdog import beat, observe_loop_lag
 from bookie.telemetry import Metrics, configure_logging, event_log, set_log_level
 
 EXIT_DISK_FAILED = 74
@@ -58,18 +61,18 @@ _log = event_log(__name__)
 async def run_daemon(sources: Sources, supervision: Supervision, failpoints: str = "") -> None:
     """Run one bookie until SIGTERM or SIGINT, then stop it in order.
 
-    Its settings are those of `sources` and of its cluster, which it asks for them first.
-
-    A failed disk ends the process with status 74; this does not return then.
+    It first fetches the cluster's settings and merges them with `sources`. A failed disk ends the
+    process with status 74; then this does not return.
 
     Args:
         sources: what file, environment and flags say.
-        supervision: how the service manager wants to be told.
+        supervision: how to notify the service manager.
         failpoints: places where a crash test kills the process; empty outside tests.
 
     Raises:
-        ConfigurationError: a setting is missing, an address is taken, a directory cannot be used.
-        IdentityError: the directories or the id belong to somebody else.
+        ConfigurationError: a setting is missing or wrong in itself, or the limit of open files is.
+        CannotStartError: an address is taken, or a directory cannot be used now.
+        IdentityError: the directories or the id belong to another bookie.
         SessionGivenUpError: the metadata store was away for longer than the policy allows.
         BookieError: the metadata store does not answer or holds no cluster; a newer format.
     """
@@ -77,6 +80,7 @@ async def run_daemon(sources: Sources, supervision: Supervision, failpoints: str
     require_bookie_id(first)
     require_shared(first.metadata.uri)
     configure_logging(first.log.level, first.log.format, bookie=first.bookie.id)
+    require_descriptors()
     live = LiveSettings(sources, await fetch_cluster_settings(first))
     settings = live.settings
     configure_logging(settings.log.level, settings.log.format, bookie=settings.bookie.id)
@@ -118,7 +122,8 @@ async def _run(
         serve_http(
             metrics, readiness, administration, host=settings.http.host, port=settings.http.port
         ) as http_port,
-        _beside(_signs_of_life(metrics, manager, supervision)),
+        hold_port(settings.listen.host, settings.listen.port, settings.rpc) as held,
+        _beside([*_signs_of_life(metrics, manager, supervision), watch_descriptors(readiness)]),
         open_store(
             settings.metadata.uri,
             session_timeout_seconds=settings.metadata.session_timeout_seconds,
@@ -143,19 +148,19 @@ async def _run(
                 instance_id=instance_id,
                 garbage=settings.garbage,
             ) as started,
-            _rpc(settings, started, metrics) as port,
+            held.serve(started.bookie, metrics),
         ):
-            announcement = Announcement(
+            updater = RegistrationUpdater(
                 started.bookie,
-                endpoints_of(settings, port, http_port),
+                endpoints_of(settings, held.port, http_port),
                 settings.bookie.labels,
                 await BookieLabels(store).read(settings.bookie.id),
             )
-            registration = await announcement.registration()
+            registration = await updater.registration()
             async with (
                 RegistrationManager(store).register(registration) as registered,
-                _beside([keep_announced(announcement, registered, metrics, readiness)]),
-                _beside(_followers(store, live, started, announcement)),
+                _beside([keep_registered(updater, registered, metrics, readiness)]),
+                _beside(_followers(store, live, started, updater)),
             ):
                 readiness.clear(Part.BOOT)
                 administration.bookie = started.bookie
@@ -164,7 +169,7 @@ async def _run(
                     "check": started.check,
                     "scrub": started.engine.scrubber,
                 }
-                manager.ready(f"serving on {settings.listen.host}:{port}")
+                manager.ready(f"serving on {settings.listen.host}:{held.port}")
                 await _until_stopped(stop_requested, started)
                 administration.bookie = administration.reclaiming = None
                 administration.upkeep = {}
@@ -185,26 +190,19 @@ def _signs_of_life(
 
 
 def _followers(
-    store: MetadataStore, live: LiveSettings, started: StartedBookie, announcement: Announcement
+    store: MetadataStore, live: LiveSettings, started: StartedBookie, updater: RegistrationUpdater
 ) -> list[Coroutine[object, object, None]]:
     """What keeps settings and labels as the cluster says."""
 
     def apply(settings: Settings) -> None:
         set_log_level(settings.log.level)
         started.apply(settings.storage, settings.limits, settings.garbage)
-        announcement.set_own_labels(settings.bookie.labels)
+        updater.set_own_labels(settings.bookie.labels)
 
     return [
         ClusterSettings(store).follow(lambda cluster: live.take(cluster, apply)),
-        BookieLabels(store).follow(started.bookie.bookie_id, announcement.set_given_labels),
+        BookieLabels(store).follow(started.bookie.bookie_id, updater.set_given_labels),
     ]
-
-
-@asynccontextmanager
-async def _rpc(settings: Settings, started: StartedBookie, metrics: Metrics) -> AsyncIterator[int]:
-    listen = settings.listen
-    async with serve_rpc(started.bookie, listen.host, listen.port, settings.rpc, metrics) as port:
-        yield port
 
 
 async def _until_stopped(stop_requested: asyncio.Event, started: StartedBookie) -> None:
@@ -266,7 +264,7 @@ def _first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 def _note(error: BaseException) -> None:
-    """Log what ended the daemon; what nobody raised on purpose comes with its traceback."""
+    """Log what ended the daemon. An unexpected error comes with its traceback."""
     if not isinstance(error, BookieError):
         _log.error("crashed", error)
 

@@ -7,15 +7,19 @@
 ``GET /bookie``     what the bookie says of itself
 ``PUT /read-only``  ``{"read_only": true}`` refuses new entries, ``false`` takes them again
 ``GET /check``      what the last check of the ledgers in limbo found; ``PUT``: make one now
-``PUT /garbage``    ``{"action": "run"}`` looks for deleted ledgers now, ``"force"`` deletes them
-                    however many they are, ``"suspend"`` and ``"resume"`` stop that and compactions
+``PUT /garbage``    409 says why it was not done. ``{"action": …}`` is one of these:
+                    ``"run"`` looks for deleted ledgers now;
+                    ``"force"`` deletes all absent ones without their grace;
+                    ``"confirm-store"`` trusts the metadata store as it is;
+                    ``"suspend"``, ``"resume"`` stop and continue it, and compactions;
+                    ``"undelete"`` gives the absent ``"ledgers": […]``, or all, a whole grace
 ``PUT /compaction`` ``{"action": "run"}`` compacts every file that holds anything dead
 ``GET /scrub``      how far the scrubber is, and what is damaged; ``PUT``: read everything now
 ==================  ======================================================================
 
-It listens on loopback unless the configuration says otherwise. Whatever the configuration says, a
-change is taken only from a process of the same machine, and only as JSON, so that no web page can
-send one. Kubernetes and systemd ask ``/healthz`` and ``/readyz``.
+It listens on loopback unless the configuration says otherwise. It always takes changes only from
+processes of the same machine, and only as JSON, so that a web page cannot send them. Kubernetes and
+systemd ask ``/healthz`` and ``/readyz``.
 """
 
 from __future__ import annotations
@@ -23,25 +27,29 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from typing import Protocol
 
 from aiohttp import web
 
-from bookie.errors import ConfigurationError
+from bookie.errors import BookieError, CannotStartError
 from bookie.formats.commands import Info
+from bookie.ids import MAX_ID
 from bookie.node.bookie import COMMAND
-from bookie.node.garbage import GarbageStatus
+from bookie.node.garbage_status import GarbageStatus
 from bookie.server.readiness import Readiness
 from bookie.telemetry import Metrics
 
 REQUEST_BYTES_MAX = 4096
-"""Nobody has a reason to send a body."""
+"""Requests need small bodies only."""
 
 SHUTDOWN_SECONDS = 1.0
 """A scrape in flight may end; a kept-alive connection is not waited for."""
+
+
+_GARBAGE_ACTIONS = ("run", "force", "confirm-store", "undelete", "suspend", "resume")
 
 
 class Administered(Protocol):
@@ -78,7 +86,13 @@ class Reclaiming(Protocol):
         """How reclaiming stands."""
 
     def wake(self, *, force: bool = False) -> None:
-        """Make a round now."""
+        """Make a round now; BadRequestError if it cannot be forced."""
+
+    async def confirm_store(self) -> None:
+        """Believe the metadata store as it is now; BookieError says why that cannot be."""
+
+    async def keep(self, ledger_ids: Iterable[int] = ()) -> int:
+        """Have absent ledgers, these or all, wait for a whole grace again; how many did."""
 
     def suspend(self, *, suspended: bool) -> None:
         """Make no rounds and no compactions, or make them again."""
@@ -88,7 +102,7 @@ class Reclaiming(Protocol):
 
 
 class Administration:
-    """The bookie that commands are for; there is none while the process starts or stops."""
+    """The bookie that commands are for. It is unset while the process starts or stops."""
 
     def __init__(self) -> None:
         self.bookie: Administered | None = None
@@ -97,7 +111,7 @@ class Administration:
         self.reclaiming: Reclaiming | None = None
 
 
-class _Pages:
+class _Handlers:
     def __init__(
         self, metrics: Metrics, readiness: Readiness, administration: Administration
     ) -> None:
@@ -117,6 +131,10 @@ class _Pages:
         return web.json_response(self._readiness.report(), status=status)
 
     async def bookie(self, _request: web.Request) -> web.Response:
+        return await self._report({})
+
+    async def _report(self, done: dict[str, object]) -> web.Response:
+        """What the bookie says of itself, and what a command did."""
         bookie = self._administration.bookie
         if bookie is None:
             return web.json_response({"error": "the bookie does not serve now"}, status=503)
@@ -124,7 +142,7 @@ class _Pages:
         reclaiming = self._administration.reclaiming
         if reclaiming is not None:
             report |= asdict(reclaiming.status())
-        return web.json_response(report)
+        return web.json_response(report | done)
 
     async def upkeep(self, request: web.Request) -> web.Response:
         work = self._administration.upkeep.get(request.match_info["work"])
@@ -146,16 +164,29 @@ class _Pages:
         return await self.bookie(request)
 
     async def garbage(self, request: web.Request) -> web.Response:
-        action = await _wanted(request, "action", ("run", "force", "suspend", "resume"))
+        action = await _wanted(request, "action", _GARBAGE_ACTIONS)
         if isinstance(action, web.Response):
             return action
         reclaiming = self._administration.reclaiming
+        done: dict[str, object] = {}
         if reclaiming is not None:
-            if action in ("suspend", "resume"):
-                reclaiming.suspend(suspended=action == "suspend")
-            else:
-                reclaiming.wake(force=action == "force")
-        return await self.bookie(request)
+            try:
+                match action:
+                    case "suspend" | "resume":
+                        reclaiming.suspend(suspended=action == "suspend")
+                    case "confirm-store":
+                        await reclaiming.confirm_store()
+                    case "undelete":
+                        ledger_ids = (await request.json()).get("ledgers", [])
+                        if not _are_ledger_ids(ledger_ids):
+                            error = "ledgers must be a list of ledger ids"
+                            return web.json_response({"error": error}, status=400)
+                        done["undeleted_ledgers"] = await reclaiming.keep(ledger_ids)
+                    case _:
+                        reclaiming.wake(force=action == "force")
+            except BookieError as error:
+                return web.json_response({"error": str(error)}, status=409)
+        return await self._report(done)
 
     async def compaction(self, request: web.Request) -> web.Response:
         action = await _wanted(request, "action", ("run",))
@@ -182,6 +213,10 @@ async def _wanted(
             return value
     bodies = " or ".join(json.dumps({key: value}) for value in allowed)
     return web.json_response({"error": f"the body must be {bodies}"}, status=400)
+
+
+def _are_ledger_ids(value: object) -> bool:
+    return isinstance(value, list) and all(type(x) is int and 0 <= x <= MAX_ID for x in value)
 
 
 def _is_command(request: web.Request) -> bool:
@@ -212,9 +247,9 @@ async def serve_http(
     """Serve until the block ends; the value is the port, which matters when `port` is 0.
 
     Raises:
-        ConfigurationError: the address cannot be listened on.
+        CannotStartError: the address cannot be listened on now.
     """
-    pages = _Pages(metrics, readiness, administration or Administration())
+    pages = _Handlers(metrics, readiness, administration or Administration())
     application = web.Application(client_max_size=REQUEST_BYTES_MAX)
     application.add_routes(
         [
@@ -236,7 +271,7 @@ async def serve_http(
             await web.TCPSite(runner, host, port).start()
         except OSError as error:
             reason = os.strerror(error.errno).lower() if error.errno else str(error)
-            raise ConfigurationError(f"cannot serve HTTP on {host}:{port}: {reason}") from error
+            raise CannotStartError(f"cannot serve HTTP on {host}:{port}: {reason}") from error
         yield int(runner.addresses[0][1])
     finally:
         await runner.cleanup()

@@ -31,7 +31,7 @@ from bookie.formats.records import (
 )
 from bookie.ids import MAX_ID
 from bookie.storage.files import parse_file_name, read_header
-from bookie.storage.index import TABLES, Index
+from bookie.storage.index.entry_index import TABLES, Index
 from bookie.storage.scan import ScannedBlock, blocks, later_headers
 
 INDEX_MAP_BYTES = 1 << 40
@@ -137,7 +137,7 @@ def describe_record(record: Record) -> str:
         case LinkRecord():
             return f"LINK after file {record.predecessor_number}, end {record.predecessor_end}"
         case LimboRecord():
-            entered = "LIMBO" if record.fences else "DOUBT"
+            entered = "LIMBO" if record.fences else "LIMBO_UNFENCED"
             return f"{entered if record.in_limbo else 'UNLIMBO'} ledger {record.ledger_id}"
 
 
@@ -150,7 +150,7 @@ def files_in(path: Path, kind: FileKind) -> list[Path]:
     """The files of one kind at `path`: itself, or those in it (or in its ``logs/``), by number.
 
     Raises:
-        ConfigurationError: there is none.
+        ConfigurationError: `path` has no such file.
     """
     if path.is_file():
         return [path]
@@ -216,7 +216,7 @@ def read_cookie(directory: Path) -> Cookie:
     """The cookie in one directory.
 
     Raises:
-        ConfigurationError: there is none.
+        ConfigurationError: it has no cookie.
         FormatError: it is damaged or of a newer version.
     """
     try:

@@ -1,10 +1,10 @@
 """The settings of a running bookie, kept as its cluster says.
 
-Before its boot a bookie fetches the cluster settings in a short session: they may say where the
-directories are and which port to take. While it serves, each change is merged anew with what file,
-environment and flags said at the start. What is dynamic is applied at once, what is not is
-announced in the log as waiting for a restart. A change that makes the settings wrong is logged and
-ignored, and the others with it are not; a start refuses it.
+Before its boot a bookie fetches the cluster settings in a short session, as they may name its
+directories and its port. While it serves, it merges each change with file, environment and flags
+as read at the start. Dynamic settings apply at once; for others it logs that they wait for a
+restart. An invalid change is logged and ignored; valid changes made with it apply. At start-up it
+is an error.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _log = event_log(__name__)
 
 
 async def fetch_cluster_settings(settings: Settings) -> dict[str, str]:
-    """The cluster settings in the store that `[metadata]` names, by name; not judged.
+    """The cluster settings in the store that `[metadata]` names, by name, as far as known here.
 
     Raises:
         ConfigurationError: there is no such kind of store.
@@ -38,7 +38,7 @@ async def fetch_cluster_settings(settings: Settings) -> dict[str, str]:
         session_timeout_seconds=settings.metadata.session_timeout_seconds,
         security=security_of(settings.metadata),
     ) as store:
-        return await ClusterSettings(store).read()
+        return await ClusterSettings(store).read_known()
 
 
 class LiveSettings:

@@ -26,6 +26,7 @@ def prepare_process() -> None:
     keep_freed_memory()
     if not gc.get_freeze_count():
         gc.freeze()
+    gc.enable()
 
 
 def run(main: Coroutine[object, object, T]) -> T:

@@ -1,4 +1,4 @@
-"""Stop with the process that started this one, whatever ends it.
+"""Stop when the process that started this one ends, in whatever way.
 
 Source: prctl(2), PR_SET_PDEATHSIG.
 """

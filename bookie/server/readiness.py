@@ -15,6 +15,7 @@ class Part(enum.StrEnum):
     BOOT = "boot"
     REGISTRATION = "registration"
     SHUTDOWN = "shutdown"
+    DESCRIPTORS = "descriptors"
 
 
 class Readiness:

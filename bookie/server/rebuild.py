@@ -1,9 +1,9 @@
-"""Making the index of a stopped bookie again from its files.
+"""Rebuild the index of a stopped bookie from its files.
 
-It is the same work that a start does when it finds the index lost or damaged; here an operator asks
-for it, sees how far it is, and reads what was found before the bookie starts again. The old index
-is kept beside the new one. Interrupted at any moment it leaves directories whose next start, or
-next rebuild, begins anew: an index that is not complete has no format.
+A start does the same work if it finds the index lost or damaged. Here an operator asks for it, sees
+the progress, and reads the result before the bookie starts again. The old index stays beside the
+new one. After an interruption the next start or rebuild begins again: an incomplete index has no
+format.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bookie.config import StorageSettings
 from bookie.env import PosixDisk, ThreadWorkers, system_environment
 from bookie.errors import ConfigurationError, CookieError
 from bookie.server.inspection import read_cookie
-from bookie.storage.boot import Boot, Identity
+from bookie.storage.boot.start import Boot, Identity
 from bookie.storage.directories import Directories, locked_directories
 from bookie.storage.files import parse_file_name
 
@@ -35,7 +35,7 @@ class RebuiltIndex:
     seconds: float
     ledgers: int
     entries: int
-    """Entries read; one that was added anew counts each time."""
+    """Entries read. An entry that was added twice counts twice."""
     damage: tuple[str, ...]
     """One sentence for each damaged region."""
 
@@ -48,8 +48,8 @@ def size_of_files(settings: StorageSettings) -> int:
 def rebuild_index(settings: StorageSettings, advance: Callable[[int], None]) -> RebuiltIndex:
     """Set the index aside and make it again; blocking. `advance` hears the bytes that were read.
 
-    The bookie's next start finds that its integrity has to be checked, and fences every ledger
-    whose end it could be asked about.
+    The bookie's next start finds that its integrity has to be checked. It renews its incarnation
+    and puts every ledger that names it in limbo.
 
     Raises:
         ConfigurationError: there are no such directories, no cookies or no files in them; a device

@@ -1,7 +1,7 @@
-"""What a bookie does about its session with the metadata store: go on without it, for how long?
+"""How long a bookie goes on without its session with the metadata store.
 
-While the store is away a bookie serves: adds and reads of open ledgers need no metadata. It ends
-only as `[session]` says, with one sentence and exit code 3, so that a supervisor, or an operator,
+While the store is away the bookie serves: adds and reads of open ledgers need no metadata. When
+`[session]` says so, it ends with one sentence and exit status 3. A supervisor or an operator then
 starts it again where the store can be reached.
 
 Source: PIP-57.

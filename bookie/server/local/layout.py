@@ -21,7 +21,7 @@ _PORTS = range(10_000, 20_000)
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class LocalBookie:
     """One bookie of the cluster as `cluster.json` remembers it."""
 
     id: str
@@ -34,7 +34,7 @@ class Layout:
     """What is remembered of a cluster between runs."""
 
     metadata_uri: str
-    members: tuple[Member, ...]
+    members: tuple[LocalBookie, ...]
 
 
 def make_directory(directory: Path) -> None:
@@ -85,7 +85,7 @@ def load_layout(directory: Path) -> Layout | None:
         document = json.loads(path.read_text(encoding="utf-8"))
         if document["version"] != _LAYOUT_VERSION:
             raise ConfigurationError(f"{path} was written by a newer version of bookie")
-        members = tuple(Member(**member) for member in document["members"])
+        members = tuple(LocalBookie(**member) for member in document["members"])
         return Layout(str(document["metadata_uri"]), members)
     except FileNotFoundError:
         return None
@@ -133,15 +133,15 @@ def plan_layout(
     else:
         ports = free_ports(2 * (count - len(members)))
     while len(members) < count:
-        members.append(Member(f"bookie-{len(members) + 1}", ports.pop(0), ports.pop(0)))
+        members.append(LocalBookie(f"bookie-{len(members) + 1}", ports.pop(0), ports.pop(0)))
     return Layout(uri, tuple(members))
 
 
 def free_ports(count: int) -> list[int]:
-    """Different ports of the loopback address that nobody listens on now.
+    """Different ports of the loopback address without a listener.
 
-    They lie below those that Linux gives to outgoing connections, so that none of these takes
-    a port away before its bookie listens, or between two runs of the cluster that keeps it.
+    They lie below those that Linux gives to outgoing connections. So a connection cannot take a
+    port before its bookie listens, or between two runs of the cluster.
 
     Raises:
         ConfigurationError: not so many are free.
@@ -178,7 +178,7 @@ def locked(directory: Path) -> Iterator[None]:
 def write_configuration(
     directory: Path,
     layout: Layout,
-    member: Member,
+    member: LocalBookie,
     settings: Mapping[str, Mapping[str, object]],
 ) -> None:
     """Write the `bookie.toml` of one bookie; `settings` are more keys, by section."""

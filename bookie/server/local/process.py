@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bookie.errors import OperationTimeoutError, ShuttingDownError
-from bookie.server.local.layout import Member
+from bookie.server.local.layout import LocalBookie
 
 READY_SECONDS_MAX = 60.0
 """A boot replays at most a few hundred megabytes; anything longer is stuck."""
@@ -29,7 +29,7 @@ CHILD_VARIABLES = frozenset({"BOOKIE_DEBUG", "BOOKIE_FAILPOINT"})
 class BookieProcess:
     """One bookie process of a local cluster, running or not."""
 
-    member: Member
+    member: LocalBookie
     directory: Path
     _process: asyncio.subprocess.Process | None = None
     _stopping: bool = False
@@ -145,8 +145,8 @@ class BookieProcess:
         self._stopping = True
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
-                # Not by the process object: it would look first, and take the exit status of a
-                # process that has just ended away from whoever waits for it (then 255 is told).
+                # The process object would poll first. If the process has just ended, that takes
+                # the exit status away from the waiting task, which then reports 255.
                 os.kill(self._process.pid, number)
         try:
             async with asyncio.timeout(STOP_SECONDS_MAX):

@@ -284,6 +284,7 @@ def encode_info(reply: Reply, info: Info | None) -> bytes:
         message.total_bytes = info.total_bytes
         message.free_bytes = info.free_bytes
         message.ledgers = info.ledgers
+        message.incarnation = info.incarnation
     return message.SerializeToString()
 
 
@@ -298,6 +299,7 @@ def parse_info(data: bytes) -> tuple[Reply, Info]:
         message.total_bytes,
         message.free_bytes,
         message.ledgers,
+        message.incarnation,
     )
     return Reply(_status(message.status), message.message), info
 

@@ -1,7 +1,7 @@
 """One client's subscription to changes of LACs on the bookie, for any number of ledgers.
 
-Level-triggered: what waits to be sent is at most one state per ledger, the latest. A client that
-reads slowly gets fewer updates, never old ones, and costs the bookie no more than a quick one.
+Level-triggered: at most one state per ledger waits to be sent, the latest. A slow client gets fewer
+updates, never old ones, and costs the bookie no more than a quick one.
 
 A subscription that is refused (too many watches) is answered by an update of that ledger with the
 status; a message that is refused as a whole, by an update of ledger -1.
@@ -12,13 +12,13 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from bookie.errors import BookieError, WrongClusterError
+from bookie.errors import BookieError
 from bookie.formats.commands import LacState
 from bookie.ids import NO_ENTRY
-from bookie.rpc.cold import WATCH_IDS_MAX, encode_lac_state, parse_watch_request
-from bookie.rpc.contract import CallContext, Node
-from bookie.rpc.conversation import Conversation
-from bookie.rpc.faults import Faults
+from bookie.rpc.interfaces import BookieNode, CallContext
+from bookie.rpc.server.error_mapper import ErrorMapper
+from bookie.rpc.server.stream_handler import StreamHandler
+from bookie.rpc.unary_codec import WATCH_IDS_MAX, encode_lac_state, parse_watch_request
 
 NO_LEDGER: Final = -1
 """The ledger of an update that speaks about a whole message."""
@@ -26,12 +26,12 @@ NO_LEDGER: Final = -1
 RPC: Final = "WatchLac"
 
 
-class LacWatch(Conversation):
+class LacWatchHandler(StreamHandler):
     """Serves one call. `refusal` answers a caller that may not watch at all, and ends the call."""
 
-    def __init__(self, node: Node, faults: Faults, refusal: WrongClusterError | None) -> None:
+    def __init__(self, node: BookieNode, errors: ErrorMapper, refusal: BookieError | None) -> None:
         super().__init__()
-        self._faults = faults
+        self._errors = errors
         self._latest: dict[int, LacState] = {}
         self._refused: set[int] = set()
         """Ledgers whose refusal waits to be sent. The node bounds what is watched, not these."""
@@ -50,8 +50,8 @@ class LacWatch(Conversation):
         self._wake()
 
     def _refuse(self, ledger_id: int, error: Exception) -> None:
-        status = self._faults.reply(RPC, error).status
-        self._faults.count(RPC, status)
+        status = self._errors.reply(RPC, error).status
+        self._errors.count(RPC, status)
         self._refused.add(ledger_id)
         self._note(LacState(ledger_id, NO_ENTRY, fenced=False, status=status))
 

@@ -1,24 +1,26 @@
-"""Before a bookie that may have lost data serves: limbo and fence what it could answer wrong.
+"""Put ledgers in limbo before a bookie serves that may have lost data.
 
-A ledger in limbo gets no negative answer from here. Every ledger that names this bookie enters it,
-because an entry that was stored here may be gone. A ledger that is not closed and whose *last*
-ensemble names this bookie is fenced as well: a fence may be gone, too, and the bookie's answers
-decide where the ledger ends. The fragments before the last are committed, and a closed ledger takes
-no plain add.
+The bookie gives no negative answer about a ledger in limbo. Every ledger that names this bookie
+enters limbo, because an entry that was stored here may be gone.
 
-Source: BookKeeper's BP-46, boot sequence of the data integrity check; there only ledgers of the
-last kind enter limbo, and a reader of a closed ledger may be told that an entry does not exist.
+No ledger is fenced. A fence may be gone, too, but a writer that it kept out knows the bookie by an
+earlier incarnation and is refused for that. A writer that never named an incarnation is refused
+while the ledger is in limbo, and afterwards by the fence that the integrity check leaves.
+
+Source: BookKeeper's BP-46, boot sequence of the data integrity check. There only open ledgers enter
+limbo, so a reader of a closed ledger may get a wrong denial. There open ledgers are fenced, which
+ends their writers without need.
 """
 
 from __future__ import annotations
 
 from bookie.cluster.ledgers import LedgerManager
 from bookie.errors import CorruptionError, StorageFailedError
-from bookie.formats.ledger_metadata import LedgerMetadata, LedgerState
+from bookie.formats.ledger_metadata import LedgerMetadata
 from bookie.ids import Status
-from bookie.storage.accept import Waiter
+from bookie.storage.admission import Waiter
 from bookie.storage.engine import Engine
-from bookie.storage.index import INTEGRITY_IN_LIMBO, INTEGRITY_SOUND
+from bookie.storage.index.entry_index import INTEGRITY_IN_LIMBO, INTEGRITY_SOUND
 from bookie.telemetry import event_log
 
 _log = event_log(__name__)
@@ -28,7 +30,7 @@ WAITERS_MAX = 1000
 
 
 async def put_ledgers_in_limbo(engine: Engine, ledgers: LedgerManager, bookie_id: str) -> int:
-    """Durably limbo every ledger of this bookie, and fence the open ones; returns how many.
+    """Durably limbo every ledger that names this bookie; returns how many.
 
     That it was done is durable, too: a later start lists again only if it finds new damage, and
     ledgers that were made meanwhile are not suspected. If no ledger at all names this bookie,
@@ -45,22 +47,21 @@ async def put_ledgers_in_limbo(engine: Engine, ledgers: LedgerManager, bookie_id
         if not names(metadata, bookie_id):
             continue
         named += 1
-        fence = is_affected(metadata, bookie_id)
         try:
             state = await engine.load(metadata.ledger_id)
         except CorruptionError as error:
             raise engine.index_is_damaged(error) from error
-        if state.limbo and (state.fenced or not fence):
+        if state.limbo:
             continue
-        waiters.append(engine.admission.set_limbo(state, in_limbo=True, fence=fence))
+        waiters.append(engine.admission.set_limbo(state, in_limbo=True, fence=False))
         if len(waiters) >= WAITERS_MAX:
             await _durable(waiters)
     await _durable(waiters)
     if named:
         await engine.integrity.set(INTEGRITY_IN_LIMBO)
+        _log.warning("limbo", ledgers=named, reason="this bookie may have lost data")
     else:
         await engine.integrity.set(INTEGRITY_SOUND)
-    _log.warning("limbo", ledgers=named, reason="this bookie may have lost data")
     return named
 
 
@@ -75,8 +76,3 @@ async def _durable(waiters: list[Waiter]) -> None:
 def names(metadata: LedgerMetadata, bookie_id: str) -> bool:
     """Whether any entry of the ledger is, or was, this bookie's to store."""
     return any(bookie_id in fragment.bookies for fragment in metadata.fragments)
-
-
-def is_affected(metadata: LedgerMetadata, bookie_id: str) -> bool:
-    """Whether this bookie's answers could decide where the ledger ends."""
-    return metadata.state is not LedgerState.CLOSED and bookie_id in metadata.last_fragment.bookies

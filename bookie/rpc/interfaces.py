@@ -19,7 +19,7 @@ from bookie.formats.commands import (
     ReadReply,
     Reply,
 )
-from bookie.rpc.cold import Ranges
+from bookie.rpc.unary_codec import Ranges
 
 SERVICE = "bookie.v1.Bookie"
 """The full name of the service, in call paths and for health checks."""
@@ -72,6 +72,9 @@ class EntryNode(Protocol):
         The `admitted` bytes are free again then.
         """
 
+    def add_unnamed(self, command: AddCommand, admitted: int, /) -> Outcome[Reply]:
+        """`add` for a client that named no incarnation of the bookie."""
+
     def try_read(self, command: ReadCommand, /) -> ReadReply | None:
         """What `read` returns, if nothing has to be waited for; else nothing was done."""
 
@@ -91,12 +94,20 @@ class EntryNode(Protocol):
         """Store an explicit LAC."""
 
 
-class Node(EntryNode, Protocol):
+class BookieNode(EntryNode, Protocol):
     """One bookie, as this floor serves it."""
 
     @property
     def instance_id(self) -> str:
         """The cluster that the bookie belongs to."""
+
+    @property
+    def bookie_id(self) -> str:
+        """Which bookie of the cluster it is."""
+
+    @property
+    def incarnation(self) -> str:
+        """Which of the bookie's states this is; empty if it does not say."""
 
     def list_entries(
         self, ledger_id: int, first_entry_id: int, last_entry_id: int, /

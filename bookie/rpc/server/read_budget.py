@@ -24,7 +24,7 @@ class ReadBudget:
     Args:
         limit_bytes: What all reads together may hold.
         read_bytes_max: What one read returns at most, whatever it asks for.
-        metrics: Where the charged bytes are told.
+        metrics: shows the charged bytes.
     """
 
     def __init__(self, limit_bytes: int, read_bytes_max: int, metrics: Metrics) -> None:

@@ -15,10 +15,10 @@ from typing import Final
 from bookie.errors import BadRequestError
 from bookie.rpc.wire import varint, varint_value
 
-TOGETHER_MAX: Final = 64
+COALESCED_MAX: Final = 64
 """The most requests, or answers, that travel in one message."""
 
-TOGETHER_BYTES_MAX: Final = 2 * 1024 * 1024
+COALESCED_BYTES_MAX: Final = 2 * 1024 * 1024
 """Their bytes: batches of 256 entries of 1 KB, one of each ledger, are joined by seven."""
 
 JOINED_BYTES_MAX: Final = 512 * 1024
@@ -26,26 +26,26 @@ JOINED_BYTES_MAX: Final = 512 * 1024
 
 _VIEW_SHARE_MIN: Final = 8
 """A message that is at least one part in so many of what it came in is a view: it costs less than a
-copy does. A smaller one would keep alive much more than it counts for, in a budget or in the cache,
-when those it came with are refused."""
+copy does. A smaller one would keep alive much more than it counts for, in a budget or in the cache.
+That happens when those it came with are refused."""
 
 _VIEW_BYTES_MIN: Final = 16 * 1024
 """Below this, a copy costs no more."""
 
 _TOGETHER: Final = b"\x62"
 _HEAD: Final = re.compile(_TOGETHER + rb"([\x80-\xff]{0,8}[\x00-\x7f])", re.DOTALL)
-"""What stands before a message in a message: its length, as a varint of up to 63 bits."""
+"""A length before each message in a message: a varint of up to 63 bits."""
 
 
 def fitting(queue: deque[bytes]) -> int:
     """How many of the oldest messages travel together: at least one."""
-    together = size = 0
+    count = size = 0
     for message in queue:
         size += len(message)
-        if len(message) > JOINED_BYTES_MAX or size > TOGETHER_BYTES_MAX or together == TOGETHER_MAX:
+        if len(message) > JOINED_BYTES_MAX or size > COALESCED_BYTES_MAX or count == COALESCED_MAX:
             break
-        together += 1
-    return together or 1
+        count += 1
+    return count or 1
 
 
 def join_messages(messages: Sequence[bytes]) -> bytes:
@@ -68,7 +68,7 @@ def split_message(data: bytes) -> Sequence[bytes | memoryview]:
     """
     if not data.startswith(_TOGETHER):
         return (data,)
-    if len(data) > TOGETHER_BYTES_MAX + 10 * TOGETHER_MAX:
+    if len(data) > COALESCED_BYTES_MAX + 10 * COALESCED_MAX:
         raise BadRequestError("the messages in a message are too large")
     messages: list[bytes | memoryview] = []
     view = memoryview(data)
@@ -76,7 +76,7 @@ def split_message(data: bytes) -> Sequence[bytes | memoryview]:
     position = 0
     while position < len(data):
         length = _HEAD.match(data, position)
-        if length is None or len(messages) == TOGETHER_MAX:
+        if length is None or len(messages) == COALESCED_MAX:
             raise BadRequestError("the messages in a message are malformed or too many")
         start = length.end()
         position = start + varint_value(length[1])

@@ -14,7 +14,9 @@ from bookie.server.local.layout import locked, make_directory, prepare
 from bookie.server.local.process import BookieProcess, describe_end
 
 RESTART_DELAY_SECONDS = 1.0
-"""A bookie that cannot start must not turn into a busy loop."""
+"""A bookie that cannot start must not turn into a busy loop; after each failure it waits twice as
+long, up to `RESTART_DELAY_SECONDS_MAX`."""
+RESTART_DELAY_SECONDS_MAX = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ async def local_cluster(
     settings: Mapping[str, Mapping[str, object]] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> AsyncIterator[LocalCluster]:
-    """Start every bookie and stop them all at the end of the block, whatever happened in it.
+    """Start every bookie, and stop them all at the end of the block, also after an error.
 
     Args:
         directory: where everything is kept, absolute; made when it does not exist.
@@ -57,7 +59,7 @@ async def local_cluster(
         ShuttingDownError: a bookie did not start; the message is what it said.
     """
     if metadata_uri is not None:
-        from bookie.metadata.connect import require_shared
+        from bookie.metadata.uri import require_shared
 
         require_shared(metadata_uri)
     make_directory(directory)
@@ -113,8 +115,19 @@ async def watch_processes(
 ) -> None:
     """Report every bookie that ends unasked, and start it again when `restart`; until cancelled.
 
-    Returns when no bookie runs any more.
+    A bookie that dies during such a start is started again, too. Returns when no bookie runs any
+    more and none is to be started.
     """
+
+    async def start_again(process: BookieProcess) -> None:
+        delay = RESTART_DELAY_SECONDS
+        while True:
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, RESTART_DELAY_SECONDS_MAX)
+            try:
+                return await process.start()
+            except (ShuttingDownError, OperationTimeoutError) as error:
+                report(f"{error}; it is started again in {delay:g} s")
 
     async def watch(process: BookieProcess) -> None:
         while True:
@@ -124,12 +137,7 @@ async def watch_processes(
             report(f"{process.id} {describe_end(status, process.log_path)}")
             if not restart:
                 return
-            await asyncio.sleep(RESTART_DELAY_SECONDS)
-            try:
-                await process.start()
-            except (ShuttingDownError, OperationTimeoutError) as error:
-                report(f"{error}; it is not started again")
-                return
+            await start_again(process)
             report(f"{process.id} is back, pid {process.pid}")
 
     async with asyncio.TaskGroup() as group:

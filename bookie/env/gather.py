@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-async def together(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+async def gather(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """The results of `calls`, which run at the same time, in their order.
 
     If one fails the others are cancelled, and its own error is raised, not a group: as a rule they

@@ -1,15 +1,15 @@
 """One client's stream of adds on the bookie: requests in, answers out in the same order.
 
-The reader and the writer (`Conversation`) share a queue of requests that are not yet answered. The
-reader parses a request, waits until the node admits its bytes (while it waits, nothing is read, so
-the client is held back by gRPC's flow control) and hands it to the node, which answers with a
-future. The writer sleeps until the oldest future is done and writes its answer. One coroutine that
-reads and writes in turns was slower by a half with batches of 1 MiB (measured: 370 against 700
-messages a second, the bookie's own time 2.2 against 1.2 ms each), because gRPC takes more from the
-socket while a read is waiting.
+The reader and the writer (`StreamHandler`) share a queue of requests that are not yet answered. The
+reader parses a request and waits until the node admits its bytes. While it waits, nothing is read,
+so gRPC's flow control holds the client back. Then it hands the request to the node, which answers
+with a future. The writer sleeps until the oldest future is done and writes its answer. One
+coroutine that reads and writes in turns was slower by a half with batches of 1 MiB (measured: 370
+against 700 messages a second, the bookie's own time 2.2 against 1.2 ms each), because gRPC takes
+more from the socket while a read is waiting.
 
-When the stream breaks, both coroutines end and the queue is forgotten; the futures are not
-cancelled, so the adds go on. An answer that cannot be delivered proves nothing to the client.
+When the stream breaks, both coroutines end and the queue is dropped. The futures are not cancelled,
+so the adds go on. The client then knows nothing about them.
 """
 
 from __future__ import annotations
@@ -23,14 +23,18 @@ from typing import Final
 from grpc import aio
 
 from bookie.env import Outcome
-from bookie.errors import BadRequestError, WrongClusterError
+from bookie.errors import BadRequestError, BookieError
 from bookie.formats.commands import Reply
-from bookie.ids import JOINED_MESSAGES_METADATA
+from bookie.ids import (
+    BOOKIE_ID_METADATA_KEY,
+    INCARNATION_METADATA_KEY,
+    JOINED_MESSAGES_METADATA,
+)
+from bookie.rpc.coalesce import COALESCED_MAX, join_messages, split_message
 from bookie.rpc.codec import encode_add_response, parse_add_request, request_id_of
-from bookie.rpc.contract import CallContext, EntryNode
-from bookie.rpc.conversation import Conversation
-from bookie.rpc.faults import Faults
-from bookie.rpc.together import TOGETHER_MAX, join_messages, split_message
+from bookie.rpc.interfaces import BookieNode, CallContext
+from bookie.rpc.server.error_mapper import ErrorMapper
+from bookie.rpc.server.stream_handler import StreamHandler
 
 PENDING_MAX: Final = 4096
 """The most unanswered requests of one stream; a client that reads no answers is held back here."""
@@ -38,15 +42,29 @@ PENDING_MAX: Final = 4096
 RPC: Final = "AddStream"
 
 
-class AddStream(Conversation):
-    """Serves one call. `refusal` answers every request when the caller may not add at all."""
+class AddStreamHandler(StreamHandler):
+    """Serves one call.
 
-    _offers = (JOINED_MESSAGES_METADATA,)
+    `refusal` answers every request when the caller may not add at all. `is_named` says that the
+    caller named the bookie's incarnation. The initial metadata tells each caller the incarnation
+    and the bookie's id.
+    """
 
-    def __init__(self, node: EntryNode, faults: Faults, refusal: WrongClusterError | None) -> None:
+    def __init__(
+        self,
+        node: BookieNode,
+        errors: ErrorMapper,
+        refusal: BookieError | None,
+        *,
+        is_named: bool = False,
+    ) -> None:
         super().__init__()
         self._node = node
-        self._faults = faults
+        self._add = node.add if is_named else node.add_unnamed
+        self._offers = (JOINED_MESSAGES_METADATA, (BOOKIE_ID_METADATA_KEY, node.bookie_id))
+        if node.incarnation:
+            self._offers += ((INCARNATION_METADATA_KEY, node.incarnation),)
+        self._errors = errors
         self._refusal = refusal
         self._pending: deque[tuple[int, Outcome[Reply]]] = deque()
         self._joins = False
@@ -83,7 +101,7 @@ class AddStream(Conversation):
         try:
             return split_message(data)
         except BadRequestError:
-            # It is refused as what it looks like: a request with no id and nothing in it.
+            # Refused as what it looks like: an empty request without an id.
             return (data,)
 
     def _accept(
@@ -100,12 +118,12 @@ class AddStream(Conversation):
             size = len(data)
             if not (admitted or self._node.try_admit_add(size)):
                 return None
-            return request_id, self._node.add(command, size)
+            return request_id, self._add(command, size)
         except Exception as error:  # noqa: BLE001  (the servicer's error mapping)
             return request_id, self._refused(error)
 
     async def _accept_later(self, data: bytes | memoryview) -> tuple[int, Outcome[Reply]]:
-        """Hand one request to the node once it has room for its bytes, which it cannot refuse."""
+        """Hand one request to the node once the node has room for its bytes."""
         await self._node.admit_add(len(data))
         owed = self._accept(data, admitted=True)
         assert owed is not None, "what is admitted does not wait"
@@ -120,11 +138,11 @@ class AddStream(Conversation):
                 await self._sleep
                 continue
             answers = []
-            for request_id, outcome in islice(pending, TOGETHER_MAX if self._joins else 1):
+            for request_id, outcome in islice(pending, COALESCED_MAX if self._joins else 1):
                 if not outcome.done():
                     break
                 reply = outcome.result()
-                self._faults.count(RPC, reply.status)
+                self._errors.count(RPC, reply.status)
                 answers.append(encode_add_response(request_id, reply.status, reply.message))
             await context.write(join_messages(answers))
             for _ in answers:
@@ -132,7 +150,7 @@ class AddStream(Conversation):
             self._answered.set()
 
     def _refused(self, error: Exception) -> Outcome[Reply]:
-        return Outcome.of(self._faults.reply(RPC, error))
+        return Outcome.of(self._errors.reply(RPC, error))
 
     def _settled(self, _: Reply) -> None:
         """Wake the writer if the outcome that it waits for has come."""

@@ -5,9 +5,9 @@ A stream is used through one *attempt* at a time, which is one gRPC call with a 
     BROKEN ──reopen()──▶ OPEN ──the call ends, for whatever reason──▶ BROKEN (on_broken)
        └──────────────────┴──aclose()──▶ CLOSED
 
-Nothing is ever sent twice by this module and nothing reconnects by itself: a broken stream proves
-nothing about what was sent on it, so its owner decides what to send again, and when. What was still
-queued when a stream broke is dropped; the owner holds it anyway until it is answered.
+This module sends nothing twice and does not reconnect by itself. A broken stream proves nothing
+about what was sent on it, so its owner decides what to send again, and when. Messages that were
+still queued are dropped; the owner holds each of them until it is answered.
 
 Callbacks run in the event loop, one at a time, and must not block. After `on_broken`, no message of
 that attempt is delivered any more.
@@ -16,6 +16,7 @@ that attempt is delivered any more.
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import count, islice
@@ -31,17 +32,25 @@ from bookie.errors import (
     BookieUnreachableError,
     ClientClosedError,
     OperationTimeoutError,
+    WrongBookieError,
+    WrongIncarnationError,
 )
 from bookie.formats.commands import LacState, ReadCommand
-from bookie.ids import JOINED_MESSAGES_METADATA, Status
-from bookie.rpc import cold
+from bookie.ids import (
+    BOOKIE_ID_METADATA_KEY,
+    INCARNATION_METADATA_KEY,
+    JOINED_MESSAGES_METADATA,
+    Status,
+)
+from bookie.rpc import unary_codec
+from bookie.rpc.coalesce import fitting, join_messages, split_message
 from bookie.rpc.codec import (
     encode_streamed_read,
     parse_add_response,
     scan_read_response,
 )
 from bookie.rpc.deadlines import Deadlines, is_being_cancelled
-from bookie.rpc.together import fitting, join_messages, split_message
+from bookie.rpc.security import named
 from bookie.rpc.wire import Fields
 
 QUEUE_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -87,7 +96,7 @@ class _Attempt:
         self.task: asyncio.Task[None] | None = None
 
 
-class Stream:
+class Stream(ABC):
     """A bidirectional call that its owner may reopen, for adds, for reads or to watch LACs.
 
     It is broken until `reopen` is called for the first time.
@@ -175,13 +184,18 @@ class Stream:
             attempt.sent.set()
             await asyncio.wait((attempt.task,))
 
+    @abstractmethod
     def _deliver(self, data: bytes) -> None:
         """Take one message; overridden by each kind of stream."""
-        raise NotImplementedError
 
     def _error_of(self, error: grpc.RpcError) -> BookieError:
         """What a failed attempt means."""
         return error_of(self.address, error)
+
+    def _refusal_of(self, offered: tuple[tuple[str, str | bytes], ...]) -> BookieError | None:
+        """Why a stream that the bookie took up with this metadata is not the one that was meant."""
+        del offered
+        return None
 
     async def _run(self, attempt: _Attempt) -> None:
         """Carry one attempt from its call to its end."""
@@ -199,8 +213,11 @@ class Stream:
             if not self._patient:
                 writer = self._writer(call, attempt)
             async with asyncio.timeout(self._connect_timeout_seconds):
-                offered = await call.initial_metadata()
-            attempt.joins = JOINED_MESSAGES_METADATA in tuple(offered or ())
+                offered = tuple(await call.initial_metadata() or ())
+            refusal = self._refusal_of(offered)
+            if refusal is not None:
+                return refusal
+            attempt.joins = JOINED_MESSAGES_METADATA in offered
             # A call that failed has initial metadata too, and is done.
             if self._patient and not call.done():
                 writer = self._writer(call, attempt)
@@ -232,19 +249,23 @@ async def _write(call: Any, attempt: _Attempt) -> None:
     try:
         while True:
             while queue:
-                together = fitting(queue) if attempt.joins else 1
-                await call.write(join_messages(tuple(islice(queue, together))))
-                for _ in range(together):
+                joined = fitting(queue) if attempt.joins else 1
+                await call.write(join_messages(tuple(islice(queue, joined))))
+                for _ in range(joined):
                     attempt.queued_bytes -= len(queue.popleft())
                 attempt.sent.set()
             attempt.arrived.clear()
             await attempt.arrived.wait()
     except (grpc.RpcError, aio.BaseError, asyncio.InvalidStateError):
-        pass  # the call has ended; whoever reads from it learns why
+        pass  # the call has ended; its reader gets the error
 
 
 class AddStream(Stream):
-    """Adds to one bookie, of all ledgers of this process."""
+    """Adds to one bookie, of all ledgers of this process that mean the same incarnation of it.
+
+    A bookie of another incarnation breaks the stream with `WrongIncarnationError`, before anything
+    was sent.
+    """
 
     def __init__(
         self,
@@ -256,6 +277,8 @@ class AddStream(Stream):
         *,
         connect_timeout_seconds: float,
         on_open: OnOpen | None = None,
+        bookie_id: str = "",
+        incarnation: str = "",
     ) -> None:
         super().__init__(
             address,
@@ -266,6 +289,8 @@ class AddStream(Stream):
             on_open=on_open,
         )
         self._on_answer = on_answer
+        self._bookie_id = bookie_id
+        self._incarnation = incarnation
 
     def send(self, request: bytes) -> None:
         """Queue the bytes of one add request; they may be shared with other bookies' streams.
@@ -274,6 +299,22 @@ class AddStream(Stream):
             BookieUnreachableError: The stream is broken; nothing was queued.
         """
         self.send_bytes(request)
+
+    def _refusal_of(self, offered: tuple[tuple[str, str | bytes], ...]) -> BookieError | None:
+        other = named(offered, BOOKIE_ID_METADATA_KEY)
+        if self._bookie_id and other not in ("", self._bookie_id):
+            # It says nothing about the one that is meant, which has moved or is away.
+            return WrongBookieError(f"bookie {other} answers at {self.address} now")
+        found = named(offered, INCARNATION_METADATA_KEY)
+        if not self._incarnation or found == self._incarnation:
+            return None
+        if found:
+            return WrongIncarnationError(
+                f"bookie {self.address} may have lost what it acknowledged: it has another "
+                "incarnation now"
+            )
+        # So does a call that failed; nothing is known then.
+        return BookieUnreachableError(f"bookie {self.address} did not say which incarnation it is")
 
     def _deliver(self, data: bytes) -> None:
         for answer in split_message(data):
@@ -345,7 +386,7 @@ class ReadStream(Stream):
         return found
 
     async def aclose(self) -> None:
-        """End the stream; who waits for an answer is told so."""
+        """End the stream; reads that wait for an answer fail."""
         try:
             await super().aclose()
         finally:
@@ -373,7 +414,7 @@ class ReadStream(Stream):
 
     def _deliver(self, data: bytes) -> None:
         request_id, fields = scan_read_response(data)
-        # Whoever gave up has taken its request out, or is about to.
+        # A caller that gave up has removed its request, or is about to.
         answer = self._awaited.get(request_id)
         if answer is not None and not answer.done():
             answer.set_result(fields)
@@ -425,12 +466,12 @@ class LacWatch(Stream):
     def _send_changes(self, ledger_ids: list[int], *, subscribe: bool) -> None:
         if not self.is_open:
             return
-        for start in range(0, len(ledger_ids), cold.WATCH_IDS_MAX):
-            part = ledger_ids[start : start + cold.WATCH_IDS_MAX]
-            change = cold.WatchChange(part if subscribe else (), () if subscribe else part)
-            self.send_bytes(cold.encode_watch_change(change))
+        for start in range(0, len(ledger_ids), unary_codec.WATCH_IDS_MAX):
+            part = ledger_ids[start : start + unary_codec.WATCH_IDS_MAX]
+            change = unary_codec.WatchChange(part if subscribe else (), () if subscribe else part)
+            self.send_bytes(unary_codec.encode_watch_change(change))
 
     def _deliver(self, data: bytes) -> None:
-        state = cold.parse_lac_state(data)
+        state = unary_codec.parse_lac_state(data)
         if state.ledger_id in self._watched or state.ledger_id < 0:
             self._on_update(state)

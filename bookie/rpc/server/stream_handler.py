@@ -1,25 +1,24 @@
 """The bookie's side of a stream: how one begins, is read, is written to and ends.
 
-Two coroutines serve a stream, which therefore costs two tasks and a request none. The reader takes
-messages until the client or the bookie has had the last of them; the writer sends what is owed, and
-sleeps while nothing is. What a stream is about (`AddStream`, `ReadStream`, `LacWatch`) is what its
-class does with a message and with what is owed.
+Two coroutines serve a stream, so a stream costs two tasks and a request none. The reader takes
+messages until the client or the bookie ends the stream. The writer sends what is owed and sleeps
+while nothing is owed. The subclasses `AddStreamHandler`, `ReadStreamHandler` and `LacWatchHandler`
+say what a message asks for and what is sent.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import ClassVar
 
 from grpc import aio
 
-from bookie.rpc.contract import CallContext
+from bookie.rpc.interfaces import CallContext
 
 
-class Conversation:
+class StreamHandler:
     """Serves one call. A class of each kind says what `_take` and `_write` do."""
 
-    _offers: ClassVar[tuple[tuple[str, str], ...]] = ()
+    _offers: tuple[tuple[str, str], ...] = ()
     """Initial metadata: what the client may rely on from now on."""
 
     def __init__(self) -> None:

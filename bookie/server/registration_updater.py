@@ -28,7 +28,7 @@ REFRESH_INTERVAL_SECONDS = 60.0
 _log = event_log(__name__)
 
 
-class Announcement:
+class RegistrationUpdater:
     """One bookie as its registration describes it."""
 
     def __init__(
@@ -70,11 +70,12 @@ class Announcement:
             free_bytes=info.free_bytes,
             read_only=info.read_only,
             version=info.version,
+            incarnation=info.incarnation,
         )
 
 
-async def keep_announced(
-    announcement: Announcement,
+async def keep_registered(
+    updater: RegistrationUpdater,
     registered: BookieRegistration,
     metrics: Metrics,
     readiness: Readiness,
@@ -87,8 +88,8 @@ async def keep_announced(
     loop = asyncio.get_running_loop()
     told_at = loop.time()
     while True:
-        wanted = await announcement.registration()
-        _show(wanted, registered, metrics, readiness, announcement.read_only_reasons())
+        wanted = await updater.registration()
+        _show(wanted, registered, metrics, readiness, updater.read_only_reasons())
         told = registered.registration
         changed = (wanted.read_only, wanted.labels) != (told.read_only, told.labels)
         if registered.is_registered and (
@@ -100,7 +101,7 @@ async def keep_announced(
             except (MetadataUnavailableError, SessionLostError) as error:
                 # The registration repairs itself and then tells the newest state.
                 _log.warning("registration_not_updated", reason=str(error))
-        await announcement.interval.wait(lambda: LOOK_INTERVAL_SECONDS)
+        await updater.interval.wait(lambda: LOOK_INTERVAL_SECONDS)
 
 
 def _show(

@@ -1,8 +1,8 @@
-"""Is this machine fit to run a bookie? Measured facts, each with a verdict and an advice.
+"""Is this machine fit to run a bookie? Measured facts, each with a severity and an advice.
 
-Every check is a function that returns `Check` values and changes nothing that outlives it (the disk
-check writes one unnamed file and is rid of it when it ends). ``warn`` means that a bookie runs, but
-not as well or as safely as it could; ``fail`` means that it will not start, or must not.
+Every check is a function that returns `Fact` values and leaves nothing behind: the disk check
+writes one unnamed file, which goes with the check. ``warn`` means that a bookie runs less well or
+less safely than it could. ``fail`` means that it must not start.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
+from bookie.server.descriptors import DESCRIPTORS_MIN, limits
+
 FDATASYNC_P99_SECONDS_GOOD = 0.010
 """Group commit hides a few milliseconds; above that every lone append is felt."""
 
@@ -27,7 +29,7 @@ FREE_BYTES_MIN = 10 * 1024**3
 """A few journal files, the index and room to compact."""
 
 FILES_MIN = 65536
-"""One descriptor a connection, a journal file and an entry log; distributions start at 1024."""
+"""One descriptor a connection, and some for files; distributions start at 1024."""
 
 PYTHON_MIN = (3, 11)
 
@@ -50,7 +52,7 @@ _LIBRARIES = (
 )
 
 
-class Verdict(enum.StrEnum):
+class Severity(enum.StrEnum):
     """What a fact means for a bookie."""
 
     OK = "ok"
@@ -59,11 +61,11 @@ class Verdict(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
-    """One fact: what was looked at, what was found, and what to do when it is not `Verdict.OK`."""
+class Fact:
+    """One fact: what was looked at, what was found, and what to do when it is not `Severity.OK`."""
 
     name: str
-    verdict: Verdict
+    verdict: Severity
     found: str
     advice: str = ""
     numbers: Mapping[str, float | int | str] = field(default_factory=dict)
@@ -71,7 +73,7 @@ class Check:
 
 def check_machine(
     journal_dir: Path | None, ledgers_dir: Path | None, *, syncs: int = 200
-) -> list[Check]:
+) -> list[Fact]:
     """All checks, in the order in which they are shown.
 
     Args:
@@ -89,23 +91,24 @@ def check_machine(
         checks += check_directory(name, path, syncs=syncs)
     if len(directories) == 2:
         checks.append(check_devices(directories[0][1], directories[1][1]))
-    checks.append(check_files_limit(resource.getrlimit(resource.RLIMIT_NOFILE)[0]))
+    # A bookie raises its own limit to the hard one.
+    checks.append(check_files_limit(limits()[1]))
     checks += [check_monotonic_clock(), check_clock_synchronised()]
     return checks
 
 
-def check_python(version: tuple[int, ...], *, optimized: bool) -> Check:
+def check_python(version: tuple[int, ...], *, optimized: bool) -> Fact:
     """The interpreter: new enough, and not under ``-O`` (which strips the assertions)."""
     found = f"{platform.python_implementation()} {'.'.join(map(str, version))}"
     if version < PYTHON_MIN:
         wanted = ".".join(map(str, PYTHON_MIN))
-        return Check("python", Verdict.FAIL, found, f"use Python {wanted} or newer")
+        return Fact("python", Severity.FAIL, found, f"use Python {wanted} or newer")
     if optimized:
-        return Check("python", Verdict.FAIL, f"{found} with -O", "start without -O")
-    return Check("python", Verdict.OK, found)
+        return Fact("python", Severity.FAIL, f"{found} with -O", "start without -O")
+    return Fact("python", Severity.OK, found)
 
 
-def check_libraries(names: Sequence[str] = _LIBRARIES) -> Check:
+def check_libraries(names: Sequence[str] = _LIBRARIES) -> Fact:
     """The versions of the libraries that decide speed and safety."""
     versions: dict[str, str] = {}
     missing: list[str] = []
@@ -116,48 +119,48 @@ def check_libraries(names: Sequence[str] = _LIBRARIES) -> Check:
             missing.append(name)
     if missing:
         advice = f"pip install {' '.join(missing)}"
-        return Check("libraries", Verdict.FAIL, f"missing: {', '.join(missing)}", advice, versions)
+        return Fact("libraries", Severity.FAIL, f"missing: {', '.join(missing)}", advice, versions)
     found = ", ".join(f"{name} {version}" for name, version in versions.items())
-    return Check("libraries", Verdict.OK, found, numbers=versions)
+    return Fact("libraries", Severity.OK, found, numbers=versions)
 
 
-def check_directory(name: str, path: Path, *, syncs: int) -> list[Check]:
+def check_directory(name: str, path: Path, *, syncs: int) -> list[Fact]:
     """One directory: may we write, on which file system, with how much room, how fast to sync."""
     if not os.access(path, os.W_OK | os.X_OK):
         advice = f"give this user write permission on {path}"
-        return [Check(f"{name} directory", Verdict.FAIL, f"{path} is not writable", advice)]
+        return [Fact(f"{name} directory", Severity.FAIL, f"{path} is not writable", advice)]
     checks = [_check_file_system(name, path), _check_free_space(name, path)]
     try:
         latencies = measure_syncs(path, syncs)
     except OSError as error:
         found = f"cannot write and sync in {path}: {error.strerror}"
-        checks.append(Check(f"{name} sync", Verdict.FAIL, found, "use another file system"))
+        checks.append(Fact(f"{name} sync", Severity.FAIL, found, "use another file system"))
         return checks
-    checks.append(judge_syncs(name, latencies))
+    checks.append(evaluate_syncs(name, latencies))
     return checks
 
 
-def _check_file_system(name: str, path: Path) -> Check:
+def _check_file_system(name: str, path: Path) -> Fact:
     kind, mount = file_system_of(path)
     found = f"{kind} at {mount}"
     numbers = {"type": kind, "mount": mount}
     label = f"{name} file system"
     if kind in _VOLATILE_FILE_SYSTEMS:
-        return Check(label, Verdict.WARN, found, "its content is lost at a restart", numbers)
+        return Fact(label, Severity.WARN, found, "its content is lost at a restart", numbers)
     if kind in _NETWORK_FILE_SYSTEMS:
-        return Check(label, Verdict.WARN, found, "use a local disk: locks and syncs lie", numbers)
-    return Check(label, Verdict.OK, found, numbers=numbers)
+        return Fact(label, Severity.WARN, found, "use a local disk: locks and syncs lie", numbers)
+    return Fact(label, Severity.OK, found, numbers=numbers)
 
 
-def _check_free_space(name: str, path: Path) -> Check:
+def _check_free_space(name: str, path: Path) -> Fact:
     stat = os.statvfs(path)
     free, total = stat.f_bavail * stat.f_frsize, stat.f_blocks * stat.f_frsize
     found = f"{free / 1024**3:.1f} GiB of {total / 1024**3:.1f} GiB"
     numbers = {"free_bytes": free, "total_bytes": total}
     if free < FREE_BYTES_MIN:
         advice = f"keep {FREE_BYTES_MIN / 1024**3:.0f} GiB free"
-        return Check(f"{name} free space", Verdict.WARN, found, advice, numbers)
-    return Check(f"{name} free space", Verdict.OK, found, numbers=numbers)
+        return Fact(f"{name} free space", Severity.WARN, found, advice, numbers)
+    return Fact(f"{name} free space", Severity.OK, found, numbers=numbers)
 
 
 def measure_syncs(path: Path, count: int) -> list[float]:
@@ -183,7 +186,7 @@ def measure_syncs(path: Path, count: int) -> list[float]:
     return latencies
 
 
-def judge_syncs(name: str, latencies: Sequence[float]) -> Check:
+def evaluate_syncs(name: str, latencies: Sequence[float]) -> Fact:
     """What measured syncs mean: slow ones, and ones too fast for any disk, are worth a warning."""
     ordered = sorted(latencies)
     p50, p99 = ordered[len(ordered) // 2], ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)]
@@ -191,52 +194,55 @@ def judge_syncs(name: str, latencies: Sequence[float]) -> Check:
     numbers = {"p50_seconds": p50, "p99_seconds": p99, "count": len(ordered)}
     if p99 > FDATASYNC_P99_SECONDS_GOOD:
         advice = "put it on a faster device: appends wait for this"
-        return Check(f"{name} sync", Verdict.WARN, found, advice, numbers)
-    return Check(f"{name} sync", Verdict.OK, found, numbers=numbers)
+        return Fact(f"{name} sync", Severity.WARN, found, advice, numbers)
+    return Fact(f"{name} sync", Severity.OK, found, numbers=numbers)
 
 
-def check_devices(journal_dir: Path, ledgers_dir: Path) -> Check:
+def check_devices(journal_dir: Path, ledgers_dir: Path) -> Fact:
     """Whether journal and ledgers compete for one device."""
     if journal_dir.stat().st_dev == ledgers_dir.stat().st_dev:
         advice = "for lower latency under load give the journal a device of its own"
-        return Check("devices", Verdict.WARN, "journal and ledgers share one device", advice)
-    return Check("devices", Verdict.OK, "journal and ledgers have a device each")
+        return Fact("devices", Severity.WARN, "journal and ledgers share one device", advice)
+    return Fact("devices", Severity.OK, "journal and ledgers have a device each")
 
 
-def check_files_limit(limit: int) -> Check:
+def check_files_limit(limit: int) -> Fact:
     """The limit of open files (RLIMIT_NOFILE)."""
     found = "unlimited" if limit == resource.RLIM_INFINITY else str(limit)
     numbers = {"files_max": limit}
+    if limit != resource.RLIM_INFINITY and limit < DESCRIPTORS_MIN:
+        advice = f"a bookie needs {DESCRIPTORS_MIN} at least (LimitNOFILE= in systemd, ulimit -n)"
+        return Fact("open files", Severity.FAIL, found, advice, numbers)
     if limit != resource.RLIM_INFINITY and limit < FILES_MIN:
         advice = f"raise it to {FILES_MIN} (LimitNOFILE= in systemd, ulimit -n in a shell)"
-        return Check("open files", Verdict.WARN, found, advice, numbers)
-    return Check("open files", Verdict.OK, found, numbers=numbers)
+        return Fact("open files", Severity.WARN, found, advice, numbers)
+    return Fact("open files", Severity.OK, found, numbers=numbers)
 
 
-def check_monotonic_clock(samples: int = 10_000) -> Check:
+def check_monotonic_clock(samples: int = 10_000) -> Fact:
     """Leases and timeouts stand on a clock that never goes back."""
     previous = time.monotonic()
     for _ in range(samples):
         now = time.monotonic()
         if now < previous:
             found = f"went back by {(previous - now) * 1e6:.0f} µs"
-            return Check("monotonic clock", Verdict.FAIL, found, "fix the machine's clock source")
+            return Fact("monotonic clock", Severity.FAIL, found, "fix the machine's clock source")
         previous = now
-    return Check("monotonic clock", Verdict.OK, "never went back")
+    return Fact("monotonic clock", Severity.OK, "never went back")
 
 
-def check_clock_synchronised() -> Check:
+def check_clock_synchronised() -> Fact:
     """Whether the kernel believes that its wall clock is synchronised (NTP, chrony)."""
     library = ctypes.CDLL(None, use_errno=True)
     # struct timex begins with `modes`; all zero means "only read", which needs no privilege.
     state = int(library.adjtimex(ctypes.create_string_buffer(_ADJTIMEX_BYTES)))
     if state == _TIME_ERROR:
         advice = "run chrony or systemd-timesyncd: log times will drift apart between machines"
-        return Check("clock", Verdict.WARN, "not synchronised", advice)
+        return Fact("clock", Severity.WARN, "not synchronised", advice)
     if state < 0:
         advice = "the kernel did not say whether its clock is synchronised"
-        return Check("clock", Verdict.WARN, "unknown", advice)
-    return Check("clock", Verdict.OK, "synchronised")
+        return Fact("clock", Severity.WARN, "unknown", advice)
+    return Fact("clock", Severity.OK, "synchronised")
 
 
 def nearest_existing(path: Path) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bookie.errors import BookieError
+from bookie.errors import BookieError, WrongBookieError
 from bookie.formats.commands import Reply
 from bookie.ids import Status
 from bookie.telemetry import Metrics, event_log
@@ -12,14 +12,14 @@ from bookie.telemetry import Metrics, event_log
 _log = event_log(__name__)
 
 
-class Faults:
+class ErrorMapper:
     """Maps errors to replies and counts answers, for all calls of one bookie."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._requests_total = metrics.requests_total
         self._errors_total = metrics.errors_total
         self.given_up = metrics.reads_given_up_total.inc
-        """Counts one read that nobody waits for any more."""
+        """Counts one read whose client has given up."""
         self._counts: dict[tuple[str, Status], Callable[[], None]] = {}
 
     def reply(self, rpc: str, error: BaseException) -> Reply:
@@ -29,7 +29,7 @@ class Faults:
         of the bookie: it is logged with its traceback, and the caller learns no more than that.
         """
         if isinstance(error, BookieError):
-            if error.status is Status.IO_ERROR:
+            if error.status is Status.IO_ERROR and not isinstance(error, WrongBookieError):
                 self._errors_total.labels("request").inc()
                 _log.warning("request_failed", rpc=rpc, error=str(error))
             return Reply(error.status, str(error))

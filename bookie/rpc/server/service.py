@@ -2,7 +2,7 @@
 
 Handlers have no serializers: gRPC hands them the messages' bytes. A unary call is a row of a table:
 how its request is parsed, what is asked of the node, how the reply is encoded, and which reply a
-refusal is. What fails, fails in band; `Faults` alone knows which status an error is.
+refusal is. Errors are answered in band; `ErrorMapper` alone knows the status of an error.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ import grpc
 from grpc import aio
 
 from bookie.config import NodeSettings
-from bookie.errors import WrongClusterError
+from bookie.errors import BookieError
 from bookie.formats.commands import Info, LacReply, ReadCommand, ReadReply, Reply
-from bookie.ids import NO_ENTRY, Status
-from bookie.rpc import cold
-from bookie.rpc.add_stream import AddStream
+from bookie.ids import INCARNATION_METADATA_KEY, NO_ENTRY, Status
+from bookie.rpc import unary_codec
 from bookie.rpc.codec import encode_read_response, parse_read_request
-from bookie.rpc.contract import SERVICE, CallContext, Node
-from bookie.rpc.conversation import Conversation
-from bookie.rpc.faults import Faults
-from bookie.rpc.lac_watch import LacWatch
-from bookie.rpc.read_budget import ReadBudget
-from bookie.rpc.read_stream import ReadStream
-from bookie.rpc.security import check_instance_id
+from bookie.rpc.interfaces import SERVICE, BookieNode, CallContext
+from bookie.rpc.security import check_recipient, named
+from bookie.rpc.server.add_stream import AddStreamHandler
+from bookie.rpc.server.error_mapper import ErrorMapper
+from bookie.rpc.server.lac_watch import LacWatchHandler
+from bookie.rpc.server.read_budget import ReadBudget
+from bookie.rpc.server.read_stream import ReadStreamHandler
+from bookie.rpc.server.stream_handler import StreamHandler
 from bookie.telemetry import Metrics
 
 _Request = TypeVar("_Request")
@@ -52,11 +52,11 @@ class _Call(Generic[_Request, _Reply]):
 class BookieService:
     """Serves one node. `end_streams` is the first step of a shutdown."""
 
-    def __init__(self, node: Node, limits: NodeSettings, metrics: Metrics) -> None:
+    def __init__(self, node: BookieNode, limits: NodeSettings, metrics: Metrics) -> None:
         self._node = node
-        self._faults = Faults(metrics)
+        self._errors = ErrorMapper(metrics)
         self._budget = ReadBudget(limits.in_flight_read_bytes_max, limits.read_bytes_max, metrics)
-        self._streams: set[Conversation] = set()
+        self._streams: set[StreamHandler] = set()
         self._ended = False
 
     def handlers(self) -> grpc.GenericRpcHandler:
@@ -94,37 +94,37 @@ class BookieService:
             ),
             _Call(
                 "ReadLac",
-                cold.parse_read_lac_request,
+                unary_codec.parse_read_lac_request,
                 lambda request, _: node.read_lac(request.ledger_id, request.master_key),
-                cold.encode_lac_reply,
+                unary_codec.encode_lac_reply,
                 _refuse_lac,
             ),
             _Call(
                 "Fence",
-                cold.parse_fence_request,
+                unary_codec.parse_fence_request,
                 lambda request, _: node.fence(request.ledger_id, request.master_key),
-                cold.encode_lac_reply,
+                unary_codec.encode_lac_reply,
                 _refuse_lac,
             ),
             _Call(
                 "Force",
-                cold.parse_force_request,
+                unary_codec.parse_force_request,
                 lambda request, _: node.force(request.ledger_id),
-                cold.encode_reply,
+                unary_codec.encode_reply,
                 _same,
             ),
             _Call(
                 "WriteLac",
-                cold.parse_write_lac_request,
+                unary_codec.parse_write_lac_request,
                 lambda request, _: node.write_lac(*request),
-                cold.encode_reply,
+                unary_codec.encode_reply,
                 _same,
             ),
             _Call(
                 "GetInfo",
-                cold.parse_info_request,
+                unary_codec.parse_info_request,
                 self._info,
-                lambda reply: cold.encode_info(*reply),
+                lambda reply: unary_codec.encode_info(*reply),
                 lambda refusal: (refusal, None),
                 lambda reply: reply[0].status,
             ),
@@ -140,15 +140,15 @@ class BookieService:
         rpc, parse, ask, encode, status_of = (
             call.rpc, call.parse, call.ask, call.encode, call.status_of
         )  # fmt: skip
-        faults, node = self._faults, self._node
+        errors, check = self._errors, self._check
 
         async def answer(data: bytes, context: CallContext) -> bytes:
             try:
-                check_instance_id(context.invocation_metadata(), node.instance_id)
+                check(context)
                 reply = await ask(parse(data), context)
             except Exception as error:  # noqa: BLE001  (the servicer's error mapping)
-                reply = call.refuse(faults.reply(rpc, error))
-            faults.count(rpc, status_of(reply))
+                reply = call.refuse(errors.reply(rpc, error))
+            errors.count(rpc, status_of(reply))
             return encode(reply)
 
         return answer
@@ -166,18 +166,25 @@ class BookieService:
 
     async def _add_stream(self, _requests: Any, context: CallContext) -> None:
         """Serve one stream of adds."""
-        await self._serve(AddStream(self._node, self._faults, self._refusal(context)), context)
+        is_named = bool(named(context.invocation_metadata(), INCARNATION_METADATA_KEY))
+        refusal = self._refusal(context)
+        stream = AddStreamHandler(self._node, self._errors, refusal, is_named=is_named)
+        await self._serve(stream, context)
 
     async def _read_stream(self, _requests: Any, context: CallContext) -> None:
         """Serve one stream of reads."""
         refusal = self._refusal(context)
-        await self._serve(ReadStream(self._node, self._faults, self._budget, refusal), context)
+        await self._serve(
+            ReadStreamHandler(self._node, self._errors, self._budget, refusal), context
+        )
 
     async def _watch_lac(self, _requests: Any, context: CallContext) -> None:
         """Serve one subscription to LACs."""
-        await self._serve(LacWatch(self._node, self._faults, self._refusal(context)), context)
+        await self._serve(
+            LacWatchHandler(self._node, self._errors, self._refusal(context)), context
+        )
 
-    async def _serve(self, stream: Conversation, context: CallContext) -> None:
+    async def _serve(self, stream: StreamHandler, context: CallContext) -> None:
         if self._ended:
             stream.end()
         self._streams.add(stream)
@@ -190,24 +197,30 @@ class BookieService:
         """Send the ranges of ids that are stored, page by page."""
 
         async def pages() -> AsyncIterator[bytes]:
-            wanted = cold.parse_list_entries_request(data)
+            wanted = unary_codec.parse_list_entries_request(data)
             async for ranges in self._node.list_entries(*wanted):
-                yield cold.encode_ranges(Reply(Status.OK), ranges)
+                yield unary_codec.encode_ranges(Reply(Status.OK), ranges)
 
         await self._send_pages(
-            "ListEntries", pages(), context, lambda refusal: cold.encode_ranges(refusal, None)
+            "ListEntries",
+            pages(),
+            context,
+            lambda refusal: unary_codec.encode_ranges(refusal, None),
         )
 
     async def _list_ledgers(self, data: bytes, context: CallContext) -> None:
         """Send the ledgers that are stored, page by page."""
 
         async def pages() -> AsyncIterator[bytes]:
-            after = cold.parse_list_ledgers_request(data)
+            after = unary_codec.parse_list_ledgers_request(data)
             async for rows in self._node.list_ledgers(after):
-                yield cold.encode_ledger_rows(Reply(Status.OK), rows)
+                yield unary_codec.encode_ledger_rows(Reply(Status.OK), rows)
 
         await self._send_pages(
-            "ListLedgers", pages(), context, lambda refusal: cold.encode_ledger_rows(refusal, ())
+            "ListLedgers",
+            pages(),
+            context,
+            lambda refusal: unary_codec.encode_ledger_rows(refusal, ()),
         )
 
     async def _send_pages(
@@ -223,22 +236,28 @@ class BookieService:
         """
         status = Status.OK
         try:
-            check_instance_id(context.invocation_metadata(), self._node.instance_id)
+            self._check(context)
             async for page in pages:
                 await context.write(page)
         except aio.BaseError:
             return  # the client is gone
         except Exception as error:  # noqa: BLE001  (the servicer's error mapping)
-            refusal = self._faults.reply(rpc, error)
+            refusal = self._errors.reply(rpc, error)
             status = refusal.status
             await context.write(refuse(refusal))
-        self._faults.count(rpc, status)
+        self._errors.count(rpc, status)
 
-    def _refusal(self, context: CallContext) -> WrongClusterError | None:
-        """The error that answers everything on a stream of another cluster's client."""
+    def _check(self, context: CallContext) -> None:
+        """Refuse a call that is meant for another bookie or cluster."""
+        node = self._node
+        metadata = context.invocation_metadata()
+        check_recipient(metadata, node.instance_id, node.bookie_id, node.incarnation)
+
+    def _refusal(self, context: CallContext) -> BookieError | None:
+        """The error that answers all requests of a stream that is meant for another bookie."""
         try:
-            check_instance_id(context.invocation_metadata(), self._node.instance_id)
-        except WrongClusterError as error:
+            self._check(context)
+        except BookieError as error:
             return error
         return None
 

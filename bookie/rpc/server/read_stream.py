@@ -1,15 +1,14 @@
 """One client's stream of reads on the bookie: requests in, answers out as soon as they are known.
 
-A request that has to wait for nothing is answered by the stream's reader (`Conversation`). A read
-that has to wait, for a device or for a fence, gets a task of its own, and those behind it overtake
-it.
+The stream's reader (`StreamHandler`) answers a request at once if the answer is in memory. A read
+that waits for a device or a fence gets a task of its own, and later requests overtake it.
 
 Each read takes its bytes from the budget that all reads of the bookie share, and holds them until
-gRPC has taken its answer. A read that still waits when its client's time is over is given up: it
-is not answered, and if no thread is about it yet, never made. When the stream breaks, its answers
-and all reads under way are forgotten likewise, as with a unary call that is cancelled. What a
-thread is reading for nobody is in memory until the device answers, and so long it stays charged;
-only if the stream breaks after the read was given up, it is not: one read of each thread at most.
+gRPC has taken its answer. A read that still waits when its client's time is over is given up: it is
+not answered, and not made unless a thread has begun. When the stream breaks, its answers and all
+reads under way are forgotten in the same way. What a thread reads meanwhile stays in memory until
+the device answers, and stays charged until then. One case is not charged: the stream breaks after
+the read was given up, which concerns one read of each thread at most.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from collections import deque
 from functools import partial
 from typing import Final
 
-from bookie.errors import BadRequestError, ShuttingDownError, WrongClusterError
+from bookie.errors import BadRequestError, BookieError, ShuttingDownError
 from bookie.formats.commands import ReadCommand, ReadReply
 from bookie.rpc.codec import encode_read_response, parse_streamed_read, read_id_of
-from bookie.rpc.contract import CallContext, EntryNode
-from bookie.rpc.conversation import Conversation
 from bookie.rpc.deadlines import Deadlines
-from bookie.rpc.faults import Faults
-from bookie.rpc.read_budget import Charge, ReadBudget
+from bookie.rpc.interfaces import CallContext, EntryNode
+from bookie.rpc.server.error_mapper import ErrorMapper
+from bookie.rpc.server.read_budget import Charge, ReadBudget
+from bookie.rpc.server.stream_handler import StreamHandler
 
 PENDING_MAX: Final = 1024
 """The most unanswered requests of one stream; a client that reads no answers is held back here."""
@@ -37,19 +36,19 @@ WAITING_MAX: Final = 128
 RPC: Final = "ReadStream"
 
 
-class ReadStream(Conversation):
+class ReadStreamHandler(StreamHandler):
     """Serves one call. `refusal` answers every request when the caller may not read at all."""
 
     def __init__(
         self,
         node: EntryNode,
-        faults: Faults,
+        errors: ErrorMapper,
         budget: ReadBudget,
-        refusal: WrongClusterError | None,
+        refusal: BookieError | None,
     ) -> None:
         super().__init__()
         self._node = node
-        self._faults = faults
+        self._errors = errors
         self._budget = budget
         self._refusal = refusal
         self._answers: deque[tuple[bytes, Charge | None]] = deque()
@@ -92,15 +91,15 @@ class ReadStream(Conversation):
         try:
             return await self._node.read(command)
         except Exception as error:  # noqa: BLE001  (the servicer's error mapping)
-            refusal = self._faults.reply(RPC, error)
+            refusal = self._errors.reply(RPC, error)
             return ReadReply(refusal.status, refusal.message)
 
     def _has_read(
         self, request_id: int, timeout_ms: int, charge: Charge, reading: asyncio.Task[ReadReply]
     ) -> None:
-        """Answer a read that had to wait, or give back its bytes if nobody wants the answer.
+        """Answer a read that had to wait, or give back its bytes if its client has given up.
 
-        Comes also after a read that was cancelled before it began.
+        Also called for a read that was cancelled before it began.
         """
         self._under_way.remove(reading)
         in_time = self._deadlines.stop(reading) or not timeout_ms
@@ -109,21 +108,21 @@ class ReadStream(Conversation):
             self._answered.set()
             self._wake()
             if not in_time:
-                self._faults.given_up()
+                self._errors.given_up()
         elif reading.cancelled():
             self._refuse(request_id, ShuttingDownError("the bookie is stopping"), charge)
         else:
             self._answer(request_id, reading.result(), charge)
 
     def _refuse(self, request_id: int, error: BaseException, charge: Charge | None) -> None:
-        refusal = self._faults.reply(RPC, error)
+        refusal = self._errors.reply(RPC, error)
         self._answer(request_id, ReadReply(refusal.status, refusal.message), charge)
 
     def _answer(self, request_id: int, reply: ReadReply, charge: Charge | None) -> None:
         """Owe an answer. It is encoded now: what it is a view of may be large."""
         if charge is not None:
             charge.settle(reply)
-        self._faults.count(RPC, reply.status)
+        self._errors.count(RPC, reply.status)
         self._answers.append((encode_read_response(reply, request_id), charge))
         self._wake()
 

@@ -1,0 +1,97 @@
+"""When the bookie forgets that a ledger was deleted: the row in its index goes.
+
+Each row costs every round some time. But a row that goes too early lets a late writer store entries
+of the ledger again. A wall clock may be wrong, so none is asked. What counts is the time that
+complete rounds of the collector have observed:
+
+1. a period begins with a note of that time, and of the newest journal file;
+2. once `deleted_ledger_retention_seconds` have been observed since, rows go of ledgers that were
+   deleted before the period began, if the store does not list them and no file may hold entries
+   of them (`storage/index/tombstones.py`);
+3. then the next period begins.
+
+A late add of a writer that has still not heard makes the ledger anew. The collector deletes it as
+it deletes every ledger that the store lacks.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Collection
+from contextlib import suppress
+
+from bookie.errors import DiskFullError
+from bookie.ids import MAX_ID, NO_ENTRY
+from bookie.storage.engine import Engine
+from bookie.storage.notes import Notes
+
+_NAME = b"period"
+_PERIOD = struct.Struct("<dI")
+"""The observed seconds at its begin, and the newest journal file."""
+
+ROWS_PER_ROUND = 100_000
+"""Rows that one round forgets at most; it holds their ids in memory."""
+
+ROWS_AT_ONCE = 1000
+"""Rows that one transaction of the index looks at or removes."""
+
+
+class Forgetting:
+    """The period, and how far its rows have been looked through."""
+
+    def __init__(self, engine: Engine, notes: Notes) -> None:
+        self._engine = engine
+        self._notes = notes
+        self._since: float | None = None
+        self._before_file = 0
+        self._after = NO_ENTRY
+        self._following = NO_ENTRY
+
+    async def load(self) -> None:
+        """Know the period again; without a note, or with a damaged one, a new one begins."""
+        note = (await self._notes.read()).get(_NAME)
+        if note is not None and len(note) == _PERIOD.size:
+            self._since, self._before_file = _PERIOD.unpack(note)
+
+    async def find_due(self, observed_seconds: float) -> list[int]:
+        """Ledgers whose rows may go in this round, if the store does not list them."""
+        since = self._since
+        if since is None or observed_seconds < since:
+            with suppress(DiskFullError):
+                await self._begin(observed_seconds)
+            return []
+        if observed_seconds - since < self._engine.deletion_retention_seconds:
+            return []
+        due: list[int] = []
+        after = self._after
+        while after < MAX_ID and len(due) < ROWS_PER_ROUND:
+            found, after = await self._engine.find_forgettable(
+                after, ROWS_AT_ONCE, self._before_file
+            )
+            due += found
+        self._following = after
+        return due
+
+    async def forget(self, ledger_ids: Collection[int], observed_seconds: float) -> int:
+        """Remove what `find_due` found and the store does not list; returns how many rows went.
+
+        On a full device the rows that are left go in a later round.
+
+        Raises:
+            StorageFailedError: the index failed; the process must end.
+        """
+        following, self._following = self._following, NO_ENTRY
+        gone, ids = 0, sorted(ledger_ids)
+        with suppress(DiskFullError):
+            for start in range(0, len(ids), ROWS_AT_ONCE):
+                some = ids[start : start + ROWS_AT_ONCE]
+                gone += await self._engine.forget_deleted(some, self._before_file)
+            self._after = max(self._after, following)
+            if self._after == MAX_ID:
+                await self._begin(observed_seconds)
+        return gone
+
+    async def _begin(self, observed_seconds: float) -> None:
+        newest = self._engine.admission.journal_file
+        await self._notes.write({_NAME: _PERIOD.pack(observed_seconds, newest)})
+        self._since, self._before_file, self._after = observed_seconds, newest, NO_ENTRY

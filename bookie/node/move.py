@@ -1,0 +1,164 @@
+"""Move a stopped bookie's data to other directories: its cookies follow.
+
+The operator moves the directories and changes the settings. Then this rewrites the cookies, which
+name the old paths. The metadata store comes first; from then on no start in the old place succeeds.
+Then each directory follows. Until the last one has, a start in the new place fails as well. After a
+crash run the command again: it accepts the old paths and the new ones. The state that a cookie
+records stays as it is.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+
+from bookie.cluster.cookies import CookieManager
+from bookie.config import StorageSettings
+from bookie.env import Disk, Environment
+from bookie.errors import BadVersionError, CookieError, FormatError
+from bookie.formats.blocks import FileKind
+from bookie.formats.cookie import Cookie, CookieState, decode_cookie, encode_cookie
+from bookie.storage.directories import Directories, locked_directories
+from bookie.storage.files import parse_file_name
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """What was done."""
+
+    before: Cookie
+    """The cookie in the metadata store, as it was."""
+    after: Cookie
+    """The same with the directories of the settings."""
+    rewritten: int
+    """How many cookies were written, that of the metadata store included."""
+
+
+async def move_directories(
+    environment: Environment,
+    storage: StorageSettings,
+    cookies: CookieManager,
+    bookie_id: str,
+    instance_id: str,
+    *,
+    accept_older: bool = False,
+) -> Move:
+    """Make the cookies of a stopped bookie name the directories of its settings.
+
+    Durable when it returns. After any error, or a crash, it can be called again.
+
+    Args:
+        environment: The machine that has the directories.
+        storage: Where the directories are now.
+        cookies: The cookies of the cluster, of a store that was synced.
+        bookie_id: The bookie; the caller has checked that it is not registered.
+        instance_id: The cluster.
+        accept_older: Go on with directories that hold an older state than the last one of the
+            bookie. Their state numbers stay, so its next start notices.
+
+    Raises:
+        CookieError: the directories are not those of this bookie, or not all of them, or swapped,
+            or older; nothing was changed.
+        DirectoryLockedError: a process uses one of them; nothing was changed.
+        BadVersionError: the bookie was started or deleted meanwhile; nothing was changed.
+        ConfigurationError, StorageFailedError: a directory cannot be used; nothing was changed.
+        OSError: a cookie could not be written.
+    """
+    recorded = await cookies.read(bookie_id)
+    if recorded is None:
+        raise CookieError(
+            f"this cluster has no cookie of bookie {bookie_id}: "
+            "put it back with `bookie cookie restore` before you move its directories"
+        )
+    before = recorded.value
+    if before.instance_id != instance_id or before.state is not CookieState.READY:
+        raise CookieError(
+            f"bookie {bookie_id} has not finished its first start in this cluster: "
+            "start it once before you move it"
+        )
+    # Locking makes what is missing in the directories, so look whose they are before it, too.
+    _check(environment.disk, Directories(environment.disk, storage), before, accept_older)
+    with locked_directories(environment.disk, storage) as directories:
+        found = _check(environment.disk, directories, before, accept_older)
+        after, rewritten = _moved(before, directories), 0
+        if after != before:
+            try:
+                await cookies.write(after, recorded.version)
+            except BadVersionError as error:
+                raise BadVersionError(
+                    f"the cookie of bookie {bookie_id} changed meanwhile: make sure that the "
+                    "bookie is stopped, and try again"
+                ) from error
+            rewritten += 1
+        for root, cookie in found.items():
+            moved = _moved(cookie, directories)
+            if moved != cookie:
+                await environment.workers.run(
+                    "read", directories.write_cookie, root, encode_cookie(moved)
+                )
+                rewritten += 1
+    return Move(before, after, rewritten)
+
+
+def _moved(cookie: Cookie, directories: Directories) -> Cookie:
+    return replace(cookie, journal_dirs=(directories.journal,), ledger_dirs=(directories.ledgers,))
+
+
+def _check(
+    disk: Disk, directories: Directories, recorded: Cookie, accept_older: bool
+) -> dict[str, Cookie]:
+    """The cookie of each root.
+
+    Raises:
+        CookieError: see `move_directories`.
+    """
+    found = {root: _cookie_in(directories, root) for root in directories.roots()}
+    for root, cookie in found.items():
+        same_paths = replace(
+            cookie, journal_dirs=recorded.journal_dirs, ledger_dirs=recorded.ledger_dirs
+        )
+        if different := recorded.differences(same_paths):
+            raise CookieError(
+                f"{root} belongs to bookie {cookie.bookie_id}, and its cookie differs from the one "
+                f"in the metadata store in its {', '.join(different)}: name the directories that "
+                f"bookie {recorded.bookie_id} had"
+            )
+        if cookie.state is not CookieState.READY:
+            raise CookieError(f"the cookie in {root} is {cookie.state.value}, not READY")
+        if cookie.state_number < recorded.state_number and not accept_older:
+            raise CookieError(
+                f"{root} holds state {cookie.state_number} of bookie {cookie.bookie_id}, and its "
+                f"last one is {recorded.state_number}: copy the directory again from where it ran "
+                "last, or give --older to go on without what is missing"
+            )
+    if _are_swapped(disk, directories):
+        raise CookieError(
+            f"{directories.journal} and {directories.ledgers} are swapped: journal_dir must name "
+            "the directory with the journal files"
+        )
+    return found
+
+
+def _cookie_in(directories: Directories, root: str) -> Cookie:
+    data = directories.read_cookie(root)
+    if data is None:
+        raise CookieError(
+            f"there is no cookie in {root}: move everything in the old directory there first"
+        )
+    try:
+        return decode_cookie(data)
+    except FormatError as error:
+        raise CookieError(f"the cookie in {root} cannot be read: {error}") from error
+
+
+def _are_swapped(disk: Disk, directories: Directories) -> bool:
+    """Whether one root holds what only the other one has; a cookie does not say which it is in."""
+    parsed = [parse_file_name(name) for name in disk.names(directories.ledgers)]
+    if any(kind is FileKind.JOURNAL for kind, _ in filter(None, parsed)):
+        return True
+    # A start with swapped directories has left empty folders of these names in the journal's.
+    return any(
+        folder in disk.names(directories.journal)
+        and disk.names(os.path.join(directories.journal, folder))
+        for folder in (os.path.basename(directories.index), os.path.basename(directories.logs))
+    )

@@ -1,0 +1,290 @@
+"""The bookie's own cookie while it runs: its state number and incarnation, in all three copies.
+
+If an operator puts a copy of the directories back, the bookie lacks what it acknowledged since. The
+**state number** shows this. It rises in the directories and in the metadata store, in this order::
+
+    directories   number n+1, not settled: the store may have n or n+1
+    store         compare-and-set n -> n+1
+    directories   number n+1, settled
+
+=====================================  =========================================================
+at a start                             meaning
+=====================================  =========================================================
+directories = store                    the same state
+directories unsettled, store one less  the same state; a crash came between the steps
+directories < store                    the directories are an older state: the bookie is in doubt
+directories > store                    the metadata store went back to an older state
+=====================================  =========================================================
+
+The number rises at each start and stop, and every `ADVANCE_SECONDS` while anything is written. So a
+copy of a running bookie is noticed, too, unless the crash came within `ADVANCE_SECONDS` of it.
+
+If another process deletes or changes the cookie, this process ends. The id belongs to the other one
+then, and answers of this one would be out of date.
+
+The **incarnation** is random. The bookie renews it by the same steps when it may have lost what it
+acknowledged. Writers that know another incarnation no longer count on the bookie.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+
+from bookie.cluster.cookies import CookieManager
+from bookie.env import Environment, is_disk_full
+from bookie.errors import (
+    BadVersionError,
+    CookieError,
+    DiskFullError,
+    IdentityError,
+    MetadataError,
+    MetadataUnavailableError,
+    StorageFailedError,
+)
+from bookie.formats.cookie import Cookie, encode_cookie
+from bookie.formats.ledger_metadata import Versioned
+from bookie.storage.directories import Directories
+from bookie.telemetry import event_log
+
+ADVANCE_SECONDS = 10.0
+"""How often the number rises while entries are written, and the store's cookie is looked at."""
+
+LOOK_SECONDS = 1.0
+"""How soon the cookie says that a doubt began or ended."""
+
+STOP_SECONDS_MAX = 2.0
+"""How long a stop waits for the metadata store to take the last number."""
+
+_log = event_log(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StateComparison:
+    """How the state in the directories relates to the one that the metadata store knows."""
+
+    number: int
+    """The highest number that some copy is sure to have reached."""
+    older: str = ""
+    """Why the directories are an older state of the bookie; empty if they are not."""
+    store_went_back: str = ""
+    """Why the metadata store is an older state of itself; empty if it is not."""
+
+
+def went_back_in_time(stored: int, reached: int) -> str:
+    """What a store with too low a state number means, for an operator."""
+    return (
+        f"the metadata store went back in time: the bookie's state number is {stored}, "
+        f"and was {reached}"
+    )
+
+
+def compare_states(recorded: Cookie, roots: Sequence[tuple[str, Cookie]]) -> StateComparison:
+    """Compare the store's cookie with those of the directories, given as path and cookie."""
+    stored = recorded.state_number
+    number, older, went_back = stored, "", ""
+    for path, cookie in roots:
+        sure = cookie.state_number - (not cookie.is_settled)
+        number = max(number, sure)
+        if cookie.state_number < stored:
+            older = older or (
+                f"{path} holds state {cookie.state_number} of the bookie, but it had reached "
+                f"state {stored}"
+            )
+        if sure > stored:
+            went_back = went_back_in_time(stored, sure)
+    return StateComparison(number, older, went_back)
+
+
+class OwnCookie:
+    """The three copies of this bookie's cookie, changed together, by one task at a time."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        directories: Directories,
+        cookies: CookieManager,
+        cookie: Cookie,
+        comparison: StateComparison,
+    ) -> None:
+        self._env = environment
+        self._directories = directories
+        self._cookies = cookies
+        self._cookie = cookie
+        self._number = comparison.number
+        self._attempted = comparison.number
+        """The number that a write with an unknown outcome may have given to the store."""
+        self._lock = asyncio.Lock()
+        self._on_store_went_back: Callable[[str], Awaitable[None]] | None = None
+        self._is_stopping = False
+        self.comparison = comparison
+        """What this start found."""
+        self.is_in_doubt_at_stop: bool | None = None
+        """What `stop` says about the doubt; None leaves it as it is."""
+
+    @property
+    def incarnation(self) -> str:
+        """The bookie's incarnation, durable in the metadata store."""
+        return self._cookie.incarnation
+
+    @property
+    def state_number(self) -> int:
+        """The number that the bookie has reached."""
+        return self._number
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether the metadata store says that this bookie may lack entries."""
+        return self._cookie.is_in_doubt
+
+    async def advance(self, *, renew: bool = False, is_in_doubt: bool | None = None) -> None:
+        """Raise the number in all copies; durable when it returns.
+
+        Args:
+            renew: make a new incarnation as well.
+            is_in_doubt: what the metadata store says about it from now on; None leaves it.
+
+        Raises:
+            IdentityError: another process changed or deleted the cookie.
+            MetadataError: unknown whether the store took it; to be repeated.
+            StorageFailedError: a disk failed.
+        """
+        async with self._lock:
+            await self._advance(renew=renew, is_in_doubt=is_in_doubt)
+
+    async def end_doubt(self, end: Callable[[], Awaitable[None]]) -> None:
+        """Tell the metadata store that the doubt is over, and then have it end here.
+
+        In this order a crash between the two begins no new doubt. Raises as `advance` does.
+        """
+        async with self._lock:
+            await self._advance(renew=False, is_in_doubt=False)
+            await end()
+
+    async def _advance(self, *, renew: bool, is_in_doubt: bool | None) -> None:
+        found = await self._read()
+        if found.value.state_number < self._number:
+            if self._is_stopping:
+                return  # the next start finds the difference, and can remember it
+            if self._on_store_went_back is not None:
+                reason = went_back_in_time(found.value.state_number, self._number)
+                await self._on_store_went_back(reason)
+        incarnation = self._cookie.incarnation
+        if renew or not incarnation:
+            incarnation = self._env.clock.nonce().hex()
+        wanted = replace(
+            found.value,
+            state_number=max(self._number, found.value.state_number) + 1,
+            incarnation=incarnation,
+            is_in_doubt=found.value.is_in_doubt if is_in_doubt is None else is_in_doubt,
+            is_settled=True,
+        )
+        has_room = await self._write(replace(wanted, is_settled=False))
+        if not has_room:
+            if wanted.is_in_doubt == found.value.is_in_doubt and not renew:
+                return
+            # The store has to be told, and the directories are no older state because of that.
+            wanted = replace(wanted, state_number=wanted.state_number - 1)
+        self._env.failpoints.hit("cookie.unsettled")
+        self._attempted = wanted.state_number
+        try:
+            await self._cookies.write(wanted, found.version)
+        except BadVersionError as error:
+            if (await self._read()).value != wanted:
+                raise self._usurped() from error
+        self._env.failpoints.hit("cookie.advanced")
+        self._cookie, self._number = wanted, wanted.state_number
+        if has_room:
+            await self._write(wanted)
+
+    async def _read(self) -> Versioned[Cookie]:
+        """The store's copy. Only this process may have changed it.
+
+        Raises:
+            CookieError: it is gone, or another bookie's.
+            IdentityError: another process has raised its number.
+            MetadataError: the store does not answer, or has lost the whole cluster.
+        """
+        found = await self._cookies.read_latest(self._cookie.bookie_id)
+        if found is None and not await self._cookies.has_cluster():
+            raise MetadataUnavailableError("the metadata store holds no cluster any more")
+        if found is None:
+            raise CookieError(f"the cookie of bookie {self._cookie.bookie_id} was deleted")
+        different = self._cookie.differences(found.value)
+        if different:
+            raise CookieError(
+                f"the cookie in the metadata store has another {', '.join(different)} now"
+            )
+        if found.value.state_number > max(self._number, self._attempted):
+            raise self._usurped()
+        return found
+
+    def _usurped(self) -> IdentityError:
+        return IdentityError(
+            f"another process runs as bookie {self._cookie.bookie_id}, or did meanwhile; stop it, "
+            "or give this one another id"
+        )
+
+    async def _write(self, cookie: Cookie) -> bool:
+        """Write both directories' copies, durably; False if a device has no room for them."""
+        data = encode_cookie(cookie)
+        try:
+            for root in self._directories.roots():
+                await self._env.workers.run("read", self._directories.write_cookie, root, data)
+        except OSError as error:
+            if is_disk_full(error):
+                _log.warning("cookie_not_written", reason=str(error))
+                return False
+            raise StorageFailedError(f"a cookie could not be written: {error}") from error
+        return True
+
+    async def keep(
+        self,
+        in_doubt: Callable[[], bool],
+        written_bytes: Callable[[], float],
+        on_store_went_back: Callable[[str], Awaitable[None]],
+    ) -> None:
+        """Keep the copies true until cancelled.
+
+        Args:
+            in_doubt: whether the bookie may lack entries now.
+            written_bytes: rises whenever anything was written.
+            on_store_went_back: told why the store is an older state, before it is written.
+
+        Raises:
+            IdentityError: another process changed or deleted the cookie.
+            StorageFailedError: a disk failed.
+        """
+        self._on_store_went_back = on_store_went_back
+        clock, written = self._env.clock, written_bytes()
+        advanced_at, told = clock.monotonic(), ""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            doubt_changed = in_doubt() != self.is_in_doubt
+            if not doubt_changed and clock.monotonic() - advanced_at < ADVANCE_SECONDS:
+                continue
+            is_due = doubt_changed or written_bytes() != written
+            try:
+                if is_due:
+                    advanced_at, written = clock.monotonic(), written_bytes()
+                    async with self._lock:
+                        await self._advance(renew=False, is_in_doubt=in_doubt())
+                else:
+                    advanced_at = clock.monotonic()
+                    async with self._lock:
+                        await self._read()
+                told = ""
+            except (MetadataError, DiskFullError) as error:
+                if str(error) != told:
+                    told = str(error)
+                    _log.warning("state_number_not_advanced", reason=told)
+
+    async def stop(self) -> None:
+        """Raise the number after an orderly stop; without the store's answer it stays."""
+        self._is_stopping = True
+        try:
+            async with asyncio.timeout(STOP_SECONDS_MAX):
+                await self.advance(is_in_doubt=self.is_in_doubt_at_stop)
+        except (TimeoutError, MetadataError, IdentityError, DiskFullError) as error:
+            _log.warning("state_number_not_advanced", reason=str(error))

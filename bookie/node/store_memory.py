@@ -1,0 +1,130 @@
+"""What a bookie remembers of the metadata store, so that it notices when that went back in time.
+
+A store that was restored from an older copy lacks the ledgers that were created since, and nothing
+in its listing says so. Its counters are lower then than the bookie saw them. From that moment the
+bookie doubts the store, durably, until an operator says that the store is right as it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from bookie.cluster.store_marks import StoreMarks
+from bookie.errors import FormatError
+from bookie.formats.garbage_notes import GarbageMemory, decode_memory, encode_memory
+from bookie.storage.notes import Notes
+
+_NAME = b"memory"
+
+OBSERVED_SECONDS_UNSAVED_MAX = 60.0
+"""A restart forgets at most so much of the time that absent ledgers have waited."""
+
+
+class StoreMemory:
+    """The memory, and the note that keeps it."""
+
+    def __init__(self, notes: Notes) -> None:
+        self._notes = notes
+        self._saved = self.now = GarbageMemory()
+
+    async def load(self) -> None:
+        """Know again what was noted; a damaged note is a reason to doubt."""
+        notes = await self._notes.read()
+        if _NAME not in notes:
+            return
+        try:
+            self._saved = self.now = decode_memory(notes[_NAME] or b"")
+        except FormatError:
+            self.doubt("what the bookie remembers of the metadata store is damaged")
+
+    @property
+    def is_due(self) -> bool:
+        """Whether something changed that a restart must not forget."""
+        observed = self._saved.observed_seconds
+        return (
+            self.now != replace(self._saved, observed_seconds=self.now.observed_seconds)
+            or self.now.observed_seconds - observed >= OBSERVED_SECONDS_UNSAVED_MAX
+        )
+
+    async def save(self) -> None:
+        """Note the memory; durable when it returns.
+
+        Raises:
+            DiskFullError: there is no room; nothing happened.
+            StorageFailedError: the index failed; the process must end.
+        """
+        now = self.now
+        await self._notes.write({_NAME: encode_memory(now)})
+        self._saved = now
+
+    def observe(self, seconds: float) -> None:
+        """So much time has passed between two complete rounds."""
+        self.now = replace(self.now, observed_seconds=self.now.observed_seconds + seconds)
+
+    def listed(self) -> None:
+        """A listing had a ledger."""
+        self.now = replace(self.now, has_listed=True)
+
+    def compare(self, marks: StoreMarks) -> str:
+        """Why the store went back in time, or nothing; only then its marks are remembered."""
+        reason = self._difference(marks)
+        if reason:
+            self.doubt(reason)
+            return reason
+        counters = self.now.counters | marks.counters
+        number = marks.cookie_number
+        self.now = replace(self.now, counters=counters, cookie_number=number)
+        return ""
+
+    def _difference(self, marks: StoreMarks) -> str:
+        known = self.now
+        remembers = known.counters or known.cookie_number is not None or known.has_listed
+        if not marks.instance_id:
+            return "the metadata store holds no cluster any more" if remembers else ""
+        for bucket, highest in sorted(known.counters.items()):
+            found = marks.counters.get(bucket, 0)
+            if found < highest:
+                return (
+                    f"the metadata store went back in time: its counter {bucket} of ledger ids is "
+                    f"{found}, and was {highest}"
+                )
+        if known.cookie_number is not None and marks.cookie_number is None:
+            return "the metadata store has no cookie of this bookie any more"
+        if (known.cookie_number or 0) > (marks.cookie_number or 0):
+            return (
+                "the metadata store went back in time: this bookie's cookie there has the state "
+                f"number {marks.cookie_number}, and had {known.cookie_number}"
+            )
+        return ""
+
+    def doubt(self, reason: str) -> None:
+        """Believe the store no more, until an operator says that it is right."""
+        self.now = replace(self.now, store_doubt=reason)
+
+    def accept(self, marks: StoreMarks) -> None:
+        """Take the store as it is now: what was remembered of it counts no more."""
+        self.now = replace(
+            self.now,
+            counters=dict(marks.counters),
+            cookie_number=marks.cookie_number,
+            has_listed=False,
+            store_doubt="",
+        )
+
+    def stop_absent(self, absent: int, local: int, share: float, always: int) -> str:
+        """Why absent ledgers are too many to delete one; empty if they are not.
+
+        The stop ends when few enough are absent of the fewest ledgers that were stored here since
+        it began: that others are created does not end it.
+        """
+        known = self.now
+        local = min(local, known.absent_stop_local) if known.absent_stop else local
+        if absent <= max(always, share * local):
+            self.now = replace(known, absent_stop="", absent_stop_local=0)
+            return ""
+        reason = (
+            f"{absent} of {local} ledgers are absent from the metadata store, "
+            "and nothing says that they were deleted"
+        )
+        self.now = replace(known, absent_stop=reason, absent_stop_local=local)
+        return reason
