@@ -3,9 +3,11 @@
 | module | what it does |
 |---|---|
 | `pool` | one connection per bookie and process; lanes that reconnect |
-| `driver` | timers and metadata for machines; answers of bookies become evidence |
+| `calls` | timers, calls and metadata operations that machines ask for |
+| `verification` | verifies the digests of answers and slices the payloads out |
 | `append_queue` | appends on their way into batches |
 | `writer` | `WriterHandle`: append, append_many, force, close |
+| `creating` | a writer on its way: awaited or entered |
 | `reader` | `ReaderHandle`: read, read_batches, tail |
 | `range_read` `lac` `follow` `recovery` | one read, one LAC, one follower, one recovery |
 

@@ -1,8 +1,8 @@
-"""Appends on their way into batches: payloads in id order, and who waits for them.
+"""Appends on their way into batches: payloads in id order, with the futures of their callers.
 
-Payloads collect in a **group** until it is full (entries or bytes) or taken. So appends that are
-made in one turn of the event loop, or while earlier batches are on their way, travel together, and
-cutting a batch costs nothing per entry. Ids are given here, when an append is made.
+Payloads collect in a group until it is full (entries or bytes) or taken. So appends of one turn of
+the event loop travel together, and so do appends made while earlier batches are on their way.
+Cutting a batch costs nothing per entry. An append gets its id here, when it is made.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
-from bookie.client.driver import fresh
+from bookie.client.calls import fresh
 from bookie.errors import BadRequestError, BookieError
 from bookie.formats.entry import HEADER_SIZE_BYTES
 from bookie.ids import ENTRY_SIZE_BYTES_MAX
 
 
-class Group:
+class PendingAppends:
     """Consecutive payloads that travel as one batch."""
 
     __slots__ = ("entries", "futures", "outcomes", "packed_bytes", "payloads")
@@ -32,7 +32,7 @@ class Group:
         self.packed_bytes = 0
         """Size of the batch, headers and digests included."""
         self.futures: list[Future[int] | Future[range]] = []
-        """Who waits for one of them, or for the last of many."""
+        """Futures of the callers: each for one entry, or for the last of many."""
         self.outcomes: list[int | range] = []
         """What each of the futures gets."""
 
@@ -59,8 +59,8 @@ class AppendQueue:
         self.payload_bytes_max = ENTRY_SIZE_BYTES_MAX - self.overhead_bytes
         self._entries_max = entries_max
         self._bytes_max = bytes_max
-        self._full: deque[Group] = deque()
-        self._open = Group()
+        self._full: deque[PendingAppends] = deque()
+        self._open = PendingAppends()
         self.next_entry_id = 0
 
     def __bool__(self) -> bool:
@@ -127,12 +127,12 @@ class AppendQueue:
             group.packed_bytes = ends[end] + end * overhead - packed
             start = end
 
-    def take(self) -> Group:
+    def take(self) -> PendingAppends:
         """The oldest group; there is one."""
         if self._full:
             group = self._full.popleft()
         else:
-            group, self._open = self._open, Group()
+            group, self._open = self._open, PendingAppends()
         group.entries = len(group.payloads)
         assert group.entries
         return group
@@ -149,9 +149,9 @@ class AppendQueue:
                 f"bytes that fit into an entry"
             )
 
-    def _next_group(self) -> Group:
+    def _next_group(self) -> PendingAppends:
         """Close the open group, unless it is empty, and begin another."""
         if self._open.payloads:
             self._full.append(self._open)
-            self._open = Group()
+            self._open = PendingAppends()
         return self._open

@@ -44,7 +44,7 @@ def checked_entry_id(value: object, name: str) -> int:
     """An entry id, or -1.
 
     Raises:
-        BadRequestError: it is none.
+        BadRequestError: it is no entry id.
     """
     if isinstance(value, int) and -1 <= value <= MAX_ID:
         return value

@@ -23,7 +23,7 @@ from bookie.errors import (
 from bookie.formats.digest import Digester
 from bookie.formats.ledger_metadata import LedgerMetadata, Versioned
 from bookie.ids import NO_ENTRY
-from bookie.rpc.channels import LacState
+from bookie.rpc.client.channel import LacState
 
 METADATA_RETRY_SECONDS = 1.0
 

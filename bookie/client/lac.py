@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from bookie.client.driver import Calls, VerifiedLac, verify_lac
+from bookie.client.calls import Calls
 from bookie.client.pool import BookiePool
+from bookie.client.verification import VerifiedLac, verify_lac
 from bookie.errors import BookieError, NotEnoughBookiesError, error_for_status
 from bookie.formats.digest import Digester
 from bookie.formats.ledger_metadata import LedgerMetadata

@@ -1,39 +1,50 @@
-"""This process's way to each bookie: one connection, a lane for each class of adds, one watch.
+"""The connections of this process: per bookie one gRPC channel, its lanes of adds, one LAC stream.
 
-All ledgers share a lane. A lane reconnects by itself as long as somebody uses it, tells its users
-when it is up and down, and matches answers with requests by request ids that rise over the whole
-process; so one bytes object can go to every bookie of a write set. What was on its way when a lane
-broke is forgotten: its sender holds it, and decides.
+A *lane* is the stream of one class of adds, plain or recovery. It belongs to one incarnation of its
+bookie; ledgers learn incarnations with their ensembles. If the bookie returns with another
+incarnation, the lane is lost for good, and so is everything it acknowledged.
 
-A bookie is looked up by its id on every attempt to reach it, because a bookie may come back at
-another address.
+All ledgers share a lane. While it has users, it reconnects by itself and tells them when it is up
+or down. It matches answers with requests by request ids. These rise over the whole process, so one
+bytes object can go to every bookie of a write set. A broken lane forgets its requests: their sender
+keeps them, and decides.
+
+Every attempt to connect looks the bookie up by its id, because its address may have changed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from itertools import count
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from bookie.cluster.directory import BookieDirectory
 from bookie.config import ClientSettings, RpcSettings
-from bookie.errors import BookieError, BookieUnreachableError, ClientClosedError
+from bookie.errors import (
+    BookieError,
+    BookieUnreachableError,
+    ClientClosedError,
+    WrongIncarnationError,
+)
 from bookie.formats.registration import Endpoint
 from bookie.ids import Status
-from bookie.rpc.channels import AddStream, BookieChannel, LacState, LacWatch
+from bookie.rpc.client.channel import AddStream, BookieChannel, LacState, LacWatch
 
 RECONNECT_SECONDS_MIN = 0.05
 RECONNECT_SECONDS_MAX = 1.0
 """The longest pause between two attempts: an append that waits for a restart waits no longer."""
 
+S = TypeVar("S", AddStream, LacWatch)
+
 OnAnswer = Callable[[Status, str], None]
 OnLac = Callable[[LacState], None]
 
 
-class LaneUser(Protocol):
-    """Whoever sends adds on a lane."""
+class AddSender(Protocol):
+    """A user of a lane."""
 
     def on_up(self) -> None:
         """The lane is up; nothing that was sent before will be answered."""
@@ -41,61 +52,103 @@ class LaneUser(Protocol):
     def on_down(self) -> None:
         """The lane broke; what was not answered may be stored or not."""
 
+    def on_lost(self) -> None:
+        """The bookie has another incarnation: it may have lost all that it acknowledged here."""
 
-class _Reconnect:
-    """When to try again: pauses that double, with jitter, until something succeeds."""
 
-    def __init__(self, attempt: Callable[[], None]) -> None:
-        self._attempt = attempt
+class _Reconnecting(ABC, Generic[S]):
+    """A stream to one bookie, opened while it is needed and again when it breaks.
+
+    The pauses between attempts double, with jitter, until one succeeds.
+    """
+
+    def __init__(self, connection: BookieConnection) -> None:
+        self._connection = connection
+        self._channel: BookieChannel | None = None
+        self._stream: S | None = None
         self._pause_seconds = RECONNECT_SECONDS_MIN
         self._timer: asyncio.TimerHandle | None = None
 
-    def succeeded(self) -> None:
-        """The next pause is a short one again."""
-        self._pause_seconds = RECONNECT_SECONDS_MIN
+    @property
+    @abstractmethod
+    def _is_needed(self) -> bool:
+        """Whether somebody uses the stream."""
 
-    def later(self) -> None:
-        """Try again after a pause."""
-        if self._timer is None:
-            pause = self._pause_seconds * random.uniform(0.5, 1)  # noqa: S311  (jitter)
-            self._pause_seconds = min(2 * self._pause_seconds, RECONNECT_SECONDS_MAX)
-            self._timer = asyncio.get_running_loop().call_later(pause, self._fire)
+    @abstractmethod
+    def _open(self, channel: BookieChannel) -> S:
+        """Open the stream on a new channel."""
+
+    @abstractmethod
+    def _on_broken(self, error: BookieError) -> None:
+        """The stream broke."""
+
+    def drop(self) -> None:
+        """The channel under the stream is gone."""
+        self._stream = self._channel = None
+        self._on_broken(BookieUnreachableError("the bookie has another address now"))
 
     def cancel(self) -> None:
-        """Do not try again."""
+        """Reconnect no more."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
+    def _connect(self) -> None:
+        if not self._is_needed or (self._stream is not None and self._stream.is_open):
+            return
+        try:
+            channel = self._connection.channel()
+        except BookieError:
+            self._reconnect_later()
+            return
+        if self._stream is None or channel is not self._channel:
+            self._channel = channel
+            self._stream = self._open(channel)
+        else:
+            self._stream.reopen()
+
+    def _on_open(self) -> None:
+        """The bookie has taken the stream up: the next pause is a short one again."""
+        self._pause_seconds = RECONNECT_SECONDS_MIN
+
+    def _reconnect_later(self) -> None:
+        if self._is_needed and self._timer is None:
+            pause = self._pause_seconds * random.uniform(0.5, 1)  # noqa: S311  (jitter)
+            self._pause_seconds = min(2 * self._pause_seconds, RECONNECT_SECONDS_MAX)
+            self._timer = asyncio.get_running_loop().call_later(pause, self._fire)
+
     def _fire(self) -> None:
         self._timer = None
-        self._attempt()
+        self._connect()
 
 
-class AddLane:
-    """The adds of one class, plain or recovery, from this process to one bookie."""
+class AddConnection(_Reconnecting[AddStream]):
+    """The adds of one class, plain or recovery, from this process to one bookie's incarnation."""
 
-    def __init__(self, connection: BookieConnection) -> None:
-        self._connection = connection
-        self._reconnect = _Reconnect(self._connect)
-        self._channel: BookieChannel | None = None
-        self._stream: AddStream | None = None
-        self._users: dict[LaneUser, None] = {}
+    def __init__(self, connection: BookieConnection, incarnation: str = "") -> None:
+        super().__init__(connection)
+        self._incarnation = incarnation
+        """Empty if the bookie registered none; then nothing is compared."""
+        self._is_lost = False
+        self._users: dict[AddSender, None] = {}
         self._awaited: dict[int, OnAnswer] = {}
         self._heard_at = 0.0
         """When the last answer came, or the stream was taken up."""
         self.is_up = False
         """Whether the bookie has taken the stream up; only then something may be sent."""
 
-    def join(self, user: LaneUser) -> None:
-        """Use the lane; `on_up` follows, at once if it is up already."""
+    def join(self, user: AddSender) -> None:
+        """Use the lane; `on_up` or `on_lost` follows, at once if it is known already."""
+        if self._is_lost:
+            user.on_lost()
+            return
         self._users[user] = None
         if self.is_up:
             user.on_up()
         else:
             self._connect()
 
-    def leave(self, user: LaneUser) -> None:
+    def leave(self, user: AddSender) -> None:
         """Use the lane no longer; answers on their way may still be delivered."""
         self._users.pop(user, None)
 
@@ -121,6 +174,8 @@ class AddLane:
     def describe(self) -> str:
         """How the lane stands, for the log of a writer that has waited in vain."""
         bookie_id = self._connection.bookie_id
+        if self._is_lost:
+            return f"{bookie_id}: may have lost what it acknowledged"
         if not self.is_up or self._stream is None:
             return f"{bookie_id}: down"
         silent = asyncio.get_running_loop().time() - self._heard_at
@@ -129,44 +184,39 @@ class AddLane:
             f"{self._stream.queued_bytes} bytes not sent, last heard {silent:.1f} s ago"
         )
 
-    def drop(self) -> None:
-        """The channel under the lane is gone."""
-        self._stream = self._channel = None
-        self._on_broken(BookieUnreachableError("the bookie has another address now"))
-
     def cancel(self) -> None:
         """Reconnect no more."""
         self._users.clear()
         self._awaited.clear()
-        self._reconnect.cancel()
+        super().cancel()
 
-    def _connect(self) -> None:
-        if not self._users or (self._stream is not None and self._stream.is_open):
-            return
-        try:
-            channel = self._connection.channel()
-        except BookieError:
-            self._reconnect.later()
-            return
-        if self._stream is None or channel is not self._channel:
-            self._channel = channel
-            self._stream = channel.add_stream(self._on_answer, self._on_broken, self._on_open)
-        else:
-            self._stream.reopen()
+    @property
+    def _is_needed(self) -> bool:
+        return bool(self._users) and not self._is_lost
+
+    def _open(self, channel: BookieChannel) -> AddStream:
+        return channel.add_stream(
+            self._on_answer, self._on_broken, self._on_open, incarnation=self._incarnation
+        )
 
     def _on_open(self) -> None:
+        super()._on_open()
         self.is_up = True
         self._heard_at = asyncio.get_running_loop().time()
-        self._reconnect.succeeded()
         for user in list(self._users):
             user.on_up()
 
     def _on_broken(self, error: BookieError) -> None:
-        del error  # the next attempt shows whether it still holds
         self._awaited.clear()
         was_up, self.is_up = self.is_up, False
-        if self._users:
-            self._reconnect.later()
+        if isinstance(error, WrongIncarnationError):
+            self._is_lost = True
+            users, self._users = self._users, {}
+            for user in users:
+                user.on_lost()
+            return
+        # Of any other error the next attempt shows whether it still holds.
+        self._reconnect_later()
         if was_up:
             for user in list(self._users):
                 user.on_down()
@@ -181,7 +231,7 @@ class AddLane:
 class _OneRequest:
     """A lane's user for the time of one request."""
 
-    def __init__(self, lane: AddLane, request_id: int, data: bytes) -> None:
+    def __init__(self, lane: AddConnection, request_id: int, data: bytes) -> None:
         self.answered: asyncio.Future[tuple[Status, str]]
         self.answered = asyncio.get_running_loop().create_future()
         self._lane, self._request_id, self._data = lane, request_id, data
@@ -192,19 +242,19 @@ class _OneRequest:
     def on_down(self) -> None:
         pass  # it is sent again when the lane is up
 
+    def on_lost(self) -> None:
+        self._on_answer(Status.WRONG_INCARNATION, "the bookie has another incarnation now")
+
     def _on_answer(self, status: Status, message: str) -> None:
         if not self.answered.done():
             self.answered.set_result((status, message))
 
 
-class WatchLane:
-    """The LACs on one bookie that somebody in this process follows."""
+class LacSubscription(_Reconnecting[LacWatch]):
+    """The LACs of one bookie that readers of this process follow, on one stream."""
 
     def __init__(self, connection: BookieConnection) -> None:
-        self._connection = connection
-        self._reconnect = _Reconnect(self._connect)
-        self._channel: BookieChannel | None = None
-        self._watch: LacWatch | None = None
+        super().__init__(connection)
         self._callbacks: dict[int, list[OnLac]] = {}
 
     def subscribe(self, ledger_id: int, callback: OnLac) -> None:
@@ -212,45 +262,33 @@ class WatchLane:
         followers = self._callbacks.setdefault(ledger_id, [])
         followers.append(callback)
         self._connect()
-        if self._watch is not None:
+        if self._stream is not None:
             if len(followers) > 1:
                 # The bookie tells the present state to a new subscriber only.
-                self._watch.unsubscribe([ledger_id])
-            self._watch.subscribe([ledger_id])
+                self._stream.unsubscribe([ledger_id])
+            self._stream.subscribe([ledger_id])
 
     def unsubscribe(self, ledger_id: int, callback: OnLac) -> None:
         """Call back no longer."""
         followers = self._callbacks.get(ledger_id, [])
         if callback in followers:
             followers.remove(callback)
-        if not followers and self._callbacks.pop(ledger_id, None) is not None and self._watch:
-            self._watch.unsubscribe([ledger_id])
-
-    def drop(self) -> None:
-        """The channel under the watch is gone."""
-        self._watch = self._channel = None
-        self._on_broken(BookieUnreachableError("the bookie has another address now"))
+        if not followers and self._callbacks.pop(ledger_id, None) is not None and self._stream:
+            self._stream.unsubscribe([ledger_id])
 
     def cancel(self) -> None:
         """Reconnect no more."""
         self._callbacks.clear()
-        self._reconnect.cancel()
+        super().cancel()
 
-    def _connect(self) -> None:
-        if not self._callbacks or (self._watch is not None and self._watch.is_open):
-            return
-        try:
-            channel = self._connection.channel()
-        except BookieError:
-            self._reconnect.later()
-            return
-        if self._watch is None or channel is not self._channel:
-            self._channel = channel
-            on_open = self._reconnect.succeeded
-            self._watch = channel.watch_lac(self._on_update, self._on_broken, on_open)
-            self._watch.subscribe(self._callbacks)
-        else:
-            self._watch.reopen()
+    @property
+    def _is_needed(self) -> bool:
+        return bool(self._callbacks)
+
+    def _open(self, channel: BookieChannel) -> LacWatch:
+        watch = channel.watch_lac(self._on_update, self._on_broken, self._on_open)
+        watch.subscribe(self._callbacks)
+        return watch
 
     def _on_update(self, state: LacState) -> None:
         for callback in list(self._callbacks.get(state.ledger_id, ())):
@@ -258,8 +296,7 @@ class WatchLane:
 
     def _on_broken(self, error: BookieError) -> None:
         del error
-        if self._callbacks:
-            self._reconnect.later()
+        self._reconnect_later()
 
 
 class BookieConnection:
@@ -270,15 +307,32 @@ class BookieConnection:
         self._pool = pool
         self._channel: BookieChannel | None = None
         self._endpoint: Endpoint | None = None
-        self.plain = AddLane(self)
-        self.recovery = AddLane(self)
-        self.lacs = WatchLane(self)
+        self._plain: dict[str, AddConnection] = {}
+        self._recovery: dict[str, AddConnection] = {}
+        """By incarnation: the lanes that were asked for."""
+        self.lacs = LacSubscription(self)
+
+    def plain(self, incarnation: str) -> AddConnection:
+        """The lane of writers that mean this incarnation of the bookie."""
+        return self._lane(self._plain, incarnation)
+
+    def recovery(self, incarnation: str) -> AddConnection:
+        """The lane of recoveries that mean this incarnation of the bookie."""
+        return self._lane(self._recovery, incarnation)
+
+    def _lane(self, lanes: dict[str, AddConnection], incarnation: str) -> AddConnection:
+        if incarnation not in lanes:
+            lanes[incarnation] = AddConnection(self, incarnation)
+        return lanes[incarnation]
+
+    def _lanes(self) -> list[AddConnection | LacSubscription]:
+        return [*self._plain.values(), *self._recovery.values(), self.lacs]
 
     def channel(self) -> BookieChannel:
         """The channel to where the bookie is now.
 
         Raises:
-            BookieUnreachableError: nobody knows where it is.
+            BookieUnreachableError: its address is unknown.
         """
         endpoint = self._pool.directory.resolve(self.bookie_id)
         if self._channel is not None and endpoint is self._endpoint:
@@ -287,16 +341,16 @@ class BookieConnection:
         host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
         address = f"{host}:{endpoint.port}"
         if self._channel is None or self._channel.address != address:
-            before, self._channel = self._channel, self._pool.open_channel(address)
+            before, self._channel = self._channel, self._pool.open_channel(address, self.bookie_id)
             if before is not None:
                 self._pool.close_channel(before)
-                for lane in (self.plain, self.recovery, self.lacs):
+                for lane in self._lanes():
                     lane.drop()
         return self._channel
 
     async def aclose(self) -> None:
         """End everything; what the bookie has received, it may still do."""
-        for lane in (self.plain, self.recovery, self.lacs):
+        for lane in self._lanes():
             lane.cancel()
         if self._channel is not None:
             await self._channel.aclose()
@@ -343,12 +397,13 @@ class BookiePool:
             found = self._connections[bookie_id] = BookieConnection(bookie_id, self)
         return found
 
-    def open_channel(self, address: str) -> BookieChannel:
-        """A channel to an address."""
+    def open_channel(self, address: str, bookie_id: str) -> BookieChannel:
+        """A channel to an address, which refuses to speak with another bookie there."""
         return BookieChannel(
             address,
             self._instance_id,
             self.tasks,
+            bookie_id=bookie_id,
             connect_timeout_seconds=self.settings.connect_timeout_seconds,
             settings=self._rpc,
         )

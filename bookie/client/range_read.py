@@ -6,8 +6,9 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 
-from bookie.client.driver import Timers, verify_read
+from bookie.client.calls import Timers
 from bookie.client.pool import BookiePool
+from bookie.client.verification import verify_read
 from bookie.errors import BookieError, ClientClosedError
 from bookie.formats.digest import Digester
 from bookie.formats.entry import Entry, verify_batch
@@ -25,7 +26,7 @@ from bookie.protocol.reader import (
     ReadFailed,
     SendRead,
 )
-from bookie.rpc.channels import ReadCommand
+from bookie.rpc.client.channel import ReadCommand
 
 AHEAD_MAX = 2
 """Deliveries fetched before the consumer asks: one to work on, one on its way."""
@@ -35,8 +36,8 @@ READ_ENTRIES_MAX = 2048
 
 
 SPAN_BYTES = 2 * 1024 * 1024
-"""Packet bytes that a span aims at. An answer costs each end something whatever it holds: against
-answers of a MiB this is worth a fifth of both ends' time."""
+"""Packet bytes that a span aims at. Each answer has a fixed cost at both ends. Against answers of
+1 MiB this saves a fifth of the time at both ends."""
 
 READ_BYTES_MAX = SPAN_BYTES + SPAN_BYTES // 4
 """Packet bytes of one answer. Spans aim below it, so that sizes that vary need no second answer."""

@@ -54,6 +54,10 @@ class ReaderHandle:
         )
         """How long one replica is waited for before another is asked."""
 
+    def __repr__(self) -> str:
+        state = self.metadata.state.name
+        return f"<ReaderHandle of ledger {self.ledger_id}, {state}, last={self.last_entry_id}>"
+
     @property
     def ledger_id(self) -> int:
         """The ledger's id."""
@@ -77,7 +81,7 @@ class ReaderHandle:
 
     @property
     def last_entry_id(self) -> int:
-        """The last entry that may be read now; -1 if there is none."""
+        """The last entry that may be read now; -1 in an empty ledger."""
         return self.last_add_confirmed
 
     async def refresh(self) -> int:
@@ -101,8 +105,11 @@ class ReaderHandle:
     ) -> AsyncGenerator[Entry, None]:
         """Entries `first_entry_id` … `last_entry_id` (inclusive; None: the last one now), in order.
 
+        A range that ends right before its first entry is empty: `read(0, reader.last_entry_id)`
+        yields nothing while the ledger has no entry.
+
         Raises:
-            BadRequestError: the range is not one, or lies beyond the last confirmed entry.
+            BadRequestError: the range is reversed, or ends beyond the last confirmed entry.
             NoSuchEntryError: every bookie that should store an entry denies it.
             UnavailableError, CorruptionError: an entry could not be read from any bookie.
         """
@@ -162,6 +169,8 @@ class ReaderHandle:
     async def tail(self, start: int = 0) -> AsyncGenerator[Entry, None]:
         """Entries from `start` on, for as long as the ledger is open, then up to its last entry.
 
+        It starts at the ledger's first entry, as `bookie ledger tail` does; pass
+        `last_entry_id + 1` to get new entries only.
         New entries are delivered as soon as their writer has published that they are confirmed.
         The sequence has no gap and no repetition. Close the generator, or leave the loop, to stop.
 
@@ -199,7 +208,8 @@ class ReaderHandle:
             raise BadRequestError(f"entries {first} to {last} are not a range of entry ids")
         if last is None:
             return self.last_entry_id
-        checked_entry_id(last, "the last entry id")
+        if checked_entry_id(last, "the last entry id") < first - 1:
+            raise BadRequestError(f"the range of entries {first} to {last} is reversed")
         if last <= self.last_add_confirmed:
             return last
         if last > await self.refresh():

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from bookie.client.driver import (
-    Calls,
-    carry_out_metadata,
-    verify_lac,
-    verify_read,
-)
+from bookie.client.calls import Calls, carry_out_metadata
 from bookie.client.pool import BookiePool
 from bookie.client.requests import RequestEncoder
+from bookie.client.verification import verify_lac, verify_read
+from bookie.cluster.cookies import CookieManager
 from bookie.cluster.ledgers import LedgerManager
 from bookie.errors import BookieError
 from bookie.formats.ledger_metadata import LedgerMetadata, Versioned
@@ -20,32 +17,35 @@ from bookie.protocol.exchange import ReadMetadata, StartTimer, TimerFired, Timer
 from bookie.protocol.pending import BATCH_ENTRIES_MAX
 from bookie.protocol.recovery import LedgerRecovery
 from bookie.protocol.recovery_events import (
-    AddAnswered,
     FenceAnswered,
-    ReadAnswered,
     Recovered,
+    RecoveryAddAnswered,
     RecoveryEffect,
     RecoveryEvent,
     RecoveryFailed,
+    RecoveryReadAnswered,
     SendAdd,
     SendFence,
-    SendRead,
+    SendRecoveryRead,
     Start,
 )
-from bookie.rpc.channels import ReadCommand
+from bookie.rpc.client.channel import ReadCommand
 from bookie.telemetry import event_log
 
 _log = event_log(__name__)
 
 
 async def recover_ledger(
-    found: Versioned[LedgerMetadata], pool: BookiePool, ledgers: LedgerManager
+    found: Versioned[LedgerMetadata],
+    pool: BookiePool,
+    ledgers: LedgerManager,
+    cookies: CookieManager,
 ) -> Versioned[LedgerMetadata]:
     """Fence a ledger, find where it ends, and close it there; returns its final metadata.
 
-    Every entry that its writer had acknowledged is in the closed ledger, on an ack quorum. A ledger
-    that is closed already is left alone. Cancelled or failed, it may stay IN_RECOVERY, and recovery
-    may be started anew by anybody.
+    The closed ledger has every entry that its writer had acknowledged, on an ack quorum. A ledger
+    that is closed already stays as it is. After a cancellation or a failure the ledger may stay
+    IN_RECOVERY; any client may then start another recovery.
 
     Raises:
         LedgerRecoveryError: too few bookies answered; try again.
@@ -55,7 +55,7 @@ async def recover_ledger(
     """
     machine = LedgerRecovery(found.value, found.version)
     async with Calls[RecoveryEvent]() as calls:
-        driver = _RecoveryDriver(machine, pool, ledgers, calls)
+        driver = _RecoveryDriver(machine, pool, ledgers, cookies, calls)
         effects = machine.step(Start())
         while True:
             for effect in effects:
@@ -80,6 +80,7 @@ class _RecoveryDriver:
         machine: LedgerRecovery,
         pool: BookiePool,
         ledgers: LedgerManager,
+        cookies: CookieManager,
         calls: Calls[RecoveryEvent],
     ) -> None:
         self._ledger_id = machine.metadata.ledger_id
@@ -87,7 +88,10 @@ class _RecoveryDriver:
         self._encoder = RequestEncoder(machine.metadata, machine.quorum, pool.next_request_id)
         self._pool = pool
         self._ledgers = ledgers
+        self._cookies = cookies
         self._calls = calls
+        self._incarnations: dict[str, str] = {}
+        """Of each bookie, as the store says once the ledger is marked: no other one is believed."""
 
     def begin(self, effect: RecoveryEffect) -> None:
         """Begin what one effect asks for."""
@@ -95,7 +99,7 @@ class _RecoveryDriver:
         match effect:
             case SendFence():
                 self._calls.start(self._fence(effect), name)
-            case SendRead():
+            case SendRecoveryRead():
                 self._calls.start(self._read(effect), name)
             case SendAdd():
                 self._calls.start(self._add(effect), name)
@@ -108,9 +112,13 @@ class _RecoveryDriver:
 
     async def _fence(self, effect: SendFence) -> RecoveryEvent:
         try:
+            incarnation = await self._incarnation_of(effect.bookie_id)
             channel = self._pool.connection(effect.bookie_id).channel()
             reply = await channel.fence(
-                self._ledger_id, self._key, timeout=self._pool.settings.read_timeout_seconds
+                self._ledger_id,
+                self._key,
+                timeout=self._pool.settings.read_timeout_seconds,
+                incarnation=incarnation,
             )
         except BookieError as error:
             return FenceAnswered(effect.round, effect.slot, error.status, message=str(error))
@@ -125,7 +133,7 @@ class _RecoveryDriver:
             told.message,
         )
 
-    async def _read(self, effect: SendRead) -> RecoveryEvent:
+    async def _read(self, effect: SendRecoveryRead) -> RecoveryEvent:
         stripe = effect.stripe
         command = ReadCommand(
             self._ledger_id,
@@ -140,12 +148,14 @@ class _RecoveryDriver:
             stripe_count=stripe.count,
         )
         try:
+            incarnation = await self._incarnation_of(effect.bookie_id)
             channel = self._pool.connection(effect.bookie_id).channel()
-            reply = await channel.read(command, timeout=self._pool.settings.read_timeout_seconds)
+            timeout = self._pool.settings.read_timeout_seconds
+            reply = await channel.read(command, timeout=timeout, incarnation=incarnation)
         except BookieError as error:
-            return ReadAnswered(effect.round, effect.slot, error.status, message=str(error))
+            return RecoveryReadAnswered(effect.round, effect.slot, error.status, message=str(error))
         told = verify_read(reply, self._encoder.digester)
-        return ReadAnswered(
+        return RecoveryReadAnswered(
             effect.round,
             effect.slot,
             told.status,
@@ -158,13 +168,29 @@ class _RecoveryDriver:
     async def _add(self, effect: SendAdd) -> RecoveryEvent:
         request_id, data = self._encoder.entries(effect.batch, recovery=True)
         seconds = self._pool.settings.add_timeout_seconds
-        lane = self._pool.connection(effect.bookie_id).recovery
         try:
+            incarnation = await self._incarnation_of(effect.bookie_id)
+            lane = self._pool.connection(effect.bookie_id).recovery(incarnation)
             async with asyncio.timeout(seconds):
                 status, message = await lane.request(request_id, data)
         except TimeoutError:
             status, message = Status.IO_ERROR, f"no answer within {seconds:g} s"
-        return AddAnswered(effect.round, effect.slot, status, message)
+        except BookieError as error:
+            status, message = error.status, str(error)
+        return RecoveryAddAnswered(effect.round, effect.slot, status, message)
+
+    async def _incarnation_of(self, bookie_id: str) -> str:
+        """Which incarnation of a bookie may speak for it; empty if the store names none.
+
+        A former process of it that lives on would deny what its successor acknowledged.
+
+        Raises:
+            MetadataError: the store does not answer.
+        """
+        if bookie_id not in self._incarnations:
+            found = await self._cookies.read_latest(bookie_id)
+            self._incarnations[bookie_id] = "" if found is None else found.value.incarnation
+        return self._incarnations[bookie_id]
 
 
 async def _sleep(timer: TimerId, seconds: float) -> RecoveryEvent:

@@ -4,28 +4,31 @@
 
     append ─▶ AppendQueue ─▶ LedgerWriter (machine) ─▶ pack, encode once ─▶ a lane per slot
        ▲                            ▲ │ Confirmed                                │
-       └── futures ◀── Group ◀──────┼─┘                 answers ◀────────────────┘
+       └── futures ◀── appends ◀────┼─┘                 answers ◀────────────────┘
 
-What is queued is flushed once per turn of the event loop, so that appends of one turn share a batch
-and a lone one waits for no timer. Everything after the flush costs per batch, not per entry.
+The queue is flushed once per turn of the event loop. Appends of one turn share a batch, and a lone
+append waits for no timer. After the flush everything costs per batch, not per entry.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import warnings
+import weakref
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
+from threading import get_ident
 from types import TracebackType
 from typing import Self, assert_never
 
-from bookie.client.append_queue import AppendQueue, Group
+from bookie.client.append_queue import AppendQueue, PendingAppends
 from bookie.client.arguments import Payload, checked_bytes, checked_payloads
-from bookie.client.driver import Timers, carry_out_metadata, fresh
-from bookie.client.pool import AddLane, BookiePool
+from bookie.client.calls import Timers, carry_out_metadata, fresh
+from bookie.client.in_flight import InFlightWindow
+from bookie.client.pool import AddConnection, BookiePool
 from bookie.client.requests import Request, RequestEncoder
-from bookie.client.room import AppendRoom
 from bookie.cluster.ledgers import LedgerManager
-from bookie.errors import BookieError, ClientClosedError
+from bookie.errors import BadRequestError, BookieError, ClientClosedError
 from bookie.formats.ledger_metadata import LedgerMetadata, Versioned
 from bookie.ids import Status
 from bookie.protocol.exchange import (
@@ -43,7 +46,6 @@ from bookie.protocol.writer_events import (
     AddAnswered,
     Append,
     Close,
-    Closed,
     CloseFailed,
     Confirmed,
     Failed,
@@ -59,6 +61,8 @@ from bookie.protocol.writer_events import (
     SendLac,
     SlotConnected,
     SlotDisconnected,
+    SlotLost,
+    WriterClosed,
     WriterEffect,
     WriterEvent,
 )
@@ -70,16 +74,25 @@ _log = event_log(__name__)
 class _Slot:
     """One bookie of the ensemble, as a user of its lane."""
 
-    def __init__(self, handle: WriterHandle, slot: int, lane: AddLane) -> None:
-        self._handle = handle
+    def __init__(self, handle: WriterHandle, slot: int, lane: AddConnection) -> None:
+        # Weak: the lanes must not keep a writer that its user dropped.
+        self._handle = weakref.ref(handle)
         self._slot = slot
         self.lane = lane
 
     def on_up(self) -> None:
-        self._handle._step(SlotConnected(self._slot))
+        self._tell(SlotConnected(self._slot))
 
     def on_down(self) -> None:
-        self._handle._step(SlotDisconnected(self._slot))
+        self._tell(SlotDisconnected(self._slot))
+
+    def on_lost(self) -> None:
+        self._tell(SlotLost(self._slot))
+
+    def _tell(self, event: WriterEvent) -> None:
+        handle = self._handle()
+        if handle is not None:
+            handle._step(event)
 
 
 class WriterHandle:
@@ -87,16 +100,22 @@ class WriterHandle:
 
     Appends are durable on the ack quorum, and readable by everybody, when they return. They may be
     made concurrently; ids follow the order of the calls. `async with` closes the ledger at the end.
+    All calls come from the event loop that made the writer; others raise BadRequestError. A writer
+    that is dropped without `close` leaves its ledger open, and a ResourceWarning says so.
     """
+
+    _uses_lanes = False
 
     def __init__(
         self,
         created: Versioned[LedgerMetadata],
         pool: BookiePool,
         ledgers: LedgerManager,
+        incarnations: Mapping[str, str],
         *,
         deferred_sync: bool = False,
     ) -> None:
+        """`incarnations` are the bookies' as they were learnt before the ledger was created."""
         metadata, settings = created.value, pool.settings
         limits = WriterLimits(
             add_timeout_seconds=settings.add_timeout_seconds,
@@ -110,18 +129,21 @@ class WriterHandle:
         self._pool = pool
         self._ledgers = ledgers
         self._loop = asyncio.get_running_loop()
+        self._thread = get_ident()
         self._timers = Timers(self._on_timer)
         self._queue = AppendQueue(
             self._encoder.digester.size_bytes,
             min(settings.batch_entries_max, BATCH_ENTRIES_MAX),
             settings.batch_bytes_max,
         )
-        self._taken = Group()
+        self._taken = PendingAppends()
         """What the next `SendBatch` packs."""
-        self._unconfirmed: dict[int, Group] = {}
+        self._unconfirmed: dict[int, PendingAppends] = {}
         self._requests: dict[int, dict[int, Request]] = {}
         """By batch and slot: the request as it goes over the wire, kept for sending it again."""
-        self._room = AppendRoom(settings.in_flight_entries_max, settings.in_flight_bytes_max)
+        self._in_flight = InFlightWindow(
+            settings.in_flight_entries_max, settings.in_flight_bytes_max
+        )
         """What was appended and is not confirmed."""
         self._flush_scheduled = False
         self._skipped = 0
@@ -129,14 +151,32 @@ class WriterHandle:
         self._refusal: BookieError | None = None
         """Why appends are refused."""
         self._abandoned = False
-        self._uses_lanes = False
+        self._on_client_closed = partial(_abandon, weakref.ref(self))
+        """Weak for the same reason as the slots."""
         self._closers: list[asyncio.Future[LedgerMetadata]] = []
         self._forcers: list[asyncio.Future[None]] = []
         bookies = metadata.last_fragment.bookies
         self._slots = [
-            _Slot(self, slot, pool.connection(bookie_id).plain)
+            _Slot(self, slot, pool.connection(bookie_id).plain(incarnations[bookie_id]))
             for slot, bookie_id in enumerate(bookies)
         ]
+
+    def __del__(self) -> None:
+        if not self._uses_lanes or self._loop.is_closed():
+            return
+        # The garbage collector may run in any thread.
+        for slot in self._slots:
+            self._loop.call_soon_threadsafe(slot.lane.leave, slot)
+        self._loop.call_soon_threadsafe(self._pool.off_close, self._on_client_closed)
+        message = f"the writer of ledger {self._ledger_id} was dropped without close; it stays open"
+        warnings.warn(message, ResourceWarning, stacklevel=1)
+
+    def __repr__(self) -> str:
+        state = self._machine.state.value if self._refusal is None else f"ended: {self._refusal}"
+        if self.is_closed:
+            state = "closed"
+        last, confirmed = self.last_entry_id, self.last_add_confirmed
+        return f"<WriterHandle of ledger {self._ledger_id}, {state}, {last=}, {confirmed=}>"
 
     # -- what a ledger's writer may ask and do -----------------------------------------------------
 
@@ -182,28 +222,33 @@ class WriterHandle:
         caller that is cancelled stops waiting; the entry may be written all the same.
 
         Raises:
-            BadRequestError: the payload does not fit into an entry; nothing was appended.
+            BadRequestError: the payload does not fit into an entry, or the call comes from another
+                thread or event loop than the writer's; nothing was appended.
             ClientClosedError: the writer was closed; nothing was appended, except if it happened
                 while this call waited: then the outcome is unknown.
             LedgerFencedError: another client took the ledger over. The outcome is unknown, as with
                 every error below; only a recovering open decides it.
+            NoSuchLedgerError: the ledger was deleted.
             NotEnoughBookiesError: no ack quorum answered within the add timeout.
             LedgerError, RequestError: a bookie refused; the writer ends.
         """
+        # `_require_here` for once a turn; for the other appends of a turn an integer compare.
+        if get_ident() != self._thread or not self._flush_scheduled:
+            self._require_here()
         if type(payload) is not bytes:
             payload = checked_bytes(payload, "a payload")
         size = len(payload)
         queue = self._queue
         if size > queue.payload_bytes_max:
             queue.check(size)
-        # Whoever was let in takes its place, or the next in line would never be called.
-        if self._room.is_blocked:
-            await self._room.wait()
+        # A caller that was admitted takes its place, or the next in the queue would never wake.
+        if self._in_flight.is_blocked:
+            await self._in_flight.wait()
         if self._refusal is not None:
             raise fresh(self._refusal)
         future: asyncio.Future[int] = self._loop.create_future()
         queue.put(payload, future)
-        self._room.take(1, size)
+        self._in_flight.take(1, size)
         if not self._flush_scheduled:
             self._flush_scheduled = True
             self._loop.call_soon(self._flush)
@@ -215,6 +260,7 @@ class WriterHandle:
         Returns when all are durable; one wait for many entries. Cancellation and errors are those
         of `append`; after an error a prefix of the entries may be durable.
         """
+        self._require_here()
         entries = checked_payloads(payloads)
         sizes = list(map(len, entries))
         if self._refusal is not None:
@@ -224,13 +270,13 @@ class WriterHandle:
         total = sum(sizes)
         if total > self._queue.payload_bytes_max:
             self._queue.check(max(sizes))
-        if self._room.is_blocked:
-            await self._room.wait()
+        if self._in_flight.is_blocked:
+            await self._in_flight.wait()
             if self._refusal is not None:
                 raise fresh(self._refusal)
         future: asyncio.Future[range] = self._loop.create_future()
         self._queue.put_many(entries, sizes, total, future)
-        self._room.take(len(entries), total)
+        self._in_flight.take(len(entries), total)
         self._schedule_flush()
         return await future
 
@@ -241,6 +287,7 @@ class WriterHandle:
             NotEnoughBookiesError: not on an ack quorum; appends that are not durable may be lost.
             ClientClosedError: the writer or the client was closed.
         """
+        self._require_here()
         if self._abandoned:
             raise ClientClosedError("the client was closed")
         waiter: asyncio.Future[None] = self._loop.create_future()
@@ -260,14 +307,15 @@ class WriterHandle:
             LedgerClosedError: another client closed it, not where this writer would have.
             MetadataError, UnavailableError: unknown whether it is closed; `close` may be repeated.
         """
+        self._require_here()
         if self._abandoned:
             raise ClientClosedError("the client was closed")
         if not self.is_closed:
             self._pool.require_open()
-            self._pool.on_close(self.abandon)
+            self._pool.on_close(self._on_client_closed)
         if self._refusal is None:
             self._refusal = ClientClosedError(f"the writer of ledger {self._ledger_id} is closed")
-        self._room.let_all_in()
+        self._in_flight.let_all_in()
         waiter: asyncio.Future[LedgerMetadata] = self._loop.create_future()
         self._closers.append(waiter)
         self._schedule_flush()
@@ -286,15 +334,19 @@ class WriterHandle:
 
     # -- for the client that owns the handle -------------------------------------------------------
 
-    def start(self) -> None:
-        """Begin to use the bookies' lanes."""
-        self._pool.on_close(self.abandon)
+    def start(self, lost: Collection[str] = ()) -> None:
+        """Begin to use the bookies' lanes, except those of `lost`: they have other incarnations."""
+        self._pool.on_close(self._on_client_closed)
         self._uses_lanes = True
-        for slot in self._slots:
-            slot.lane.join(slot)
+        bookies = self._machine.metadata.last_fragment.bookies
+        for slot, bookie_id in zip(self._slots, bookies, strict=True):
+            if bookie_id in lost:
+                slot.on_lost()
+            else:
+                slot.lane.join(slot)
 
     def abandon(self) -> None:
-        """The client ends: whoever still waits has an unknown outcome."""
+        """The client ends: appends that still wait get an error, their outcome is unknown."""
         if self._abandoned:
             return
         error = ClientClosedError("the client was closed while an operation was under way")
@@ -303,6 +355,18 @@ class WriterHandle:
         self._abandoned = True
         self._close_failed(error)
         self._forced(error)
+
+    def _require_here(self) -> None:
+        """Refuse calls of other threads and event loops.
+
+        Raises:
+            BadRequestError: the call is one; nothing was done.
+        """
+        if get_ident() != self._thread or not self._loop.is_running():
+            raise BadRequestError(
+                f"the writer of ledger {self._ledger_id} belongs to another thread or event loop; "
+                f"call it there, as asyncio.run_coroutine_threadsafe does"
+            )
 
     # -- flushing ----------------------------------------------------------------------------------
 
@@ -323,7 +387,7 @@ class WriterHandle:
         if queue:
             return
         if machine.last_add_confirmed > machine.lac_carried:
-            # Appends of those whom the confirmation woke have run by now, and would carry it.
+            # By now the callers that the confirmation woke have appended; an append would carry it.
             self._step(Idle())
         if self._closers and machine.state in (WriterState.OPEN, WriterState.STUCK):
             self._step(Close())
@@ -380,7 +444,7 @@ class WriterHandle:
                     "writer_failed", ledger_id=self._ledger_id, reason=str(error), lanes=lanes
                 )
                 self._fail(error)
-            case Closed(metadata):
+            case WriterClosed(metadata):
                 self._closed(metadata)
             case CloseFailed(error):
                 self._close_failed(error)
@@ -433,11 +497,11 @@ class WriterHandle:
 
     # -- outcomes ----------------------------------------------------------------------------------
 
-    def _confirm(self, group: Group) -> None:
+    def _confirm(self, group: PendingAppends) -> None:
         group.succeed()
         entries = group.entries
         size = group.packed_bytes - entries * self._queue.overhead_bytes
-        self._room.give_back(entries, size)
+        self._in_flight.give_back(entries, size)
         self._schedule_flush()
 
     def _fail(self, error: BookieError) -> None:
@@ -449,13 +513,13 @@ class WriterHandle:
         self._unconfirmed.clear()
         for group in groups:
             group.fail(error)
-        self._room.let_all_in()
+        self._in_flight.let_all_in()
         # A fenced writer may just be dropped: nothing holds it. It can still be closed.
         self._leave_lanes()
         if self._closers:
             self._schedule_flush()
         else:
-            self._pool.off_close(self.abandon)
+            self._pool.off_close(self._on_client_closed)
 
     def _forced(self, error: BookieError | None) -> None:
         waiters, self._forcers = self._forcers, []
@@ -480,12 +544,12 @@ class WriterHandle:
             if not waiter.done():
                 waiter.set_exception(fresh(error))
         if self._machine.error is not None:
-            self._pool.off_close(self.abandon)
+            self._pool.off_close(self._on_client_closed)
 
     def _leave(self) -> None:
         """Use the lanes no longer."""
         self._timers.clear()
-        self._pool.off_close(self.abandon)
+        self._pool.off_close(self._on_client_closed)
         self._leave_lanes()
 
     def _leave_lanes(self) -> None:
@@ -493,3 +557,10 @@ class WriterHandle:
             self._uses_lanes = False
             for slot in self._slots:
                 slot.lane.leave(slot)
+
+
+def _abandon(writer: weakref.ref[WriterHandle]) -> None:
+    """The client ends. A dropped writer has no callers left."""
+    handle = writer()
+    if handle is not None:
+        handle.abandon()

@@ -9,10 +9,10 @@ from bookie.formats.ledger_metadata import LedgerMetadata
 def refusal_to_close(
     found: LedgerMetadata, last_add_confirmed: int, length: int
 ) -> BookieError | None:
-    """Why the ledger as `found` is not closed the way its writer would; None if it is.
+    """Why the ledger as `found` is not closed as its writer would close it; None if it is.
 
-    Another client that closes it at the writer's own last entry and length (or the writer itself,
-    in an attempt whose answer was lost) has done what the writer wanted.
+    The close counts if it has the writer's own last entry and length. Another client may have made
+    it, or the writer itself in an attempt whose answer was lost.
 
     Source: the BookKeeper protocol document, "Closing a ledger as a writer".
     """
@@ -24,3 +24,13 @@ def refusal_to_close(
         f"ledger {found.ledger_id} was closed by another client at entry {found.last_entry_id}, "
         f"our last confirmed entry is {last_add_confirmed}"
     )
+
+
+def end_of_writer(error: BookieError, ledger_id: int) -> BookieError:
+    """The error of every later call to a writer that `error` ended: the writer never recovers."""
+    ended = type(error)(
+        f"{error}; the writer of ledger {ledger_id} has ended, create another ledger"
+    )
+    ended.retryable = False
+    ended.__cause__ = error.__cause__
+    return ended

@@ -1,7 +1,7 @@
 """Events and effects that several machines share: timers and the metadata store.
 
-A machine asks for a timer with `StartTimer` and hears `TimerFired`; starting a timer that runs
-starts it anew. It asks for one metadata operation at a time and hears one of the answers below.
+A machine asks for a timer with `StartTimer` and hears `TimerFired`; starting a running timer
+restarts it. It asks for one metadata operation at a time and hears one of the answers below.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TimerId = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class StartTimer:
-    """Feed ``TimerFired(timer)`` after `seconds`, unless it is cancelled or started anew."""
+    """Feed ``TimerFired(timer)`` after `seconds`, unless it is cancelled or restarted."""
 
     timer: TimerId
     seconds: float
@@ -35,7 +35,10 @@ class CancelTimer:
 
 @dataclass(frozen=True, slots=True)
 class ReadMetadata:
-    """Read the ledger's metadata: `MetadataRead` or `MetadataFailed` follows."""
+    """Read the ledger's metadata: `MetadataRead` or `MetadataFailed` follows.
+
+    The store is synced first, so that what is read is no older than this request.
+    """
 
 
 @dataclass(frozen=True, slots=True)

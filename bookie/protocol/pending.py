@@ -30,6 +30,9 @@ class WriterLimits:
     """How long a dead slot with an open stream is left alone before it is probed."""
     resend_seconds: float = 0.1
     """How long a bookie that is too busy is left alone."""
+    reread_seconds: float = 0.05
+    """The first pause after a lost compare-and-set; each next one is twice as long."""
+    reread_seconds_max: float = 1.0
 
 
 @dataclass(slots=True)
@@ -64,8 +67,8 @@ class _Round:
 class DeferredSync:
     """Batches that are confirmed but perhaps not durable yet, and the force under way.
 
-    An acknowledgement counts for durability only if the same bookie answered a force that began
-    after it, on a stream that did not break in between: a broken stream may mean a restart.
+    An acknowledgement counts for durability once the same bookie has answered a force that began
+    after it. The stream must not break in between, because that may mean a restart.
     """
 
     def __init__(self, quorum: Quorum) -> None:

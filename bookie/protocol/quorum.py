@@ -1,9 +1,9 @@
 """Quorum arithmetic: which slots store an entry, and what a set of answers proves.
 
-An ensemble is E bookies, each in a **slot** 0 … E-1. Entry ``e`` is stored on the Qw slots that
-start at ``e % E`` and wrap around (its **write set**), and is acknowledged by any Qa of them.
-Entries with the same ``e % E`` share a write set; they form a **class**. With E == Qw all classes
-have the same write set, so there is only one class.
+An ensemble is E bookies, each in a **slot** 0 … E-1. The **write set** of entry ``e`` is the Qw
+slots that start at ``e % E`` and wrap around. Any Qa of them acknowledge the entry. Entries with
+the same ``e % E`` share a write set; they form a **class**. With E == Qw all classes have the same
+write set, so there is only one class.
 
 Sets of slots are bit masks (bit ``s`` is slot ``s``): a quorum test is one AND and one bit count,
 and a mask is a value that can be stored, compared and printed.
@@ -90,11 +90,6 @@ class Quorum:
         object.__setattr__(self, "windows", windows)
 
     @property
-    def class_count(self) -> int:
-        """The number of distinct write sets: 1 without striping, else E."""
-        return len(self.windows)
-
-    @property
     def is_striped(self) -> bool:
         """Whether entries go to different write sets (E > Qw)."""
         return len(self.windows) > 1
@@ -108,10 +103,6 @@ class Quorum:
     def every_slot(self) -> int:
         """The mask of the whole ensemble."""
         return (1 << self.ensemble_size) - 1
-
-    def class_of(self, entry_id: int) -> int:
-        """The class of an entry, an index into `windows`."""
-        return entry_id % len(self.windows)
 
     def write_mask(self, entry_id: int) -> int:
         """The slots that store an entry, as a mask."""
@@ -148,10 +139,6 @@ class Quorum:
         needed = self.ack_quorum_size
         windows = self.windows
         return all((acked & windows[index]).bit_count() >= needed for index in classes)
-
-    def can_acknowledge(self, live: int) -> bool:
-        """Whether any entry could still be acknowledged when only the slots in `live` answer."""
-        return self.is_acknowledged(live, range(len(self.windows)))
 
     def covers(self, answered: int) -> bool:
         """Whether no ack quorum of any write set can hide among the slots that did *not* answer.

@@ -1,15 +1,15 @@
 """Read planning: which replica is asked for which ids, and what happens when one is in doubt.
 
 A read covers ids ``first … last``, all of them confirmed: the caller has bounded `last` by the LAC,
-or by the last entry of a closed ledger. It goes fragment by fragment, and within a fragment window
-by window; what a window holds is delivered in id order. The next one is fetched after `Continue`.
+or by the last entry of a closed ledger. It proceeds by fragments, and within a fragment by windows.
+A window is delivered in id order. `Continue` fetches the next one.
 
 The ids of a window that share a write set form a **part** (one part without striping, else one per
-class). A part is read from one replica for as long as that replica delivers. Any doubt about the
-next id (denied, unreadable, wrong digest, no answer) sends the part to the next replica of the
-write set, which then serves on; when none has answered for a while, a second one is asked as well
-and the first to deliver wins. Only when all replicas failed for the same id the read fails: with
-`NoSuchEntryError` if all of them denied it, otherwise with the failure of one that did not.
+class). One replica serves a part for as long as it delivers. Any doubt about the next id (denied,
+unreadable, wrong digest, no answer) moves the part to the next replica of the write set. After a
+silence a second replica is asked as well, and the first to deliver wins. The read fails only if all
+replicas failed for the same id: with `NoSuchEntryError` if all of them denied it, otherwise with
+the failure of one that did not.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class LedgerRead:
         limits: ReaderLimits | None = None,
         quorum: Quorum | None = None,
     ) -> None:
-        """`quorum` is that of `metadata`, where it is at hand: making one is not for nothing."""
+        """Pass `quorum` to reuse one built for `metadata`; building it is costly."""
         assert 0 <= first_entry_id <= last_entry_id
         self.metadata = metadata
         self.limits = limits or ReaderLimits()
@@ -194,7 +194,7 @@ class LedgerRead:
         return [effect for part in self.parts for effect in self._ask(part)]
 
     def _deliver(self) -> list[ReaderEffect]:
-        """Deliver what is ready: with one part whatever came, else a complete window."""
+        """Deliver what is ready: of a single part all that came, else a complete window."""
         parts = self.parts
         if len(parts) > 1 and any(part.position <= part.last for part in parts):
             return []

@@ -4,8 +4,8 @@
 state      what happens, and what ends it
 ========== =========================================================================================
 MARKING    compare-and-set OPEN -> IN_RECOVERY. From now on the writer can neither close the ledger
-           nor change its ensemble. The metadata of this moment is kept: whatever happens later, the
-           last ensemble is the one that it names. CLOSED already -> DONE
+           nor change its ensemble. Keep the metadata of this moment: it names the last ensemble,
+           also if the ledger changes later. CLOSED already -> DONE
 FENCING    fence every bookie of the last ensemble and ask for its LAC, until the answers cover:
            in no write set could an ack quorum hide among the silent
 READING    read forward, by batches and with fencing reads, from max(LAC, first id of the last
@@ -14,17 +14,17 @@ READING    read forward, by batches and with fencing reads, from max(LAC, first 
            answered: unknown, and the recovery fails. It never guesses.
 RE-ADDING  store the packets, byte for byte, on their write sets; Qa of them -> READING
 MEASURING  no entry was found: read the entry before, which was acknowledged, for the length
-CLOSING    compare-and-set IN_RECOVERY -> CLOSED. Lost -> read again: CLOSED is adopted, whoever
-           did it; IN_RECOVERY is tried again, from FENCING when the last fragment has changed
+CLOSING    compare-and-set IN_RECOVERY -> CLOSED. Lost -> read again. CLOSED by another client is
+           adopted; IN_RECOVERY is tried again, from FENCING if the last fragment has changed
 DONE       the ledger is CLOSED
-FAILED     it is not; nothing is damaged, and recovery may be started anew
+FAILED     it is not closed. The ledger is undamaged, and another recovery may start
 ========== =========================================================================================
 
-Why this is safe: a bookie that answered a fence or denied an entry on a fencing read accepts no
-plain add any more. So an entry that Qw - Qa + 1 members denied cannot be acknowledged later, and
-was not before, because one of them would have had it. Entries beyond the end that some bookie still
-holds are never acknowledged and never readable, because packets are stored again with the LAC that
-they carried: no LAC rises above what the writer had acknowledged.
+Why this is safe: a bookie that answered a fence, or denied an entry on a fencing read, refuses
+plain adds from then on. So an entry that Qw - Qa + 1 members denied cannot be acknowledged later.
+It was not acknowledged before, because one of them would have had it. A bookie may still hold
+entries beyond the end. They stay unacknowledged and unreadable, because recovery stores packets
+with the LAC that they carried: no LAC rises above what the writer had acknowledged.
 
 Source: the BookKeeper protocol document, "Closing a ledger as a reader".
 """
@@ -59,16 +59,16 @@ from bookie.protocol.exchange import (
 from bookie.protocol.pending import BATCH_ENTRIES_MAX
 from bookie.protocol.quorum import EVERY_ID, Quorum, mask_of, slots_of
 from bookie.protocol.recovery_events import (
-    AddAnswered,
     FenceAnswered,
-    ReadAnswered,
     Recovered,
+    RecoveryAddAnswered,
     RecoveryEffect,
     RecoveryEvent,
     RecoveryFailed,
+    RecoveryReadAnswered,
     SendAdd,
     SendFence,
-    SendRead,
+    SendRecoveryRead,
     Start,
 )
 from bookie.protocol.striping import is_run, run_from, select
@@ -100,6 +100,9 @@ class RecoveryLimits:
     """Rounds without progress before it fails."""
     retry_seconds: float = 0.5
     """Pause before the next round."""
+    reread_seconds: float = 0.05
+    """The first pause after a lost compare-and-set; each next one is twice as long, up to the
+    pause before a round."""
 
 
 class LedgerRecovery:
@@ -138,6 +141,7 @@ class LedgerRecovery:
         self._told: dict[int, int] = {}
         self._readding: EntryBatch | None = None
         self._acked = 0
+        self._conflicts = 0
 
     def step(self, event: RecoveryEvent) -> list[RecoveryEffect]:
         """Take one event; the effects must be carried out in their order."""
@@ -146,9 +150,9 @@ class LedgerRecovery:
                 return self._mark()
             case FenceAnswered():
                 return self._on_fence(event) if self._is_awaited(event) else []
-            case ReadAnswered():
+            case RecoveryReadAnswered():
                 return self._on_read(event) if self._is_awaited(event) else []
-            case AddAnswered():
+            case RecoveryAddAnswered():
                 return self._on_add(event) if self._is_awaited(event) else []
             case TimerFired():
                 return self._on_timer()
@@ -157,7 +161,9 @@ class LedgerRecovery:
             case MetadataWritten(version):
                 return self._on_written(version)
             case MetadataConflict():
-                return [ReadMetadata()]
+                self._conflicts += 1
+                pause = self.limits.reread_seconds * 2.0 ** min(self._conflicts - 1, 20)
+                return [StartTimer(_RETRY, min(pause, self.limits.retry_seconds))]
             case MetadataFailed(error):
                 return self._fail(error)
             case _:
@@ -169,7 +175,9 @@ class LedgerRecovery:
         self.round += 1
         self.waiting = slots
 
-    def _is_awaited(self, event: FenceAnswered | ReadAnswered | AddAnswered) -> bool:
+    def _is_awaited(
+        self, event: FenceAnswered | RecoveryReadAnswered | RecoveryAddAnswered
+    ) -> bool:
         """Whether the answer belongs to this round; if so the slot is no longer waited for."""
         bit = 1 << event.slot
         if event.round != self.round or not self.waiting & bit:
@@ -201,6 +209,8 @@ class LedgerRecovery:
                 return self._send_adds()
             case RecoveryState.MEASURING:
                 return self._measure()
+            case RecoveryState.MARKING | RecoveryState.CLOSING:
+                return [ReadMetadata()]
             case _:
                 return []
 
@@ -257,7 +267,7 @@ class LedgerRecovery:
         self._begin_round(self.quorum.every_slot)
         bookies = self.metadata.last_fragment.bookies
         return [
-            SendRead(
+            SendRecoveryRead(
                 self.round,
                 slot,
                 bookies[slot],
@@ -270,7 +280,7 @@ class LedgerRecovery:
             for slot in slots_of(self.waiting)
         ]
 
-    def _on_read(self, answer: ReadAnswered) -> list[RecoveryEffect]:
+    def _on_read(self, answer: RecoveryReadAnswered) -> list[RecoveryEffect]:
         if answer.status in _FATAL:
             return self._fail(error_for_status(answer.status, answer.message))
         if self.state is RecoveryState.MEASURING:
@@ -329,7 +339,7 @@ class LedgerRecovery:
             effects.append(SendAdd(self.round, slot, bookies[slot], part))
         return effects
 
-    def _on_add(self, answer: AddAnswered) -> list[RecoveryEffect]:
+    def _on_add(self, answer: RecoveryAddAnswered) -> list[RecoveryEffect]:
         batch = self._readding
         assert batch is not None
         if answer.status in _FATAL:
@@ -354,11 +364,13 @@ class LedgerRecovery:
         # It may belong to an earlier fragment, whose bookies need no fence.
         bookies = self.metadata.fragment_of(entry_id).bookies
         return [
-            SendRead(self.round, slot, bookies[slot], entry_id, entry_id, EVERY_ID, fence=False)
+            SendRecoveryRead(
+                self.round, slot, bookies[slot], entry_id, entry_id, EVERY_ID, fence=False
+            )
             for slot in slots_of(self.waiting)
         ]
 
-    def _on_measured(self, answer: ReadAnswered) -> list[RecoveryEffect]:
+    def _on_measured(self, answer: RecoveryReadAnswered) -> list[RecoveryEffect]:
         entry_id = self.next_entry_id - 1
         batch = answer.batch
         if answer.status is Status.OK and batch is not None and batch.first_entry_id == entry_id:

@@ -34,10 +34,10 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class FenceAnswered:
-    """A bookie fenced the ledger and told what it knows, or failed to.
+    """A bookie fenced the ledger and proved its LAC, or it failed.
 
-    Only from packets whose digests were verified: a bookie whose packet fails its digest answered
-    `Status.BAD_CHECKSUM`, whatever it said.
+    The driver verifies the digest of each packet first. A packet that fails it turns the answer
+    into `Status.BAD_CHECKSUM`.
     """
 
     round: int
@@ -51,7 +51,7 @@ class FenceAnswered:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadAnswered:
+class RecoveryReadAnswered:
     """A bookie answered a read. All packets of `batch` passed their digests.
 
     Where a digest fails, the batch ends before that entry, `next_entry_id` is that entry, and
@@ -68,7 +68,7 @@ class ReadAnswered:
 
 
 @dataclass(frozen=True, slots=True)
-class AddAnswered:
+class RecoveryAddAnswered:
     """A bookie answered a recovery add."""
 
     round: int
@@ -80,8 +80,8 @@ class AddAnswered:
 RecoveryEvent = (
     Start
     | FenceAnswered
-    | ReadAnswered
-    | AddAnswered
+    | RecoveryReadAnswered
+    | RecoveryAddAnswered
     | TimerFired
     | MetadataRead
     | MetadataWritten
@@ -103,7 +103,7 @@ class SendFence:
 
 
 @dataclass(frozen=True, slots=True)
-class SendRead:
+class SendRecoveryRead:
     """Read the ids of `stripe` from `first_entry_id` to `last_entry_id` (inclusive)."""
 
     round: int
@@ -142,7 +142,7 @@ class RecoveryFailed:
 
 RecoveryEffect = (
     SendFence
-    | SendRead
+    | SendRecoveryRead
     | SendAdd
     | Recovered
     | RecoveryFailed

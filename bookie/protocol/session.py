@@ -1,16 +1,16 @@
 """A session with a metadata store as its owner sees it: alive, in doubt, or lost.
 
-A session keeps ephemeral records alive. Its server ends it after a timeout without a sign of life;
-its owner must know before that, also when no packet comes through to tell. So the owner counts for
-itself, from the moment at which the last request that proved the session was *sent*: nothing that
-the server heard later can make its own count end earlier.
+A session keeps ephemeral records alive. Its server ends it after a timeout without a sign of life.
+Its owner must know before that, even if the network is cut. So the owner counts for itself, from
+the moment at which it *sent* the last request that proved the session. The server's count started
+later, so it cannot end earlier.
 
 =========== ==================================================== ===============================
 state       meaning                                              leaves it
 =========== ==================================================== ===============================
 CONNECTED   requests are answered                                a broken connection, a silent
                                                                  probe, a pause of this process
-DOUBTFUL    nobody answers; the session may be alive             an answer to a request sent since
+DOUBTFUL    no answer comes; the session may be alive            an answer to a request sent since
 READ_ONLY   a server answers that cannot write                   a connection to one that can
 LOST        5/6 of the timeout passed without proof, or the      a renewal sent since
             server said so: act as if all its records were gone
@@ -21,9 +21,9 @@ An answer to a request that was sent before the doubt began proves nothing about
 session that is lost by the clock may still be alive at the server and come back: consumers hear
 SESSION_LOST and SESSION_REESTABLISHED all the same.
 
-A process that was stopped (a signal, a suspended machine, a long call that blocked its event loop)
-finds out at the first step afterwards, before that step's own event counts: its time was measured
-by the clock and not by steps. The clock must run on while the machine is suspended.
+A process may pause: by a signal, with a suspended machine, or in a long call that blocks its event
+loop. The machine notices a pause at the first step after it, before that step's own event counts,
+because it measures time by the clock. The clock must run on while the computer is suspended.
 
 Source: PIP-45's session events and the session watcher of Apache Pulsar.
 """
@@ -97,9 +97,9 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A request that keeps the session alive was answered; a probe, or any other such request.
+    """A request that keeps the session alive was answered: a probe, or another such request.
 
-    A request that is answered without regard to the session (a read on etcd) is none.
+    A read on etcd is not such a request, because etcd answers it without regard to the session.
     """
 
     sent_at: float
@@ -154,7 +154,7 @@ class AuthFailed:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """The owner ended the session; whatever comes later is ignored."""
+    """The owner ended the session. Later events are ignored."""
 
 
 MonitorEvent: TypeAlias = (
@@ -222,11 +222,6 @@ class SessionMachine:
     def state(self) -> SessionState:
         """As of the last step."""
         return self._state
-
-    @property
-    def proven_at(self) -> float:
-        """When the last request that proved the session was sent."""
-        return self._proven_at
 
     @property
     def deadline(self) -> float | None:
@@ -363,9 +358,9 @@ class SessionMachine:
         if self._state is SessionState.CONNECTED:
             return
         if self._state is SessionState.LOST:
-            # A renewal under way goes on: were it begun anew with each connection, a link that
-            # flaps would never let one end. If one waits for its turn it may come sooner, but not
-            # at once: all the clients of a server that is back have heard of it just now.
+            # A renewal under way goes on: if each connection restarted it, a flapping link would
+            # never let one end. A waiting renewal may come sooner, but not at once: all clients of
+            # a server that is back notice it in the same moment.
             self._probe_at = min(self._probe_at, now + self._pause(failures=0))
             return
         if self._state is SessionState.READ_ONLY:

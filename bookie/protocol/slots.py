@@ -4,13 +4,14 @@
 slot     meaning
 ======== ===========================================================================================
 up       its stream is open: batches are sent when they are made
-down     its stream is broken: that proves nothing; batches wait until it opens, while there is room
-dead     it failed (by a status, or the add timeout ran out): skipped as long as the others can
-         acknowledge. Up again when its stream opens anew, or when it stores a **probe**: one batch
-         that is sent to it now and then, without waiting for it
+down     its stream is broken, which proves nothing: batches wait for it while there is room
+dead     it failed (by a status or the add timeout): skipped as long as the others can acknowledge.
+         Up again when its stream reopens, or when it stores a **probe**: one batch that is sent to
+         it now and then, without waiting for the answer
+lost     dead for good: it may have lost what it acknowledged
 ======== ===========================================================================================
 
-There is one probe at a time, because a bookie that answers nothing must not collect requests.
+There is one probe at a time, because requests must not pile up at a silent bookie.
 """
 
 from __future__ import annotations
@@ -24,10 +25,14 @@ class Slots:
     def __init__(self) -> None:
         self.connected = 0
         self.dead = 0
+        self.lost = 0
+        """Always among the dead."""
         self.probing = 0
         """Dead slots that get the next batch as a probe."""
         self.probes: dict[int, int] = {}
         """By dead slot: the batch that probes it and is not answered."""
+        self.refusals: dict[int, str] = {}
+        """By slot: why its bookie refused an add, since it was trusted last."""
 
     @property
     def up(self) -> int:
@@ -35,9 +40,11 @@ class Slots:
         return self.connected & ~self.dead
 
     def connect(self, slot: int) -> None:
-        """Its stream opened: it is up."""
+        """Its stream opened: it is up, unless it is lost."""
+        if self.lost >> slot & 1:
+            return
         self.connected |= 1 << slot
-        self.revive(slot)
+        self.restore(slot)
 
     def disconnect(self, slot: int) -> None:
         """Its stream broke: it is down, or dead as before."""
@@ -45,17 +52,26 @@ class Slots:
         self.probing &= ~(1 << slot)
         self.probes.pop(slot, None)
 
-    def bury(self, slots: int) -> int:
-        """They failed; returns those that were not dead before."""
+    def quarantine(self, slots: int) -> int:
+        """Take failed slots out of service; returns those that were in service before."""
         new = slots & ~self.dead
         self.dead |= slots
         return new
 
-    def revive(self, slot: int) -> None:
-        """It proved to be well."""
+    def lose(self, slot: int) -> None:
+        """Nothing that it acknowledged may be counted on, and nothing is sent to it again."""
+        self.disconnect(slot)
+        self.dead |= 1 << slot
+        self.lost |= 1 << slot
+
+    def restore(self, slot: int) -> None:
+        """Put a slot back into service, unless it is lost."""
+        if self.lost >> slot & 1:
+            return
         self.dead &= ~(1 << slot)
         self.probing &= ~(1 << slot)
         self.probes.pop(slot, None)
+        self.refusals.pop(slot, None)
 
     def may_probe(self, slot: int) -> bool:
         """Whether a probe of the slot makes sense now."""
@@ -67,3 +83,11 @@ class Slots:
         self.probing &= ~probed
         self.probes.update(dict.fromkeys(slots_of(probed), batch))
         return slots & self.up | probed
+
+    def cause(self, slot: int, bookie_id: str) -> str:
+        """Why the bookie of a slot has not acknowledged a batch, for people."""
+        if self.lost >> slot & 1:
+            return f"{bookie_id} lost its data"
+        if not self.connected >> slot & 1:
+            return f"{bookie_id} is unreachable"
+        return f"{bookie_id}: {self.refusals.get(slot, 'no answer')}"

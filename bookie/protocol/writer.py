@@ -1,15 +1,15 @@
 """The one writer of a ledger: which bookies get what, and when an append is durable.
 
-The driver keeps the payloads. It cuts what is queued into **batches** (at most 1024 entries or
-1 MiB) whenever `may_append` allows, and tells the machine only how many entries and bytes a batch
-has. The machine gives the batch its ids, says where to send it, when it is confirmed and when its
-bytes may be dropped. Nothing here runs per entry.
+The driver keeps the payloads. Whenever `may_append` allows, it cuts its queue into **batches** of
+at most 1024 entries or 1 MiB. It passes the machine only the number of entries and bytes of a
+batch. The machine gives the batch its ids, says where to send it, when it is confirmed and when its
+bytes may be dropped. No code here runs per entry.
 
 A batch is **pending** until it is confirmed: every class in it has Qa acknowledgements, and all
 batches before it are confirmed. The last add confirmed (LAC) moves only then, to the batch's last
-id. It is **retained** until every slot that is still waited for has answered, so that a bookie that
-reconnects gets what it missed, and a slow bookie holds the writer back instead of growing a queue.
-A bookie that fails is skipped (`slots`) as long as the others can acknowledge.
+id. A batch is **retained** until every slot that the writer still waits for has answered. So a
+bookie that reconnects gets what it missed, and a slow bookie holds the writer back. A bookie that
+fails is skipped (`slots`) as long as the others can acknowledge.
 
 ======== ===========================================================================================
 state    leaves when
@@ -21,8 +21,14 @@ STUCK    Close -> DRAINING
 CLOSED   never
 ======== ===========================================================================================
 
-A writer that failed (`error` is set) acknowledges nothing ever again. It may still be closed at its
-LAC, if nobody else has taken the ledger over.
+A writer that failed (`error` is set) never acknowledges again. It may still be closed at its LAC,
+unless another client has taken the ledger over.
+
+**Fenced, or not.** A bookie that answers FENCED is skipped while the metadata is read again. If
+the ledger is still OPEN and ours, that bookie failed, and is lost. Otherwise the writer fails.
+
+**Lost bookies.** A bookie that comes back with another incarnation may have lost what it had
+acknowledged. Its acknowledgements of what is not confirmed are void, and it is never used again.
 
 **Deferred sync.** Batches are confirmed when they are written, not synced; the LAC follows only
 after a force. An acknowledgement that was not forced is void when the stream it came on breaks.
@@ -43,12 +49,14 @@ from typing import assert_never
 from bookie.errors import (
     BookieError,
     ClientClosedError,
+    LedgerFencedError,
+    NoSuchLedgerError,
     NotEnoughBookiesError,
     error_for_status,
 )
 from bookie.formats.ledger_metadata import LedgerMetadata, LedgerState
 from bookie.ids import NO_ENTRY, Status
-from bookie.protocol.closing import refusal_to_close
+from bookie.protocol.closing import end_of_writer, refusal_to_close
 from bookie.protocol.exchange import (
     CancelTimer,
     MetadataConflict,
@@ -69,7 +77,6 @@ from bookie.protocol.writer_events import (
     AddAnswered,
     Append,
     Close,
-    Closed,
     CloseFailed,
     Confirmed,
     Failed,
@@ -85,9 +92,13 @@ from bookie.protocol.writer_events import (
     SendLac,
     SlotConnected,
     SlotDisconnected,
+    SlotLost,
+    WriterClosed,
     WriterEffect,
     WriterEvent,
 )
+
+_ENDING_STATUSES = FATAL_STATUSES | {Status.FENCED, Status.WRONG_INCARNATION}
 
 
 class WriterState(enum.Enum):
@@ -135,6 +146,11 @@ class LedgerWriter:
         self.deferred = DeferredSync(self.quorum) if deferred_sync else None
         self.slots = Slots()
         self.epochs = [0] * metadata.ensemble_size
+        self.fenced_by = 0
+        """Slots that answered FENCED, while the metadata has not confirmed or denied it."""
+        self._is_checking = False
+        """Whether the metadata is being read because of them."""
+        self._conflicts = 0
         self._batches_made = 0
 
     # -- what the driver may ask -----------------------------------------------------------------
@@ -172,12 +188,13 @@ class LedgerWriter:
                 effects = self._publish_lac(self.slots.up, again=False)
             case LacAnswered(slot, epoch, status, message):
                 counts = epoch == self.epochs[slot] and not self._is_closed
-                fatal = counts and status in FATAL_STATUSES
-                effects = self._fail(error_for_status(status, message)) if fatal else []
+                effects = self._on_refusal(slot, status, message) if counts else []
             case SlotConnected(slot):
                 effects = self._on_connected(slot)
             case SlotDisconnected(slot):
                 effects = self._on_disconnected(slot)
+            case SlotLost(slot):
+                effects = self._lose(1 << slot)
             case TimerFired(timer):
                 effects = self._on_timer(timer)
             case Force():
@@ -226,11 +243,13 @@ class LedgerWriter:
         slot, status = answer.slot, answer.status
         if self.error is not None or answer.epoch != self.epochs[slot] or self._is_closed:
             return []
-        if status in FATAL_STATUSES:
-            return self._fail(error_for_status(status, answer.message))
+        if status in _ENDING_STATUSES:
+            return self._on_refusal(slot, status, answer.message)
         bit = 1 << slot
         batch = self.retained.get(answer.batch)
-        if batch is not None and status is Status.OK:
+        if status is not Status.OK:
+            self.slots.refusals[slot] = answer.message or status.name
+        elif batch is not None:
             batch.acked |= bit
         if self.slots.probes.get(slot) == answer.batch:
             return self._on_probed(slot, batch, ok=status is Status.OK)
@@ -246,6 +265,14 @@ class LedgerWriter:
             batch.checksum_failed |= bit
             return [Resend(batch.number, slot)]
         return self._bury(bit)
+
+    def _on_refusal(self, slot: int, status: Status, message: str) -> list[WriterEffect]:
+        """An answer that may end the writer, or its use of the slot; nothing else is done."""
+        if status in FATAL_STATUSES:
+            return self._fail(error_for_status(status, message))
+        if status is Status.WRONG_INCARNATION:
+            return self._lose(1 << slot)
+        return self._check_fence(slot) if status is Status.FENCED else []
 
     def _settle(self, batch: PendingBatch) -> list[WriterEffect]:
         """After new acknowledgements of `batch`: confirm and release what can be."""
@@ -296,16 +323,30 @@ class LedgerWriter:
         """These bookies failed: go on without them."""
         effects: list[WriterEffect] = [
             StartTimer(("retry", slot), self.limits.retry_seconds)
-            for slot in slots_of(self.slots.bury(slots))
+            for slot in slots_of(self.slots.quarantine(slots))
         ]
         for batch in list(self.retained.values()):
+            self._release_if_done(batch, effects)
+        return effects
+
+    def _lose(self, slots: int) -> list[WriterEffect]:
+        """These bookies may have lost what they acknowledged: nothing of theirs counts any more."""
+        effects: list[WriterEffect] = []
+        for slot in slots_of(slots & ~self.slots.lost):
+            self.epochs[slot] += 1  # answers on their way speak of what is lost
+            self.slots.lose(slot)
+            effects.append(CancelTimer(("retry", slot)))
+            if self.deferred is not None:
+                self.deferred.forget(slot)
+        for batch in list(self.retained.values()):
+            batch.acked &= ~slots
             self._release_if_done(batch, effects)
         return effects
 
     def _revive(self, slot: int) -> list[WriterEffect]:
         """Trust a bookie again, and send it everything retained that it has not acknowledged."""
         bit = 1 << slot
-        self.slots.revive(slot)
+        self.slots.restore(slot)
         effects: list[WriterEffect] = [
             Resend(batch.number, slot)
             for batch in self.retained.values()
@@ -315,7 +356,7 @@ class LedgerWriter:
 
     def _on_connected(self, slot: int) -> list[WriterEffect]:
         self.slots.connect(slot)
-        if self.error is not None or self._is_closed:
+        if self.error is not None or self._is_closed or self.slots.lost >> slot & 1:
             return []
         return [CancelTimer(("retry", slot)), *self._revive(slot)]
 
@@ -330,8 +371,12 @@ class LedgerWriter:
 
     def _on_timer(self, timer: TimerId) -> list[WriterEffect]:
         kind, number = timer
+        if kind == "reread":
+            return [ReadMetadata()] if self.state is WriterState.CLOSING else []
         if self.error is not None:
             return []
+        if kind == "recheck":
+            return self._read_whose_it_is()
         if kind == "add":
             return self._on_add_timeout(number)
         if kind == "force":
@@ -368,12 +413,13 @@ class LedgerWriter:
         effects = self._bury(batch.slots & ~batch.acked & ~self.slots.dead)
         if self.quorum.is_acknowledged(batch.acked, batch.classes):
             return effects
-        alive = (self.quorum.every_slot & ~self.slots.dead).bit_count()
+        bookies = self.metadata.last_fragment.bookies
+        missing = slots_of(batch.slots & ~batch.acked)
+        causes = [self.slots.cause(slot, bookies[slot]) for slot in missing]
         return effects + self._fail(
             NotEnoughBookiesError(
                 f"ledger {self.metadata.ledger_id}: no ack quorum answered within "
-                f"{self.limits.add_timeout_seconds:g} s; {alive} of {self.quorum.ensemble_size} "
-                f"bookies are left"
+                f"{self.limits.add_timeout_seconds:g} s ({'; '.join(causes)})"
             )
         )
 
@@ -381,7 +427,7 @@ class LedgerWriter:
         """Nothing is acknowledged from now on; what was not has an unknown outcome."""
         if self.error is not None:
             return []
-        self.error = error
+        self.error = error = end_of_writer(error, self.metadata.ledger_id)
         effects: list[WriterEffect] = [CancelTimer(("add", number)) for number in self.retained]
         effects += [Release(number) for number in self.retained]
         effects += [CancelTimer(("retry", slot)) for slot in slots_of(self.slots.dead)]
@@ -392,6 +438,53 @@ class LedgerWriter:
             effects.append(ForceDone(error))
         effects.append(Failed(error))
         return effects
+
+    # -- is it fenced? -----------------------------------------------------------------------------
+
+    def _check_fence(self, slot: int) -> list[WriterEffect]:
+        """A bookie says that another client took the ledger: see whether the metadata says so."""
+        if self.error is not None or self.state not in (WriterState.OPEN, WriterState.DRAINING):
+            return []
+        effects = self._bury(1 << slot)
+        is_known, self.fenced_by = self.fenced_by != 0, self.fenced_by | 1 << slot
+        return effects if is_known else effects + self._read_whose_it_is()
+
+    def _read_whose_it_is(self) -> list[WriterEffect]:
+        if self._is_checking or not self.fenced_by:
+            return []
+        if self.state not in (WriterState.OPEN, WriterState.DRAINING):
+            return []
+        self._is_checking = True
+        return [ReadMetadata()]
+
+    def _on_whose_it_is(self, event: MetadataRead | MetadataFailed) -> list[WriterEffect]:
+        self._is_checking = False
+        slots, self.fenced_by = self.fenced_by, 0
+        if self.error is not None:
+            return []
+        if isinstance(event, MetadataRead):
+            if self._is_ours(event.metadata):
+                return self._lose(slots)
+            return self._fail(
+                LedgerFencedError(
+                    f"another client took ledger {self.metadata.ledger_id} over: "
+                    f"it is {event.metadata.state.name} now"
+                )
+            )
+        if isinstance(event.error, NoSuchLedgerError):
+            return self._fail(event.error)
+        if self.state is WriterState.DRAINING and not self.retained:
+            return []  # closing decides it
+        self.fenced_by = slots
+        return [StartTimer(("recheck", 0), self.limits.retry_seconds)]
+
+    def _is_ours(self, found: LedgerMetadata) -> bool:
+        """Whether this writer created the ledger and no other client has taken it."""
+        return (
+            found.state is LedgerState.OPEN
+            and found.c_token == self.metadata.c_token
+            and found.last_fragment == self.metadata.last_fragment
+        )
 
     # -- publishing the LAC, and forcing -----------------------------------------------------------
 
@@ -448,11 +541,13 @@ class LedgerWriter:
         if self.state in (WriterState.OPEN, WriterState.STUCK):
             self.state = WriterState.DRAINING
         elif self.state is WriterState.CLOSED:
-            return [Closed(self.metadata)]
+            return [WriterClosed(self.metadata)]
         return []
 
     def _drained(self) -> list[WriterEffect]:
         """Everything is confirmed, or the writer failed: sync what is not, then close."""
+        if self._is_checking:
+            return []  # one metadata operation at a time
         deferred = self.deferred
         if deferred is None or not deferred.unsynced or self.error is not None:
             return self._write_closed()
@@ -466,6 +561,9 @@ class LedgerWriter:
     def _on_metadata(
         self, event: MetadataWritten | MetadataConflict | MetadataRead | MetadataFailed
     ) -> list[WriterEffect]:
+        if self._is_checking:
+            assert isinstance(event, MetadataRead | MetadataFailed)
+            return self._on_whose_it_is(event)
         assert self.state is WriterState.CLOSING
         match event:
             case MetadataWritten(version):
@@ -473,7 +571,9 @@ class LedgerWriter:
                 closed = self.metadata.closed(self.last_add_confirmed, self.length_confirmed)
                 return self._end(closed)
             case MetadataConflict():
-                return [ReadMetadata()]
+                pause = self.limits.reread_seconds * 2.0 ** min(self._conflicts, 20)
+                self._conflicts += 1
+                return [StartTimer(("reread", 0), min(pause, self.limits.reread_seconds_max))]
             case MetadataFailed(error):
                 self.state = WriterState.STUCK
                 return [CloseFailed(error)]
@@ -493,4 +593,4 @@ class LedgerWriter:
     def _end(self, metadata: LedgerMetadata) -> list[WriterEffect]:
         self.metadata = metadata
         self.state = WriterState.CLOSED
-        return [Closed(metadata)]
+        return [WriterClosed(metadata)]

@@ -21,7 +21,6 @@ from bookie.protocol.exchange import (
 
 FATAL_STATUSES = frozenset(
     {
-        Status.FENCED,
         Status.UNAUTHORIZED,
         Status.WRONG_CLUSTER,
         Status.BAD_REQUEST,
@@ -29,7 +28,10 @@ FATAL_STATUSES = frozenset(
         Status.NO_SUCH_LEDGER,
     }
 )
-"""Answers to an add that end the writer: they speak about the ledger, not about the bookie."""
+"""Answers to an add that end the writer: they speak about the ledger, not about the bookie.
+
+`Status.FENCED` ends it, too, but only after the metadata has confirmed that the ledger was taken.
+"""
 
 
 # -- events ----------------------------------------------------------------------------------------
@@ -89,6 +91,13 @@ class SlotDisconnected:
 
 
 @dataclass(frozen=True, slots=True)
+class SlotLost:
+    """The slot's bookie has another incarnation: it may have lost all that it acknowledged."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
 class Idle:
     """Nothing is queued in the driver."""
 
@@ -110,6 +119,7 @@ WriterEvent = (
     | ForceAnswered
     | SlotConnected
     | SlotDisconnected
+    | SlotLost
     | Idle
     | Force
     | Close
@@ -192,7 +202,7 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Closed:
+class WriterClosed:
     """The ledger is CLOSED at our LAC and length."""
 
     metadata: LedgerMetadata
@@ -214,7 +224,7 @@ WriterEffect = (
     | SendForce
     | ForceDone
     | Failed
-    | Closed
+    | WriterClosed
     | CloseFailed
     | StartTimer
     | CancelTimer

@@ -1,7 +1,7 @@
-"""How much one writer holds unconfirmed, and whose turn it is when there is room again.
+"""The in-flight window of a writer: bounds on what is unconfirmed, and the queue for room.
 
-Entry ids follow the order in which appends were called. So whoever finds no room waits in line, and
-a later caller goes behind the line even if there is room by then: `is_blocked` says so.
+Entry ids follow the order in which appends were called. So a caller that finds no room waits in a
+queue. A later caller joins the queue even if there is room by then; `is_blocked` says so.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import asyncio
 from collections import deque
 
 
-class AppendRoom:
-    """Bounds on entries and bytes, and the line of those who wait."""
+class InFlightWindow:
+    """Bounds on entries and bytes, and the queue of the callers that wait."""
 
     def __init__(self, entries_max: int, bytes_max: int) -> None:
         self._entries_max = entries_max
@@ -52,12 +52,12 @@ class AppendRoom:
         self._update()
 
     def let_all_in(self) -> None:
-        """Nobody waits any more: the writer takes nothing, and those in line are to be told."""
+        """The writer takes no more appends: release all callers, so that they get its error."""
         self._is_open = False
         self._update()
 
     def _update(self) -> None:
-        """Call the first in line if there is room, and decide whether the next caller waits."""
+        """Wake the first caller if there is room, and decide whether the next caller waits."""
         is_full = self._is_open and (
             self._bytes >= self._bytes_max or self._entries >= self._entries_max
         )
