@@ -10,19 +10,40 @@ from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
-__all__ = ["BookKeeper", "__version__", "connect", "coordinate"]
+__all__ = [
+    "BookKeeper",
+    "MetadataStore",
+    "Record",
+    "Resync",
+    "Stat",
+    "__version__",
+    "connect",
+    "coordinate",
+    "open_store",
+]
 
 if TYPE_CHECKING:
-    from bookie.api import BookKeeper, connect, coordinate
+    from bookie.api import (
+        BookKeeper,
+        MetadataStore,
+        Record,
+        Resync,
+        Stat,
+        connect,
+        coordinate,
+        open_store,
+    )
+else:  # or a misspelt name would be one to a type checker
 
-_LAZY = dict.fromkeys(("BookKeeper", "connect", "coordinate"), "bookie.api")
+    def __getattr__(name: str) -> object:
+        """Load a public name on first use."""
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from importlib import import_module
+
+        return getattr(import_module("bookie.api"), name)
 
 
-def __getattr__(name: str) -> object:
-    """Load a public name on first use."""
-    module_name = _LAZY.get(name)
-    if module_name is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(module_name), name)
+def __dir__() -> list[str]:
+    """What exists already, and the public names."""
+    return sorted({*globals(), *__all__})

@@ -3,7 +3,7 @@
 ::
 
     async with connect("local:///var/lib/bookie/metadata") as bk:
-        async with await bk.create_ledger() as writer:
+        async with bk.create_ledger() as writer:
             entry_id = await writer.append(b"...")
         reader = await bk.open_ledger(writer.ledger_id)
         async for entry in reader.read():
@@ -25,22 +25,36 @@ from __future__ import annotations
 import asyncio
 import hmac
 import random
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self, TypedDict, Unpack
 
 from bookie.client.arguments import checked_bytes
+from bookie.client.creating import creating
 from bookie.client.pool import BookiePool
 from bookie.client.reader import ReaderHandle
 from bookie.client.recovery import recover_ledger
 from bookie.client.writer import WriterHandle
+from bookie.cluster.cookies import CookieManager
 from bookie.cluster.directory import BookieDirectory
 from bookie.cluster.instance import read_instance_id
 from bookie.cluster.ledger_ids import LedgerIdGenerator
 from bookie.cluster.ledgers import LedgerManager
 from bookie.config import ClientSettings, RpcSettings, load_settings
+from bookie.coordination.barriers import DoubleBarrier
+from bookie.coordination.cache import JsonCodec, MetadataCache
+from bookie.coordination.counters import Counter
+from bookie.coordination.discovery import Discovery
+from bookie.coordination.election import Election, LeaderState
+from bookie.coordination.lock import Lock, LockState
+from bookie.coordination.locks import LockManager
+from bookie.coordination.membership import Group
+from bookie.coordination.participant import Participant
+from bookie.coordination.queues import Queue
+from bookie.coordination.read_write_locks import ReadWriteLocks
+from bookie.env import gather
 from bookie.env.clock import SystemClock
 from bookie.errors import (
     BadRequestError,
@@ -56,19 +70,9 @@ from bookie.formats.ledger_metadata import Fragment, LedgerMetadata, LedgerState
 from bookie.formats.registration import Registration
 from bookie.formats.service_instance import ServiceInstance
 from bookie.metadata.connect import SESSION_TIMEOUT_SECONDS, open_store
-from bookie.metadata.coordination.barriers import DoubleBarrier
-from bookie.metadata.coordination.cache import JsonCodec, MetadataCache
-from bookie.metadata.coordination.counters import Counter
-from bookie.metadata.coordination.discovery import Discovery
-from bookie.metadata.coordination.election import Election, LeaderState
-from bookie.metadata.coordination.lock import Lock, LockState
-from bookie.metadata.coordination.locks import LockManager
-from bookie.metadata.coordination.membership import Group
-from bookie.metadata.coordination.participant import Participant
-from bookie.metadata.coordination.queues import Queue
-from bookie.metadata.coordination.read_write_locks import ReadWriteLocks
-from bookie.metadata.records import Check, Delete, Put
+from bookie.metadata.model import Check, Delete, Put, Record, Resync, Stat
 from bookie.metadata.security import MetadataSecurity, security_of
+from bookie.metadata.store import MetadataStore
 from bookie.protocol.placement import choose_ensemble
 from bookie.protocol.quorum import Quorum
 
@@ -76,8 +80,10 @@ __all__ = [
     "UNCLAIMED",
     "BookKeeper",
     "Check",
+    "ClientOptions",
     "Counter",
     "Delete",
+    "DigestName",
     "Discovery",
     "DoubleBarrier",
     "Election",
@@ -90,15 +96,20 @@ __all__ = [
     "LockManager",
     "LockState",
     "MetadataCache",
+    "MetadataStore",
     "Participant",
     "Put",
     "Queue",
     "ReadWriteLocks",
     "ReaderHandle",
+    "Record",
+    "Resync",
     "ServiceInstance",
+    "Stat",
     "WriterHandle",
     "connect",
     "coordinate",
+    "open_store",
 ]
 
 UNCLAIMED = "bookie.unclaimed"
@@ -108,12 +119,29 @@ CREATE_ATTEMPTS_MAX = 10
 """Ids tried for a new ledger, should ids be taken by ledgers that were given theirs by hand."""
 
 
+DigestName = Literal["crc32c", "crc32", "hmac", "dummy"]
+
+
+class ClientOptions(TypedDict, total=False):
+    """Keywords of `connect`: the settings of the section ``[client]``."""
+
+    add_timeout_seconds: float
+    read_timeout_seconds: float
+    connect_timeout_seconds: float
+    speculative_read_seconds: float
+    in_flight_entries_max: int
+    in_flight_bytes_max: int | str
+    batch_entries_max: int
+    batch_bytes_max: int | str
+    tail_refresh_seconds: float
+
+
 def connect(
     metadata_uri: str,
     *,
     session_timeout_seconds: float = SESSION_TIMEOUT_SECONDS,
     rpc: RpcSettings | None = None,
-    **settings: float | str,
+    **settings: Unpack[ClientOptions],
 ) -> BookKeeper:
     """A client of the cluster whose metadata is at `metadata_uri`; enter it to connect.
 
@@ -174,9 +202,9 @@ async def coordinate(
 class BookKeeper:
     """A client of one cluster: an async context manager, made by `connect`.
 
-    At the end of the context all connections are closed. Writers that were not closed are
-    abandoned: their ledgers stay open until somebody recovers them, and appends that still wait
-    raise ClientClosedError with an unknown outcome.
+    The end of the context, or `aclose`, closes all connections and abandons writers that are still
+    open. Their ledgers stay open until a recovery. Appends that still wait raise ClientClosedError;
+    their outcome is unknown.
     """
 
     def __init__(
@@ -214,7 +242,12 @@ class BookKeeper:
             await self._tasks.__aenter__()
             pool = BookiePool(directory, instance_id, self._tasks, self._settings, self._rpc)
             self._entered = _Entered(
-                instance_id, directory, pool, LedgerManager(store), LedgerIdGenerator(store)
+                instance_id,
+                directory,
+                pool,
+                LedgerManager(store),
+                LedgerIdGenerator(store),
+                CookieManager(store),
             )
             self._resources = stack.pop_all()
         return self
@@ -225,8 +258,13 @@ class BookKeeper:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Do what the end of the context does; a client that is not connected stays so."""
         entered, self._entered = self._entered, None
-        assert entered is not None
+        if entered is None:
+            return
         try:
             await entered.pool.aclose()
         finally:
@@ -235,6 +273,10 @@ class BookKeeper:
                 await self._tasks.__aexit__(None, None, None)
             finally:
                 await self._resources.aclose()
+
+    def __repr__(self) -> str:
+        state = "not connected" if self._entered is None else "connected"
+        return f"<BookKeeper {self._metadata_uri!r}, {state}>"
 
     @property
     def instance_id(self) -> str:
@@ -245,6 +287,7 @@ class BookKeeper:
         """The registered bookies by id, read-only ones included, as of now."""
         return self._connected.directory.all()
 
+    @creating
     async def create_ledger(
         self,
         *,
@@ -252,12 +295,15 @@ class BookKeeper:
         write_quorum_size: int = 3,
         ack_quorum_size: int = 2,
         password: bytes = b"",
-        digest_type: str | DigestType = "crc32c",
+        digest_type: DigestName | DigestType = "crc32c",
         custom_metadata: Mapping[str, bytes] | None = None,
         ledger_id: int | None = None,
         deferred_sync: bool = False,
     ) -> WriterHandle:
         """Create a ledger and return its writer, the only one it will ever have.
+
+        Await it, or enter it: ``async with bk.create_ledger() as writer`` closes the ledger at the
+        end of the block.
 
         Args:
             ensemble_size: bookies that the ledger is spread over.
@@ -281,6 +327,7 @@ class BookKeeper:
         bookies = choose_ensemble(
             entered.directory.bookies(), ensemble_size, pick=random.SystemRandom().randrange
         )
+        incarnations = await entered.incarnations(bookies)
         metadata = LedgerMetadata(
             ledger_id=0,
             ensemble_size=ensemble_size,
@@ -294,12 +341,18 @@ class BookKeeper:
             custom_metadata=_custom(custom_metadata),
         )
         created = await _create(entered, metadata, ledger_id)
-        writer = WriterHandle(created, entered.pool, entered.ledgers, deferred_sync=deferred_sync)
-        writer.start()
+        lost = await entered.lost_since(incarnations)
+        writer = WriterHandle(
+            created, entered.pool, entered.ledgers, incarnations, deferred_sync=deferred_sync
+        )
+        writer.start(lost)
         return writer
 
+    @creating
     async def claim_ledger(self, ledger_id: int, *, password: bytes = b"") -> WriterHandle:
-        """Become the writer of a ledger that was created for somebody else to write.
+        """Become the writer of a ledger that another client created without writing it.
+
+        Await it, or enter it, as `create_ledger`.
 
         Such a ledger has the key `UNCLAIMED` in its custom metadata, and no entry. Of several
         claims at once one wins: the key is removed by compare-and-set.
@@ -318,12 +371,14 @@ class BookKeeper:
         if not unclaimed or found.value.state is not LedgerState.OPEN:
             raise _has_a_writer(ledger_id)
         claimed = replace(found.value, custom_metadata=custom_metadata)
+        incarnations = await entered.incarnations(claimed.last_fragment.bookies)
         try:
             found = await entered.ledgers.write(claimed, found.version)
         except BadVersionError as error:
             raise _has_a_writer(ledger_id) from error
-        writer = WriterHandle(found, entered.pool, entered.ledgers)
-        writer.start()
+        lost = await entered.lost_since(incarnations)
+        writer = WriterHandle(found, entered.pool, entered.ledgers, incarnations)
+        writer.start(lost)
         return writer
 
     async def open_ledger(
@@ -346,7 +401,7 @@ class BookKeeper:
         found = await entered.ledgers.read(ledger_id)
         _check_password(found.value, password)
         if recover:
-            found = await recover_ledger(found, entered.pool, entered.ledgers)
+            found = await recover_ledger(found, entered.pool, entered.ledgers, entered.cookies)
         reader = ReaderHandle(found, entered.pool, entered.ledgers)
         if not reader.is_closed:
             await reader.refresh()
@@ -427,6 +482,39 @@ class _Entered:
     pool: BookiePool
     ledgers: LedgerManager
     ids: LedgerIdGenerator
+    cookies: CookieManager
+
+    async def incarnations(self, bookies: Iterable[str]) -> dict[str, str]:
+        """The incarnation that each of these bookies has; empty if it has none.
+
+        A bookie that never registered while this client watched is looked up in the store.
+
+        Raises:
+            MetadataUnavailableError: the store does not answer.
+        """
+        known = {bookie_id: self.directory.incarnation(bookie_id) for bookie_id in bookies}
+        for bookie_id in [name for name, incarnation in known.items() if not incarnation]:
+            found = await self.cookies.read(bookie_id)
+            known[bookie_id] = "" if found is None else found.value.incarnation
+        return known
+
+    async def lost_since(self, incarnations: Mapping[str, str]) -> set[str]:
+        """Bookies that have another incarnation now. Call it after the ledger is in the store.
+
+        A bookie that loses its state first renews its incarnation and then lists the ledgers that
+        name it. If the incarnation here is the old one, that listing will have the new ledger. If
+        not, a former process of the bookie may live on and acknowledge entries that are lost.
+
+        Raises:
+            MetadataUnavailableError: the store does not answer.
+        """
+        named = [bookie_id for bookie_id, incarnation in incarnations.items() if incarnation]
+        cookies = await gather(self.cookies.read(bookie_id) for bookie_id in named)
+        return {
+            bookie_id
+            for bookie_id, found in zip(named, cookies, strict=True)
+            if found is None or found.value.incarnation != incarnations[bookie_id]
+        }
 
 
 async def _create(
@@ -438,9 +526,9 @@ async def _create(
     for _ in range(CREATE_ATTEMPTS_MAX):
         fresh = replace(metadata, ledger_id=await entered.ids.next())
         try:
-            return await entered.ledgers.create(fresh)
+            return await entered.ledgers.create(fresh, is_fresh=True)
         except LedgerExistsError:
-            continue  # somebody chose this id by hand
+            continue  # another client chose this id
     raise LedgerExistsError(f"{CREATE_ATTEMPTS_MAX} fresh ledger ids in a row were taken")
 
 

@@ -23,8 +23,11 @@
     │  ├─ TooManyRequestsError
     │  ├─ ShuttingDownError
     │  ├─ UnknownLedgerStateError     the bookie may have lost data of this ledger
+    │  ├─ WrongBookieError            another bookie answers at this address
+    │  ├─ WrongIncarnationError       the bookie may have lost what it acknowledged before
     │  ├─ LedgerRecoveryError         too few bookies answered to decide where the ledger ends
     │  ├─ DiskFullError
+    │  ├─ CannotStartError            a port is taken, or a directory cannot be used now
     │  └─ OperationTimeoutError
     ├─ CorruptionError              stored or received bytes are wrong
     │  ├─ ChecksumError
@@ -61,8 +64,11 @@ from bookie.ids import Status
 class BookieError(Exception):
     """Root of the tree. ``str(error)`` is one sentence that a user can act on."""
 
-    retryable: ClassVar[bool] = False
-    """Whether the same request may succeed later without a change by the caller."""
+    retryable: bool = False
+    """Whether the same request may succeed later without a change by the caller.
+
+    A fact of the class, except for a writer that has ended: its errors are never retryable.
+    """
 
     status: ClassVar[Status] = Status.IO_ERROR
     """The status that a bookie answers when this error ends a request."""
@@ -179,6 +185,16 @@ class UnknownLedgerStateError(UnavailableError):
     status = Status.UNKNOWN_LEDGER_STATE
 
 
+class WrongBookieError(UnavailableError):
+    """Another bookie answers at the address, and cannot speak for the one that is meant."""
+
+
+class WrongIncarnationError(UnavailableError):
+    """The bookie may have lost what it acknowledged to the caller: it has another incarnation."""
+
+    status = Status.WRONG_INCARNATION
+
+
 class LedgerRecoveryError(UnavailableError):
     """Too few bookies answered to decide where the ledger ends; it stays IN_RECOVERY."""
 
@@ -187,6 +203,10 @@ class DiskFullError(UnavailableError):
     """A device is full; nothing was lost, and the bookie turns read-only."""
 
     status = Status.READ_ONLY
+
+
+class CannotStartError(UnavailableError):
+    """A port is taken or a directory cannot be used now: a later start may succeed."""
 
 
 class OperationTimeoutError(UnavailableError):
@@ -307,6 +327,7 @@ _BY_STATUS: dict[Status, type[BookieError]] = {
     Status.BAD_CHECKSUM: ChecksumError,
     Status.WRONG_CLUSTER: WrongClusterError,
     Status.SHUTTING_DOWN: ShuttingDownError,
+    Status.WRONG_INCARNATION: WrongIncarnationError,
 }
 
 

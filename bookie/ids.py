@@ -27,15 +27,18 @@ ENTRY_SIZE_BYTES_MAX = 4 * 1024 * 1024
 BATCH_SIZE_BYTES_MAX = 1024 * 1024
 """The largest payload of a batch of two or more entries; a batch of one may fill an entry."""
 
-MESSAGE_SIZE_BYTES_MAX = 8 * 1024 * 1024
-"""The largest gRPC message, in either direction."""
-
 JOINED_MESSAGES_METADATA = ("bookie-joined-messages", "2")
 """What a bookie says first on a stream of adds if it takes several requests in one message, of up
 to 2 MiB together."""
 
 INSTANCE_ID_METADATA_KEY = "bookie-instance-id"
 """The call-metadata key that carries the cluster's instance id."""
+
+BOOKIE_ID_METADATA_KEY = "bookie-id"
+"""With each call: the bookie that the client means. On a stream of adds also the one that it is."""
+
+INCARNATION_METADATA_KEY = "bookie-incarnation"
+"""The incarnation that a client means; on a stream of adds also the one that the bookie has."""
 
 _BOOKIE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _BOOKIE_IDS_RESERVED = frozenset({"readonly", "readwrite", ".", ".."})
@@ -58,6 +61,7 @@ class Status(enum.IntEnum):
     BAD_CHECKSUM = 11
     WRONG_CLUSTER = 12
     SHUTTING_DOWN = 13
+    WRONG_INCARNATION = 14
 
     @property
     def is_definite_negative(self) -> bool:

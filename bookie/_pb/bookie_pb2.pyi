@@ -23,6 +23,7 @@ class Status(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     STATUS_BAD_CHECKSUM: _ClassVar[Status]
     STATUS_WRONG_CLUSTER: _ClassVar[Status]
     STATUS_SHUTTING_DOWN: _ClassVar[Status]
+    STATUS_WRONG_INCARNATION: _ClassVar[Status]
 STATUS_OK: Status
 STATUS_NO_SUCH_LEDGER: Status
 STATUS_NO_SUCH_ENTRY: Status
@@ -37,6 +38,7 @@ STATUS_BAD_REQUEST: Status
 STATUS_BAD_CHECKSUM: Status
 STATUS_WRONG_CLUSTER: Status
 STATUS_SHUTTING_DOWN: Status
+STATUS_WRONG_INCARNATION: Status
 
 class AddRequest(_message.Message):
     __slots__ = ("request_id", "ledger_id", "master_key", "first_entry_id", "entry_id_steps", "entry_sizes", "payload_crc32c", "recovery", "deferred_sync", "lac_packet", "together", "payload")
@@ -277,7 +279,7 @@ class GetInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetInfoResponse(_message.Message):
-    __slots__ = ("status", "message", "bookie_id", "instance_id", "version", "read_only", "total_bytes", "free_bytes", "ledgers")
+    __slots__ = ("status", "message", "bookie_id", "instance_id", "version", "read_only", "total_bytes", "free_bytes", "ledgers", "incarnation")
     STATUS_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     BOOKIE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -287,6 +289,7 @@ class GetInfoResponse(_message.Message):
     TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
     FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
     LEDGERS_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
     status: Status
     message: str
     bookie_id: str
@@ -296,4 +299,5 @@ class GetInfoResponse(_message.Message):
     total_bytes: int
     free_bytes: int
     ledgers: int
-    def __init__(self, status: _Optional[_Union[Status, str]] = ..., message: _Optional[str] = ..., bookie_id: _Optional[str] = ..., instance_id: _Optional[str] = ..., version: _Optional[str] = ..., read_only: _Optional[bool] = ..., total_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., ledgers: _Optional[int] = ...) -> None: ...
+    incarnation: str
+    def __init__(self, status: _Optional[_Union[Status, str]] = ..., message: _Optional[str] = ..., bookie_id: _Optional[str] = ..., instance_id: _Optional[str] = ..., version: _Optional[str] = ..., read_only: _Optional[bool] = ..., total_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., ledgers: _Optional[int] = ..., incarnation: _Optional[str] = ...) -> None: ...

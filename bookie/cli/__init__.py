@@ -1,6 +1,6 @@
 """The command line: one file per command group, loaded when its group is named.
 
-Nothing here is imported by the rest of bookie. A module of this package imports only what its own
-commands need, and the heavy libraries (gRPC, numpy, pydantic, aiohttp, rich) only inside a command,
-so that ``bookie --help`` and completion answer at once.
+The rest of bookie imports nothing from here. A module of this package imports what its own commands
+need. It imports heavy libraries (gRPC, numpy, pydantic, aiohttp, rich) inside a command only. So
+``bookie --help`` and completion answer at once.
 """

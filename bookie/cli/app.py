@@ -1,8 +1,8 @@
 """The root of the command line: which groups there are, and how every command ends.
 
 The groups are a table of name, module and one line of help. A module is imported when its group is
-named, never to print the root's help or to complete a group's name: that keeps ``bookie --help``
-under 0.3 s while the whole program imports gRPC, numpy and pydantic.
+named. Printing the root's help or completing a group's name imports none of them, which keeps
+``bookie --help`` under 0.3 s.
 
 ===========  =====================================================================================
 exit status  meaning
@@ -11,10 +11,11 @@ exit status  meaning
 1            failed; one sentence on standard error says why
 2            misused: unknown command, option or value
 130          interrupted with Ctrl-C
+141          the reader of the output ended first, as ``head`` does; nothing is printed
 ===========  =====================================================================================
 
-``bookie serve`` adds 3 (the metadata store was away for too long), and as in ``sysexits.h`` 74 (a
-disk failed) and 78 (the configuration is wrong).
+``bookie serve`` adds 3 (the metadata store was away for too long). As in ``sysexits.h``, it also
+uses 74 (a disk failed) and 78 (the configuration is wrong).
 With ``BOOKIE_DEBUG=1`` an error also prints its traceback.
 """
 
@@ -41,6 +42,8 @@ DEBUG_VARIABLE = "BOOKIE_DEBUG"
 EXIT_FAILED = 1
 EXIT_MISUSED = 2
 EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
+"""What a shell shows for a program that SIGPIPE ended."""
 
 GROUPS: dict[str, tuple[str, str]] = {
     "serve": ("bookie.cli.serve", "Run one bookie, the storage daemon."),
@@ -51,11 +54,11 @@ GROUPS: dict[str, tuple[str, str]] = {
     ),
     "namespace": ("bookie.cli.namespace", "Namespaces of logs, and what they decide for them."),
     "metadata": ("bookie.cli.metadata", "Look into the metadata store, copy it, measure it."),
-    "cookie": ("bookie.cli.cookie", "Cookies of a cluster's bookies: list, delete, restore."),
+    "cookie": ("bookie.cli.cookie", "Cookies of a cluster's bookies: list, delete, move, restore."),
     "ledger": ("bookie.cli.ledger", "Create, append to, read, tail, recover and delete ledgers."),
     "node": ("bookie.cli.node", "Ask one running bookie, or have it do something."),
     "inspect": ("bookie.cli.inspect", "Look into a stopped bookie's directories."),
-    "rebuild": ("bookie.cli.rebuild", "Make the index of a stopped bookie again from its files."),
+    "rebuild": ("bookie.cli.rebuild", "Rebuild the index of a stopped bookie from its files."),
     "bench": ("bookie.cli.bench", "Load a cluster and print latencies."),
     "config": ("bookie.cli.config", "Show, check and explain the settings of a bookie."),
     "demo": ("bookie.cli.demo", "Kill bookies under a writer, and get every byte back."),
@@ -131,6 +134,10 @@ def run(args: list[str] | None = None) -> int:
         outcome: Any = get_command(app)(args=args, prog_name="bookie", standalone_mode=False)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+    except SystemExit as ended:
+        if not isinstance(ended.__context__, BrokenPipeError):
+            raise
+        return _end(ended.__context__)  # typer would exit with 1
     except BaseExceptionGroup as group:
         return _end(_first_of(group))
     except Exception as error:  # noqa: BLE001  (the command line's top level: never a traceback)
@@ -153,7 +160,7 @@ def _end(error: BaseException) -> int:
             return _fail(str(error) or type(error).__name__, EXIT_FAILED)
         case BrokenPipeError():
             _abandon_stdout()
-            return EXIT_FAILED
+            return EXIT_BROKEN_PIPE
         case OSError():
             return _fail(_describe_os_error(error), EXIT_FAILED)
         case _:
@@ -172,12 +179,14 @@ def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 def main() -> NoReturn:
     """The console script: `run` on the process's own arguments, then exit."""
+    # NumPy's linear algebra, which nothing here uses, would start a thread per core.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     status = run()
     try:
         sys.stdout.flush()
     except BrokenPipeError:
         _abandon_stdout()
-        status = status or EXIT_FAILED
+        status = status or EXIT_BROKEN_PIPE
     sys.exit(status)
 
 

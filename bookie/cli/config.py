@@ -55,13 +55,16 @@ def show(
     overrides: Set = None,
     cluster: Cluster = False,
     origins: Annotated[
-        bool, typer.Option("--origins", help="List what is no default, and who says so.")
+        bool,
+        typer.Option(
+            "--origins", help="List settings that differ from their defaults, with their origin."
+        ),
     ] = False,
     output: Output = OutputFormat.TABLE,
 ) -> None:
     """Print the settings in effect: defaults, file, environment, flags (as TOML, or JSON).
 
-    With --cluster those of the cluster are among them, as in a bookie that starts now.
+    --cluster includes the settings of the cluster, as a bookie that starts now would.
     """
     from bookie.config import Sources, given_values, render_toml
 
@@ -101,7 +104,7 @@ def check(
 ) -> None:
     """Say whether a bookie would accept the settings; exit with 2 and one sentence if not.
 
-    Without --cluster nothing is asked or opened.
+    Without --cluster the command opens no connection.
     """
     from bookie.cli.output import print_record
     from bookie.config import Sources, require_bookie_id

@@ -1,29 +1,38 @@
 """``bookie cookie``: the cookies of a cluster's bookies in its metadata store.
 
-A cookie ties a bookie's id to its directories; the copy in a directory is shown by ``bookie inspect
-cookie``. The bookie itself makes its cookie at its first start. These commands are for the day when
-a disk is gone for good, or when the metadata store lost what the directories still have.
+A cookie ties a bookie's id to its directories. ``bookie inspect cookie`` shows the copy in a
+directory. The bookie makes its cookie at its first start. Use these commands after a disk was lost,
+or after a bookie's data moved to other directories. They also help when the metadata store lost a
+cookie that the directories still have.
 """
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bookie.cli.options import Metadata, Output, OutputFormat, Yes, confirm
+from bookie.cli.config import Set, parse_overrides
+from bookie.cli.options import ConfigFile, Metadata, Output, OutputFormat, Yes, confirm
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from bookie.cli.output import Record
+    from bookie.cluster.dependents import Dependents
+    from bookie.config import Sources
     from bookie.formats.cookie import Cookie
+    from bookie.metadata.store import MetadataStore
+    from bookie.node.move import Move
 
 app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     no_args_is_help=True,
-    help="Cookies of a cluster's bookies: list, delete, restore.",
+    help="Cookies of a cluster's bookies: list, delete, move, restore.",
 )
 
 BookieArgument = Annotated[str, typer.Argument(metavar="BOOKIE", help="The bookie's id.")]
@@ -31,30 +40,38 @@ BookieArgument = Annotated[str, typer.Argument(metavar="BOOKIE", help="The booki
 
 @app.command("list")
 def list_(metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
-    """List the cookie of every bookie that ever joined the cluster."""
-    from bookie.cli.output import print_records
+    """List the cookie of every bookie that ever joined the cluster.
 
-    cookies = asyncio.run(_list(metadata))
+    The list omits damaged cookies; the exit status is then 1.
+    """
+    from bookie.cli.output import print_records
+    from bookie.errors import FormatError
+
+    damaged: list[str] = []
+    cookies = asyncio.run(_list(metadata, damaged.append))
     records = [
         {
             "bookie": cookie.bookie_id,
             "state": cookie.state.value,
             "unique_id": cookie.unique_id,
+            "incarnation": cookie.incarnation,
+            "state_number": cookie.state_number,
+            "in_doubt": cookie.is_in_doubt,
             "directories": [*cookie.journal_dirs, *cookie.ledger_dirs],
         }
         for cookie in cookies
     ]
     print_records(records, output, empty="no bookie has joined this cluster yet")
+    if damaged:
+        raise FormatError(f"not listed, because their cookies are damaged: {', '.join(damaged)}")
 
 
-async def _list(uri: str) -> list[Cookie]:
+async def _list(uri: str, on_damaged: Callable[[str], object]) -> list[Cookie]:
     from bookie.cli.stores import open_metadata
     from bookie.cluster.cookies import CookieManager
 
     async with open_metadata(uri) as store:
-        manager = CookieManager(store)
-        found = [await manager.read(bookie_id) for bookie_id in await manager.bookie_ids()]
-    return [versioned.value for versioned in found if versioned is not None]
+        return await CookieManager(store).list_readable(on_damaged)
 
 
 @app.command("show")
@@ -80,49 +97,234 @@ async def _show(uri: str, bookie_id: str) -> Record:
         "state": cookie.state.value,
         "instance_id": cookie.instance_id,
         "unique_id": cookie.unique_id,
+        "incarnation": cookie.incarnation,
+        "state_number": cookie.state_number,
+        "in_doubt": cookie.is_in_doubt,
         "journal_dirs": cookie.journal_dirs,
         "ledger_dirs": cookie.ledger_dirs,
         "version": found.version,
     }
 
 
+@dataclass(frozen=True, slots=True)
+class _Examined:
+    """What the question says, and what must still hold when the answer was yes."""
+
+    version: int
+    reliable: frozenset[str]
+    dependents: Dependents
+
+
 @app.command("delete")
-def delete(bookie: BookieArgument, metadata: Metadata, yes: Yes = False) -> None:
-    """Forget a bookie whose data is gone for good, so that its id can start with empty directories.
+def delete(
+    bookie: BookieArgument,
+    metadata: Metadata,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Even if acknowledged entries may lose their last copy."),
+    ] = False,
+    yes: Yes = False,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Forget a stopped bookie whose data is lost. Its id can then start on empty directories.
 
-    What it stored is lost with it: its ledgers must have other copies.
+    It shows which ledgers name the bookie. It refuses if an entry may have its last copies there:
+    if as many bookies of a write set as the ack quorum are in doubt, deleted, or this one. --force
+    deletes nevertheless. Delete one bookie at a time.
     """
-    confirm(f"Forget that bookie {bookie} ever stored anything?", yes=yes)
-    asyncio.run(_delete(metadata, bookie))
+    from bookie.cli.output import print_record
+    from bookie.errors import IdentityError
+
+    examined = asyncio.run(_examine(metadata, bookie))
+    found = examined.dependents
+    if found.last_copies.count and not force:
+        print_record(_deletion(bookie, found, deleted=False), output)
+        raise IdentityError(
+            f"bookie {bookie} may have the last copies of entries of {found.last_copies.count} "
+            f"ledgers ({found.last_copies}): mend the other bookies first, or give --force to lose "
+            "these entries"
+        )
+    confirm(_question(bookie, found), yes=yes)
+    asyncio.run(_delete(metadata, bookie, examined))
+    print_record(_deletion(bookie, found, deleted=True), output)
 
 
-async def _delete(uri: str, bookie_id: str) -> None:
+def _question(bookie: str, found: Dependents) -> str:
+    question = f"Forget that bookie {bookie} ever stored anything?"
+    if not found.named.count:
+        return f"{question} No ledger names it."
+    question += f" {found.named.count} ledgers name it ({found.named})"
+    question += f", {found.not_closed.count} of them not closed." if found.not_closed.count else "."
+    if found.last_copies.count:
+        question += (
+            f" Acknowledged entries of {found.last_copies.count} of them may be lost for ever"
+            f" ({found.last_copies})."
+        )
+    return question
+
+
+def _deletion(bookie: str, found: Dependents, *, deleted: bool) -> Record:
+    return {
+        "bookie": bookie,
+        "ledgers": found.named.count,
+        "first_ledgers": found.named.first_ids,
+        "closed": found.named.count - found.not_closed.count,
+        "not_closed": found.not_closed.count,
+        "last_copies": found.last_copies.count,
+        "first_last_copies": found.last_copies.first_ids,
+        "deleted": deleted,
+    }
+
+
+async def _examine(uri: str, bookie_id: str) -> _Examined:
     from bookie.cli.stores import open_metadata
     from bookie.cluster.cookies import CookieManager
-    from bookie.cluster.instance import read_status
-    from bookie.errors import IdentityError, NoSuchKeyError
+    from bookie.cluster.dependents import find_dependents, reliable_bookies
+    from bookie.cluster.ledgers import LedgerManager
+    from bookie.errors import NoSuchKeyError
 
     async with open_metadata(uri) as store:
+        await store.sync()
         manager = CookieManager(store)
         found = await manager.read(bookie_id)
         if found is None:
             raise NoSuchKeyError(f"bookie {bookie_id} has no cookie in this cluster")
-        status = await read_status(store)
-        if bookie_id in {*status.writable, *status.read_only}:
-            raise IdentityError(f"bookie {bookie_id} is running; stop it first")
-        await manager.delete(bookie_id, found.version)
+        await _refuse_running(store, bookie_id)
+        reliable = await reliable_bookies(manager)
+        dependents = await find_dependents(LedgerManager(store), bookie_id, reliable)
+    return _Examined(found.version, reliable, dependents)
+
+
+async def _delete(uri: str, bookie_id: str, examined: _Examined) -> None:
+    from bookie.cli.stores import open_metadata
+    from bookie.cluster.cookies import CookieManager
+    from bookie.cluster.dependents import reliable_bookies
+    from bookie.errors import BadVersionError
+
+    async with open_metadata(uri) as store:
+        await store.sync()
+        manager = CookieManager(store)
+        await _refuse_running(store, bookie_id)
+        # Another operator may have deleted a bookie while this one was asked.
+        if lost := examined.reliable - await reliable_bookies(manager) - {bookie_id}:
+            raise BadVersionError(
+                f"bookie {min(lost)} was deleted or came into doubt meanwhile: look again"
+            )
+        try:
+            await manager.delete(bookie_id, examined.version)
+        except BadVersionError as error:
+            raise BadVersionError(
+                f"the cookie of bookie {bookie_id} changed meanwhile: look again"
+            ) from error
+
+
+async def _refuse_running(store: MetadataStore, bookie_id: str) -> None:
+    from bookie.cluster.instance import read_status
+    from bookie.errors import IdentityError
+
+    status = await read_status(store)
+    if bookie_id in {*status.writable, *status.read_only}:
+        raise IdentityError(
+            f"bookie {bookie_id} is running; stop it first, or wait for its session to end if it "
+            "was killed"
+        )
+
+
+@app.command("move")
+def move(
+    config: ConfigFile = None,
+    overrides: Set = None,
+    metadata: Annotated[
+        str | None,
+        typer.Option("--metadata", "-m", metavar="URI", help="Overrides metadata.uri."),
+    ] = None,
+    older: Annotated[
+        bool,
+        typer.Option(
+            "--older", help="Go on even if the directories hold an older state than the last one."
+        ),
+    ] = False,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Make a bookie's cookies name the directories to which you moved its data.
+
+    Stop the bookie, move its journal, its ledgers or both with everything in them, and write the
+    new paths into its settings. Then run this command as the bookie's user, with the settings that
+    `bookie serve` gets. It checks that these are the directories of this bookie. If it is
+    interrupted, run it again.
+    """
+    from bookie.cli.output import print_record
+    from bookie.config import Sources
+
+    given = parse_overrides(overrides)
+    if metadata is not None:
+        given["metadata.uri"] = metadata
+    moved = asyncio.run(_move(Sources.read(config, given), accept_older=older))
+    print_record(
+        {
+            "bookie": moved.after.bookie_id,
+            "journal_dirs": moved.after.journal_dirs,
+            "ledger_dirs": moved.after.ledger_dirs,
+            "old_journal_dirs": moved.before.journal_dirs,
+            "old_ledger_dirs": moved.before.ledger_dirs,
+            "cookies_rewritten": moved.rewritten,
+        },
+        output,
+    )
+
+
+async def _move(sources: Sources, *, accept_older: bool) -> Move:
+    from bookie.cluster.cookies import CookieManager
+    from bookie.cluster.instance import read_instance_id
+    from bookie.config import require_bookie_id
+    from bookie.env import ThreadWorkers, system_environment
+    from bookie.metadata.connect import open_store
+    from bookie.metadata.security import security_of
+    from bookie.node.move import move_directories
+    from bookie.server.live_settings import fetch_cluster_settings
+
+    first = sources.first_settings()
+    require_bookie_id(first)
+    settings = sources.settings(await fetch_cluster_settings(first))
+    async with (
+        open_store(
+            settings.metadata.uri,
+            session_timeout_seconds=settings.metadata.session_timeout_seconds,
+            security=security_of(settings.metadata),
+        ) as store,
+        ThreadWorkers() as workers,
+    ):
+        await store.sync()
+        await _refuse_running(store, settings.bookie.id)
+        return await move_directories(
+            system_environment(workers),
+            settings.storage,
+            CookieManager(store),
+            settings.bookie.id,
+            await read_instance_id(store),
+            accept_older=accept_older,
+        )
 
 
 @app.command("restore")
 def restore(
     directories: Annotated[
         list[Path],
-        typer.Argument(metavar="DIRECTORY...", help="All journal and ledger directories of it."),
+        typer.Argument(metavar="DIRECTORY...", help="All its journal and ledger directories."),
     ],
     metadata: Metadata,
+    in_doubt: Annotated[
+        bool,
+        typer.Option("--in-doubt", help="Even if the directories hold two states of the bookie."),
+    ] = False,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Put the cookie that stands in a bookie's directories back into the metadata store."""
+    """Put the cookie that stands in a bookie's directories back into the metadata store.
+
+    The directories may be an older state of the bookie. So it starts in doubt: it denies nothing
+    until a check has found all of its entries. All directories must hold the same state; with
+    --in-doubt they may differ.
+    """
     from bookie.cli.output import print_record
     from bookie.errors import CookieError
     from bookie.server.inspection import read_cookie
@@ -138,8 +340,42 @@ def restore(
     named = {Path(path) for path in (*first.journal_dirs, *first.ledger_dirs)}
     if missing := sorted(map(str, named - {path.absolute() for path in directories})):
         raise CookieError(f"the cookie also names {', '.join(missing)}: give all directories")
-    asyncio.run(_restore(metadata, first))
-    print_record({"bookie": first.bookie_id, "unique_id": first.unique_id}, output)
+    oldest = min(cookies, key=lambda cookie: cookie.state_number)
+    others = [n for n, cookie in enumerate(cookies) if not _may_be_same_state(cookie, oldest)]
+    if others and not in_doubt:
+        raise CookieError(
+            f"{directories[cookies.index(oldest)]} holds state {oldest.state_number} of bookie "
+            f"{oldest.bookie_id}, and {directories[others[0]]} holds state "
+            f"{cookies[others[0]].state_number}: bring back the last copy of the older one, or "
+            "give --in-doubt to go on without what is missing"
+        )
+    newest = max(cookies, key=lambda cookie: cookie.state_number)
+    restored = replace(
+        newest if others else oldest,
+        is_settled=True,  # said of directories only, whose own cookies stay as they are
+        is_in_doubt=True,  # the store has forgotten which state was the newest
+    )
+    asyncio.run(_restore(metadata, restored))
+    print_record(
+        {
+            "bookie": restored.bookie_id,
+            "unique_id": restored.unique_id,
+            "incarnation": restored.incarnation,
+            "state_number": restored.state_number,
+            "in_doubt": restored.is_in_doubt,
+        },
+        output,
+    )
+
+
+def _may_be_same_state(cookie: Cookie, oldest: Cookie) -> bool:
+    """Whether no state lies between a directory's cookie and the oldest one.
+
+    A crash while the number rises leaves the next one, not settled, in some of the directories.
+    """
+    if cookie.state_number == oldest.state_number:
+        return cookie.incarnation == oldest.incarnation
+    return not cookie.is_settled and cookie.state_number == oldest.state_number + 1
 
 
 async def _restore(uri: str, cookie: Cookie) -> None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from bookie.api import WriterHandle
     from bookie.cli.output import Record
     from bookie.cli.progress import Advance
-    from bookie.server.local.cluster import LocalCluster
+    from bookie.server.local.supervisor import LocalCluster
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -45,7 +45,7 @@ def demo(
     data: Annotated[
         Path | None,
         typer.Option(
-            "--data", "-d", metavar="DIR", help="Keep everything here; else nothing is kept."
+            "--data", "-d", metavar="DIR", help="Keep everything here; without it nothing is kept."
         ),
     ] = None,
     megabytes: Annotated[
@@ -90,7 +90,7 @@ def make_text(path: Path, size: int) -> int:
                 try:
                     written += file.write(source.read_bytes())
                 except OSError:
-                    continue  # a dangling link in somebody's installation
+                    continue  # a dangling link of the installation
                 if written >= size:
                     break
     return written
@@ -117,7 +117,7 @@ class Demonstration:
     async def run(self) -> Story:
         """Do everything; the story says what happened."""
         from bookie.cli.progress import progress_bar
-        from bookie.server.local.cluster import local_cluster, start_all
+        from bookie.server.local.supervisor import local_cluster, start_all
 
         self.story.started = asyncio.get_running_loop().time()
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -217,7 +217,7 @@ def _ports(cluster: LocalCluster) -> str:
 
 
 class _Appends:
-    """Appends in flight; what has no answer when the block ends is given up: nobody is left."""
+    """Appends in flight. The end of the block gives up those without an answer."""
 
     def __init__(self, run: Demonstration, writer: WriterHandle, advance: Advance) -> None:
         self._run = run

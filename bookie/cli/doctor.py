@@ -30,11 +30,11 @@ def doctor(
 ) -> int:
     """Is this machine fit to run a bookie?
 
-    Measures the sync latency of the given directories and looks at the file systems, free space,
-    limits, clock and library versions. Exits with 1 when a bookie must not run here.
+    It measures the sync latency of the given directories, and checks file systems, free space,
+    limits, clock and library versions. Exit status 1 means that a bookie must not run here.
     """
     from bookie.cli.output import print_records
-    from bookie.server.fitness import Verdict, check_machine
+    from bookie.server.preflight import Severity, check_machine
 
     journal_dir, ledgers_dir = _directories(directories or [], config)
     checks = check_machine(journal_dir, ledgers_dir, syncs=syncs)
@@ -64,7 +64,7 @@ def doctor(
             ],
             output,
         )
-    return 1 if any(check.verdict is Verdict.FAIL for check in checks) else 0
+    return 1 if any(check.verdict is Severity.FAIL for check in checks) else 0
 
 
 def _directories(given: list[Path], config: Path | None) -> tuple[Path, Path | None]:

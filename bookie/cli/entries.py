@@ -6,7 +6,7 @@ import asyncio
 import os
 import stat
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import BinaryIO
@@ -156,14 +156,12 @@ async def _append_all(
 
 async def read_range(
     metadata: str, ledger_id: int, first: int, last: int | None, password: bytes
-) -> AsyncIterator[Sequence[Entry]]:
-    """The entries ``first … last`` in batches; up to what the ledger has when `last` is None."""
+) -> AsyncGenerator[Sequence[Entry], None]:
+    """The entries ``first … last`` in batches. None for `last` means the end of the ledger."""
     async with connect(metadata) as client:
         reader = await client.open_ledger(ledger_id, password=password)
-        last = reader.last_entry_id if last is None else last
-        with progress_bar("reading", total=last - first + 1, unit="entries") as advance:
-            if last < first:
-                return
+        end = reader.last_entry_id if last is None else last
+        with progress_bar("reading", total=max(end - first + 1, 0), unit="entries") as advance:
             async with aclosing(reader.read_batches(first, last)) as batches:
                 async for entries in batches:
                     yield entries
@@ -172,8 +170,8 @@ async def read_range(
 
 async def follow(
     metadata: str, ledger_id: int, start: int | None, password: bytes
-) -> AsyncIterator[Sequence[Entry]]:
-    """The entries from `start` on as they come; from the next new one when `start` is None."""
+) -> AsyncGenerator[Sequence[Entry], None]:
+    """The entries from `start` on as they come. None for `start` means the next new one."""
     async with connect(metadata) as client:
         reader = await client.open_ledger(ledger_id, password=password)
         begin = reader.last_entry_id + 1 if start is None else start

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from bookie.cli.output import Record
     from bookie.formats.blocks import FileKind
     from bookie.server.inspection import FileSummary
-    from bookie.storage.index import Index
+    from bookie.storage.index.entry_index import Index
 
 app = typer.Typer(
     add_completion=False,
@@ -97,7 +97,7 @@ def cookie(
     ],
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Show whose directories these are; exit with 1 when they are not all of one bookie."""
+    """Show the owner of directories; exit with 1 if they belong to several bookies."""
     from bookie.cli.output import print_records
     from bookie.server.inspection import read_cookie
 
@@ -110,6 +110,10 @@ def cookie(
                 "state": cookie.state.value,
                 "instance_id": cookie.instance_id,
                 "unique_id": cookie.unique_id,
+                "incarnation": cookie.incarnation,
+                "state_number": cookie.state_number,
+                "settled": cookie.is_settled,
+                "in_doubt": cookie.is_in_doubt,
                 "journal_dirs": cookie.journal_dirs,
                 "ledger_dirs": cookie.ledger_dirs,
             }
@@ -180,7 +184,7 @@ def _record_rows(summary: FileSummary) -> list[Record]:
 
 
 def _index_summary(index: Index) -> Record:
-    from bookie.storage.index import (
+    from bookie.storage.index.entry_index import (
         META_BOOKIE,
         META_CLEAN,
         META_FORMAT,
@@ -210,11 +214,11 @@ def _ledger_records(index: Index) -> list[Record]:
     while rows := index.ledgers(after, LEDGERS_PER_READ):
         records += [
             {
-                "ledger": ledger_id,
+                "ledger_id": ledger_id,
                 "entries": row.entries,
                 "bytes": row.payload_bytes,
-                "first": row.first_entry_id,
-                "last": row.last_entry_id,
+                "first_entry_id": row.first_entry_id,
+                "last_entry_id": row.last_entry_id,
                 "max_lac": row.max_lac,
                 "fenced": row.fenced,
                 "limbo": row.limbo,
@@ -245,6 +249,6 @@ def _entry_records(index: Index, ledger_id: int) -> list[Record]:
     from bookie.server.inspection import entry_ranges
 
     return [
-        {"first": first, "last": last, "entries": last - first + 1}
+        {"first_entry_id": first, "last_entry_id": last, "entries": last - first + 1}
         for first, last in entry_ranges(index, ledger_id)
     ]

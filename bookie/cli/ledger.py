@@ -16,7 +16,7 @@ import base64
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -32,7 +32,7 @@ from bookie.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncGenerator, Callable, Sequence
 
     from bookie.cli.output import Record
     from bookie.formats.entry import Entry
@@ -63,7 +63,8 @@ def create(
         typer.Option("--ack-quorum", "-A", min=1, help="Copies that make an entry durable."),
     ] = 2,
     digest: Annotated[
-        str, typer.Option("--digest", help="Checksum of each entry: crc32c, crc32, hmac or dummy.")
+        Literal["crc32c", "crc32", "hmac", "dummy"],
+        typer.Option("--digest", case_sensitive=False, help="Checksum of each entry."),
     ] = "crc32c",
     custom: Annotated[
         list[str] | None,
@@ -112,17 +113,27 @@ def list_ledgers(
     ] = 1000,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """List ledgers by id, with their state and size."""
-    from bookie.cli.output import print_records
+    """List ledgers by id, with their state and size.
 
-    records = asyncio.run(_list(metadata, after, limit + 1))
+    The list omits ledgers with damaged metadata; the exit status is then 1.
+    """
+    from bookie.cli.output import print_records
+    from bookie.errors import FormatError
+
+    damaged: list[int] = []
+    records = asyncio.run(_list(metadata, after, limit + 1, damaged.append))
     print_records(records[:limit], output, empty="there are no ledgers")
     if len(records) > limit:
-        last = records[limit - 1]["ledger"]
+        last = records[limit - 1]["ledger_id"]
         print(f"there are more: add --after {last}, or --limit", file=sys.stderr)
+    if damaged:
+        ids = ", ".join(map(str, damaged))
+        raise FormatError(f"not listed, because their metadata is damaged: {ids}")
 
 
-async def _list(metadata: str, after: int, limit: int) -> list[Record]:
+async def _list(
+    metadata: str, after: int, limit: int, on_damaged: Callable[[int], object]
+) -> list[Record]:
     from bookie.cli.stores import open_metadata
     from bookie.cluster.instance import read_layout
     from bookie.cluster.ledgers import LedgerManager
@@ -130,11 +141,11 @@ async def _list(metadata: str, after: int, limit: int) -> list[Record]:
     records: list[Record] = []
     async with open_metadata(metadata) as store:
         await read_layout(store)  # "no ledgers" would hide a mistyped address
-        async for versioned in LedgerManager(store).list_all(after):
+        async for versioned in LedgerManager(store).list_readable(on_damaged, after):
             found = versioned.value
             records.append(
                 {
-                    "ledger": found.ledger_id,
+                    "ledger_id": found.ledger_id,
                     "state": found.state.name,
                     "ensemble": found.ensemble_size,
                     "write_quorum": found.write_quorum_size,
@@ -151,13 +162,13 @@ async def _list(metadata: str, after: int, limit: int) -> list[Record]:
 
 @app.command("show")
 def show(ledger: LedgerArgument, metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
-    """Show everything that the metadata store knows of one ledger."""
+    """Show all metadata of one ledger."""
     from bookie.cli.output import print_record, print_records
 
     found = asyncio.run(_read_metadata(metadata, ledger))
     summary = _describe(found)
     fragments: list[Record] = [
-        {"first_entry": fragment.first_entry_id, "bookies": fragment.bookies}
+        {"first_entry_id": fragment.first_entry_id, "bookies": fragment.bookies}
         for fragment in found.fragments
     ]
     if output is OutputFormat.JSON:
@@ -179,13 +190,13 @@ async def _read_metadata(metadata: str, ledger_id: int) -> LedgerMetadata:
 
 
 def _describe(found: LedgerMetadata) -> Record:
-    from datetime import UTC, datetime
+    from bookie.cli.output import format_moment
 
     created = None
     if found.ctime_ms >= 0:
-        created = datetime.fromtimestamp(found.ctime_ms / 1000, UTC).isoformat("T", "seconds")
+        created = format_moment(found.ctime_ms)
     return {
-        "ledger": found.ledger_id,
+        "ledger_id": found.ledger_id,
         "state": found.state.name,
         "ensemble": found.ensemble_size,
         "write_quorum": found.write_quorum_size,
@@ -194,7 +205,7 @@ def _describe(found: LedgerMetadata) -> Record:
         # The key admits writers: whether there is one is all that is shown.
         "password": bool(found.password_key),
         "created": created,
-        "last_entry": found.last_entry_id if found.is_closed else None,
+        "last_entry_id": found.last_entry_id if found.is_closed else None,
         "bytes": found.length if found.is_closed else None,
         "custom": {
             name: value.decode("utf-8", "backslashreplace")
@@ -212,7 +223,7 @@ def append(
     metadata: Metadata,
     file: Annotated[
         Path | None,
-        typer.Argument(metavar="[FILE]", help="What to append; standard input when absent."),
+        typer.Argument(metavar="[FILE]", help="The file to append; standard input by default."),
     ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Append the bytes in pieces.")] = False,
     chunk_bytes: Annotated[
@@ -254,7 +265,7 @@ def read(
     first: Annotated[int, typer.Option("--first", min=0, help="The first entry.")] = 0,
     last: Annotated[
         int | None,
-        typer.Option("--last", min=0, help="The last entry; the ledger's last when absent."),
+        typer.Option("--last", min=0, help="The last entry; the ledger's last by default."),
     ] = None,
     raw: Annotated[
         bool, typer.Option("--raw", help="Print the bytes of the entries, nothing between them.")
@@ -280,31 +291,42 @@ def tail(
     metadata: Metadata,
     start: Annotated[
         int | None,
-        typer.Option("--start", min=0, help="The first entry; the next new one when absent."),
+        typer.Option("--start", min=0, help="The first entry; the ledger's first by default."),
     ] = None,
+    new: Annotated[
+        bool, typer.Option("--new", help="Start at the next new entry instead.")
+    ] = False,
     raw: Annotated[
         bool, typer.Option("--raw", help="Print the bytes of the entries, nothing between them.")
     ] = False,
     password_file: PasswordFile = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Print entries as they are written, until the ledger is closed or Ctrl-C."""
+    """Print all entries, then new ones as they come, until the ledger is closed or Ctrl-C."""
     from bookie.cli.entries import follow
     from bookie.server.loop import run
 
+    if new and start is not None:
+        raise typer.BadParameter("give --start or --new, not both")
+    start = None if new else start or 0
     run(_print(follow(metadata, ledger, start, read_password(password_file)), raw, output))
 
 
-async def _print(batches: AsyncIterator[Sequence[Entry]], raw: bool, output: OutputFormat) -> None:
+async def _print(
+    source: AsyncGenerator[Sequence[Entry], None], raw: bool, output: OutputFormat
+) -> None:
+    from contextlib import aclosing
+
     out = sys.stdout.buffer
-    async for entries in batches:
-        if output is OutputFormat.JSON:
-            out.write(b"".join(_as_json(entry) for entry in entries))
-        elif raw:
-            out.writelines(entry.payload for entry in entries)
-        else:
-            out.write(b"".join(entry.payload + b"\n" for entry in entries))
-        out.flush()
+    async with aclosing(source) as batches:
+        async for entries in batches:
+            if output is OutputFormat.JSON:
+                out.write(b"".join(_as_json(entry) for entry in entries))
+            elif raw:
+                out.writelines(entry.payload for entry in entries)
+            else:
+                out.write(b"".join(entry.payload + b"\n" for entry in entries))
+            out.flush()
 
 
 def _as_json(entry: Entry) -> bytes:
@@ -333,7 +355,8 @@ def recover(
 
     last_entry_id, length = run(recover_ledger(metadata, ledger, read_password(password_file)))
     print_record(
-        {"ledger": ledger, "state": "CLOSED", "last_entry": last_entry_id, "bytes": length}, output
+        {"ledger_id": ledger, "state": "CLOSED", "last_entry_id": last_entry_id, "bytes": length},
+        output,
     )
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from bookie.server.local.cluster import LocalCluster
+    from bookie.server.local.supervisor import LocalCluster
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -28,7 +28,7 @@ def local(
             "-n",
             min=1,
             max=64,
-            help="How many bookies; those that DIR holds, or 3, when absent.",
+            help="How many bookies; by default those that DIR holds, or 3.",
             show_default=False,
         ),
     ] = None,
@@ -47,7 +47,7 @@ def local(
             "--base-port",
             min=1,
             max=65000,
-            help="The first port, two for each bookie; else free ones, 10000 to 19999, are kept.",
+            help="The first port, two for each bookie; by default free ones from 10000 to 19999.",
             show_default=False,
         ),
     ] = None,
@@ -82,7 +82,7 @@ async def _run(
 ) -> None:
     import asyncio
 
-    from bookie.server.local.cluster import local_cluster, watch_processes
+    from bookie.server.local.supervisor import local_cluster, watch_processes
     from bookie.server.signals import until_signal
 
     print(f"starting the cluster in {data} …", flush=True)

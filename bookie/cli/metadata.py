@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from bookie.cli.metadata_load import Mix
-    from bookie.metadata.records import Record, Stat
+    from bookie.metadata.model import Record, Stat
     from bookie.metadata.store import MetadataStore
-    from bookie.metadata.transfer import Exported
 
 app = typer.Typer(
     add_completion=False,
@@ -30,7 +29,9 @@ app = typer.Typer(
 )
 
 Key = Annotated[str, typer.Argument(metavar="KEY", help="A key, such as /INSTANCEID.")]
-Prefix = Annotated[str, typer.Argument(metavar="[KEY]", help="Where to begin; all by default.")]
+Prefix = Annotated[
+    str, typer.Argument(metavar="[KEY]", help="The key to begin at; the root by default.")
+]
 Version = Annotated[
     int | None,
     typer.Option("--version", metavar="N", min=0, help="Only if the record has this version."),
@@ -71,7 +72,7 @@ def ls(
     ] = False,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """List the keys below a key, sorted: one level, or all. A slash ends those that have none."""
+    """List the keys below a key, sorted: one level, or all. A slash ends keys without a record."""
     from bookie.cli.output import print_records
 
     records = asyncio.run(_ls(metadata, key, recursive=recursive))
@@ -80,7 +81,7 @@ def ls(
 
 async def _ls(uri: str, key: str, *, recursive: bool) -> list[dict[str, str | int | bool | None]]:
     from bookie.cli.stores import open_metadata
-    from bookie.metadata.walk import walk
+    from bookie.metadata.export import walk
 
     listed: list[dict[str, str | int | bool | None]] = []
     async with open_metadata(uri) as store:
@@ -118,7 +119,7 @@ def put(
     ] = None,
     file: Annotated[
         Path | None,
-        typer.Option("--file", "-f", metavar="FILE", help="Take the value from it; - is stdin."),
+        typer.Option("--file", "-f", metavar="FILE", help="The file with the value; - is stdin."),
     ] = None,
     version: Version = None,
     create: Annotated[
@@ -129,8 +130,7 @@ def put(
 ) -> None:
     """Write a record and print its new version.
 
-    Asks before it overwrites what makes a cluster one: its id, its layout, cookies, the metadata of
-    ledgers.
+    It asks before it overwrites a cluster's id or layout, a cookie or a ledger's metadata.
     """
     from bookie.cli.output import print_record
 
@@ -225,7 +225,7 @@ async def _watch(uri: str, key: str, limit: int | None, output: OutputFormat) ->
 async def _lines(store: MetadataStore, key: str, output: OutputFormat) -> AsyncGenerator[str, None]:
     import json
 
-    from bookie.metadata.changes import Resync
+    from bookie.metadata.model import Resync
 
     async with store.watch(key) as changes:
         print(f"watching {key}", file=sys.stderr, flush=True)
@@ -245,7 +245,7 @@ async def _lines(store: MetadataStore, key: str, output: OutputFormat) -> AsyncG
 def export(
     metadata: Metadata,
     file: Annotated[
-        Path | None, typer.Argument(metavar="[FILE]", help="Where to; stdout by default.")
+        Path | None, typer.Argument(metavar="[FILE]", help="The file to write; stdout by default.")
     ] = None,
     key: Annotated[
         str, typer.Option("--key", metavar="KEY", help="Only what is at and below this key.")
@@ -253,15 +253,15 @@ def export(
 ) -> None:
     """Write all records to a file of JSON lines, closed by a line with their number and digest.
 
-    What belongs to sessions (registrations, locks) is left out. Stop the cluster for a copy of one
-    moment.
+    The file leaves out what belongs to sessions (registrations, locks) and access control lists.
+    Stop the cluster for a copy of one moment. A file with items of queues cannot be imported.
     """
     asyncio.run(_export(metadata, file, key))
 
 
 async def _export(uri: str, file: Path | None, key: str) -> None:
     from bookie.cli.stores import open_metadata
-    from bookie.metadata.transfer import export_lines
+    from bookie.metadata.export import export_lines
 
     skipped: list[str] = []
     lines = 0
@@ -279,7 +279,7 @@ async def _export(uri: str, file: Path | None, key: str) -> None:
             if part is not None:
                 part.unlink(missing_ok=True)
             raise
-    print(f"{lines - 3} records, {len(skipped)} of sessions left out", file=sys.stderr)
+    print(f"{lines - 2} records, {len(skipped)} of sessions left out", file=sys.stderr)
 
 
 Overwrite = Annotated[
@@ -295,36 +295,32 @@ def import_(
     yes: Yes = False,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Write the records of an exported file; those that are there with the same value stay.
+    """Write the records of an exported file. Records with the same value stay as they are.
 
-    A file that was cut off or changed writes nothing.
+    A file that was cut off or changed, or that holds items of queues, writes nothing.
     """
     from bookie.cli.output import print_record
-    from bookie.metadata.transfer import parse_export
+    from bookie.metadata.export import parse_export
 
     # A line ends where the file's does: other separators may be part of a key.
     text = _read(file).decode("utf-8", "replace").removesuffix("\n")
-    exported = parse_export(text.split("\n"))
+    records = parse_export(text.split("\n"))
     if overwrite and not yes:
         from bookie.cli.metadata_questions import ask, of_importing
 
-        ask(asyncio.run(of_importing(metadata, exported)))
-    print_record(asyncio.run(_import(metadata, exported, overwrite=overwrite)), output)
+        ask(asyncio.run(of_importing(metadata, records)))
+    print_record(asyncio.run(_import(metadata, records, overwrite=overwrite)), output)
 
 
-async def _import(uri: str, exported: Exported, *, overwrite: bool) -> dict[str, int]:
+async def _import(uri: str, records: list[tuple[str, bytes]], *, overwrite: bool) -> dict[str, int]:
     from bookie.cli.progress import progress_bar
     from bookie.cli.stores import open_metadata
-    from bookie.metadata.transfer import import_records
+    from bookie.metadata.export import import_records
 
     async with open_metadata(uri) as store:
-        with progress_bar("importing", total=len(exported.records), unit="records") as advance:
-            copied = await import_records(store, exported, overwrite=overwrite, count=advance)
-    return {
-        "written": copied.written,
-        "equal": copied.equal,
-        "numbers_go_on_above": copied.last_number,
-    }
+        with progress_bar("importing", total=len(records), unit="records") as advance:
+            copied = await import_records(store, records, overwrite=overwrite, count=advance)
+    return {"written": copied.written, "equal": copied.equal}
 
 
 @app.command("migrate")
@@ -343,14 +339,20 @@ def migrate(
         bool, typer.Option("--live", help="Also while sessions (bookies) use the source.")
     ] = False,
     overwrite: Overwrite = False,
+    drop_acl: Annotated[
+        bool,
+        typer.Option(
+            "--drop-acl", help="Also if the target cannot restrict single records to some users."
+        ),
+    ] = False,
     yes: Yes = False,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Copy a whole scope to another store, whatever the kinds of the two, and compare them.
+    """Copy a whole scope to another store of any kind, and compare the two.
 
-    The source stays as it is. Cut off, it may be done again: it goes on where it was.
-    Sequential records, such as items of queues, keep their numbers, and later ones get greater
-    ones. Fencing tokens of locks are revisions of the store, which are other ones in the target.
+    The source stays as it is. If the command is interrupted, run it again: it continues.
+    Records that are restricted to some users stay so. Empty all queues first: sequential numbers
+    start again in the target. A migration does not preserve fencing tokens; discard saved ones.
     """
     from bookie.cli.output import print_record
 
@@ -358,25 +360,31 @@ def migrate(
         from bookie.cli.metadata_questions import ask, of_migrating
 
         ask(asyncio.run(of_migrating(source, target, target_config)))
-    found = asyncio.run(_migrate(source, target, target_config, live=live, overwrite=overwrite))
-    print_record(found, output)
+    done = _migrate(
+        source, target, target_config, live=live, overwrite=overwrite, drop_acl=drop_acl
+    )
+    print_record(asyncio.run(done), output)
 
 
 async def _migrate(
-    source: str, target: str, config: Path | None, *, live: bool, overwrite: bool
+    source: str, target: str, config: Path | None, *, live: bool, overwrite: bool, drop_acl: bool
 ) -> dict[str, int | str]:
     from bookie.cli.progress import progress_bar
     from bookie.cli.stores import open_metadata
-    from bookie.metadata.transfer import migrate
+    from bookie.metadata.export import migrate
 
     async with open_metadata(source) as left, open_metadata(target, config) as right:
         with progress_bar("migrating", total=None, unit="records") as advance:
-            copied = await migrate(left, right, live=live, overwrite=overwrite, count=advance)
+            copied = await migrate(
+                left, right, live=live, overwrite=overwrite, drop_acl=drop_acl, count=advance
+            )
+        kept = left.has_access_control and right.has_access_control
     return {
         "written": copied.written,
         "equal": copied.equal,
         "of_sessions_left_out": copied.skipped,
-        "numbers_go_on_above": copied.last_number,
+        "restricted_records": copied.restricted,
+        "access_control": "kept" if kept else "decided by the target",
         "verified": "every record is the same in both",
     }
 

@@ -1,4 +1,4 @@
-"""What commands of ``bookie metadata`` are about to destroy, as a question to whoever typed them.
+"""Questions that name what a command of ``bookie metadata`` is about to destroy.
 
 Each function looks into the store and returns the question, or None if nothing would be destroyed.
 """
@@ -6,16 +6,12 @@ Each function looks into the store and returns the question, or None if nothing 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from bookie.cli.options import confirm
 from bookie.cli.stores import open_metadata
 from bookie.cluster.keys import essential
 from bookie.errors import NoSuchKeyError
-from bookie.metadata.walk import differences, walk
-
-if TYPE_CHECKING:
-    from bookie.metadata.transfer import Exported
+from bookie.metadata.export import differences, walk
 
 SHOWN_MAX = 5
 """Of what is about to be destroyed, so many are named one by one."""
@@ -73,11 +69,11 @@ async def of_deleting_all(uri: str, key: str) -> str:
     return question + "?"
 
 
-async def of_importing(uri: str, exported: Exported) -> str | None:
+async def of_importing(uri: str, records: list[tuple[str, bytes]]) -> str | None:
     """Of records that get another value from a file."""
     replaced = []
     async with open_metadata(uri) as store:
-        for key, value in exported.records:
+        for key, value in records:
             there = await store.get(key)
             if there is not None and there.value != value:
                 replaced.append(key)

@@ -59,7 +59,7 @@ async def _create(uri: str, name: str, changes: dict[str, str]) -> None:
 
 @app.command("set")
 def set_(name: Name, metadata: Metadata, decisions: Decisions = None, log: Log = None) -> None:
-    """Decide something for all logs of a namespace, or for one log; the rest stays as it is."""
+    """Set decisions for all logs of a namespace, or for one log. Other decisions stay."""
     asyncio.run(_set(metadata, name, log, _changes(decisions)))
 
 
@@ -107,7 +107,7 @@ async def _list(uri: str) -> list[Record]:
 def show(
     name: Name, metadata: Metadata, log: Log = None, output: Output = OutputFormat.TABLE
 ) -> None:
-    """Show the whole policy of a namespace or of one of its logs, and who decided what."""
+    """Show the whole policy of a namespace or of one of its logs, with the origin of each value."""
     from bookie.cli.output import print_records
 
     print_records(asyncio.run(_show(metadata, name, log)), output, empty="")

@@ -12,6 +12,8 @@ from bookie.cli.options import Metadata, Output, OutputFormat, Yes, confirm
 
 TIMEOUT_SECONDS = 5.0
 POLL_SECONDS = 0.3
+UNDELETED_AT_ONCE = 100
+"""So many ledgers fit into one request."""
 
 app = typer.Typer(
     add_completion=False,
@@ -32,7 +34,7 @@ class Switch(enum.StrEnum):
 
 @app.command("info")
 def info(bookie: BookieArgument, metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
-    """Show what a bookie says of itself: version, sizes, read-only or not, space freed."""
+    """Show the state of a bookie: version, sizes, read-only or not, space freed."""
     _print(asyncio.run(_ask(metadata, bookie, "bookie")), output)
 
 
@@ -45,8 +47,8 @@ def readonly(
 ) -> None:
     """Make a bookie refuse new entries, or take them again; reads and recovery go on.
 
-    The bookie takes this only from its own machine. A bookie that is full stays read-only until
-    it has room, whatever is said here.
+    The bookie takes this only from its own machine. A full bookie stays read-only until it
+    has room, with or without this command.
     """
     change = {"read_only": switch is Switch.ON}
     _print(asyncio.run(_ask(metadata, bookie, "read-only", change)), output)
@@ -61,10 +63,11 @@ def check(
     ] = True,
     output: Output = OutputFormat.TABLE,
 ) -> int:
-    """Have a bookie that may have lost data check its ledgers in limbo; show what it found.
+    """Make a bookie check that it stores all entries it must have, and show what it found.
 
-    Ledgers that are whole leave limbo. Exits with 1 when some are not. The bookie takes this only
-    from its own machine, and checks by itself as long as there is doubt.
+    Exit status 1 means that something is wrong or unknown: ledgers are in limbo, entries are
+    missing or unreadable, damage was found, or no check was completed. Whole ledgers leave limbo.
+    The bookie takes this only from its own machine. While it is in doubt it also checks by itself.
     """
     return _upkeep(metadata, bookie, "check", start=True, wait=wait, output=output)
 
@@ -94,8 +97,9 @@ def _upkeep(
 
     status = asyncio.run(_start(metadata, bookie, work, start=start, wait=wait))
     report = status.pop("report") or {}
-    print_record(status | report, output)
-    return int(bool(status["needed"]))
+    # What is so now wins over what a report said then.
+    print_record({**status, **report, **status}, output)
+    return int(not status.get("whole", not status["needed"]))
 
 
 async def _start(
@@ -112,39 +116,96 @@ async def _start(
 def gc(
     bookie: BookieArgument,
     metadata: Metadata,
+    ledgers: Annotated[
+        list[int] | None,
+        typer.Argument(metavar="[LEDGER]…", min=0, help="With --undelete: only these ledgers."),
+    ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Delete what is gone, however many ledgers that are.")
+        bool,
+        typer.Option("--force", help="Delete all absent ledgers now, without their grace."),
+    ] = False,
+    confirm_store: Annotated[
+        bool,
+        typer.Option(
+            "--confirm-store",
+            help="Trust the metadata store as it is; this alone deletes nothing.",
+        ),
+    ] = False,
+    undelete: Annotated[
+        bool,
+        typer.Option("--undelete", help="Give absent ledgers a whole grace again."),
     ] = False,
     suspend: Annotated[
-        bool, typer.Option("--suspend", help="Delete and compact nothing until --resume.")
+        bool, typer.Option("--suspend", help="Suspend deletion and compaction until --resume.")
     ] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Delete and compact again.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue deletion and compaction.")
+    ] = False,
     yes: Yes = False,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Have a bookie look for deleted ledgers now, and free their space; it does so by itself, too.
+    """Make a bookie look for deleted ledgers now and free their space. It also does so by itself.
 
-    A ledger goes once two listings do not have it: `bookie node info` shows the outcome. The
-    bookie takes this only from its own machine. With --force it asks first.
+    A ledger whose deletion is proven goes at once. A ledger that is merely absent from the metadata
+    store waits for garbage.grace_seconds. While very many are absent, all of them wait.
+    `bookie node info` shows how many wait, and why. --force deletes them all.
+
+    If the metadata store went back in time, or is empty, the bookie deletes nothing until
+    --confirm-store, not even with --force. Restore the newest copy first if there is one. After
+    --confirm-store the ledgers that the store lacks are absent, and wait like others.
+
+    --undelete gives absent ledgers their whole grace again, some or all of them. The bookie takes
+    all of this only from its own machine. --force and --confirm-store ask first.
     """
-    if force + suspend + resume > 1:
-        raise typer.BadParameter("give at most one of --force, --suspend and --resume")
+    actions = {
+        "force": force,
+        "confirm-store": confirm_store,
+        "undelete": undelete,
+        "suspend": suspend,
+        "resume": resume,
+    }
+    wanted = [action for action, is_wanted in actions.items() if is_wanted] or ["run"]
+    if wanted[1:]:
+        raise typer.BadParameter(f"give at most one of {', '.join(f'--{one}' for one in actions)}")
+    if ledgers and not undelete:
+        raise typer.BadParameter("ledgers are named only with --undelete")
     if force:
         confirm(
-            f"Let {bookie} delete every ledger that the cluster does not list, however many?",
+            f"Let {bookie} delete every ledger that the cluster does not list, however many, "
+            "and without waiting?",
             yes=yes,
         )
-    action = "force" if force else "suspend" if suspend else "resume" if resume else "run"
-    _print(asyncio.run(_ask(metadata, bookie, "garbage", {"action": action})), output)
+    if confirm_store:
+        confirm(
+            f"Let {bookie} believe the metadata store as it is now? Ledgers that it lacks will go "
+            "after their grace.",
+            yes=yes,
+        )
+    if undelete:
+        _print(asyncio.run(_undelete(metadata, bookie, ledgers or [])), output)
+    else:
+        _print(asyncio.run(_ask(metadata, bookie, "garbage", {"action": wanted[0]})), output)
+
+
+async def _undelete(metadata: str, bookie: str, ledgers: list[int]) -> dict[str, Any]:
+    """Some ledgers at a time, or all at once if none is named."""
+    undeleted = 0
+    answer: dict[str, Any] = {}
+    for start in range(0, max(len(ledgers), 1), UNDELETED_AT_ONCE):
+        some = ledgers[start : start + UNDELETED_AT_ONCE]
+        change = {"action": "undelete", "ledgers": some}
+        answer = await _ask(metadata, bookie, "garbage", change)
+        undeleted += answer["undeleted_ledgers"]
+    return answer | {"undeleted_ledgers": undeleted}
 
 
 @app.command("compact")
 def compact(
     bookie: BookieArgument, metadata: Metadata, output: Output = OutputFormat.TABLE
 ) -> None:
-    """Have a bookie compact every file that holds anything dead; `bookie node info` shows it.
+    """Make a bookie compact every file that holds dead data; see `bookie node info`.
 
-    By itself it takes only files that are mostly dead. The bookie takes this only from its own
+    By itself it compacts only files that are mostly dead. The bookie takes this only from its own
     machine.
     """
     _print(asyncio.run(_ask(metadata, bookie, "compaction", {"action": "run"})), output)
@@ -164,10 +225,10 @@ def label(
     ] = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Say where a bookie stands, for placement; show what was said if nothing is given.
+    """Set the placement labels of a bookie; without labels show them.
 
-    These labels are kept in the metadata store, win over those of the bookie's own settings, and
-    survive its restart. A running bookie registers them within a second.
+    The metadata store keeps these labels. They override the bookie's own settings and survive its
+    restart. A running bookie registers them within a second.
     """
     from bookie.cli.output import print_record
 
@@ -204,9 +265,13 @@ async def _label(
 
 
 def _print(record: dict[str, Any], output: OutputFormat) -> None:
-    from bookie.cli.output import format_bytes, print_record
+    from bookie.cli.output import format_bytes, format_moment, print_record
 
     if output is OutputFormat.TABLE:
+        for name in ("garbage_waiting_since_ms", "garbage_first_deletion_at_ms"):
+            if record.get(name) is not None:
+                record[name] = format_moment(record[name])
+        record = {name.removesuffix("_ms"): value for name, value in record.items()}
         record = record | {
             name: format_bytes(size) for name, size in record.items() if name.endswith("_bytes")
         }

@@ -82,7 +82,7 @@ def read_password(path: Path | None) -> bytes:
 
 
 class UnconfirmedError(typer.TyperException):
-    """Nobody can be asked, and nobody said yes beforehand."""
+    """The command needs a confirmation, and has neither a terminal nor ``--yes``."""
 
     exit_code = 2
 
@@ -90,8 +90,8 @@ class UnconfirmedError(typer.TyperException):
 def confirm(question: str, *, yes: bool) -> None:
     """Ask before something that cannot be undone; `question` says what exactly.
 
-    Where standard input is no terminal, nobody can be asked, and only ``--yes`` will do: a script
-    that forgot it changes nothing.
+    Without a terminal on standard input only ``--yes`` confirms. A script that forgot it changes
+    nothing.
 
     Raises:
         UnconfirmedError: there is no terminal.

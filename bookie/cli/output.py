@@ -14,7 +14,7 @@ from typing import TextIO
 
 from bookie.cli.options import OutputFormat
 
-Cell = str | int | float | bool | None | Sequence[str] | Mapping[str, object]
+Cell = str | int | float | bool | None | Sequence[str] | Sequence[int] | Mapping[str, object]
 Record = Mapping[str, Cell]
 
 
@@ -25,7 +25,7 @@ def print_records(
     empty: str = "",
     file: TextIO | None = None,
 ) -> None:
-    """Print a list of records; `empty` is what a person reads when there is none."""
+    """Print a list of records. `empty` is the text of a table without rows."""
     stream = sys.stdout if file is None else file
     if output is OutputFormat.JSON:
         print(json.dumps([dict(record) for record in records], indent=2), file=stream)
@@ -74,13 +74,11 @@ def format_bytes(count: float) -> str:
     return f"{count:.1f} TiB"
 
 
-def format_seconds(seconds: float) -> str:
-    """A duration for people: ``270 µs``, ``1.5 ms``, ``2.0 s``."""
-    if seconds < 0.001:
-        return f"{seconds * 1e6:.0f} µs"
-    if seconds < 1:
-        return f"{seconds * 1e3:.1f} ms"
-    return f"{seconds:.1f} s"
+def format_moment(ms: int) -> str:
+    """A moment for people, to the second, in UTC: "2024-10-04T09:30:00+00:00"."""
+    from datetime import UTC, datetime
+
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat("T", "seconds")
 
 
 def _title(name: str) -> str:
@@ -106,4 +104,4 @@ def _text(value: Cell) -> str:
         case Mapping():
             return " ".join(f"{name}={item}" for name, item in value.items())
         case _:
-            return ", ".join(value)
+            return ", ".join(map(str, value))

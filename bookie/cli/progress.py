@@ -1,4 +1,4 @@
-"""A progress bar on standard error while something long runs, and nothing when nobody watches.
+"""A progress bar on standard error while something long runs.
 
 Shown only when standard error is a terminal: logs and pipes stay clean, and `rich` stays unloaded.
 """

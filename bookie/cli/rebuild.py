@@ -13,13 +13,13 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     no_args_is_help=True,
-    help="Make the index of a stopped bookie again from its files.",
+    help="Rebuild the index of a stopped bookie from its files.",
 )
 
 
 @app.callback()
 def _group() -> None:
-    """Keep ``index`` a command of its own, whatever joins it."""
+    """Keep ``index`` a subcommand although it is the only one."""
 
 
 @app.command("index")
@@ -36,12 +36,12 @@ def index(
     yes: Yes = False,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Set the index aside and make it again from the journal files and entry logs.
+    """Set the index aside and rebuild it from the journal files and entry logs.
 
-    The bookie must be stopped. When it starts again it fences every open ledger that it belongs
-    to, because fences that only the old index knew are gone: writers of these ledgers go on
-    elsewhere or are recovered. The old index is kept; remove it when the bookie is well.
-    The cluster is not asked for its settings: give the directories if they come from there.
+    Stop the bookie first. Fences that only the old index had are gone. So after its next start all
+    of its ledgers are in limbo until a check has found them whole. Writers of its open ledgers
+    continue with the other bookies. The command keeps the old index; remove it when the bookie is
+    well. It does not read the cluster's settings: name the directories if they come from there.
     """
     from bookie.cli.options import confirm
     from bookie.cli.output import print_record
@@ -54,8 +54,8 @@ def index(
     overrides = {name: str(path) for name, path in given.items() if path is not None}
     settings = load_settings(config, overrides).storage
     confirm(
-        f"Make the index in {settings.ledgers_dir} again? Every open ledger of this bookie will be "
-        "fenced at its next start.",
+        f"Make the index in {settings.ledgers_dir} again? Every ledger of this bookie will be "
+        "in limbo from its next start until a check has found it whole.",
         yes=yes,
     )
     prepare_process()

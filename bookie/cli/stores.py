@@ -20,7 +20,8 @@ def open_metadata(
     Raises:
         ConfigurationError: the URI is wrong, or the settings are.
     """
-    from bookie.metadata.connect import open_store, split_uri
+    from bookie.metadata.connect import open_store
+    from bookie.metadata.uri import split_uri
 
     if split_uri(uri).scheme in ("memory", "local"):
         return open_store(uri)

@@ -1,9 +1,9 @@
 """Settings of a whole cluster: one record each, which every bookie reads before its own file.
 
-A change is one transaction, judged together with all the other cluster settings, and ordered with
-the changes of others by the version of the record above them: no two changes, each of them right,
-make something wrong together. A record that was written past this (``bookie metadata put``) is
-judged by the bookies that read it.
+A change is one transaction. It is checked together with all other cluster settings, and the version
+of the record above them orders it with other changes. So two changes, each of them right, never
+make a wrong combination. A record that was written past this (``bookie metadata put``) is checked
+by the bookies that read it.
 
 Source: the dynamic configuration of PIP-45's brokers, one record per key.
 """
@@ -13,10 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from bookie.cluster import keys
-from bookie.cluster.following import follow
-from bookie.config import check_cluster_settings
+from bookie.config import check_cluster_settings, find_setting
 from bookie.errors import BadVersionError, ConfigurationError, FormatError, NoSuchKeyError
+from bookie.metadata.mirror import follow
 from bookie.metadata.store import NOT_EXISTS, Delete, MetadataStore, Put
+from bookie.telemetry import event_log
+
+_log = event_log(__name__)
 
 
 class ClusterSettings:
@@ -26,23 +29,34 @@ class ClusterSettings:
         self._store = store
 
     async def read(self) -> dict[str, str]:
-        """All of them, by name, as they were at one moment; not judged.
+        """All of them, by name, as they were at one moment; unchecked.
 
         Raises:
             FormatError: a record is no text.
         """
         return (await self._read())[0]
 
+    async def read_known(self) -> dict[str, str]:
+        """`read` without settings that this version does not know; a newer tool may have set them.
+
+        Each of them is logged.
+        """
+        settings = await self.read()
+        known = _known(settings)
+        for name in sorted(settings.keys() - known.keys()):
+            _log.warning("setting_ignored", key=name, reason="this version does not know it")
+        return known
+
     async def set(self, values: Mapping[str, str]) -> None:
         """Set some of them, all or none.
 
         Raises:
-            ConfigurationError: one sentence: a setting is unknown or each bookie's own, a value is
-                wrong, or it contradicts another cluster setting or a default.
+            ConfigurationError: one sentence: one of `values` is unknown or each bookie's own, a
+                value is wrong, or it contradicts another cluster setting or a default.
         """
         while True:
             before, version = await self._read()
-            check_cluster_settings({**before, **values})
+            check_cluster_settings({**_known(before), **values})
             puts = [Put(keys.setting(name), text.encode()) for name, text in values.items()]
             if await self._change(version, puts):
                 return
@@ -60,20 +74,21 @@ class ClusterSettings:
             for name in wanted:
                 if name not in present:
                     raise ConfigurationError(f"there is no cluster setting {name}")
-            version = await self._judge_without(wanted)
+            version = await self._check_without(wanted)
             if await self._change(version, [Delete(keys.setting(name)) for name in wanted]):
                 return
 
     async def follow(self, take: Callable[[dict[str, str]], None]) -> None:
-        """Call `take` with all of them, now and after each change; see `following.follow`."""
-        await follow(self._store, keys.SETTINGS, self.read, take)
+        """Call `take` with all known ones, now and after each change; see `mirror.follow`."""
+        await follow(self._store, keys.SETTINGS, self.read_known, take)
 
-    async def _judge_without(self, names: list[str]) -> int:
+    async def _check_without(self, names: list[str]) -> int:
         try:
-            before, version = await self._read()
+            settings, version = await self._read()
+            before = _known(settings)
             check_cluster_settings(before)
         except (FormatError, ConfigurationError):
-            # What is wrong already may always be removed, one after the other.
+            # Settings that are wrong already may always be removed, one after the other.
             return await self._version()
         check_cluster_settings({n: text for n, text in before.items() if n not in names})
         return version
@@ -96,9 +111,13 @@ class ClusterSettings:
         return NOT_EXISTS if record is None else record.version
 
     async def _change(self, version: int, operations: list[Put] | list[Delete]) -> bool:
-        """Do it; False if somebody else was quicker."""
+        """Make the change; False if another change was faster."""
         try:
             await self._store.transaction([Put(keys.SETTINGS, b"", version), *operations])
         except (BadVersionError, NoSuchKeyError):
             return False
         return True
+
+
+def _known(settings: Mapping[str, str]) -> dict[str, str]:
+    return {name: text for name, text in settings.items() if find_setting(name) is not None}

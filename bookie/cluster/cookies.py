@@ -1,15 +1,21 @@
 """Cookies in the metadata store: one per bookie, changed only under compare-and-set.
 
-What a missing or different cookie means is decided by the bookie that starts; here it is only kept.
+The bookie that starts decides what a missing or different cookie means. This module only keeps
+cookies.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from bookie.cluster import keys
-from bookie.errors import KeyExistsError
+from bookie.errors import FormatError, KeyExistsError
 from bookie.formats.cookie import Cookie, decode_cookie, encode_cookie
 from bookie.formats.ledger_metadata import Versioned
 from bookie.metadata.store import NOT_EXISTS, MetadataStore
+from bookie.telemetry import event_log
+
+_log = event_log(__name__)
 
 
 class CookieManager:
@@ -27,9 +33,35 @@ class CookieManager:
         record = await self._store.get(keys.cookie(bookie_id))
         return None if record is None else Versioned(decode_cookie(record.value), record.version)
 
+    async def read_latest(self, bookie_id: str) -> Versioned[Cookie] | None:
+        """`read`, but no older than this call, whichever server of the store answers."""
+        await self._store.sync()
+        return await self.read(bookie_id)
+
+    async def has_cluster(self) -> bool:
+        """Whether the store holds a cluster at all; an emptied one says nothing about a bookie."""
+        return await self._store.get(keys.INSTANCE_ID) is not None
+
     async def bookie_ids(self) -> list[str]:
         """The ids of all bookies that ever stamped their directories, sorted."""
         return await self._store.get_children(keys.COOKIES)
+
+    async def list_readable(self, on_damaged: Callable[[str], object]) -> list[Cookie]:
+        """All cookies that can be read, by bookie id; call `on_damaged` with the id of each other.
+
+        It is for showing cookies: a bookie whose cookie is damaged has joined the cluster.
+        """
+        found = []
+        for bookie_id in await self.bookie_ids():
+            try:
+                cookie = await self.read(bookie_id)
+            except FormatError as error:
+                _log.warning("cookie_damaged", key=keys.cookie(bookie_id), reason=str(error))
+                on_damaged(bookie_id)
+                continue
+            if cookie is not None:
+                found.append(cookie.value)
+        return found
 
     async def create(self, cookie: Cookie) -> Versioned[Cookie]:
         """Store the first cookie of a bookie.
@@ -48,7 +80,7 @@ class CookieManager:
         """Replace the cookie that has `version`.
 
         Raises:
-            BadVersionError: somebody changed or deleted it.
+            BadVersionError: the cookie was changed or deleted.
         """
         key = keys.cookie(cookie.bookie_id)
         assert version != NOT_EXISTS

@@ -1,8 +1,8 @@
 """Records under numbers, in directories that stay small enough to be listed.
 
-A number is written with a fixed count of digits, which are cut into groups: one level for each,
-the last one with a prefix. 2-4-4 and ``L`` put number 1 at ``00/0000/L0001``. As all names of a
-level are equally long, keys in order are numbers in order.
+A number is written with a fixed count of digits, which are cut into groups. Each group is a level;
+the last one has a prefix. With 2-4-4 and ``L``, number 1 is at ``00/0000/L0001``. All names of a
+level are equally long, so keys in order are numbers in order.
 
 Source: BookKeeper's hierarchical ledger managers.
 """
@@ -31,7 +31,7 @@ class DigitTree:
         """The key of `number`.
 
         Raises:
-            BadRequestError: it is no number that has one.
+            BadRequestError: the number has no key here.
         """
         # A float would pass, and leave a key behind that no listing gets over.
         if not isinstance(number, int) or not 0 <= number <= self.maximum:
@@ -51,7 +51,7 @@ class DigitTree:
         """The number whose key is `key`.
 
         Raises:
-            FormatError: it is none's. A listing that skipped it would not be complete.
+            FormatError: it is not the key of a number. Skipping it would make a listing incomplete.
         """
         names = key.removeprefix(self.root + "/").split("/")
         digits = "".join(names[:-1]) + names[-1].removeprefix(self.prefix)
@@ -72,43 +72,62 @@ class DigitTree:
     ) -> AsyncIterator[tuple[int, Record]]:
         """The numbers above `after` and their records, ascending.
 
-        Every record that exists during the whole scan is among them. `names` are the tree's own
-        right below the root, where it shares that with others; all that is there, when None.
+        Every record that exists during the whole scan is among them. If the tree shares its root,
+        `names` are its own names there; None means all names.
 
         Raises:
             MetadataUnavailableError: the scan could not be completed.
             FormatError: something else lies in the tree.
         """
-        start = self._names(after) if after >= 0 else []
-        async for record in self._walk(store, self.root, 0, start, names):
-            number = self.number_of(record.key)
-            if number <= after:
-                raise FormatError(f"the metadata store listed {record.key} out of order")
-            after = number
-            yield number, record
-
-    async def _walk(
-        self,
-        store: MetadataStore,
-        directory: str,
-        level: int,
-        start: list[str],
-        names: list[str] | None,
-    ) -> AsyncIterator[Record]:
-        """The records below `directory`, after the one at `start` if that lies here."""
-        first = start[level] if start else ""
-        if level == len(self.groups) - 1:
+        async for directory, first in self._directories(store, names, after):
             async for record in store.scan_children(directory, after=first):
-                yield record
-            return
-        found = await store.get_children(directory) if names is None else names
-        for name in found:
-            if not (len(name) == self.groups[level] and name.isascii() and name.isdigit()):
-                raise FormatError(
-                    f"the metadata key {directory}/{name} is not where a number of {self.root} lies"
-                )
-            if name < first:
+                after = self._next(record.key, after)
+                yield after, record
+
+    async def scan_numbers(
+        self, store: MetadataStore, names: list[str] | None = None, *, after: int = -1
+    ) -> AsyncIterator[int]:
+        """The numbers that `scan` finds, by names alone: it reads no value.
+
+        A key without a record counts if something lies below it.
+        """
+        async for directory, first in self._directories(store, names, after):
+            for name in await store.get_children(directory):
+                if name > first:
+                    after = self._next(f"{directory}/{name}", after)
+                    yield after
+
+    def _next(self, key: str, after: int) -> int:
+        number = self.number_of(key)
+        if number <= after:
+            raise FormatError(f"the metadata store listed {key} out of order")
+        return number
+
+    async def _directories(
+        self, store: MetadataStore, names: list[str] | None, after: int
+    ) -> AsyncIterator[tuple[str, str]]:
+        """The directories with numbers above `after`, each with the name to begin behind."""
+        start = self._names(after) if after >= 0 else [""] * len(self.groups)
+        # The last of the stack comes next; a directory is on the path of `after` or behind it.
+        stack = [(self.root, 0, True)]
+        while stack:
+            directory, level, is_start = stack.pop()
+            first = start[level] if is_start else ""
+            if level == len(self.groups) - 1:
+                yield directory, first
                 continue
-            inner = start if name == first else []
-            async for record in self._walk(store, f"{directory}/{name}", level + 1, inner, None):
-                yield record
+            if names is None or level:
+                found = await store.get_children(directory)
+            else:
+                found = names
+            for name in found:
+                if not (len(name) == self.groups[level] and name.isascii() and name.isdigit()):
+                    raise FormatError(
+                        f"the metadata key {directory}/{name} is not where a number of {self.root} "
+                        "lies"
+                    )
+            stack += [
+                (f"{directory}/{name}", level + 1, is_start and name == first)
+                for name in reversed(found)
+                if name >= first
+            ]

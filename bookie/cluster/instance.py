@@ -1,7 +1,7 @@
 """A cluster's identity: the instance id that is made once.
 
-Every bookie and client sends the instance id along, so that nobody ever writes into, or reads from,
-a cluster that was formatted anew or belongs to somebody else.
+Every bookie and client sends the instance id along. So no process reads or writes entries of a
+cluster that was made again, or of another cluster.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from bookie.cluster import keys
 from bookie.cluster.layout import (
     UNINITIALIZED,
     LayoutManager,
-    LedgerLayout,
     encode_layout,
     layout_of,
 )
+from bookie.env import gather
 from bookie.errors import (
     BadVersionError,
     ClusterInUseError,
@@ -24,9 +24,15 @@ from bookie.errors import (
     LayoutExistsError,
     NoSuchKeyError,
 )
-from bookie.metadata.store import NOT_EXISTS, Check, MetadataStore, Operation, Put
+from bookie.metadata.store import NOT_EXISTS, Check, Delete, MetadataStore, Put, is_under
 
 _IDENTITY = frozenset({"LAYOUT", "INSTANCEID"})
+_TRACES = (*_IDENTITY, "REMOVAL")
+"""Top-level records of which a cluster has at least one from its beginning to its end."""
+
+_OF_LEDGERS = (keys.LEDGERS, keys.DELETED, keys.UNDERREPLICATION)
+_WINDOW = 64
+"""Keys that are asked for at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,31 +55,73 @@ async def initialize_cluster(store: MetadataStore, layout: str | None = None) ->
     Raises:
         LayoutExistsError: there is a cluster already; nothing was changed.
         ClusterInUseError: something is left of a former cluster, whose ledger ids would be used
-            again beside its ledgers; nothing was changed.
+            again beside its ledgers; or the scope contains, or lies in, the scope of another
+            cluster. Nothing was changed, or the new identity was taken back: of two clusters that
+            are made at once, one inside the other, neither stays or one does.
         BadRequestError: there is no such layout.
     """
-    instance_id, identity = new_identity(layout_of(layout, store))
-    await store.sync()
+    instance_id = str(uuid.uuid4())
+    identity = [
+        Put(keys.LAYOUT, encode_layout(layout_of(layout, store)), NOT_EXISTS),
+        Put(keys.INSTANCE_ID, instance_id.encode(), NOT_EXISTS),
+    ]
+    await _refuse_overlap(store)
     found = set(await store.get_children("/"))
     if not found & _IDENTITY:
         _refuse_remains(found)
     try:
         # What is left of a cluster whose removal began after the listing is guarded by its record.
-        await store.transaction([*identity, Check(keys.REMOVAL, NOT_EXISTS)])
+        made = await store.transaction([*identity, Check(keys.REMOVAL, NOT_EXISTS)])
     except BadVersionError as error:
         if await store.exists(keys.REMOVAL):
             _refuse_remains({"REMOVAL"})
         raise LayoutExistsError("the cluster is initialized already") from error
+    try:
+        await _refuse_overlap(store)  # a cluster that was made since, in or around this one
+    except ClusterInUseError:
+        ours = zip(identity, made, strict=False)
+        await store.transaction([Delete(put.key, stat.version) for put, stat in ours if stat])
+        raise
     return instance_id
 
 
-def new_identity(layout: LedgerLayout) -> tuple[str, list[Operation]]:
-    """The instance id of a new cluster, and what writes it down together with its layout."""
-    instance_id = str(uuid.uuid4())
-    return instance_id, [
-        Put(keys.LAYOUT, encode_layout(layout), NOT_EXISTS),
-        Put(keys.INSTANCE_ID, instance_id.encode(), NOT_EXISTS),
-    ]
+async def _refuse_overlap(store: MetadataStore) -> None:
+    await store.sync()
+    await refuse_inner_cluster(store)
+    if outer := await store.enclosing_scopes(_TRACES):
+        raise ClusterInUseError(
+            f"the scope lies in {outer[0]}, which holds another cluster; choose a scope beside it"
+        )
+
+
+async def refuse_inner_cluster(store: MetadataStore) -> None:
+    """Refuse to work on a scope with another cluster's scope in it, at whatever depth.
+
+    The search passes over what lies below a ledger's own key.
+
+    Raises:
+        ClusterInUseError: there is one; the message names it.
+    """
+    level = [f"/{name}" for name in await store.get_children("/")]
+    while level:
+        below: list[str] = []
+        for start in range(0, len(level), _WINDOW):
+            some = level[start : start + _WINDOW]
+            for key, names in zip(some, await gather(map(store.get_children, some)), strict=True):
+                if _IDENTITY.issubset(names) or (
+                    "REMOVAL" in names and await store.get(f"{key}/REMOVAL") is not None
+                ):
+                    raise ClusterInUseError(
+                        f"the scope contains another cluster at {key}; nothing was changed"
+                    )
+                below += [f"{key}/{name}" for name in names if not _is_number(key, name)]
+        level = below
+
+
+def _is_number(parent: str, name: str) -> bool:
+    """Whether a cluster keeps a ledger, or several, under such a name."""
+    is_of_ledgers = any(is_under(root, parent) for root in _OF_LEDGERS)
+    return is_of_ledgers and name.removeprefix("L").isdigit()
 
 
 def _refuse_remains(found: set[str]) -> None:

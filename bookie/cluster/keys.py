@@ -7,12 +7,13 @@ key                             value
 ``INSTANCEID``                  the cluster's id, a UUID as text
 ``REMOVAL``                     while the cluster is being removed: its identity, and whether
                                 anything was deleted
-``IDGEN/<bucket>``              the next ledger id that nobody has reserved, as decimal text
+``IDGEN/<bucket>``              the lowest ledger id that is not reserved, as decimal text
 ``cookies/<bookie>``            the cookie of a bookie
 ``available/readwrite/<bookie>`` leased: the registration of a bookie that takes new entries
 ``available/readonly/<bookie>`` leased: the registration of one that does not
 ``ledgers/…``                   ledger metadata (`layout`)
-``underreplication/…``          ledgers that lack copies, and who is about to make them
+``deleted/<day>/…``             proof that a ledger was deleted (`deletion_proofs`)
+``underreplication/…``          ledgers that lack copies, and the workers that repair them
 ``config/settings/<s>.<key>``    a cluster setting, the text that a flag would give; the record
                                 ``config/settings`` itself orders those who change them
 ``config/labels/<bookie>``       labels that an operator gave a bookie: ``rack=r1,zone=a``
@@ -37,6 +38,7 @@ AVAILABLE = "/available"
 WRITABLE = "/available/readwrite"
 READ_ONLY = "/available/readonly"
 LEDGERS = "/ledgers"
+DELETED = "/deleted"
 LOGS = "/logs"
 UNDERREPLICATION = "/underreplication"
 MARKED_LEDGERS = "/underreplication/ledgers"
@@ -44,11 +46,13 @@ REPAIR_LOCKS = "/underreplication/locks"
 REPAIR_DISABLED = "/underreplication/disabled"
 LOST_BOOKIE_DELAY = "/underreplication/lost_bookie_recovery_delay"
 CHECKS = "/underreplication/checks"
-CONFIGURATION = "/config"
 SETTINGS = "/config/settings"
 LABELS = "/config/labels"
 NAMESPACES = "/config/namespaces"
 LOG_POLICIES = "/config/logs"
+
+DAY_DIGITS = 6
+"""How a day of deletions is written."""
 
 OWN = frozenset(
     {
@@ -59,12 +63,13 @@ OWN = frozenset(
         "cookies",
         "available",
         "ledgers",
+        "deleted",
         "logs",
         "underreplication",
         "config",
     }
 )
-"""Every first segment of a cluster's keys; what else lies in the scope belongs to somebody else."""
+"""Every first segment of a cluster's keys; other keys in the scope have another owner."""
 
 
 def cookie(bookie_id: str) -> str:
@@ -109,6 +114,11 @@ def setting(name: str) -> str:
 def labels(bookie_id: str) -> str:
     """The key of the labels that an operator gave a bookie."""
     return f"{LABELS}/{_checked(bookie_id)}"
+
+
+def deletions_of(day: int) -> str:
+    """What the proofs of the deletions of a day lie under; days are counted from 1970."""
+    return f"{DELETED}/{day:0{DAY_DIGITS}}"
 
 
 def id_bucket(bucket: int) -> str:

@@ -1,7 +1,7 @@
-"""Labels that an operator gave a bookie, kept beside those of its own settings and over them.
+"""Labels that an operator gave a bookie; they override those of its own settings.
 
-They are stored in the cluster, not in the bookie's file, so that they can be changed from anywhere
-while the bookie runs or does not, and survive it. One record per bookie, ``rack=r1,zone=a``.
+The cluster stores them, not the bookie's file. So an operator can change them from anywhere,
+whether the bookie runs or not. One record per bookie, ``rack=r1,zone=a``.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from bookie.cluster import keys
-from bookie.cluster.following import follow
 from bookie.config.quantities import format_labels, parse_labels
 from bookie.errors import BadVersionError, ConfigurationError, FormatError, NoSuchKeyError
+from bookie.metadata.mirror import follow
 from bookie.metadata.store import NOT_EXISTS, MetadataStore
 
 
@@ -32,10 +32,10 @@ class BookieLabels:
     async def change(
         self, bookie_id: str, labels: Mapping[str, str], remove: Iterable[str] = ()
     ) -> dict[str, str]:
-        """Set and remove labels in one step; the labels as they are then.
+        """Set and remove labels in one step; returns the labels after it.
 
         Raises:
-            ConfigurationError: a name or value is none, or one to be removed is not there.
+            ConfigurationError: a name or value is not valid, or a label to remove is not set.
         """
         try:
             parse_labels(labels)
@@ -58,7 +58,7 @@ class BookieLabels:
             return after
 
     async def follow(self, bookie_id: str, take: Callable[[dict[str, str]], None]) -> None:
-        """Call `take` with the labels, now and after each change; see `following.follow`."""
+        """Call `take` with the labels, now and after each change; see `mirror.follow`."""
         await follow(self._store, keys.labels(bookie_id), lambda: self.read(bookie_id), take)
 
     async def _read(self, bookie_id: str) -> tuple[dict[str, str], int]:

@@ -8,10 +8,10 @@ hierarchical ``/ledgers/00/0000/L0001`` up to id 2^31 - 2, ``/ledgers/000/0000/0
              above: where Java's BookKeeper has them
 ============ =====================================================================================
 
-A directory of a million records is nothing to most stores. ZooKeeper answers a listing with one
-packet of a megabyte at most, some 40 000 ledgers; there the default is hierarchical.
+Most stores list a directory of a million records. ZooKeeper answers a listing with one packet of a
+megabyte at most, some 40 000 ledgers; there the default is hierarchical.
 
-The record ``LAYOUT`` says which it is; what a program does not understand it does not touch.
+The record ``LAYOUT`` says which it is. A program leaves a layout alone that it does not know.
 """
 
 from __future__ import annotations
@@ -50,6 +50,10 @@ class LedgerLayout(Protocol):
         """What ``LAYOUT`` calls it."""
         ...
 
+    def under(self, root: str) -> LedgerLayout:
+        """The same layout with its records below another key than ``/ledgers``."""
+        ...
+
     def key(self, ledger_id: int) -> str:
         """The key of a ledger's metadata; BadRequestError if it is no ledger id."""
         ...
@@ -58,12 +62,22 @@ class LedgerLayout(Protocol):
         """The ledgers above `after` with their records, ascending; see `DigitTree.scan`."""
         ...
 
+    def scan_ids(self, store: MetadataStore, *, after: int) -> AsyncIterator[int]:
+        """The ids alone, without reading a record; see `DigitTree.scan_numbers`."""
+        ...
+
 
 class FlatLayout:
     """All ledgers in one directory."""
 
     name = "flat"
-    _tree = DigitTree(keys.LEDGERS, (19,), maximum=MAX_ID)
+
+    def __init__(self, root: str = keys.LEDGERS) -> None:
+        self._tree = DigitTree(root, (19,), maximum=MAX_ID)
+
+    def under(self, root: str) -> FlatLayout:
+        """See `LedgerLayout.under`."""
+        return FlatLayout(root)
 
     def key(self, ledger_id: int) -> str:
         """See `LedgerLayout.key`."""
@@ -75,13 +89,24 @@ class FlatLayout:
         """See `LedgerLayout.scan`."""
         return self._tree.scan(store, after=after)
 
+    def scan_ids(self, store: MetadataStore, *, after: int = NO_ENTRY) -> AsyncIterator[int]:
+        """See `LedgerLayout.scan_ids`."""
+        return self._tree.scan_numbers(store, after=after)
+
 
 class HierarchicalLayout:
     """Two trees of directories, one for ids that fit 31 bits and one for the others."""
 
     name = "hierarchical"
-    _short = DigitTree(keys.LEDGERS, (2, 4, 4), "L", SHORT_ID_MAX)
-    _long = DigitTree(keys.LEDGERS, (3, 4, 4, 4, 4), "L", MAX_ID)
+
+    def __init__(self, root: str = keys.LEDGERS) -> None:
+        self._root = root
+        self._short = DigitTree(root, (2, 4, 4), "L", SHORT_ID_MAX)
+        self._long = DigitTree(root, (3, 4, 4, 4, 4), "L", MAX_ID)
+
+    def under(self, root: str) -> HierarchicalLayout:
+        """See `LedgerLayout.under`."""
+        return HierarchicalLayout(root)
 
     def key(self, ledger_id: int) -> str:
         """See `LedgerLayout.key`."""
@@ -93,20 +118,28 @@ class HierarchicalLayout:
         self, store: MetadataStore, *, after: int = NO_ENTRY
     ) -> AsyncIterator[tuple[int, Record]]:
         """See `LedgerLayout.scan`."""
-        names = await store.get_children(keys.LEDGERS)
-        for name in names:
-            if not (self._short.owns(name) or self._long.owns(name)):
-                raise FormatError(f"the metadata key {keys.LEDGERS}/{name} is not a ledger")
-        if after < SHORT_ID_MAX:
-            short = [name for name in names if self._short.owns(name)]
-            async for ledger_id, record in self._short.scan(store, short, after=after):
+        async for tree, names, floor in self._trees(store, after):
+            async for ledger_id, record in tree.scan(store, names, after=floor):
                 yield ledger_id, record
-        # Listed anew: a ledger that was there from the beginning is there now.
-        names = await store.get_children(keys.LEDGERS)
-        long = [name for name in names if self._long.owns(name)]
-        floor = max(after, SHORT_ID_MAX)
-        async for ledger_id, record in self._long.scan(store, long, after=floor):
-            yield ledger_id, record
+
+    async def scan_ids(self, store: MetadataStore, *, after: int = NO_ENTRY) -> AsyncIterator[int]:
+        """See `LedgerLayout.scan_ids`."""
+        async for tree, names, floor in self._trees(store, after):
+            async for ledger_id in tree.scan_numbers(store, names, after=floor):
+                yield ledger_id
+
+    async def _trees(
+        self, store: MetadataStore, after: int
+    ) -> AsyncIterator[tuple[DigitTree, list[str], int]]:
+        """Both trees in the order of their ids, with their names below the root."""
+        for tree, floor in ((self._short, after), (self._long, max(after, SHORT_ID_MAX))):
+            # Listed again for the second tree: a ledger of the whole scan's time is in it.
+            names = await store.get_children(self._root)
+            for name in names:
+                if not (self._short.owns(name) or self._long.owns(name)):
+                    raise FormatError(f"the metadata key {self._root}/{name} is not a ledger")
+            if floor < tree.maximum:
+                yield tree, [name for name in names if tree.owns(name)], floor
 
 
 FLAT = FlatLayout()
@@ -115,10 +148,10 @@ LAYOUTS: dict[str, LedgerLayout] = {layout.name: layout for layout in (FLAT, HIE
 
 
 def layout_of(name: str | None, store: MetadataStore) -> LedgerLayout:
-    """The layout called `name`; None is the one that fits the store.
+    """The layout called `name`; None means the one that fits the store.
 
     Raises:
-        BadRequestError: there is none of that name.
+        BadRequestError: there is no such layout.
     """
     if name is None:
         return FLAT if store.lists_wide_directories else HIERARCHICAL
@@ -179,7 +212,7 @@ class LayoutManager:
         """Write the layout down.
 
         Raises:
-            LayoutExistsError: there is one; it was not changed.
+            LayoutExistsError: the cluster has a layout; it was not changed.
         """
         try:
             await self._store.put(keys.LAYOUT, encode_layout(layout), version=NOT_EXISTS)
@@ -190,6 +223,6 @@ class LayoutManager:
         """Forget the layout; for clusters that end.
 
         Raises:
-            NoSuchKeyError: there is none.
+            NoSuchKeyError: there is no layout.
         """
         await self._store.delete(keys.LAYOUT)

@@ -71,6 +71,21 @@ class LedgerIdGenerator:
         raise FormatError(f"the ledger ids below {keys.ID_BUCKETS} are used up")
 
 
+async def read_counters(store: MetadataStore) -> dict[int, int]:
+    """The counters: bucket → the lowest id in it that is not reserved. They never go back.
+
+    Raises:
+        FormatError: one is damaged.
+    """
+    found = {}
+    async for record in store.scan_children(keys.ID_BUCKETS):
+        name = record.key.rpartition("/")[2]
+        if not (name.isascii() and name.isdigit()):
+            raise FormatError(f"the metadata key {record.key} is no counter of ledger ids")
+        found[int(name)] = _parse(record.key, record.value)
+    return found
+
+
 def _parse(key: str, value: bytes) -> int:
     if not (value.isdigit() and len(value) <= BUCKET_BITS and int(value) <= 1 << BUCKET_BITS):
         raise FormatError(f"the counter of ledger ids {key} is damaged")

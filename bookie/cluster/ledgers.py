@@ -1,56 +1,69 @@
 """Ledger metadata under compare-and-set.
 
-A create carries a random token, so that a client whose answer was lost recognises its own ledger
-when it asks again. A listing is complete or raises: whoever deletes data because a ledger is not
-listed must be able to believe it.
+A create carries a random token, by which a client recognises its own ledger after a lost reply. A
+listing is complete or raises, because bookies delete the data of ledgers that it does not contain.
+A deletion leaves proof (`deletion_proofs`).
 """
 
 from __future__ import annotations
 
+import os
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 
-from bookie.cluster.instance import read_instance_id
+from bookie.cluster.deletion_proofs import find_proofs, proof_of, sweep_proofs
 from bookie.cluster.layout import FLAT, LayoutManager, LedgerLayout
+from bookie.cluster.store_marks import StoreMarks, read_marks
+from bookie.env import Clock, SystemClock
 from bookie.errors import (
     BadRequestError,
     BadVersionError,
     FormatError,
     KeyExistsError,
     LedgerExistsError,
-    MetadataUnavailableError,
     NoSuchKeyError,
     NoSuchLedgerError,
 )
+from bookie.formats.deletion_proof import DeletionProof
 from bookie.formats.ledger_metadata import LedgerMetadata, Versioned, decode, encode
 from bookie.ids import NO_ENTRY
-from bookie.metadata.store import NOT_EXISTS, Change, MetadataStore, Record
+from bookie.metadata.store import NOT_EXISTS, Change, Delete, MetadataStore, Put, Record, Stat
+from bookie.telemetry import event_log
+
+_log = event_log(__name__)
 
 
 class LedgerManager:
     """The metadata of all ledgers of a cluster."""
 
-    def __init__(self, store: MetadataStore, layout: LedgerLayout | None = None) -> None:
-        """The layout is read from the store when it is first needed, unless it is given."""
+    def __init__(
+        self,
+        store: MetadataStore,
+        layout: LedgerLayout | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """Without `layout`, the store is asked for it when it is first needed."""
         self._store = store
         self._layout = layout
+        self._clock = clock or SystemClock()
 
-    async def instance_id(self) -> str:
-        """The instance id of the cluster whose ledgers these are, as the store says now.
+    async def read_marks(self, bookie_id: str) -> StoreMarks:
+        """What shows whether the store went back in time; see `read_marks`."""
+        return await read_marks(self._store, bookie_id)
 
-        Raises:
-            MetadataError: the store does not answer, or holds no cluster any more.
-            FormatError: the id is damaged, or a newer version wrote the layout.
-        """
-        return await read_instance_id(self._store)
-
-    async def create(self, metadata: LedgerMetadata) -> Versioned[LedgerMetadata]:
+    async def create(
+        self, metadata: LedgerMetadata, *, is_fresh: bool = False
+    ) -> Versioned[LedgerMetadata]:
         """Store the metadata of a new ledger; returns it with its token.
 
         A token of 0 is replaced by a random one. A caller whose create ended in
         MetadataUnavailableError may try again with the same token of its own.
+
+        The same step deletes the proof that an earlier ledger of this id was deleted. Pass
+        `is_fresh` for a new id of a `LedgerIdGenerator`, which has no such proof.
 
         Raises:
             LedgerExistsError: the id is taken, by another create.
@@ -59,7 +72,11 @@ class LedgerManager:
             metadata = replace(metadata, c_token=secrets.randbits(63) | 1)
         key = await self._key(metadata.ledger_id)
         try:
-            stat = await self._store.put(key, encode(metadata), version=NOT_EXISTS)
+            value = encode(metadata)
+            if is_fresh:
+                stat = await self._store.put(key, value, version=NOT_EXISTS)
+            else:
+                stat = await self._create_again(Put(key, value, NOT_EXISTS), metadata.ledger_id)
         except KeyExistsError as error:
             record = await self._store.get(key)
             if record is not None:
@@ -69,11 +86,22 @@ class LedgerManager:
             raise LedgerExistsError(f"ledger {metadata.ledger_id} exists") from error
         return Versioned(metadata, stat.version)
 
+    async def _create_again(self, put: Put, ledger_id: int) -> Stat:
+        """Create a ledger whose id may have been used before."""
+        while True:
+            proofs = (await self._proofs([ledger_id])).get(ledger_id, [])
+            try:
+                stats = await self._store.transaction([put, *(Delete(p.key) for p in proofs)])
+            except NoSuchKeyError:
+                continue  # a sweep was faster
+            assert stats[0] is not None, "a put has a result"
+            return stats[0]
+
     async def read(self, ledger_id: int) -> Versioned[LedgerMetadata]:
         """The metadata of a ledger.
 
         Raises:
-            NoSuchLedgerError: there is none.
+            NoSuchLedgerError: the ledger does not exist.
             FormatError: it is damaged, or written by a newer version.
         """
         found = await self._find(ledger_id)
@@ -81,11 +109,21 @@ class LedgerManager:
             raise NoSuchLedgerError(f"ledger {ledger_id} does not exist")
         return found
 
+    async def read_latest(self, ledger_id: int) -> Versioned[LedgerMetadata]:
+        """`read`, but no older than this call, whichever server of the store answers.
+
+        Raises:
+            NoSuchLedgerError: the ledger does not exist.
+            FormatError: it is damaged, or written by a newer version.
+        """
+        await self._store.sync()
+        return await self.read(ledger_id)
+
     async def write(self, metadata: LedgerMetadata, version: int) -> Versioned[LedgerMetadata]:
         """Replace the metadata that has `version`.
 
         Raises:
-            BadVersionError: somebody changed it; read again.
+            BadVersionError: it was changed meanwhile; read it again.
             NoSuchLedgerError: it was deleted.
         """
         if version < 0:
@@ -102,31 +140,62 @@ class LedgerManager:
     async def delete(self, ledger_id: int, version: int | None = None) -> None:
         """Delete the metadata of a ledger, of any version or of exactly `version`.
 
+        The same transaction leaves proof of the deletion, so that bookies reclaim the ledger.
+
         Raises:
-            NoSuchLedgerError: there is none.
+            NoSuchLedgerError: the ledger does not exist.
             BadVersionError: it has another version.
         """
+        proof = DeletionProof(self._clock.now_ms(), f"{socket.gethostname()}:{os.getpid()}")
+        layout = await self._read_layout()
+        delete = Delete(layout.key(ledger_id), version)
+        put = proof_of(layout, ledger_id, proof)
         try:
-            await self._store.delete(await self._key(ledger_id), version=version)
+            try:
+                await self._store.transaction([delete, put])
+            except KeyExistsError:
+                # A ledger of the same id was deleted today already.
+                await self._store.transaction([delete, replace(put, version=None)])
         except NoSuchKeyError as error:
             raise NoSuchLedgerError(f"ledger {ledger_id} does not exist") from error
 
-    async def list_ids(self, after: int = NO_ENTRY) -> AsyncIterator[int]:
-        """The ids greater than `after` of all ledgers, ascending.
+    async def find_deleted(self, ledger_ids: Collection[int]) -> set[int]:
+        """The ledgers whose deletion is proven; pass ledgers that do not exist.
 
-        Complete for every ledger that exists during the whole listing; any doubt raises.
+        All reads are under way at the same time: pass few ledgers at a time.
+
+        Raises:
+            MetadataUnavailableError: the store does not answer.
+        """
+        return set(await self._proofs(ledger_ids))
+
+    async def sweep_deletions(self, keep_seconds: float, count_max: int) -> int:
+        """Remove some proofs that are older than `keep_seconds`; see `sweep_proofs`."""
+        layout = await self._read_layout()
+        now_ms = self._clock.now_ms()
+        return await sweep_proofs(self._store, layout, now_ms, keep_seconds, count_max)
+
+    async def _proofs(self, ledger_ids: Collection[int]) -> dict[int, list[Record]]:
+        return await find_proofs(self._store, await self._read_layout(), ledger_ids)
+
+    async def list_ids(self, after: int = NO_ENTRY) -> AsyncIterator[int]:
+        """The ids greater than `after` of all ledgers, ascending, by names alone.
+
+        Complete for every ledger that exists during the whole listing; any doubt raises. It reads
+        no metadata.
 
         Raises:
             MetadataUnavailableError: the listing could not be completed.
             FormatError: something that is not a ledger stands among the ledgers.
         """
-        async for ledger_id, _ in self._records(after):
+        layout = await self._read_layout()
+        async for ledger_id in layout.scan_ids(self._store, after=after):
             yield ledger_id
 
     async def list_all(self, after: int = NO_ENTRY) -> AsyncIterator[Versioned[LedgerMetadata]]:
         """The ledgers with ids greater than `after`, ascending, each as the listing found it.
 
-        Complete like `list_ids`, whose pages hold the metadata anyway: nothing is read twice.
+        Complete like `list_ids`.
 
         Raises:
             MetadataUnavailableError: the listing could not be completed.
@@ -135,12 +204,25 @@ class LedgerManager:
         async for ledger_id, record in self._records(after):
             yield _versioned(ledger_id, record)
 
+    async def list_readable(
+        self, on_damaged: Callable[[int], object], after: int = NO_ENTRY
+    ) -> AsyncIterator[Versioned[LedgerMetadata]]:
+        """`list_all`, but call `on_damaged` with the id of a ledger whose metadata cannot be read.
+
+        It is for showing ledgers: such a ledger exists, and any bookie may store it.
+        """
+        async for ledger_id, record in self._records(after):
+            try:
+                found = _versioned(ledger_id, record)
+            except FormatError as error:
+                _log.warning("ledger_metadata_damaged", key=record.key, reason=str(error))
+                on_damaged(ledger_id)
+            else:
+                yield found
+
     async def _records(self, after: int) -> AsyncIterator[tuple[int, Record]]:
         layout = await self._read_layout()
         async for ledger_id, record in layout.scan(self._store, after=after):
-            if ledger_id <= after:
-                raise MetadataUnavailableError("the metadata store listed ledgers out of order")
-            after = ledger_id
             yield ledger_id, record
 
     async def _key(self, ledger_id: int) -> str:
@@ -152,7 +234,7 @@ class LedgerManager:
         try:
             self._layout = await LayoutManager(self._store).read()
         except NoSuchKeyError:
-            return FLAT  # nothing is there yet; who cares asks for the instance id first
+            return FLAT  # there is no cluster yet; reading its instance id says so
         return self._layout
 
     @asynccontextmanager

@@ -1,8 +1,8 @@
 """Namespaces and the policies of logs: the configuration that applications share.
 
-A log is called ``<namespace>/<name>``. Its policy is its own, over that of its namespace, over
-the cluster's defaults (`bookie.formats.log_policy.DEFAULTS`): whatever one level leaves open the
-next one decides. Everything changes under compare-and-set only.
+A log is called ``<namespace>/<name>``. Its own policy stands over that of its namespace, which
+stands over the cluster's defaults (`bookie.formats.log_policy.DEFAULTS`). Each level decides what
+the level above it leaves open. Every change is made under compare-and-set.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class NamespaceManager:
         """Make a namespace.
 
         Raises:
-            KeyExistsError: there is one of this name.
-            BadRequestError: the name is none, or the policy contradicts the defaults.
+            KeyExistsError: the name is taken.
+            BadRequestError: the name is not valid, or the policy contradicts the defaults.
         """
         policy = policy or LogPolicy()
         policy.over(DEFAULTS)
@@ -66,7 +66,7 @@ class NamespaceManager:
         """Replace the policy that has `version`.
 
         Raises:
-            BadVersionError: somebody changed it, or deleted the namespace.
+            BadVersionError: the policy was changed, or the namespace deleted.
             BadRequestError: the policy contradicts the defaults.
         """
         policy.over(DEFAULTS)
@@ -80,7 +80,7 @@ class NamespaceManager:
         Raises:
             NoSuchKeyError: there is no such namespace.
             ClusterInUseError: logs are in it, or policies of logs.
-            BadVersionError: somebody changed it just now, or decided something for one of its logs.
+            BadVersionError: its policy, or that of one of its logs, was changed just now.
         """
         found = await self.read(name)
         for key in (f"{keys.LOGS}/{name}", f"{keys.LOG_POLICIES}/{name}"):
@@ -123,14 +123,14 @@ class NamespaceManager:
     async def set_log_policy(
         self, namespace: str, log: str, policy: LogPolicy, version: int = NOT_EXISTS
     ) -> Versioned[LogPolicy]:
-        """Decide something for one log: the first time, or instead of what has `version`.
+        """Set the policy of one log: its first one, or in place of the one of `version`.
 
-        The namespace's record is written anew with it, so that the namespace has another version
-        afterwards: who looked whether it is empty and deletes it at the version of before fails.
+        The same transaction writes the namespace's record again, which changes its version. So a
+        deletion fails if it is based on an earlier look at the empty namespace.
 
         Raises:
             NoSuchKeyError: there is no such namespace.
-            KeyExistsError, BadVersionError: somebody else decided for the log.
+            KeyExistsError, BadVersionError: another call set a policy for the log.
             BadRequestError: the policy contradicts that of the namespace.
         """
         while True:

@@ -1,14 +1,13 @@
 """A bookie's registration: a leased record that says where it is and what it takes.
 
 A writable bookie stands under ``available/readwrite``, a read-only one under
-``available/readonly``, and never under both or, between the two, under none: the change is one
-transaction. The registration is kept for as long as its context is open. After a lost session, or
-when somebody deleted the record, it is written again; while it cannot be, the bookie goes on
-serving.
+``available/readonly``. One transaction makes the change, so the bookie always stands under exactly
+one of the two. The registration is kept for as long as its context is open. After a lost session or
+a deletion of the record it is written again. Meanwhile the bookie goes on serving.
 
-A record of the same id that another session owns is waited for, because it may be our own
-predecessor's, whose lease is about to end. If it stays, two processes use one id, and ours gives
-up.
+A record of the same id may belong to another session. It may be from an earlier life of this
+bookie, whose lease is about to end, so the registration waits for it. If the record stays, two
+processes use one id, and this one gives up.
 
 Source: BookKeeper's bookie registration.
 """
@@ -22,6 +21,7 @@ from types import TracebackType
 from typing import Self
 
 from bookie.cluster import keys
+from bookie.coordination.takeover import take_over
 from bookie.env import jitter
 from bookie.errors import (
     BadVersionError,
@@ -33,7 +33,6 @@ from bookie.errors import (
     SessionLostError,
 )
 from bookie.formats.registration import Registration, encode_registration
-from bookie.metadata.coordination.succession import succeed
 from bookie.metadata.store import (
     NOT_EXISTS,
     Change,
@@ -50,8 +49,8 @@ from bookie.metadata.store import (
 from bookie.telemetry import event_log
 
 WAIT_TIMEOUTS = 1.5
-"""How long another session's record is waited for, in session timeouts: a hanging owner is ended
-somewhat after its timeout."""
+"""How long to wait for another session's record to go, in session timeouts: the session of a
+hanging owner ends somewhat after its timeout."""
 
 RETRY_SECONDS_MIN = 0.05
 RETRY_SECONDS_MAX = 5.0
@@ -150,11 +149,11 @@ class BookieRegistration:
 
         Raises:
             IdentityError: it stayed.
-            MetadataUnavailableError: the store does not answer, so nobody knows.
+            MetadataUnavailableError: the store does not answer, so this is unknown.
         """
         wait_seconds = self._store.session_timeout_seconds * WAIT_TIMEOUTS
         async with self._store.watch(keys.AVAILABLE) as changes:
-            if not await succeed(self._try_write, changes, wait_seconds):
+            if not await take_over(self._try_write, changes, wait_seconds):
                 raise self._usurped()
 
     async def _repair(self) -> None:
@@ -164,7 +163,7 @@ class BookieRegistration:
             self._doubt.clear()
             try:
                 if await self._is_intact():
-                    continue  # repaired already: one loss is told in several ways
+                    continue  # repaired already: several events report one loss
             except MetadataClosedError:
                 return
             self._is_registered = False
@@ -191,7 +190,7 @@ class BookieRegistration:
             self._is_registered = False
 
     async def _follow_records(self, changes: AsyncIterator[Change]) -> None:
-        """Doubt the registration when its record was deleted or written by somebody else."""
+        """Check the registration when another process deleted or wrote its record."""
         try:
             async for change in changes:
                 if isinstance(change, Resync) or any(map(self._is_suspect, change.events)):
@@ -203,7 +202,7 @@ class BookieRegistration:
         if event.key != self._key(self._wanted):
             return False
         own = self._written
-        # A revision that nobody knows is no proof that the write was ours.
+        # An unknown revision does not prove that the write was ours.
         return own is None or event.revision is None or (event.key, event.revision) != own[::2]
 
     async def _look(self) -> None:
@@ -212,7 +211,7 @@ class BookieRegistration:
 
     async def _is_intact(self) -> bool:
         """Whether the store holds what is wanted, for our present session, and nothing else."""
-        # Under the lock, an update of our own is not mistaken for a stranger's.
+        # The lock keeps an update of our own from looking like a foreign write.
         async with self._writing:
             wanted = self._wanted
             other = keys.registration(wanted.bookie_id, read_only=not wanted.read_only)
@@ -254,7 +253,7 @@ class BookieRegistration:
                 try:
                     stat, _ = await self._store.transaction(operations)
                 except (BadVersionError, NoSuchKeyError):
-                    continue  # somebody was between; look again
+                    continue  # another write was faster; look again
                 assert stat is not None
                 self._written = (stat.key, stat.version, stat.revision)
                 self._is_registered = True

@@ -1,38 +1,35 @@
-"""The end of a cluster, and a new beginning in its place.
+"""The end of a cluster.
 
-Everything below the cluster's scope goes, and nothing else: keys of a store never leave its scope,
-and a scope that holds keys of somebody else is left alone. Both are refused while bookies are
-registered, because they would go on serving ledgers that nobody can find any more.
+A removal deletes everything below the cluster's scope, and nothing else. It is refused if the scope
+holds keys of another owner or another cluster. It is also refused while bookies are registered:
+they would go on serving ledgers that clients cannot find.
 
 A removal is a record, ``REMOVAL``, from its first step to its last:
 
-1. One transaction moves the cluster's identity into it. Nobody can join any more, or make a new
-   cluster. Until the next step nothing is lost: any failure puts the identity back, or, where it
-   cannot, the next call that finds bookies registered.
+1. One transaction moves the cluster's identity into it. From then on no bookie can join, and no
+   cluster can be made. Until the next step nothing is lost: a failure puts the identity back. If it
+   cannot, the next call that finds registered bookies does so.
 2. When no bookie is registered, the record says that the removal has begun.
-3. Every deletion is conditional on that record, so that nobody who is late deletes anything of a
-   cluster that was made afterwards. The counters of ledger ids go last: as long as a ledger is
-   left, no id is used twice.
-4. The record goes; if the cluster is made anew, in the same step in which that one begins.
+3. Every deletion is conditional on that record, so a late call deletes nothing of a cluster that
+   was made afterwards. The counters of ledger ids go last: no id is used twice as long as a ledger
+   is left.
+4. The record goes.
 
-Whoever finds a removal that has begun goes on with it.
+The next call continues a removal that has begun.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from bookie.cluster import keys
-from bookie.cluster.instance import initialize_cluster, new_identity
-from bookie.cluster.layout import layout_of
+from bookie.cluster.instance import refuse_inner_cluster
 from bookie.errors import (
     BadVersionError,
     BookieError,
     ClusterInUseError,
     FormatError,
-    LayoutExistsError,
     NoSuchKeyError,
 )
 from bookie.formats import json_record
@@ -59,55 +56,33 @@ async def cluster_exists(store: MetadataStore) -> bool:
     return bool(keys.OWN.intersection(await store.get_children("/")))
 
 
-async def nuke_cluster(store: MetadataStore) -> bool:
+async def nuke_cluster(store: MetadataStore, *, foreign: bool = False) -> bool:
     """Delete a cluster with everything in it; whether there was one.
 
-    First its identity goes, in one step, so that nobody joins any more; a bookie that registered at
-    the last moment brings it back. A removal that was interrupted goes on when it is called again.
+    With `foreign` also keys that can name no record; otherwise they stop the removal.
+
+    First its identity goes, in one step, so that no bookie joins any more. A bookie that registered
+    at the last moment brings it back. The next call continues an interrupted removal.
 
     Raises:
-        ClusterInUseError: bookies are registered, or a key is not a cluster's; this call deleted
-            nothing.
+        ClusterInUseError: bookies are registered, a key is not a cluster's, or another cluster's
+            scope lies in this one; this call deleted nothing.
     """
-    await _refuse_strangers(store)
+    await refuse_inner_cluster(store)
+    await _refuse_strangers(store, foreign=foreign)
+    if foreign:
+        await store.delete_foreign()
     if not await cluster_exists(store):
         return False
     removal = await _begin(store)
     try:
-        await _delete(store, removal, _ORDER)
+        condition = Check(keys.REMOVAL, removal.version)
+        for name in _ORDER:
+            await store.delete_recursive(f"/{name}", condition=condition)
         await store.delete(keys.REMOVAL, version=removal.version)
     except (BadVersionError, NoSuchKeyError):
         return True  # another call ended the same removal
     return True
-
-
-async def format_cluster(
-    store: MetadataStore, layout: str | None = None, *, force: bool = False
-) -> str:
-    """Delete a cluster, if there is one, and make a new one in its place; its new instance id.
-
-    With `force` also while bookies are registered: they find out by the instance id, and their
-    clients too.
-
-    Raises:
-        ClusterInUseError: as `nuke_cluster` says.
-        LayoutExistsError: somebody else made a new cluster just now.
-        BadRequestError: there is no such layout; nothing was deleted.
-    """
-    new_layout = layout_of(layout, store)
-    await _refuse_strangers(store)
-    if not await cluster_exists(store):
-        return await initialize_cluster(store, layout)
-    removal = await _begin(store, force=force)
-    instance_id, identity = new_identity(new_layout)
-    operations: list[Operation] = [*identity, Delete(keys.REMOVAL, removal.version)]
-    order = [name for name in _ORDER if not (force and name == "available")]
-    try:
-        await _delete(store, removal, order)
-        await store.transaction(operations)
-    except (BadVersionError, NoSuchKeyError) as error:
-        raise LayoutExistsError("somebody else removed the cluster, or made it anew") from error
-    return instance_id
 
 
 async def registered_bookies(store: MetadataStore) -> list[str]:
@@ -119,11 +94,16 @@ async def registered_bookies(store: MetadataStore) -> list[str]:
     return sorted(found)
 
 
-async def _refuse_strangers(store: MetadataStore) -> None:
+async def _refuse_strangers(store: MetadataStore, *, foreign: bool = False) -> None:
     strangers = sorted(set(await store.get_children("/")) - keys.OWN)
     if strangers:
         raise ClusterInUseError(
             f"the metadata scope also holds /{strangers[0]}, which is no cluster's; nothing was "
+            "deleted"
+        )
+    if not foreign and (odd := await store.foreign_keys()):
+        raise ClusterInUseError(
+            f"the metadata scope also holds {odd[0]!r}, which another program wrote; nothing was "
             "deleted"
         )
 
@@ -138,20 +118,18 @@ async def _refuse_registered(store: MetadataStore) -> None:
         )
 
 
-async def _begin(store: MetadataStore, *, force: bool = False) -> _Removal:
-    """A removal that has begun, with `force` also while bookies are registered.
+async def _begin(store: MetadataStore) -> _Removal:
+    """A removal that has begun.
 
     Raises:
         ClusterInUseError: bookies are. The cluster is as it was, unless a removal had begun.
     """
     try:
         while True:
-            if not force:
-                await _refuse_registered(store)
+            await _refuse_registered(store)
             removal = await _take_identity(store)
-            if not force:
-                # Whoever joined before the identity was gone is seen now.
-                await _refuse_registered(store)
+            # A bookie that joined before the identity was gone is seen now.
+            await _refuse_registered(store)
             if removal.has_begun:
                 return removal
             begun = replace(removal, has_begun=True)
@@ -183,7 +161,7 @@ async def _take_identity(store: MetadataStore) -> _Removal:
         try:
             stat = (await store.transaction(operations))[0]
         except (BadVersionError, NoSuchKeyError):
-            continue  # somebody makes or removes the cluster just now
+            continue  # another call makes or removes the cluster just now
         assert stat is not None
         return replace(removal, version=stat.version)
 
@@ -195,12 +173,6 @@ async def _restore(store: MetadataStore) -> None:
         if removal is not None and not removal.has_begun:
             identity = [Put(key, value, NOT_EXISTS) for key, value in removal.identity.items()]
             await store.transaction([Delete(keys.REMOVAL, removal.version), *identity])
-
-
-async def _delete(store: MetadataStore, removal: _Removal, names: Iterable[str]) -> None:
-    condition = Check(keys.REMOVAL, removal.version)
-    for name in names:
-        await store.delete_recursive(f"/{name}", condition=condition)
 
 
 async def _find(store: MetadataStore) -> _Removal | None:

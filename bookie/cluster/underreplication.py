@@ -1,20 +1,19 @@
-"""Ledgers that lack copies: marked by auditors, taken by replicators one at a time.
+"""Ledgers that lack copies: auditors mark them, and replicators take them one at a time.
 
-A mark says which bookies' copies are missing; it is removed only at the version that the replicator
-read after it had the ledger's lock, so that a ledger that is marked again meanwhile stays marked.
-A lock is leased: it ends with its owner. It is an optimisation, as two who repair one ledger do it
-no harm: what they change is guarded by the ledger's own version.
+A mark says which bookies' copies are missing. A replicator removes it only at the version that it
+read after it had the ledger's lock. So a ledger that is marked again meanwhile stays marked.
 
-A lock bears its owner's token, which is noted before the lock is written: whatever becomes of a
-write that was not answered, or of its caller, the owner knows the lock for its own. It takes the
-ledger with its next attempt, or gives it back when it closes.
+A lock is leased: it ends with its owner. It is an optimisation, because the ledger's own version
+guards what two concurrent repairs change. A lock contains its owner's token, which the owner notes
+before it writes the lock. So the owner recognises its lock even if the write was not answered. It
+takes the ledger with its next attempt, or gives it back when it closes.
 
 =============================================== ===============================================
 key                                             value
 =============================================== ===============================================
 ``underreplication/ledgers/000/…/0001``         the replicas that are missing, since when
 ``underreplication/locks/<19 digits>``          leased: who repairs the ledger
-``underreplication/disabled``                   there: nobody takes a ledger
+``underreplication/disabled``                   present: replicators take no ledger
 ``underreplication/lost_bookie_recovery_delay`` seconds, as decimal text
 ``underreplication/checks/<name>``              when a check of everything ended last, in ms
 =============================================== ===============================================
@@ -68,9 +67,9 @@ class _Held:
 
     token: str
     mark_version: int | None
-    """Of the mark when we locked it; None while nobody knows whether we did, or still do."""
+    """Of the mark when we locked it; None while it is unknown whether the lock is ours."""
     may_have_ended: bool = False
-    """Whether it was to be deleted together with the mark, and nobody knows if it was."""
+    """Whether its deletion together with the mark was sent and not answered."""
 
 
 class UnderreplicationManager:
@@ -105,7 +104,7 @@ class UnderreplicationManager:
     # ---- marks
 
     async def mark(self, ledger_id: int, replicas: Iterable[str]) -> None:
-        """Say that copies of a ledger are missing, besides those that are known to be.
+        """Mark more copies of a ledger as missing.
 
         Raises:
             BadRequestError: no replica is named, or one that is no bookie.
@@ -130,7 +129,7 @@ class UnderreplicationManager:
             try:
                 await self._store.put(key, encode_mark(marked), version=version)
             except BadVersionError:
-                continue  # somebody marked it, or it was repaired
+                continue  # another write marked it, or it was repaired
             return
 
     async def find(self, ledger_id: int) -> UnderreplicatedLedger | None:
@@ -166,7 +165,7 @@ class UnderreplicationManager:
             raise
 
     async def poll(self) -> int | None:
-        """Lock a marked ledger that nobody repairs; None if there is none just now."""
+        """Lock a marked ledger that is not under repair; None if there is none now."""
         locked = {_LOCKS.number_of(f"{keys.REPAIR_LOCKS}/{name}") for name in await self._locks()}
         locked -= {ledger_id for ledger_id, held in self._held.items() if held.mark_version is None}
         # Everybody begins somewhere else, so that workers do not race for the same ledgers.
@@ -209,12 +208,12 @@ class UnderreplicationManager:
                     [Put(key, value, version, ephemeral=True), Check(mark.key, mark.version)]
                 )
             except (BadVersionError, NoSuchKeyError):
-                continue  # somebody else locked it, or it was marked again, or repaired
+                continue  # another worker locked it, or it was marked again, or repaired
             self._held[ledger_id] = _Held(held.token, mark.version)
             return True
 
     async def mark_replicated(self, ledger_id: int) -> bool:
-        """Say that a ledger that we locked has all its copies, and give it back.
+        """Remove the mark of a ledger that is locked here and has all its copies; give it back.
 
         False if it stays marked: it was marked again meanwhile, or the lock is not ours any more.
         If this raises or is cancelled, it may have happened all the same; the next call finds out.
@@ -259,7 +258,7 @@ class UnderreplicationManager:
         return True
 
     async def release(self, ledger_id: int) -> None:
-        """Give a ledger back that stays marked; fine if it is not locked, or not by us any more."""
+        """Give back a ledger that stays marked; harmless if this worker does not have its lock."""
         async with self._serial:
             held = self._held.get(ledger_id)
             if held is not None:
@@ -268,7 +267,7 @@ class UnderreplicationManager:
     async def _give_back(self, ledger_id: int, held: _Held) -> None:
         if held.mark_version is None:
             await self._store.sync()  # a write that was not answered may be newer than what we read
-        # If this is not answered, the lock may be there or not: whoever asks next finds out.
+        # If this is not answered, the lock may exist or not; the next call finds out.
         self._doubt(ledger_id)
         lock = await self._own_lock(ledger_id, held)
         if lock is not None:
@@ -282,7 +281,7 @@ class UnderreplicationManager:
             self._held[ledger_id] = _Held(held.token, None)
 
     async def worker_of(self, ledger_id: int) -> str | None:
-        """Who repairs a ledger, or None."""
+        """The worker that repairs a ledger, or None."""
         key = _LOCKS.key(ledger_id)
         record = await self._store.get(key)
         return None if record is None else _lock_of(key, record.value)[0]
@@ -318,11 +317,11 @@ class UnderreplicationManager:
     # ---- switches and times
 
     async def disable(self) -> None:
-        """Let nobody take a ledger from now on; who has one goes on."""
+        """Forbid taking ledgers from now on; repairs under way continue."""
         await self._store.put(keys.REPAIR_DISABLED, b"")
 
     async def enable(self) -> None:
-        """Let ledgers be taken."""
+        """Allow taking ledgers."""
         try:
             await self._store.delete(keys.REPAIR_DISABLED)
         except NoSuchKeyError:
@@ -339,17 +338,17 @@ class UnderreplicationManager:
                 await anext(changes)
 
     async def lost_bookie_recovery_delay(self) -> int | None:
-        """For how many seconds a lost bookie is waited for; None where nobody decided."""
+        """The seconds to wait for a lost bookie; None if it was never set."""
         return await self._number(keys.LOST_BOOKIE_DELAY)
 
     async def set_lost_bookie_recovery_delay(self, seconds: int) -> None:
-        """Decide how long a lost bookie is waited for."""
+        """Set how long to wait for a lost bookie."""
         if seconds < 0:
-            raise BadRequestError(f"{seconds} seconds is no delay")
+            raise BadRequestError(f"a delay cannot be {seconds} seconds")
         await self._store.put(keys.LOST_BOOKIE_DELAY, b"%d" % seconds)
 
     async def initialize_lost_bookie_recovery_delay(self, seconds: int) -> bool:
-        """Decide it where nobody did; whether this call did."""
+        """Set the delay if it was never set; returns whether this call set it."""
         try:
             await self._store.put(keys.LOST_BOOKIE_DELAY, b"%d" % seconds, version=NOT_EXISTS)
         except KeyExistsError:
@@ -372,7 +371,7 @@ class UnderreplicationManager:
         return await self._number(_check_key(check))
 
     async def set_checked_ms(self, check: str, now_ms: int) -> None:
-        """Write down when a check ended."""
+        """Record when a check ended."""
         await self._store.put(_check_key(check), b"%d" % now_ms)
 
     async def _number(self, key: str) -> int | None:

@@ -12,10 +12,10 @@ from bookie.ids import BATCH_SIZE_BYTES_MAX
 
 
 class ClientSettings(Section):
-    """What a client of ledgers waits for, per batch, and holds in flight, per ledger.
+    """Timeouts of a client for one batch, and bounds on what it has in flight for one ledger.
 
     `connect` in Python, `bookie ledger` and `bookie bench` read it from the file that BOOKIE_CONFIG
-    names, and from BOOKIE_CLIENT__KEY; bookies do not look at it.
+    names, and from BOOKIE_CLIENT__KEY. Bookies ignore it.
     """
 
     own: ClassVar[bool] = True
@@ -23,8 +23,8 @@ class ClientSettings(Section):
     add_timeout_seconds: float = Field(
         default=5.0,
         gt=0,
-        description="Time for a bookie to answer an add before it is replaced. Not counted is how"
-        " long the client's own event loop stood still.",
+        description="Time for a bookie to answer an add before it is replaced. A pause of the "
+        "client's own event loop does not count.",
     )
     read_timeout_seconds: float = Field(
         default=5.0,
@@ -57,7 +57,7 @@ class ClientSettings(Section):
     tail_refresh_seconds: float = Field(
         default=10.0,
         gt=0,
-        description="A tailing reader that heard nothing for this long asks by itself.",
+        description="Silence after which a tailing reader asks by itself.",
     )
 
     @model_validator(mode="after")

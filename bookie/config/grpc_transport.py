@@ -1,14 +1,13 @@
-"""How gRPC waits for its sockets: chosen by its own variable, which it reads once, as it loads.
+"""How gRPC waits for its sockets: the value of its own variable, which it reads as it loads.
 
-gRPC for Python has two ways. Its older one polls the sockets in the thread that waits for
-completions. The event engine, the default of recent versions, has threads of its own for that: each
-message passes through two or three more of them on either side, and each of those has to be woken.
-Measured with version 1.85 between a bookie and a client on two cores: an append that is alone takes
-0.75 of the time with the older way (562 to 760 against 761 to 1061 us), batches of small entries
-are 3 to 11 % faster. A process with 200 or 1000 channels is about as fast with either, and its
-channels come back as soon after an outage.
+gRPC for Python has two ways. The older one polls the sockets in the thread that waits for
+completions. The event engine, the default of recent versions, has threads of its own: each message
+wakes two or three more of them on either side. Measured with version 1.85 between a bookie and a
+client on two cores: a single append takes 0.75 of the time with the older way (562 to 760 against
+761 to 1061 us). Batches of small entries are 3 to 11 % faster. With 200 or 1000 channels both are
+equally fast, also after an outage.
 
-The choice is gRPC's own and has no promise: it is made for the versions that it was measured with.
+gRPC does not promise the variable, so it is set only for the versions that were measured.
 """
 
 from __future__ import annotations
@@ -30,10 +29,9 @@ _VERSIONS: Final = ("1.85.",)
 
 @contextmanager
 def grpc_polling(environment: MutableMapping[str, str] | None = None) -> Iterator[None]:
-    """While the block loads gRPC, tell it to poll, unless the user has chosen (also by nothing).
+    """While the block loads gRPC, tell it to poll, unless the user has set the variable.
 
-    Children of this process do not inherit the choice. If gRPC is loaded already, whoever loaded it
-    has chosen.
+    Children of this process do not inherit it. If gRPC is loaded already, this changes nothing.
     """
     variables = os.environ if environment is None else environment
     is_chosen = GRPC_VARIABLE in variables or (environment is None and "grpc" in sys.modules)

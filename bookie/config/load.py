@@ -1,11 +1,10 @@
 """Settings from defaults < cluster < TOML file < environment < flags, or one sentence of refusal.
 
 A file holds one table per section. The variable ``BOOKIE_STORAGE__READ_THREADS`` sets the key
-``storage.read_threads``; names without a double underscore are other people's (Kubernetes sets
-``BOOKIE_PORT`` for a service called bookie), except ``BOOKIE_METADATA``, the short name of
-``BOOKIE_METADATA__URI`` that the command line knows too, and ``BOOKIE_CONFIG``, the file to read
-when no other is given. Flags are the `overrides` of the caller. Cluster settings come as a mapping:
-who asks the metadata store for them says when.
+``storage.read_threads``. Two names have no double underscore: ``BOOKIE_METADATA``, short for
+``BOOKIE_METADATA__URI``, and ``BOOKIE_CONFIG``, the file to read when the caller names none. Other
+such names are ignored: Kubernetes sets ``BOOKIE_PORT`` for a service called bookie. Flags are the
+`overrides` of the caller. Cluster settings come as a mapping; the caller fetches them.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ NO_CLUSTER: Mapping[str, str] = {}
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """One value that somebody set, and where, as the sentence of an error names it."""
+    """One value that was set, and where, as an error names it."""
 
     section: str
     key: str
@@ -289,7 +288,7 @@ def _sentence(problem: ErrorDetails, given: _AllGiven) -> str:
 
 
 def _part_of_cluster(text: str, given: _AllGiven, section: str = "") -> str:
-    """Which cluster settings a relation is about: nobody sees them in the bookie's own file."""
+    """Name the cluster settings of a relation: the bookie's own file does not show them."""
     words = set(text.replace(",", " ").split())
     found = [
         item.origin

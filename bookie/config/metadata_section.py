@@ -21,43 +21,45 @@ class MetadataSettings(Section):
     )
     configuration_uri: str = Field(
         default="",
-        description="A store of its own for namespaces and the policies of logs, which several"
-        " clusters may share; empty = the store of uri. Named as uri is, with the same"
-        " credentials.",
+        description="A separate store for namespaces and log policies, which several clusters "
+        "may share; empty means the store of uri. Written as uri is, with the same "
+        "credentials.",
     )
     session_timeout_seconds: float = Field(
         default=10.0,
         ge=1,
         le=300,
-        description="How long a silent bookie stays registered; its lease ends after this.",
+        description="How long a silent bookie stays registered: the time after which its "
+        "session ends.",
     )
     tls_ca_file: str = Field(
         default="",
-        description="Certificates (PEM) that sign those of the metadata servers; given, the"
-        " connections to zk:// and etcd:// are TLS.",
+        description="The CA certificates (PEM) of the metadata servers. If set, the connections "
+        "to zk:// and etcd:// use TLS.",
     )
     tls_certificate_file: str = Field(
         default="",
         description="Our own certificate (PEM), for servers that ask for one; needs tls_key_file.",
     )
     tls_key_file: str = Field(default="", description="The key (PEM) of our own certificate.")
-    user: str = Field(default="", description="Who we are to zk:// and etcd:// servers.")
+    user: str = Field(default="", description="The user name at zk:// and etcd:// servers.")
     password: SecretStr = Field(
         default=SecretStr(""),
-        description="The password of that user; better given as the variable"
-        " BOOKIE_METADATA__PASSWORD than written here.",
+        description="The password of that user. Better set the variable "
+        "BOOKIE_METADATA__PASSWORD than write it here.",
     )
     sasl_mechanism: Literal["none", "digest", "digest-md5"] = Field(
         default="none",
-        description="How user and password are shown to ZooKeeper: digest is its own scheme,"
-        " digest-md5 is SASL, none is not at all. etcd has one way of its own.",
+        description="How user and password are sent to ZooKeeper: digest is its own scheme, "
+        "digest-md5 is SASL, none sends neither. etcd has one way of its own.",
     )
     access: Literal["open", "user"] = Field(
         default="open",
-        description="Who may read and write what is put on ZooKeeper: open is everybody who reaches"
-        " the server, user is that user alone. The same for all that use the cluster. What lies"
-        " there already stays as it is. What all clusters share below /.bookie holds no records and"
-        " is open to all, but nobody may delete it. In etcd roles say it.",
+        description="Who may read and write records on ZooKeeper: open means every client of "
+        "the server, user means that user alone. Use one value for the whole "
+        "cluster. Existing records keep theirs. Nodes that all clusters share below "
+        "/.bookie hold no records; every client may use them, none may delete them. "
+        "In etcd use roles.",
     )
 
     @field_validator("uri", "configuration_uri")

@@ -18,18 +18,17 @@ from bookie.config.section import Section, is_dynamic
 from bookie.config.sections import Settings
 
 HEAD = """\
-# Settings of a bookie. Every key is listed; what is left out has its default.
-# A variable BOOKIE_SECTION__KEY wins over this file, a flag of the command over both. This file
-# wins over what `bookie cluster settings` says for all bookies of a cluster.
-# Sizes are bytes, or have a unit: "64KiB", "256MiB", "1GiB". An unknown key refuses to start.
-# A running bookie takes a new cluster setting within a second if it is marked as dynamic, and
-# else when it is started again.
+# Settings of a bookie. Every key is listed; a key that you leave out has its default.
+# Later ones win: `bookie cluster settings`, this file, a variable BOOKIE_SECTION__KEY, a flag.
+# Sizes are bytes, or have a unit: "64KiB", "256MiB", "1GiB".
+# An unknown key is an error at start-up. A running bookie takes a new cluster setting within a
+# second if it is marked as dynamic. Otherwise it takes it at its next start.
 """
 
 DEFAULTS_HEAD = (
     HEAD
     + """\
-# All keys are commented out, so that those of the cluster count: uncomment what you change.
+# All keys are commented out, so the settings of the cluster count. Uncomment what you change.
 """
 )
 
@@ -57,7 +56,7 @@ class SettingFact:
 
 
 def find_setting(name: str) -> SettingFact | None:
-    """The setting called ``section.key``, or None if there is none."""
+    """The setting ``section.key``, or None if it does not exist."""
     section, _, key = name.partition(".")
     if section not in Settings.model_fields:
         return None

@@ -1,7 +1,7 @@
-"""What all sections of the settings are, and what a setting may say of itself.
+"""The base class of all sections, and the marks of a setting.
 
-A setting is *dynamic* when a running bookie takes a new value without a restart, and a bookie's
-*own* when it makes no sense as one value for a whole cluster.
+A setting is *dynamic* if a running bookie takes a new value without a restart. It is a bookie's
+*own* if one value for a whole cluster makes no sense.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
 
 DYNAMIC: JsonDict = {"dynamic": True}
-"""For `Field(json_schema_extra=…)`: the component reads its section anew in each round."""
+"""For `Field(json_schema_extra=…)`: the component reads its section in each round."""
 
 OWN: JsonDict = {"own": True}
 """For `Field(json_schema_extra=…)`: never a cluster setting."""

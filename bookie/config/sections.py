@@ -28,18 +28,18 @@ ENTRY_OVERHEAD_BYTES = 12
 
 
 class BookieSettings(Section):
-    """Who this bookie is."""
+    """The identity of this bookie."""
 
     id: str = Field(
         default="",
-        description="The name under which ledgers know this bookie, for ever; letters, digits and"
-        " ._:- are allowed. Required to serve. Never derived from an address.",
+        description="The name of this bookie in ledgers, for ever; letters, digits and ._:- are "
+        "allowed. Required to serve. It is never derived from an address.",
         json_schema_extra=OWN,
     )
     labels: Labels = Field(
         default={},
-        description="Where it stands, for placement: a table of names and values,"
-        ' { zone = "a", rack = "r1" }.',
+        description='Its location, for placement: a table of names and values, { zone = "a", '
+        'rack = "r1" }.',
         json_schema_extra=DYNAMIC,
     )
 
@@ -52,7 +52,7 @@ class BookieSettings(Section):
 
 
 class ListenSettings(Section):
-    """Where clients connect."""
+    """The address for clients."""
 
     host: str = Field(
         default="127.0.0.1",
@@ -65,22 +65,22 @@ class ListenSettings(Section):
     )
     advertised_host: str = Field(
         default="",
-        description="The host that clients are told; empty means the listen host, or the name of"
-        " this machine where that is a wildcard.",
+        description="The host that clients connect to. Empty means the listen host, or the name "
+        "of this machine if the listen host is a wildcard.",
         json_schema_extra=OWN,
     )
     advertised_port: int = Field(
         default=0,
         ge=0,
         le=65535,
-        description="The port that clients are told; 0 means the listen port.",
+        description="The port that clients connect to; 0 means the listen port.",
     )
 
 
 class SessionSettings(Section):
     """What a bookie does when its session with the metadata store is in doubt.
 
-    It serves on meanwhile; when it gives up it exits with code 3.
+    It continues to serve. When it gives up, it exits with status 3.
     """
 
     policy: Literal["reconnect", "shutdown"] = Field(
@@ -126,7 +126,8 @@ class StorageSettings(Section):
     )
     block_alignment_bytes: Literal[512, 4096] = Field(
         default=512,
-        description="Blocks start at multiples of this: 512, or 4096 for a device that says so.",
+        description="Blocks start at multiples of this: 512, or 4096 for a device with such "
+        "sectors.",
     )
     checkpoint_journal_bytes: Size = Field(
         default=256 * MIB,
@@ -134,36 +135,48 @@ class StorageSettings(Section):
         description="Journal bytes after which the index is brought up to date; bounds replay.",
     )
     checkpoint_entries: int = Field(
-        default=1_000_000, ge=1, description="Entries after which the index is brought up to date."
+        default=1_000_000,
+        ge=1,
+        description="Entries after which the index is brought up to date. Adds wait when twice as"
+        " many have come while that is under way.",
     )
     checkpoint_interval_seconds: float = Field(
         default=60.0, gt=0, description="Time after which the index is brought up to date."
     )
-    vouch_idle_seconds: float = Field(
+    idle_marker_seconds: float = Field(
         default=1.0,
         gt=0,
-        description="Idle time after which an empty block vouches that the last one was synced.",
+        description="Idle time after which an empty block marks the last one as synced.",
     )
     read_threads: int = Field(
         default=4, ge=1, le=256, description="Threads for reads that the page cache cannot answer."
     )
+    page_cache_bytes: Size = Field(
+        default=GIB,
+        ge=0,
+        description="Newest journal bytes that stay in the page cache, and as much again of older"
+        " bytes that were read. What is behind is dropped once it is durable, because a page cache"
+        " that fills all memory halves the rate of adds. 0 leaves it to the kernel.",
+    )
     reserve_bytes: Size = Field(
         default=64 * MIB,
         ge=0,
-        description="Space held back on each device, when full, for fences, recovery and boots.",
+        description="Space reserved on each device for fences, recovery and starts on a full "
+        "device.",
     )
     index_map_bytes: Size = Field(
         default=TIB,
         ge=MIB,
         description="Address space of the index; it is sparse and cannot grow while in use.",
     )
-    page_gap_bytes: Size = Field(
-        default=4096, ge=0, description="Two reads this close together are made as one."
+    read_coalesce_gap_bytes: Size = Field(
+        default=4096, ge=0, description="Two reads with a gap of at most this size become one."
     )
     deleted_ledger_retention_seconds: float = Field(
         default=7 * 86400.0,
         ge=0,
-        description="How long a deleted ledger is remembered, so that a late writer is refused.",
+        description="How long a deleted ledger is remembered at least, so that a late writer is"
+        " refused. Only time counts in which garbage collection saw that the ledger stays deleted.",
     )
     compaction_live_share_minor: float = Field(
         default=0.5,
@@ -176,8 +189,8 @@ class StorageSettings(Section):
         default=0.8,
         ge=0,
         le=1,
-        description="A file with a smaller share of live data is compacted while all files together"
-        " have one, too.",
+        description="A file with a smaller share of live data is compacted while the share of "
+        "all files together is also smaller.",
         json_schema_extra=DYNAMIC,
     )
     compaction_bytes_per_second: Size = Field(
@@ -195,27 +208,28 @@ class StorageSettings(Section):
     journal_bytes_max: Size = Field(
         default=0,
         ge=0,
-        description="What the journal files may take together, for a journal with a device of its"
-        " own: beyond it their data moves to the ledgers directory. 0 means no limit.",
+        description="Bound on all journal files together, for a journal with a device of its "
+        "own. Beyond it their data moves to the ledgers directory. 0 means no "
+        "limit.",
         json_schema_extra=DYNAMIC,
     )
     scrub_bytes_per_second: Size = Field(
         default=4 * MIB,
         ge=0,
-        description="How fast all files and the index are read again and again to find damage;"
-        " 0 is off.",
+        description="How fast the scrubber reads all files and the index, again and again, to find "
+        "damage; 0 turns it off.",
         json_schema_extra=DYNAMIC,
     )
     sync_warn_seconds: float = Field(
         default=2.0,
         gt=0,
-        description="A sync that takes longer is reported. Less than the time after which clients"
-        " give up, so that whoever asks why finds it in the log.",
+        description="A slower sync is logged. Keep it below the timeout of clients, so that the "
+        "log explains their timeouts.",
     )
     sync_fail_seconds: float = Field(
         default=60.0,
         gt=0,
-        description="A sync that takes longer ends the process with exit code 74.",
+        description="A slower sync ends the process with exit status 74.",
     )
 
     @property
@@ -289,7 +303,7 @@ class NodeSettings(Section):
     integrity_check_bytes_per_second: Size = Field(
         default=32 * MIB,
         ge=64 * KIB,
-        description="How fast a check reads what it looks at.",
+        description="How fast a check reads.",
         json_schema_extra=DYNAMIC,
     )
 
@@ -301,33 +315,39 @@ class NodeSettings(Section):
 
 
 class GarbageSettings(Section):
-    """When ledgers that were deleted in the metadata store are deleted here."""
+    """When the bookie deletes ledgers that were deleted in the metadata store."""
 
     interval_seconds: float = Field(
         default=10.0,
         gt=0,
-        description="Time between two listings of the cluster's ledgers, and never less than 20"
-        " times what the last one took.",
+        description="Time between two listings of the cluster's ledgers; at least 20 times as "
+        "long as the last one took.",
         json_schema_extra=DYNAMIC,
     )
     grace_seconds: float = Field(
-        default=3.0,
+        default=86400.0,
         gt=0,
-        description="A ledger is deleted when two listings at least this far apart do not have it.",
+        le=1e9,
+        description="How long a ledger waits that is missing without proof of its deletion. "
+        "Only time in which this bookie listed the ledgers counts. A ledger with "
+        "proof goes at once.",
         json_schema_extra=DYNAMIC,
     )
     stop_share: float = Field(
         default=0.2,
         ge=0,
         le=1,
-        description="Nothing is deleted when more than this share of all ledgers would go at once,"
-        " and more than stop_ledgers of them; until an operator forces it.",
+        description="If more than this share of the ledgers here, and more than one, is missing "
+        "without proof, the bookie keeps all of them until an operator forces the "
+        "deletion.",
         json_schema_extra=DYNAMIC,
     )
-    stop_ledgers: int = Field(
-        default=1000,
-        ge=0,
-        description="The number of ledgers that may always go at once.",
+    proof_seconds: float = Field(
+        default=604800.0,
+        gt=0,
+        le=1e9,
+        description="How long the proof of a deletion stays in the metadata store. A bookie that is"
+        " away for longer gives the space back only after grace_seconds.",
         json_schema_extra=DYNAMIC,
     )
 
@@ -355,7 +375,10 @@ class RpcSettings(Section):
         description="Time for the answer to a ping before the connection is closed.",
     )
     ping_interval_seconds_min: float = Field(
-        default=10.0, ge=0, description="A peer that pings more often is disconnected."
+        default=10.0,
+        ge=0,
+        description="Shortest time between two pings of a peer; a peer that pings more often is "
+        "disconnected.",
     )
     connection_idle_seconds_max: float = Field(
         default=300.0, ge=1, description="A connection without a call is closed after this."

@@ -1,7 +1,7 @@
-"""What those who start the daemon tell it through its environment, beside settings.
+"""What the parent process passes to the daemon through its environment, beside settings.
 
-A service manager says how it wants to be notified, as `sd_notify(3)` defines it. A test of crashes
-says where the process shall be killed.
+A service manager names its notification socket, as `sd_notify(3)` defines it. A crash test names
+the place where the process is killed.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ FAILPOINT_VARIABLE = "BOOKIE_FAILPOINT"
 
 @dataclass(frozen=True, slots=True)
 class Supervision:
-    """How the service manager wants to be told.
+    """How to notify the service manager.
 
-    `notify_socket` is the path of a datagram socket (a leading ``@`` stands for the abstract
-    namespace), empty when nobody listens. `watchdog_seconds` is the silence after which the manager
-    kills this process, None when it does not watch.
+    `notify_socket` is the path of a datagram socket. A leading ``@`` stands for the abstract
+    namespace; the path is empty without a service manager. `watchdog_seconds` is the silence after
+    which the manager kills this process, or None without a watchdog.
     """
 
     notify_socket: str

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from bookie.telemetry.figures import Distribution, Tally
+from bookie.telemetry.fast_metrics import FastCounter, FastHistogram
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -50,19 +50,19 @@ class Metrics:
     """Every metric of one bookie, over its own registry.
 
     Most attributes are prometheus-client objects and may be used from any thread. What every
-    request writes is a `Tally` or a `Distribution`, which belong to the event loop's thread. Names
-    carry the prefix ``bookie_`` and end in their unit; label values come from closed sets, never
-    from ledgers or clients.
+    request writes is a `FastCounter` or a `FastHistogram`; these belong to the event loop's thread.
+    Names carry the prefix ``bookie_`` and end in their unit. Label values come from closed sets,
+    never from ledgers or clients.
     """
 
     journal_queue_bytes: Gauge
-    journal_queue_seconds: Distribution
-    journal_group_requests: Distribution
-    journal_group_bytes: Distribution
-    journal_write_seconds: Distribution
-    journal_sync_seconds: Distribution
-    journal_handback_seconds: Distribution
-    journal_bytes_total: Tally
+    journal_queue_seconds: FastHistogram
+    journal_group_requests: FastHistogram
+    journal_group_bytes: FastHistogram
+    journal_write_seconds: FastHistogram
+    journal_sync_seconds: FastHistogram
+    journal_handback_seconds: FastHistogram
+    journal_bytes_total: FastCounter
     checkpoint_seconds: Histogram
     index_commit_seconds: Histogram
     index_pages_total: Counter
@@ -77,19 +77,22 @@ class Metrics:
     garbage_seconds: Histogram
     garbage_ledgers_total: Counter
     garbage_stopped: Gauge
-    read_seconds: Distribution
+    garbage_waiting_ledgers: Gauge
+    read_seconds: FastHistogram
     reads_total: Counter
-    entries_added_total: Tally
-    bytes_added_total: Tally
-    entries_read_total: Tally
-    bytes_read_total: Tally
+    entries_added_total: FastCounter
+    bytes_added_total: FastCounter
+    entries_read_total: FastCounter
+    bytes_read_total: FastCounter
     requests_total: Counter
     reads_given_up_total: Counter
     in_flight_add_bytes: Gauge
+    adds_held_back: Gauge
     in_flight_read_bytes: Gauge
     ledger_states: Gauge
     integrity_check_needed: Gauge
     limbo_ledgers: Gauge
+    missing_entries: Gauge
     scrub_bytes_total: Counter
     scrub_passes_total: Counter
     lac_watches: Gauge
@@ -188,7 +191,7 @@ class Metrics:
         self.garbage_rounds_total = declare.counter(
             "garbage_rounds_total",
             "Rounds of garbage collection, by outcome: done, aborted (the metadata store did not"
-            " answer) or stopped (too many ledgers would have gone at once).",
+            " answer) or stopped (an operator has to decide first).",
             "outcome",
         )
         for outcome in GARBAGE_OUTCOMES:
@@ -200,7 +203,13 @@ class Metrics:
             "garbage_ledgers_total", "Ledgers deleted because the metadata store has them no more."
         )
         self.garbage_stopped = declare.gauge(
-            "garbage_stopped", "1 = too many ledgers would be deleted at once; an operator decides."
+            "garbage_stopped",
+            "1 = the metadata store went back in time, or too many ledgers are absent from it;"
+            " an operator decides.",
+        )
+        self.garbage_waiting_ledgers = declare.gauge(
+            "garbage_waiting_ledgers",
+            "Ledgers that are absent from the metadata store without proof of their deletion.",
         )
 
     def _declare_requests(self, declare: _Declare) -> None:
@@ -214,6 +223,9 @@ class Metrics:
         self.in_flight_add_bytes = declare.gauge(
             "in_flight_add_bytes", "Bytes of adds admitted and not yet answered."
         )
+        self.adds_held_back = declare.gauge(
+            "adds_held_back", "1 while adds wait for a checkpoint that is late, else 0."
+        )
         self.in_flight_read_bytes = declare.gauge(
             "in_flight_read_bytes", "Bytes reserved for reads that are not yet answered."
         )
@@ -223,7 +235,12 @@ class Metrics:
             "1 while durable data was found damaged or missing and has not been made whole.",
         )
         self.limbo_ledgers = declare.gauge(
-            "limbo_ledgers", "Ledgers in limbo at the last check: they get no negative answer."
+            "limbo_ledgers", "Ledgers in limbo: they get no negative answer."
+        )
+        self.missing_entries = declare.gauge(
+            "missing_entries",
+            "Entries that the last check did not find though ensembles give them to this bookie;"
+            " 0 before the first check.",
         )
         self.scrub_bytes_total = declare.counter(
             "scrub_bytes_total", "Bytes of files and index that the scrubber has read."
@@ -278,15 +295,15 @@ class _Declare:
 
         return Counter(f"bookie_{name}", text, labels, registry=self._registry)
 
-    def tally(self, name: str, text: str) -> Tally:
-        tally = Tally(f"bookie_{name}", text)
+    def tally(self, name: str, text: str) -> FastCounter:
+        tally = FastCounter(f"bookie_{name}", text)
         self._registry.register(tally)
         return tally
 
     def distribution(
         self, name: str, text: str, bounds: tuple[float, ...] = SECONDS_BUCKETS
-    ) -> Distribution:
-        distribution = Distribution(f"bookie_{name}", text, bounds)
+    ) -> FastHistogram:
+        distribution = FastHistogram(f"bookie_{name}", text, bounds)
         self._registry.register(distribution)
         return distribution
 
@@ -301,8 +318,8 @@ class _Declare:
 class _WithoutCreated:
     """A registry without the `_created` series.
 
-    They double the number of series and nobody asks for them; the library can only leave them out
-    for the whole process, which is not ours to decide.
+    They double the number of series without a use. The library can omit them only for the whole
+    process, which belongs to the embedding program.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:

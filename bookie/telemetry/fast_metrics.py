@@ -1,7 +1,7 @@
-"""Figures that every request writes: plain numbers, made into metrics when somebody scrapes.
+"""Counters and histograms that every request writes: plain numbers until a scrape.
 
-prometheus-client's own counter takes a lock and four calls to add a number, its histogram some
-twenty. These take one call and no lock, and so belong to one thread, the event loop's.
+prometheus-client's counter takes a lock and four calls to add a number; its histogram takes twenty.
+These take one call and no lock. Only the event loop's thread may write them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
 
-class Tally:
+class FastCounter:
     """A counter that only the event loop's thread writes."""
 
     __slots__ = ("_name", "_text", "value")
@@ -39,7 +39,7 @@ class Tally:
         return [CounterMetricFamily(self._name, self._text, value=self.value)]
 
 
-class Distribution:
+class FastHistogram:
     """A histogram that only the event loop's thread writes."""
 
     __slots__ = ("_bounds", "_counts", "_name", "_sum", "_text")

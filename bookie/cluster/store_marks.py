@@ -1,0 +1,51 @@
+"""Marks by which a metadata store shows that it went back in time.
+
+They only rise while a store is what it was: the counters of ledger ids, and the state number in a
+bookie's own cookie. One that is lower than it was, or gone, means that the store was restored from
+an older copy, or emptied.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from bookie.cluster import keys
+from bookie.cluster.cookies import CookieManager
+from bookie.cluster.instance import read_instance_id
+from bookie.cluster.ledger_ids import read_counters
+from bookie.errors import NoSuchKeyError
+from bookie.metadata.store import MetadataStore
+
+
+@dataclass(frozen=True, slots=True)
+class StoreMarks:
+    """What a store shows of its age. Everything is empty if it holds no cluster."""
+
+    instance_id: str = ""
+    counters: dict[int, int] = field(default_factory=dict)
+    """Bucket → the lowest ledger id in it that is not reserved."""
+    cookie_number: int | None = None
+    """The state number in the cookie of the bookie that asks; None without a cookie."""
+
+
+async def read_marks(store: MetadataStore, bookie_id: str) -> StoreMarks:
+    """The marks as every process sees them now: the store is synced first.
+
+    Raises:
+        NoSuchKeyError: the cluster is being removed.
+        FormatError: a mark is damaged, or a newer version wrote it.
+        MetadataUnavailableError: the store does not answer.
+    """
+    await store.sync()
+    try:
+        instance_id = await read_instance_id(store)
+    except NoSuchKeyError:
+        if await store.exists(keys.REMOVAL):
+            raise
+        return StoreMarks()
+    cookie = await CookieManager(store).read(bookie_id)
+    return StoreMarks(
+        instance_id,
+        await read_counters(store),
+        None if cookie is None else cookie.value.state_number,
+    )
