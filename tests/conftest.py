@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -49,8 +50,14 @@ QUICK = (TESTS / "unit", TESTS / "property")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Quick tests come last, so that two workers end together. The order is random otherwise."""
+    """Quick tests come last, so that the workers end together. The order is random otherwise."""
     items.sort(key=lambda item: any(part in QUICK for part in item.path.parents))
+
+
+def pytest_collection_finish() -> None:
+    """The collector no longer looks at what was imported, which lives as long as the process."""
+    gc.collect()
+    gc.freeze()
 
 
 THREAD_END_SECONDS_MAX = 5.0

@@ -17,6 +17,8 @@ TOGETHER = {
     "tests/fault/test_commands_on_a_cluster.py": "bookie local",
     "tests/fault/test_demo.py": "bookie local",
     "tests/fault/test_local_cluster.py": "bookie local",
+    # It parses every file once.
+    "tests/unit/test_tidy.py": "sources",
 }
 """File → the group that one process runs, one test after the other."""
 

@@ -44,17 +44,17 @@ from bookie.formats.blocks import (
     encode_block_header,
     padding,
 )
-from bookie.formats.digest import DigestType, digester_for
+from bookie.formats.digest import DigestType, digester_for_key
 from bookie.formats.entry import pack_batch
 from bookie.formats.index_rows import LedgerIndexRow
 from bookie.formats.records import encode_entries_head
 from bookie.server.loop import prepare_process
-from bookie.storage.boot import Identity
+from bookie.storage.boot.start import Identity
 from bookie.storage.directories import locked_directories
 from bookie.storage.engine import open_engine
 from bookie.storage.files import create_file, file_name
-from bookie.storage.index import CheckpointChange, LedgerChange
-from bookie.storage.write_cache import LocationTable
+from bookie.storage.index.entry_index import CheckpointChange, LedgerChange
+from bookie.storage.memtable import LocationTable
 from bookie.telemetry import Metrics
 
 IDENTITY = Identity("bench-1", "5c2b0c1e-0000-4000-8000-000000000001")
@@ -152,7 +152,7 @@ def records(shape: Shape) -> Iterator[tuple[bytes, int]]:
 
     Each ledger's ids ascend.
     """
-    digester = digester_for(DigestType.CRC32C, b"")
+    digester = digester_for_key(DigestType.CRC32C, b"")
     longest = os.urandom(2 * shape.size_bytes)
     draw = Random(shape.what)
     number = 0
@@ -322,7 +322,7 @@ def measure_full_index(root: Path, entries: int, ledgers: int) -> FullIndex:
 
 async def _forget_clean(root: Path) -> None:
     from bookie.env import open_lmdb
-    from bookie.storage.index import META_CLEAN, TABLES, Index
+    from bookie.storage.index.entry_index import META_CLEAN, TABLES, Index
 
     index = Index(open_lmdb(str(root / "ledgers" / "index"), 1 << 40, TABLES))
     index.put_meta({META_CLEAN: b"0"})

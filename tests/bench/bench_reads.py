@@ -26,7 +26,7 @@ from typing import Any
 from grpc import aio
 
 from bookie.client.reader import ReaderHandle
-from bookie.rpc.contract import SERVICE
+from bookie.rpc.interfaces import SERVICE
 from bookie.server.loop import run
 from tests.bench.processes import Served, process, served
 

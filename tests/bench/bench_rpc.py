@@ -35,7 +35,7 @@ from bookie.errors import BookieError
 from bookie.formats.commands import ReadCommand
 from bookie.formats.entry import pack_batch
 from bookie.ids import Status
-from bookie.rpc.channels import BookieChannel
+from bookie.rpc.client.channel import BookieChannel
 from bookie.rpc.codec import encode_add_request
 from tests.unit.rpc.fake_node import INSTANCE_ID
 from tests.unit.rpc.real_bookie import DIGESTER

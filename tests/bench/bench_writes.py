@@ -38,6 +38,8 @@ BATCH_ENTRIES = 256
 CALLS_IN_FLIGHT = 32
 APPENDS_IN_FLIGHT = 1000
 LEDGERS = (1, 100, 10_000)
+PART_BYTES, MUCH_BYTES = 2 << 30, 20 << 30
+"""What `after_much` measures at a time, and writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +142,54 @@ class Bench:
             for _ in range(ROUNDS)
         ]
         return statistics.median(rates)
+
+
+async def after_much(bench: Bench) -> None:
+    """Whether the rate of the first 2 GB holds: behind 20 GB, and behind a reader of all of them.
+
+    In bytes and not in seconds, because the page cache fills by bytes. A smaller device gets less.
+    """
+    payloads = [os.urandom(1024) for _ in range(BATCH_ENTRIES)]
+    free = shutil.disk_usage(bench.root).free
+    total = min(MUCH_BYTES, free // 2)
+    writer = await new_ledger(bench.real.client)
+    system: list[float] = []
+
+    async def rate(size: int) -> float:
+        calls = iter(range(size // (BATCH_ENTRIES * 1024)))
+
+        async def caller() -> None:
+            for _ in calls:
+                await writer.append_many(payloads)
+
+        begin, spent = time.perf_counter(), bench.real.system_seconds()
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(CALLS_IN_FLIGHT):
+                tasks.create_task(caller())
+        system.append((bench.real.system_seconds() - spent) / (size / 1024) * 1e6)
+        return size / 1024 / (time.perf_counter() - begin)
+
+    await rate(PART_BYTES // 8)
+    first = await rate(PART_BYTES)
+    parts = [await rate(PART_BYTES) for _ in range(total // PART_BYTES - 1)]
+    reader = await bench.real.client.open_ledger(writer.ledger_id)
+    async for _ in reader.read_batches():
+        pass
+    behind_reader = await rate(PART_BYTES)
+    await writer.close()
+    gigabytes = total >> 30
+    for what, got in (
+        (f"after {gigabytes} GB", parts[-1]),
+        ("after a reader of all", behind_reader),
+    ):
+        row(
+            f"adds 1024 B, {what}",
+            f"{got:,.0f}/s = {got / first:.0%}",
+            ">= 90% of the first 2 GB",
+            ok=got >= 0.9 * first,
+            note=f"first {first:,.0f}; each 2 GB {', '.join(f'{one:,.0f}' for one in parts)}; the"
+            f" bookie's system time {', '.join(f'{one:.2f}' for one in system[1:])} us an entry",
+        )
 
 
 def median(values: list[float]) -> float:
@@ -306,6 +356,7 @@ ROWS: dict[str, Callable[[Bench], Awaitable[None]]] = {
     "appends": many_appends,
     "lone": lone_append,
     "amplification": amplification,
+    "much": after_much,
     "ledgers": round_robin,
 }
 
@@ -315,7 +366,7 @@ async def measure(arguments: argparse.Namespace) -> None:
     root = Path(tempfile.mkdtemp(prefix="bookie-bench-", dir=arguments.directory))
     try:
         async with (
-            served(root / "real") as real,
+            served(root / "real", settings=arguments.settings) as real,
             served(root / "memory", memory=True, keeps=False) as memory,
         ):
             bench = Bench(real, memory, root, arguments.seconds)
@@ -331,6 +382,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0, help="time of each round")
     parser.add_argument("--only", nargs="+", choices=ROWS, default=list(ROWS))
     parser.add_argument("--directory", type=Path, default=Path.cwd())
+    parser.add_argument("--settings", default="", help="lines of the bookie's [storage] section")
     run(measure(parser.parse_args()))
 
 

@@ -33,10 +33,11 @@ from bookie.formats.commands import (
 from bookie.formats.registration import Endpoint, Registration
 from bookie.ids import MAX_ID, Status
 from bookie.metadata.connect import open_store
-from bookie.rpc.cold import Ranges
-from bookie.rpc.server import serve
+from bookie.rpc.server.grpc_server import serve
+from bookie.rpc.unary_codec import Ranges
 from bookie.server.loop import run
 from bookie.telemetry import Metrics
+from tests.entry_batches import merged
 
 _OK = Reply(Status.OK)
 
@@ -55,8 +56,10 @@ class _NoWatcher:
 class MemoryBookie:
     """Answers OK to everything, from memory."""
 
-    def __init__(self, instance_id: str, *, keeps: bool = True) -> None:
+    def __init__(self, instance_id: str, bookie_id: str = "memory", *, keeps: bool = True) -> None:
         self.instance_id = instance_id
+        self.bookie_id = bookie_id
+        self.incarnation = ""
         self._keeps = keeps
         self.settings = NodeSettings()
         self._batches: dict[int, list[EntryBatch]] = {}
@@ -74,6 +77,10 @@ class MemoryBookie:
         if command.batch is not None and self._keeps:
             self._batches.setdefault(command.ledger_id, []).append(command.batch)
         return Outcome.of(_OK)
+
+    def add_unnamed(self, command: AddCommand, admitted: int = 0, /) -> Outcome[Reply]:
+        """Nothing is remembered that could be lost."""
+        return self.add(command, admitted)
 
     def try_read(self, command: ReadCommand, /) -> ReadReply | None:
         """Nothing has to be waited for."""
@@ -102,7 +109,7 @@ class MemoryBookie:
             size += part.payload_bytes
         if not chosen:
             return ReadReply(Status.NO_SUCH_ENTRY, "no such entry", None, command.first_entry_id)
-        batch = EntryBatch.merge(chosen)
+        batch = merged(chosen)
         return ReadReply(Status.OK, "", batch, batch.last_entry_id + 1)
 
     async def read_lac(self, ledger_id: int, master_key: bytes) -> LacReply:
@@ -149,7 +156,7 @@ async def main(uri: str, bookie_id: str, *, keeps: bool) -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     async with open_store(uri) as store:
-        bookie = MemoryBookie(await read_instance_id(store), keeps=keeps)
+        bookie = MemoryBookie(await read_instance_id(store), bookie_id, keeps=keeps)
         async with serve(bookie, "127.0.0.1", 0, RpcSettings(drain_seconds=0.1), Metrics()) as port:
             endpoints = (Endpoint("bookie", "127.0.0.1", port, "grpc"),)
             registration = Registration(bookie_id, endpoints)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from grpc import aio
 
 from bookie._pb import etcd_pb2 as pb
-from bookie.metadata.etcd import EtcdStore
+from bookie.metadata.etcd.backend import EtcdStore
 from tests.bench.metadata_embedded import Ours
 from tests.servers.etcd import EtcdCluster, EtcdServer
 

@@ -43,6 +43,11 @@ class Served:
         fields = Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / _CLOCK_TICKS
 
+    def system_seconds(self) -> float:
+        """Processor time that the kernel has used for the bookie."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return int(fields[12]) / _CLOCK_TICKS
+
     def bytes_written(self) -> int:
         """Bytes that the bookie has caused to be sent to a device."""
         lines = Path(f"/proc/{self.pid}/io").read_text().splitlines()

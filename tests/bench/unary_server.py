@@ -15,7 +15,7 @@ from grpc import aio
 
 from bookie.config import RpcSettings
 from bookie.rpc import security
-from bookie.rpc.contract import SERVICE
+from bookie.rpc.interfaces import SERVICE
 from bookie.server.loop import run
 
 

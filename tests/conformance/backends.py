@@ -15,13 +15,13 @@ from typing import ClassVar, Self
 import pytest
 
 from bookie.metadata.connect import open_store
-from bookie.metadata.etcd import EtcdStore
-from bookie.metadata.local import LocalStore
-from bookie.metadata.memory import MemoryStore
+from bookie.metadata.etcd.backend import EtcdStore
+from bookie.metadata.local.backend import LocalStore
 from bookie.metadata.session_monitor import SessionMonitor
 from bookie.metadata.store import MetadataStore
-from bookie.metadata.zookeeper import ZooKeeperStore
+from bookie.metadata.zookeeper.backend import ZooKeeperStore
 from tests.servers.etcd import EtcdServer
+from tests.servers.memory import FaultyMemoryStore
 from tests.servers.proxy import Direction, Proxy
 from tests.servers.zookeeper import ZooKeeperServer, expire_session, new_scope
 
@@ -37,6 +37,8 @@ class Difference(enum.Enum):
     ACCESS_CONTROL = "records have access control"
     BASIC_NAMES = "keys have characters of Unicode's basic plane only"
     PARENTS_AGE = "a record that is put where others lie below is not seen as a first version"
+    PARENTS_STAY = "a parent stays when its last child goes with a session"
+    LATE_VERSIONS = "a version fits a later life of the record that its writer has not heard of"
     EXPIRY_RESYNCS = "a session that ends costs its own watches a resync"
 
 
@@ -75,6 +77,18 @@ class Backend(ABC):
     def sibling(self) -> AbstractAsyncContextManager[MetadataStore]:
         """A session with another store of the same servers, whose scope begins like ours."""
         raise NotImplementedError
+
+    inner_paths: ClassVar[tuple[str, ...]] = (
+        "/in",
+        "/a/deep/scope",
+        "/ledgers/in",
+        "/cookies/b1/in",
+        "/ledgers-2/7",
+    )
+    """What may follow `uri` in the URI of another store."""
+
+    shares_inner_scopes: ClassVar[bool] = False
+    """Whether keys of such a store are keys of ours, too."""
 
     can_stop: ClassVar[bool] = True
     """Whether `stop` works: sessions end by a clock and not by word only."""
@@ -123,6 +137,7 @@ class MemoryBackend(Backend):
 
     name = "memory"
     has_siblings = True
+    inner_paths = ()
     can_stop = False
 
     def __init__(self, request: pytest.FixtureRequest, directory: Path) -> None:
@@ -139,18 +154,19 @@ class MemoryBackend(Backend):
     def session(
         self, *, session_timeout_seconds: float = 30.0
     ) -> AbstractAsyncContextManager[MetadataStore]:
-        return open_store(self._uri, session_timeout_seconds=session_timeout_seconds)
+        name = self._uri.removeprefix("memory://")
+        return FaultyMemoryStore(name, session_timeout_seconds=session_timeout_seconds)
 
     async def expire(self, store: MetadataStore) -> None:
-        assert isinstance(store, MemoryStore)
+        assert isinstance(store, FaultyMemoryStore)
         store.expire_session()
 
     async def disconnect(self, store: MetadataStore) -> None:
-        assert isinstance(store, MemoryStore)
+        assert isinstance(store, FaultyMemoryStore)
         store.disconnect()
 
     async def reconnect(self, store: MetadataStore) -> None:
-        assert isinstance(store, MemoryStore)
+        assert isinstance(store, FaultyMemoryStore)
         store.reconnect()
 
 
@@ -159,6 +175,7 @@ class LocalBackend(Backend):
 
     name = "local"
     has_siblings = True
+    inner_paths = ("/in",)
     can_disconnect = False  # the disk is there or the process fails; nothing lies between
 
     def __init__(self, request: pytest.FixtureRequest, directory: Path) -> None:
@@ -194,6 +211,7 @@ class EtcdBackend(Backend):
 
     name = "etcd"
     has_siblings = True
+    shares_inner_scopes = True
     differences = MappingProxyType(
         {
             Difference.NO_TIMES: "etcd keeps none",
@@ -249,11 +267,14 @@ class ZooKeeperBackend(Backend):
 
     name = "zk"
     has_siblings = True
+    shares_inner_scopes = True
     differences = MappingProxyType(
         {
             Difference.COMMITS_SPLIT: "events do not say where a transaction ends",
             Difference.ACCESS_CONTROL: "every node has a list of who may do what",
             Difference.BASIC_NAMES: "the server refuses what Java writes as two characters",
+            Difference.PARENTS_STAY: "the server leaves the node",
+            Difference.LATE_VERSIONS: "the server compares versions within one life of a node",
             Difference.PARENTS_AGE: "the node was there before it had a record",
             Difference.EXPIRY_RESYNCS: "watches end with the connection",
         }

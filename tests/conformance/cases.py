@@ -27,6 +27,7 @@ NOT_OURS: dict[range, str] = {
     " numbers records, and what is looked up has a key of its own",
     range(85, 96): "no table view: nothing here keeps a whole prefix of typed records, the bookie"
     " directory and the typed cache are the two views there are",
+    range(105, 106): "no formatting of a cluster in place: it is nuked, and made again",
     range(96, 99): "no event synchronizer: last writer wins on wall clocks loses writes",
 }
 """Cases that no test can show, because we do without what they are about; each with the reason."""

@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
-from bookie.metadata.coordination.locks import LockManager
-from bookie.metadata.coordination.participant import Participant
+from bookie.coordination.locks import LockManager
+from bookie.coordination.participant import Participant
 from bookie.metadata.store import MetadataStore
 from tests.conformance.backends import Backend
 from tests.conformance.faulty_store import FaultyStore
@@ -25,9 +25,10 @@ class Client:
     locks: LockManager
 
     async def claims(self, path: str) -> list[str]:
-        """The keys of all claims on the lock `path`."""
+        """The keys of all claims on the lock `path`, in the order of the line."""
         await self.session.sync()
-        return [f"{path}/{name}" for name in await self.session.get_children(path)]
+        names = await self.session.get_children(path)
+        return [f"{path}/{name}" for name in sorted(names, key=lambda n: int(n.rpartition("-")[2]))]
 
 
 NewClient = Callable[..., Awaitable[Client]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Self
@@ -112,13 +112,9 @@ class FaultyStore(MetadataStore):
             raise MetadataUnavailableError("the test lost the reply")
         return answer
 
-    async def last_number(self) -> int:
-        self._ask("last_number")
-        return await self._store.last_number()
-
-    async def _number_above(self, last: int) -> None:
-        self._ask("number_above")
-        await self._store.number_above(last)
+    async def enclosing_scopes(self, names: Collection[str]) -> list[str]:
+        self._ask("enclosing_scopes")
+        return await self._store.enclosing_scopes(names)
 
     @asynccontextmanager
     async def watch(self, prefix: str) -> AsyncIterator[AsyncIterator[Change]]:

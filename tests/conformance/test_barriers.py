@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
+from bookie.coordination.barriers import DoubleBarrier
 from bookie.errors import MetadataUnavailableError, OperationTimeoutError
-from bookie.metadata.coordination.barriers import DoubleBarrier
 from tests.conformance.backends import Backend
-from tests.conformance.clients import NewClient
-from tests.conformance.waiting import settle
+from tests.conformance.clients import Client, NewClient
+from tests.conformance.waiting import settle, until_found
 
 
 async def test_all_begin_together_and_end_together(new_client: NewClient) -> None:
@@ -70,7 +70,7 @@ async def test_the_dead_hold_nobody_up(backend: Backend, new_client: NewClient) 
     alive, observer = await new_client(), await new_client()
     async with asyncio.timeout(30):
         async with backend.session(session_timeout_seconds=3.0) as session:
-            from bookie.metadata.coordination.participant import Participant
+            from bookie.coordination.participant import Participant
 
             async with Participant(session) as participant, asyncio.TaskGroup() as group:
                 dead = DoubleBarrier(participant, "/barrier", "z", 2)
@@ -81,3 +81,35 @@ async def test_the_dead_hold_nobody_up(backend: Backend, new_client: NewClient) 
         await barrier.__aexit__(None, None, None)
     await observer.session.sync()
     assert await observer.session.get_children("/barrier/members") == []
+
+
+async def test_who_comes_again_at_once_holds_nobody_up(new_client: NewClient) -> None:
+    """Its new membership has the name of the one that a slow process waits for."""
+    quick, slow = await new_client(), await new_client()
+
+    def barrier(client: Client, name: str) -> DoubleBarrier:
+        return DoubleBarrier(client.participant, "/barrier", name, 2, timeout_seconds=20)
+
+    async def pass_through(client: Client, name: str) -> None:
+        async with barrier(client, name):
+            pass
+
+    async def has_come_again() -> bool:
+        await slow.session.sync()
+        return again is not None and await slow.session.get_children("/barrier/members") == ["a"]
+
+    first, second = barrier(quick, "a"), barrier(slow, "b")
+    again: asyncio.Task[None] | None = None
+    async with asyncio.TaskGroup() as group:
+        entering = group.create_task(first.__aenter__())
+        await second.__aenter__()
+        await entering
+        slow.store.hold_changes.clear()
+        leaving = group.create_task(second.__aexit__(None, None, None))
+        await first.__aexit__(None, None, None)
+        again = group.create_task(pass_through(quick, "a"))
+        await until_found(has_come_again)
+        slow.store.hold_changes.set()
+        async with asyncio.timeout(10):
+            await leaving
+        await pass_through(slow, "b")

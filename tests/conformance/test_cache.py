@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from bookie.coordination.cache import Cached, JsonCodec, MetadataCache
 from bookie.errors import (
     BadRequestError,
     FormatError,
@@ -17,11 +18,10 @@ from bookie.errors import (
     MetadataUnavailableError,
     NoSuchKeyError,
 )
-from bookie.metadata.coordination.cache import Cached, JsonCodec, MetadataCache
 from bookie.metadata.store import Resync, Stat, WatchEvent
 from tests.conformance.backends import Backend
 from tests.conformance.clients import Client, NewClient
-from tests.conformance.waiting import settle, until, until_found
+from tests.conformance.waiting import until, until_found
 
 Json = MetadataCache[Any]
 NewCache = Callable[..., Awaitable[Json]]
@@ -119,6 +119,14 @@ async def test_values_are_created_updated_and_deleted(cache: Json) -> None:
     await cache.delete(KEY)
     assert cache.get_if_cached(KEY) is None
     assert await cache.get(KEY) is None
+
+
+async def test_null_is_a_value(cache: Json) -> None:
+    await cache.create(KEY, None)
+    assert await cache.read_modify_update(KEY, lambda old: [old]) == [None]
+    assert await cache.get(KEY) == [None]
+    await cache.put(KEY, None)
+    assert await cache.read_modify_update_or_create(KEY, lambda _: 1) == 1
 
 
 async def test_a_remembered_absence_ends(client: Client, cache: Json) -> None:
@@ -268,19 +276,19 @@ async def test_a_load_that_a_change_overtook_is_not_kept(
     cache = await new_cache(on_change=heard.append)
     await client.session.put(KEY, b"1")
     await until(lambda: len(heard) == 1)
-    answer = asyncio.Event()
+    was_read, answer = asyncio.Event(), asyncio.Event()
     original = client.store.get
 
     async def slow(key: str) -> Any:
         record = await original(key)
+        was_read.set()
         await answer.wait()
         return record
 
     client.store.get = slow  # type: ignore[method-assign]
     async with asyncio.TaskGroup() as group:
         loading = group.create_task(cache.get(KEY))
-        await until(lambda: client.store.counts["get"] == 1)
-        await settle()
+        await was_read.wait()
         await client.session.put(KEY, b"2")
         await until(lambda: len(heard) == 2)
         answer.set()

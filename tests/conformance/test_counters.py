@@ -6,9 +6,14 @@ import asyncio
 
 import pytest
 
-from bookie.errors import BadVersionError, FormatError, MetadataUnavailableError
-from bookie.metadata.coordination.counters import ATTEMPTS_MAX, Counter
-from bookie.metadata.coordination.participant import Participant
+from bookie.coordination.counters import ATTEMPTS_MAX, Counter
+from bookie.coordination.participant import Participant
+from bookie.errors import (
+    BadRequestError,
+    BadVersionError,
+    FormatError,
+    MetadataUnavailableError,
+)
 from tests.conformance.backends import Backend
 from tests.conformance.clients import Client, NewClient
 
@@ -75,3 +80,12 @@ async def test_what_is_no_counter_is_left_alone(client: Client) -> None:
     record = await client.session.get("/counter")
     assert record is not None
     assert record.value == b"seven"
+
+
+@pytest.mark.parametrize("count", [0, -3])
+async def test_no_less_than_one_number_is_reserved(client: Client, count: int) -> None:
+    with pytest.raises(BadRequestError, match="cannot be reserved"):
+        await Counter(client.participant, "/counter").reserve(count)
+    with pytest.raises(BadRequestError, match="cannot be reserved"):
+        await Counter(client.participant, "/counter", block=count).next()
+    assert await client.session.get("/counter") is None

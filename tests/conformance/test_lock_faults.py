@@ -7,10 +7,18 @@ from collections.abc import Sequence
 
 import pytest
 
-from bookie.errors import LockBusyError, LockLostError, MetadataUnavailableError
-from bookie.metadata.coordination.election import Election, LeaderState
-from bookie.metadata.coordination.lock import Lock, LockState
-from bookie.metadata.store import Operation
+from bookie.coordination.election import Election, LeaderState
+from bookie.coordination.lock import Lock, LockState
+from bookie.coordination.locks import LockManager
+from bookie.coordination.membership import Member
+from bookie.coordination.queues import Queue
+from bookie.errors import (
+    BadVersionError,
+    LockBusyError,
+    LockLostError,
+    MetadataUnavailableError,
+)
+from bookie.metadata.store import Operation, Put
 from tests.conformance.backends import Backend
 from tests.conformance.clients import Client, NewClient
 from tests.conformance.waiting import cancel_in, settle, until, until_found
@@ -208,3 +216,89 @@ async def refused(client: Client) -> bool:
     except LockBusyError:
         return True
     return False
+
+
+# ---- outlived
+
+
+async def let_it_hang_past_its_end(
+    backend: Backend, holder: Client, other: Client, key: str
+) -> None:
+    """Its session ends, and the recipes of `holder` hear nothing from the store until they may."""
+    epoch = holder.participant.session_epoch
+    holder.store.is_down = True
+    await backend.expire(holder.session)
+    await until(lambda: holder.participant.session_epoch > epoch)
+
+    async def is_gone() -> bool:
+        await other.session.sync()
+        return await other.session.get(key) is None
+
+    await until_found(is_gone)
+
+
+async def test_a_dead_holder_takes_no_live_lock_back(
+    backend: Backend, new_client: NewClient
+) -> None:
+    """Although the numbers of claims begin anew when the record above them does."""
+    dead, middle, alive = (
+        await new_client(session_timeout_seconds=3.0),
+        *[await new_client() for _ in range(2)],
+    )
+    late = await dead.locks.try_acquire(PATH)
+    check = late.check()
+    await let_it_hang_past_its_end(backend, dead, middle, check.key)
+    async with await middle.locks.acquire(PATH):
+        pass
+    await middle.session.delete_recursive("/locks")
+    await alive.session.sync()
+    async with await alive.locks.acquire(PATH) as lock:
+        dead.store.is_down = False
+        await until(lambda: late.state in (LockState.HELD, LockState.LOST))
+        assert late.state is LockState.LOST
+        await until(lambda: dead.participant.is_certain)
+        with pytest.raises(BadVersionError):
+            await dead.session.transaction([check, Put("/effect", b"dead")])
+        await alive.session.transaction([lock.check(), Put("/effect", b"alive")])
+        assert lock.is_held
+        assert await alive.claims(PATH) == [lock.check().key]
+
+
+async def test_a_dead_leader_takes_no_election_back(
+    backend: Backend, new_client: NewClient
+) -> None:
+    dead, alive = await new_client(session_timeout_seconds=3.0), await new_client()
+    async with Election(dead.participant, PATH) as late, Election(alive.participant, PATH) as other:
+        assert await late.elect() is LeaderState.LEADING
+        check = late.lock.check()
+        await let_it_hang_past_its_end(backend, dead, alive, check.key)
+        await alive.session.delete_recursive("/locks")
+        assert await other.elect() is LeaderState.LEADING
+        dead.store.is_down = False
+        await until(lambda: late.state in (LeaderState.LEADING, LeaderState.FOLLOWING))
+        assert late.state is LeaderState.FOLLOWING
+        assert other.state is LeaderState.LEADING
+        with pytest.raises(BadVersionError):
+            await dead.session.transaction([check])
+        await alive.session.transaction([other.lock.check()])
+
+
+# ---- left behind
+
+
+async def test_used_locks_leave_nothing_in_the_process(client: Client) -> None:
+    participant = client.participant
+    for number in range(3):
+        manager = LockManager(participant)
+        async with await manager.acquire(f"/locks/{number}"):
+            pass
+        async with Election(participant, "/election") as election:
+            await election.elect()
+            await election.leader()
+        queue = Queue(participant, "/queue")
+        await queue.put(b"")
+        await (await queue.take()).done()
+        async with Member(participant, "/members/me", b""):
+            pass
+    await until(lambda: not participant._listeners)
+    assert (participant._closers, participant._live) == ({}, set())

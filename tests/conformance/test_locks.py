@@ -8,6 +8,9 @@ from functools import partial
 
 import pytest
 
+from bookie.coordination.lock import Lock, LockState
+from bookie.coordination.locks import LockManager
+from bookie.coordination.participant import Participant
 from bookie.errors import (
     BadVersionError,
     LockBusyError,
@@ -17,9 +20,6 @@ from bookie.errors import (
     OperationTimeoutError,
 )
 from bookie.formats.claim import Claim, encode_claim
-from bookie.metadata.coordination.lock import Lock, LockState
-from bookie.metadata.coordination.locks import LockManager
-from bookie.metadata.coordination.participant import Participant
 from bookie.metadata.store import Put
 from tests.conformance.backends import Backend
 from tests.conformance.clients import Client, NewClient

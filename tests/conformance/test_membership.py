@@ -6,6 +6,9 @@ import asyncio
 
 import pytest
 
+from bookie.coordination.discovery import Discovery
+from bookie.coordination.membership import Group, GroupView
+from bookie.coordination.participant import Participant
 from bookie.errors import (
     BadRequestError,
     BookieError,
@@ -14,9 +17,6 @@ from bookie.errors import (
     MetadataUnavailableError,
 )
 from bookie.formats.service_instance import ServiceInstance
-from bookie.metadata.coordination.discovery import Discovery
-from bookie.metadata.coordination.membership import Group, GroupView
-from bookie.metadata.coordination.participant import Participant
 from tests.conformance.backends import Backend
 from tests.conformance.clients import Client, NewClient
 from tests.conformance.waiting import settle, until, until_found

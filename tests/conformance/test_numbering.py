@@ -1,4 +1,4 @@
-"""The numbers of sequential records beyond a single key, and in copies of stores."""
+"""The numbers of sequential records of one parent, and copies of stores with queues."""
 
 from __future__ import annotations
 
@@ -7,73 +7,23 @@ from pathlib import Path
 
 import pytest
 
-from bookie.errors import BadRequestError
-from bookie.metadata.coordination.participant import Participant
-from bookie.metadata.coordination.queues import Queue
-from bookie.metadata.records import LAST_NUMBER_MAX, NOT_EXISTS, Put
+from bookie.coordination.participant import Participant
+from bookie.coordination.queues import Queue
+from bookie.errors import MetadataError
+from bookie.metadata.export import export_lines, import_records, migrate, parse_export
 from bookie.metadata.store import MetadataStore
-from bookie.metadata.transfer import export_lines, import_records, migrate, parse_export
 from tests.conformance.backends import BACKENDS, Backend
 
 
-async def number(store: MetadataStore, key: str) -> int:
-    """Put a sequential record; its number."""
-    stat = await store.put(key, b"", sequential=True)
-    return int(stat.key.removeprefix(key))
-
-
-async def test_no_number_is_above_the_last_one(store: MetadataStore) -> None:
-    """Whatever the key, and whether the record is there."""
-    given = 0
-    for key in ("/q/n-", "/q/m-", "/other/n-", "/q/n-", "/top-"):
-        given = await number(store, key)
-        assert await store.last_number() >= given
-    await store.delete_recursive("/q")
-    assert await store.last_number() >= given
-
-
-@pytest.mark.parametrize("last", [1_000_000, 3_000_000_000, 12_345_678_901_234])
-async def test_numbers_go_on_above_what_they_are_told(backend: Backend, last: int) -> None:
-    """For keys that have numbers, for new ones, and for stores that open later."""
-    async with backend.session() as store:
-        before = await number(store, "/q/n-")
-        await store.number_above(last)
-        assert await store.last_number() >= last
-        first = await number(store, "/q/n-")
-        assert first > last > before
-        assert await number(store, "/q/n-") > first
-        assert await number(store, "/new/n-") > last
-        transaction = [Put("/t/a-", b"", sequential=True), Put("/t/b", b"", NOT_EXISTS)]
-        stat = (await store.transaction(transaction))[0]
-        assert stat is not None
-        assert int(stat.key.removeprefix("/t/a-")) > last
-        await store.number_above(5)
-        assert await number(store, "/q/n-") > first, "nothing is lowered"
-    async with backend.session() as store:
-        assert await number(store, "/newer/n-") > last
-        assert await number(store, "/q/n-") > first
-
-
-async def test_an_open_store_hears_of_it(backend: Backend) -> None:
-    """Although it has seen smaller numbers of the same key."""
-    store, other = await backend.open(), await backend.open()
-    await number(store, "/q/n-")
-    await number(other, "/q/n-")
-    await other.number_above(10**6)
-    assert await number(store, "/q/n-") > 10**6
-    assert await number(store, "/new/n-") > 10**6
-    again = await backend.open()
-    assert await number(again, "/q/n-") > 10**6
-    await other.number_above(10**12)
-    assert await number(again, "/q/n-") > 10**12
-
-
-async def test_numbers_that_are_too_long_are_refused(store: MetadataStore) -> None:
-    with pytest.raises(BadRequestError):
-        await store.number_above(LAST_NUMBER_MAX + 1)
-    await store.number_above(LAST_NUMBER_MAX)
-    given = await number(store, "/q/n-")
-    assert given > LAST_NUMBER_MAX
+async def test_ephemeral_records_of_one_parent_are_numbered_together(backend: Backend) -> None:
+    """Whatever their keys and whoever puts them, as long as one of them is there."""
+    stores = [await backend.open(), await backend.open()]
+    numbers = []
+    for name in ("b-", "a-", "b-", "c-"):
+        for store in stores:
+            stat = await store.put(f"/line/{name}", b"", ephemeral=True, sequential=True)
+            numbers.append(int(stat.key.removeprefix(f"/line/{name}")))
+    assert numbers == sorted(set(numbers))
 
 
 @pytest.fixture(params=sorted(BACKENDS))
@@ -85,35 +35,31 @@ async def target(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
 
 
 @pytest.mark.parametrize("by_file", [False, True], ids=["migrate", "import"])
-async def test_a_queue_goes_on_in_a_copy(
+async def test_a_store_with_queued_items_is_not_copied(
     store: MetadataStore, target: MetadataStore, by_file: bool
 ) -> None:
-    """What was put before is taken before, and nothing is stuck or lost."""
-    # Of ten digits, and the first is greater than that of the next eleven.
-    await store.number_above(2_500_000_000)
+    """Nothing is written as long as an item waits; the emptied queue works in the copy."""
+
+    async def copy() -> None:
+        if by_file:
+            lines = [line async for line in export_lines(store)]
+            await import_records(target, parse_export(lines))
+        else:
+            await migrate(store, target)
+
+    await store.put("/LAYOUT", b"")
     async with Participant(store) as participant:
-        queue = Queue(participant, "/queue")
-        for item in range(6):
-            await queue.put(b"old %d" % item)
-        for _ in range(2):
-            async with await queue.take():
-                pass
-    gone = await number(store, "/ids/id-")
-    await store.delete_recursive("/ids")
-    if by_file:
-        lines = [line async for line in export_lines(store)]
-        copied = await import_records(target, parse_export(lines))
-    else:
-        copied = await migrate(store, target)
-    assert copied.last_number >= gone
-    assert await number(target, "/ids/id-") > gone
+        queue = Queue(participant, "/some/queue")
+        await queue.put(b"old")
+        with pytest.raises(MetadataError, match="let consumers empty the queue /some/queue first"):
+            await copy()
+        assert await target.get_children("/") == []
+        async with await queue.take():
+            pass
+    await copy()
+    assert await target.exists("/LAYOUT")
     async with Participant(target) as participant:
-        queue = Queue(participant, "/queue")
-        for item in range(3):
-            await queue.put(b"new %d" % item)
-        taken = []
-        for _ in range(7):
-            async with await queue.take(timeout_seconds=20) as found:
-                taken.append(found.value)
-        assert await queue.size() == 0
-    assert taken == [b"old %d" % n for n in range(2, 6)] + [b"new %d" % n for n in range(3)]
+        queue = Queue(participant, "/some/queue")
+        await queue.put(b"new")
+        async with await queue.take(timeout_seconds=20) as found:
+            assert found.value == b"new"

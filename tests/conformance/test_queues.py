@@ -9,6 +9,7 @@ from functools import partial
 
 import pytest
 
+from bookie.coordination.queues import Queue, Taken
 from bookie.errors import (
     LockLostError,
     MetadataUnavailableError,
@@ -16,7 +17,6 @@ from bookie.errors import (
     OperationTimeoutError,
     SessionLostError,
 )
-from bookie.metadata.coordination.queues import Queue, Taken
 from bookie.metadata.store import Operation
 from tests.conformance.backends import Backend
 from tests.conformance.clients import Client, NewClient
@@ -295,3 +295,34 @@ async def test_a_taker_that_is_cancelled_late_takes_nothing(client: Client, turn
 
 async def _is_free(client: Client) -> bool:
     return not await client.session.get_children("/queue/taken")
+
+
+async def test_a_dead_consumer_is_not_done_with_a_new_item(
+    backend: Backend, new_client: NewClient
+) -> None:
+    """Of the same name, because the queue was deleted and its numbers may begin anew."""
+    dead, alive = await new_client(session_timeout_seconds=3.0), await new_client()
+    queue, late_queue = (Queue(c.participant, "/queue") for c in (alive, dead))
+    await queue.put(b"old")
+    await dead.session.sync()
+    late = await late_queue.take()
+    await alive.session.delete_recursive("/queue")
+    await queue.put(b"new")
+    taken = await queue.take(timeout_seconds=20)
+    with pytest.raises(LockLostError):
+        await late.done()
+    assert (taken.value, await queue.size()) == (b"new", 1)
+    await taken.done()
+
+
+async def test_who_is_done_too_late_keeps_no_new_item_from_others(client: Client) -> None:
+    """The items were deleted, and numbered anew, while one was worked on."""
+    queue = Queue(client.participant, "/queue")
+    await queue.put(b"old")
+    late = await queue.take()
+    await client.session.delete_recursive("/queue/items")
+    await queue.put(b"new")
+    with pytest.raises(LockLostError):
+        await late.done()
+    assert await queue.size() == 1
+    assert await take(queue) == b"new"

@@ -10,7 +10,7 @@ import pytest
 
 from bookie.errors import BadVersionError, NoSuchKeyError
 from bookie.metadata.store import Check, Commit, Delete, MetadataStore, Put, Resync
-from bookie.metadata.subscription import Subscription
+from bookie.metadata.watches import Subscription
 from tests.conformance.backends import Backend, Difference
 from tests.conformance.streams import (
     CREATED,

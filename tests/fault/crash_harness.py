@@ -23,19 +23,19 @@ import crc32c
 from bookie.cluster.instance import initialize_cluster
 from bookie.errors import BookieError, BookieUnreachableError, ShuttingDownError
 from bookie.formats.commands import ReadCommand, ReadReply
-from bookie.formats.digest import DigestType, derive_key, digester_for
+from bookie.formats.digest import DigestType, derive_key, digester_for_key
 from bookie.formats.entry import pack_batch, pack_lac
 from bookie.ids import Status
 from bookie.metadata.connect import open_store
-from bookie.rpc.channels import BookieChannel
+from bookie.rpc.client.channel import BookieChannel
 from bookie.rpc.codec import encode_add_request
-from bookie.server.local.layout import Layout, Member, write_configuration
+from bookie.server.local.layout import Layout, LocalBookie, write_configuration
 from bookie.server.local.process import BookieProcess
 from tests.servers.ports import claimed_ports
 
 PASSWORD = b"secret"
 KEY = derive_key(PASSWORD)
-DIGESTER = digester_for(DigestType.CRC32C, PASSWORD)
+DIGESTER = digester_for_key(DigestType.CRC32C, derive_key(PASSWORD))
 CALL_SECONDS = 10.0
 LIFE_SECONDS_MAX = 30.0
 """A life whose failpoint is not passed by then is ended by SIGKILL from outside."""
@@ -50,7 +50,7 @@ SETTINGS: Mapping[str, Mapping[str, object]] = {
         "checkpoint_journal_bytes": "5MiB",
         "checkpoint_entries": 3000,
         "checkpoint_interval_seconds": 0.3,
-        "vouch_idle_seconds": 0.05,
+        "idle_marker_seconds": 0.05,
         "index_map_bytes": "1GiB",
         "reserve_bytes": "1MiB",
         # Whatever leaves the open journal is moved into logs, although all of it is alive.
@@ -135,7 +135,7 @@ class CrashHarness:
         self.journal_is_gone = False
         """From then on an answer is no promise: see where it is set."""
         port, http_port = claimed_ports(2)
-        member = Member("b1", port, http_port)
+        member = LocalBookie("b1", port, http_port)
         layout = Layout(f"local://{directory}/metadata", (member,))
         write_configuration(directory, layout, member, settings)
         self._metadata_uri = layout.metadata_uri
@@ -173,7 +173,7 @@ class CrashHarness:
 
     # --- a life ------------------------------------------------------------------------------
 
-    def _new_process(self, member: Member, directory: Path) -> BookieProcess:
+    def _new_process(self, member: LocalBookie, directory: Path) -> BookieProcess:
         return BookieProcess(member, directory)
 
     async def _end(self, kill: Kill) -> None:

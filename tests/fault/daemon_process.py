@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import sys
+from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from bookie.cluster.instance import initialize_cluster
+from bookie.errors import MetadataUnavailableError
 from bookie.metadata.connect import open_store
 from bookie.server.local.process import child_environment
 from tests.servers.ports import claimed_ports
@@ -50,6 +53,30 @@ class Home:
         path = self.path / "bookie.toml"
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
         return path
+
+
+async def suspend(process: Process, metadata_uri: str) -> None:
+    """SIGSTOP: connections stand, and nothing is answered.
+
+    A process that is stopped inside a write transaction of a `local` store stops every writer of
+    it. Such a one goes on for a moment and is stopped again, because others shall write.
+    """
+    while True:
+        process.send_signal(signal.SIGSTOP)
+        if await _can_be_written(metadata_uri):
+            return
+        process.send_signal(signal.SIGCONT)
+        await asyncio.sleep(0.05)
+
+
+async def _can_be_written(uri: str) -> bool:
+    if not uri.startswith("local:"):
+        return True
+    try:
+        async with open_store(uri, session_timeout_seconds=2):
+            return True  # the beginning of a session was a write
+    except MetadataUnavailableError:
+        return False
 
 
 async def new_home(path: Path) -> Home:

@@ -14,8 +14,8 @@ from bookie.cluster.registration import RegistrationManager
 from bookie.errors import BadVersionError, IdentityError, MetadataError, SessionLostError
 from bookie.formats.registration import Endpoint, Registration
 from bookie.metadata.connect import open_store
-from bookie.metadata.local import LocalStore
-from bookie.metadata.local_tree import TreeWriter
+from bookie.metadata.local.backend import LocalStore
+from bookie.metadata.local.tree import TreeWriter
 from bookie.metadata.store import Delete, MetadataStore, Put
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -105,7 +106,7 @@ def test_a_ledger_has_one_writer(shell: Shell) -> None:
     shell.ok("ledger", "append", ledger, stdin=b"one\n")
     assert "has its writer" in shell.refused("ledger", "append", ledger)
     shown = json.loads(shell.ok("ledger", "show", ledger, "-o", "json"))
-    assert (shown["state"], shown["last_entry"], shown["bytes"]) == ("CLOSED", 0, 3)
+    assert (shown["state"], shown["last_entry_id"], shown["bytes"]) == ("CLOSED", 0, 3)
     assert len(shown["fragments"][0]["bookies"]) == 3
 
 
@@ -115,7 +116,7 @@ def test_left_open_then_recovered(shell: Shell) -> None:
     shell.ok("ledger", "append", ledger, "--no-close", stdin=b"one\ntwo\n")
     assert shell.ok("ledger", "read", ledger) == b"one\ntwo\n"
     recovered = json.loads(shell.ok("ledger", "recover", ledger, "-o", "json"))
-    assert (recovered["state"], recovered["last_entry"]) == ("CLOSED", 1)
+    assert (recovered["state"], recovered["last_entry_id"]) == ("CLOSED", 1)
     assert shell.ok("ledger", "read", ledger) == b"one\ntwo\n"
 
 
@@ -151,7 +152,7 @@ def test_tail_follows_a_writer(shell: Shell) -> None:
             [*words, "append", ledger], stdin=subprocess.PIPE, env=shell.environment
         ) as writer,
         subprocess.Popen(
-            [*words, "tail", ledger, "--start", "0"],
+            [*words, "tail", ledger],
             stdout=subprocess.PIPE,
             env=shell.environment,
         ) as tail,
@@ -173,7 +174,7 @@ def test_list_status_and_delete(shell: Shell) -> None:
 
     def listed() -> set[str]:
         rows = json.loads(shell.ok("ledger", "list", "-o", "json"))
-        return {str(row["ledger"]) for row in rows}
+        return {str(row["ledger_id"]) for row in rows}
 
     assert ledger in listed()
     status = json.loads(shell.ok("cluster", "status", "-o", "json"))
@@ -204,7 +205,6 @@ def test_password(shell: Shell) -> None:
     [
         (["read", "LEDGER", "--last", "7"], "is not confirmed"),
         (["create", "--ensemble", "7"], "7"),
-        (["create", "--digest", "md5"], "md5"),
         (["create", "--ack-quorum", "4"], "4"),
         (["append", "LEDGER", "/nonexistent"], "/nonexistent: No such file or directory"),
     ],
@@ -250,3 +250,27 @@ def test_a_bookie_deletes_what_was_deleted(shell: Shell) -> None:
     assert json.loads(shell.ok(*words, "--suspend"))["garbage_suspended"] is True
     assert json.loads(shell.ok(*words, "--resume"))["garbage_suspended"] is False
     assert shell.run("node", "gc", bookie, "--force", "--resume").returncode == 2
+    assert shell.run("node", "gc", bookie, "--force", "--confirm-store").returncode == 2
+    assert shell.run("node", "gc", bookie, ledger).returncode == 2
+    assert "does not wait" in shell.refused("node", "gc", bookie, ledger, "--undelete")
+    assert "garbage waiting ledgers" in shell.ok("node", "info", bookie).decode()
+
+
+def test_the_python_of_the_readme_runs(shell: Shell) -> None:
+    """As it is printed, with the variable that the tour exports."""
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    done = subprocess.run(
+        [sys.executable, "-c", example],
+        capture_output=True,
+        text=True,
+        env=shell.environment,
+        timeout=SECONDS_MAX,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "0 b'durable when this returns'",
+        "1 b'many'",
+        "2 b'in one wait'",
+    ]

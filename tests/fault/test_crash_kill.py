@@ -57,7 +57,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("seed", seeds)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 async def test_killed_bookie_keeps_its_promises(seed: int, tmp_path: Path) -> None:
     """Every acknowledged entry comes back identical and every fence holds, life after life."""

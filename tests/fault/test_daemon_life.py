@@ -7,31 +7,23 @@ import json
 import resource
 import signal
 import socket
-from pathlib import Path
 
 import aiohttp
 import crc32c
-import pytest
 
 from bookie.cluster.directory import BookieDirectory
 from bookie.cluster.instance import read_instance_id
-from bookie.formats.digest import DigestType, digester_for
+from bookie.formats.digest import DigestType, digester_for_key
 from bookie.formats.entry import pack_batch
 from bookie.ids import Status
 from bookie.metadata.connect import open_store
-from bookie.rpc.channels import BookieChannel
+from bookie.rpc.client.channel import BookieChannel
 from bookie.rpc.codec import encode_add_request
 from bookie.server.inspection import inspect_file
-from tests.fault.daemon_process import Home, new_home, serving
+from tests.fault.daemon_process import Home, serving
 
-DIGESTER = digester_for(DigestType.CRC32C, b"")
+DIGESTER = digester_for_key(DigestType.CRC32C, b"")
 DISK_FAILED = 74
-
-
-@pytest.fixture
-async def home(tmp_path: Path) -> Home:
-    """A bookie that has never run."""
-    return await new_home(tmp_path)
 
 
 async def add_entries(home: Home, first: int, count: int, size: int) -> list[Status]:

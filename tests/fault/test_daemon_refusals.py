@@ -10,18 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from bookie.cluster.instance import initialize_cluster
+from bookie.cluster.instance import initialize_cluster, read_status
 from bookie.formats.blocks import FileHeader, decode_file_header
 from bookie.metadata.connect import open_store
 from tests.fault.daemon_process import Home, new_home, refused, serving
 
 FAILED, MISCONFIGURED = 1, 78
-
-
-@pytest.fixture
-async def home(tmp_path: Path) -> Home:
-    """A bookie that has never run."""
-    return await new_home(tmp_path)
 
 
 @pytest.fixture
@@ -43,7 +37,6 @@ async def used(home: Home) -> Home:
         ("metadata", "uri", "memory://x", "memory://x is seen by one process only; bookies need"),
         ("bookie", "id", "", "bookie.id must be set"),
         ("bookie", "id", "a/b", "bookie.id"),
-        ("storage", "journal_dir", "/proc/journal", "cannot use the directory /proc/journal"),
     ],
 )
 async def test_wrong_setting(section: str, key: str, value: object, words: str, home: Home) -> None:
@@ -69,16 +62,67 @@ async def test_directory_below_a_file(home: Home) -> None:
     assert sentence.startswith(f"cannot use the directory {home.path}/file/ledgers: ")
 
 
+async def assert_never_joined(home: Home) -> None:
+    """The cluster does not know the bookie, which would be missing for ever."""
+    async with open_store(home.metadata_uri) as store:
+        assert (await read_status(store)).known == ()
+    for directory in (home.journal, home.ledgers):
+        assert not (directory / "COOKIE").exists()
+
+
+@pytest.mark.parametrize("key", ["journal_dir", "ledgers_dir"])
+@pytest.mark.parametrize("parent", ["/proc", "/sys"])
+async def test_directory_that_cannot_be_made_now(parent: str, key: str, home: Home) -> None:
+    """A mount or a permission may come later: systemd tries again, and nothing was stamped."""
+    home.sections["storage"][key] = f"{parent}/bookie"
+    status, sentence = await refused(home.write())
+    assert status == FAILED
+    assert sentence.startswith(f"cannot use the directory {parent}/bookie: ")
+    await assert_never_joined(home)
+
+
+@pytest.mark.parametrize("key", ["journal_dir", "ledgers_dir"])
+async def test_file_in_place_of_a_directory(key: str, home: Home) -> None:
+    """No later start changes that; the bookie that never ran leaves nothing in the cluster."""
+    (home.path / "file").touch()
+    home.sections["storage"][key] = f"{home.path}/file"
+    status, sentence = await refused(home.write())
+    assert status == MISCONFIGURED
+    assert sentence.startswith(f"cannot use the directory {home.path}/file: ")
+    await assert_never_joined(home)
+
+
 @pytest.mark.parametrize("section", ["listen", "http"])
 async def test_port_taken(section: str, home: Home) -> None:
-    """A port that somebody listens on is the configuration's fault, and nothing was registered."""
+    """A port may be free later, so that systemd tries again; the bookie never joined."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = home.sections[section]["port"] = taken.getsockname()[1]
         status, sentence = await refused(home.write())
-    assert status == MISCONFIGURED
+    assert status == FAILED
     assert f"127.0.0.1:{port}: address already in use" in sentence.lower()
+    await assert_never_joined(home)
+
+
+async def test_port_of_another_bookie(home: Home, tmp_path: Path) -> None:
+    """Two bookies never share a port: the second one ends, and only the first one is known."""
+    second = tmp_path / "second"
+    second.mkdir()
+    async with serving(home.write()) as daemon:
+        await daemon.until("registered")
+        other = Home(second, {name: dict(values) for name, values in home.sections.items()})
+        other.sections["bookie"]["id"] = "b2"
+        other.sections["http"]["port"] = 0
+        other.sections["storage"] = {
+            "journal_dir": f"{second}/journal",
+            "ledgers_dir": f"{second}/ledgers",
+        }
+        status, sentence = await refused(other.write())
+        assert status == FAILED
+        assert "address already in use" in sentence
+        async with open_store(home.metadata_uri) as store:
+            assert (await read_status(store)).known == ("b1",)
 
 
 async def test_optimized_interpreter(home: Home) -> None:

@@ -13,7 +13,6 @@ import pytest
 from bookie.server.local.process import child_environment
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_every_acknowledged_byte_survives_the_demonstration(tmp_path: Path) -> None:
     """200 MB of real text, one bookie killed midway, then all: SHA-256 says that all came back."""

@@ -18,8 +18,8 @@ from bookie.cli import app
 from bookie.cluster.directory import BookieDirectory
 from bookie.errors import ShuttingDownError
 from bookie.metadata.connect import open_store
-from bookie.server.local.cluster import local_cluster, start_all
 from bookie.server.local.process import child_environment
+from bookie.server.local.supervisor import local_cluster, start_all
 from tests.fault.metadata_servers import SHARED
 
 SECONDS_MAX = 60.0

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from bookie.api import BookKeeper, connect
 from bookie.client.writer import WriterHandle
-from bookie.errors import LedgerFencedError, NotEnoughBookiesError
-from bookie.storage.compaction import ROLL_GARBAGE_BYTES_MIN
+from bookie.errors import NoSuchLedgerError, NotEnoughBookiesError
+from bookie.storage.reclaim.compaction import ROLL_GARBAGE_BYTES_MIN
 from tests.fault.daemon_process import Home, new_home, serving
 
 LEDGERS = 20
@@ -130,6 +130,6 @@ async def refused(late: WriterHandle) -> None:
     """A writer whose ledger is gone is not acknowledged any more."""
     try:
         await late.append(os.urandom(10))
-    except (LedgerFencedError, NotEnoughBookiesError):
+    except (NoSuchLedgerError, NotEnoughBookiesError):
         return
     raise AssertionError("an add to a deleted ledger was acknowledged")

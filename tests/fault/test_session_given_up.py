@@ -14,16 +14,10 @@ import pytest
 
 from bookie.cluster import keys
 from bookie.metadata.connect import open_store
-from tests.fault.daemon_process import Home, new_home, serving
+from tests.fault.daemon_process import Home, serving, suspend
 
 SESSION_GIVEN_UP = 3
 WORKER = Path(__file__).with_name("metadata_worker.py")
-
-
-@pytest.fixture
-async def home(tmp_path: Path) -> Home:
-    """A bookie that has never run."""
-    return await new_home(tmp_path)
 
 
 @asynccontextmanager
@@ -70,7 +64,7 @@ async def test_a_daemon_that_was_stopped_for_too_long(home: Home, policy: str) -
     ):
         await daemon.until("registered")
         registration = keys.registration("b1", read_only=False)
-        daemon.process.send_signal(signal.SIGSTOP)
+        await suspend(daemon.process, home.metadata_uri)
         async with asyncio.timeout(30):
             while await store.exists(registration):
                 await anext(changes)

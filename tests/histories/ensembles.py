@@ -12,10 +12,10 @@ from collections.abc import Iterable, Sequence
 from typing import ClassVar, TypeVar
 
 from bookie._pb import etcd_pb2 as pb
-from bookie.metadata.etcd import EtcdStore
-from bookie.metadata.etcd_client import REVOKE
+from bookie.metadata.etcd.backend import EtcdStore
+from bookie.metadata.etcd.client import REVOKE
 from bookie.metadata.store import MetadataStore
-from bookie.metadata.zookeeper import ZooKeeperStore
+from bookie.metadata.zookeeper.backend import ZooKeeperStore
 from tests.servers.etcd import EtcdCluster, EtcdMember
 from tests.servers.processes import wait_until
 from tests.servers.proxy import Direction

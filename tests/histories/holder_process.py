@@ -19,6 +19,9 @@ import sys
 import time
 from dataclasses import asdict, replace
 
+from bookie.coordination.lock import Lock
+from bookie.coordination.locks import LockManager
+from bookie.coordination.participant import Participant
 from bookie.errors import (
     BadVersionError,
     LockLostError,
@@ -27,9 +30,6 @@ from bookie.errors import (
     SessionLostError,
 )
 from bookie.metadata.connect import open_store
-from bookie.metadata.coordination.lock import Lock
-from bookie.metadata.coordination.locks import LockManager
-from bookie.metadata.coordination.participant import Participant
 from bookie.metadata.store import Check, MetadataStore, Put
 from tests.histories.history import Acquisition, Effect
 

@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import pytest
 
-from bookie.metadata.memory import MemoryStore
 from bookie.metadata.store import MetadataStore
 from tests.histories.checker import check, overlap_seconds
 from tests.histories.corruption_of_watches import CORRUPTIONS
@@ -29,7 +28,9 @@ from tests.histories.history import (
     Watched,
     Write,
 )
+from tests.histories.late_versions import check_late_versions
 from tests.histories.workload import Faults, record_history
+from tests.servers.memory import FaultyMemoryStore
 from tests.sim.loop import Mode, simulated_loop
 
 SEEDS = range(12)
@@ -48,19 +49,21 @@ def recorded(seed: int, *, is_current: bool) -> tuple[History, Counter[str]]:
         async with AsyncExitStack() as stack:
 
             async def open_session() -> MetadataStore:
-                store = MemoryStore(f"histories-{seed}-{is_current}", session_timeout_seconds=5.0)
+                store = FaultyMemoryStore(
+                    f"histories-{seed}-{is_current}", session_timeout_seconds=5.0
+                )
                 return await stack.enter_async_context(store)
 
             async def expire(store: MetadataStore) -> None:
-                assert isinstance(store, MemoryStore)
+                assert isinstance(store, FaultyMemoryStore)
                 store.expire_session()
 
             async def disconnect(store: MetadataStore) -> None:
-                assert isinstance(store, MemoryStore)
+                assert isinstance(store, FaultyMemoryStore)
                 store.disconnect()
 
             async def reconnect(store: MetadataStore) -> None:
-                assert isinstance(store, MemoryStore)
+                assert isinstance(store, FaultyMemoryStore)
                 store.reconnect()
 
             faults = Faults(expire, disconnect, reconnect)
@@ -394,3 +397,17 @@ def test_the_overlap_of_holders_is_measured() -> None:
         Acquisition("c", "l", 1, 10, 30),
     ]
     assert overlap_seconds(history) == 4.0
+
+
+@pytest.mark.parametrize(("writes", "is_good"), [(0, True), (1, False)])
+def test_a_late_version_may_fit_a_later_life_of_as_many_writes(writes: int, is_good: bool) -> None:
+    """As ZooKeeper compares; any other version that is not the newest stays an offence."""
+    life, later = 5 << 32, 8 << 32
+    history: History = [
+        Write("a", CREATE, "/k", 0, 1, OK, "1", None, life, 5),
+        Write("a", DELETE, "/k", 2, 3, OK, expected=life),
+        Write("a", CREATE, "/k", 4, 5, OK, "2", None, later, 8),
+        Write("b", REPLACE, "/k", 6, 7, OK, "3", life + writes, later + 1, 9),
+    ]
+    assert check(history)
+    assert bool(check_late_versions(history)) != is_good

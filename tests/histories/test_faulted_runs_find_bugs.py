@@ -11,7 +11,7 @@ import pytest
 
 from bookie.errors import BadVersionError
 from bookie.metadata.store import Change, MetadataStore, Operation, Put, Resync, Stat
-from bookie.metadata.zookeeper import ZooKeeperStore
+from bookie.metadata.zookeeper.backend import ZooKeeperStore
 from tests.conformance.faulty_store import FaultyStore
 from tests.histories.checker import check
 from tests.histories.ensembles import Fault, Servers

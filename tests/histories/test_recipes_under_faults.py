@@ -16,6 +16,13 @@ from dataclasses import dataclass
 
 import pytest
 
+from bookie.coordination.election import Election, LeaderState
+from bookie.coordination.lock import LockState
+from bookie.coordination.locks import LockManager
+from bookie.coordination.membership import Group
+from bookie.coordination.participant import Participant
+from bookie.coordination.queues import Queue
+from bookie.coordination.read_write_locks import ReadWriteLocks
 from bookie.errors import (
     LockBusyError,
     LockLostError,
@@ -23,15 +30,8 @@ from bookie.errors import (
     OperationTimeoutError,
     SessionLostError,
 )
-from bookie.metadata.coordination.election import Election, LeaderState
-from bookie.metadata.coordination.lock import LockState
-from bookie.metadata.coordination.locks import LockManager
-from bookie.metadata.coordination.membership import Group
-from bookie.metadata.coordination.participant import Participant
-from bookie.metadata.coordination.queues import Queue
-from bookie.metadata.coordination.read_write_locks import ReadWriteLocks
-from bookie.metadata.memory import MemoryStore
 from tests.conformance.faulty_store import FaultyStore
+from tests.servers.memory import FaultyMemoryStore
 from tests.sim.loop import Mode, simulated_loop
 
 SEEDS = range(24)
@@ -44,7 +44,7 @@ class Node:
     """One process."""
 
     name: str
-    session: MemoryStore
+    session: FaultyMemoryStore
     store: FaultyStore
     participant: Participant
 
@@ -52,7 +52,7 @@ class Node:
 class World:
     """Some processes on one store, and what is done to them."""
 
-    def __init__(self, nodes: list[Node], observer: MemoryStore, seed: int) -> None:
+    def __init__(self, nodes: list[Node], observer: FaultyMemoryStore, seed: int) -> None:
         self.nodes = nodes
         self.observer = observer
         self.dice = random.Random(f"faults/{seed}")
@@ -97,12 +97,12 @@ def simulate(seed: int, test: Callable[[World], Awaitable[None]], *, nodes: int 
         name = f"recipes-{next(_names)}"
         async with AsyncExitStack() as stack:
             observer = await stack.enter_async_context(
-                MemoryStore(name, session_timeout_seconds=SESSION_SECONDS)
+                FaultyMemoryStore(name, session_timeout_seconds=SESSION_SECONDS)
             )
             made = []
             for number in range(nodes):
                 session = await stack.enter_async_context(
-                    MemoryStore(name, session_timeout_seconds=SESSION_SECONDS)
+                    FaultyMemoryStore(name, session_timeout_seconds=SESSION_SECONDS)
                 )
                 store = FaultyStore(session)
                 participant = await stack.enter_async_context(

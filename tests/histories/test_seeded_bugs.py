@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 
 from bookie.errors import BadVersionError
-from bookie.metadata.memory import MemoryStore
 from bookie.metadata.store import (
     Change,
     Commit,
@@ -21,12 +20,13 @@ from bookie.metadata.store import (
 )
 from tests.histories.checker import check
 from tests.histories.workload import Faults, record_history
+from tests.servers.memory import FaultyMemoryStore
 from tests.sim.loop import simulated_loop
 
 SEEDS = 6
 
 
-class StaleReads(MemoryStore):
+class StaleReads(FaultyMemoryStore):
     """Now and then a read shows the state before the newest."""
 
     async def get(self, key: str) -> Record | None:
@@ -36,7 +36,7 @@ class StaleReads(MemoryStore):
         return history[-2] if len(history) % 5 == 0 else record
 
 
-class LostUpdates(MemoryStore):
+class LostUpdates(FaultyMemoryStore):
     """Now and then a version that is not the newest is good enough."""
 
     async def transaction(self, operations: Sequence[Operation]) -> list[Stat | None]:
@@ -51,7 +51,7 @@ class LostUpdates(MemoryStore):
             )
 
 
-class ConflictWithItself(MemoryStore):
+class ConflictWithItself(FaultyMemoryStore):
     """A reply that was lost is asked for again, and the write's own effect refuses it."""
 
     async def transaction(self, operations: Sequence[Operation]) -> list[Stat | None]:
@@ -62,7 +62,7 @@ class ConflictWithItself(MemoryStore):
         return answer
 
 
-class AcknowledgedNothing(MemoryStore):
+class AcknowledgedNothing(FaultyMemoryStore):
     """Now and then a write is answered, and forgotten."""
 
     async def transaction(self, operations: Sequence[Operation]) -> list[Stat | None]:
@@ -75,7 +75,7 @@ class AcknowledgedNothing(MemoryStore):
         return answer
 
 
-class DeafWatches(MemoryStore):
+class DeafWatches(FaultyMemoryStore):
     """A watch overhears a commit now and then, and does not say so."""
 
     @asynccontextmanager
@@ -92,7 +92,7 @@ class DeafWatches(MemoryStore):
                 yield change
 
 
-class SlowWatches(MemoryStore):
+class SlowWatches(FaultyMemoryStore):
     """Commits come in pairs, the later one first."""
 
     @asynccontextmanager
@@ -112,7 +112,7 @@ class SlowWatches(MemoryStore):
                 held = None
 
 
-class UndeadLeases(MemoryStore):
+class UndeadLeases(FaultyMemoryStore):
     """The records of a lost session stay."""
 
     async def revive(self, records: list[Record]) -> None:
@@ -120,7 +120,7 @@ class UndeadLeases(MemoryStore):
             await super().transaction([Put(record.key, record.value)])
 
 
-class TakenOverInVain(MemoryStore):
+class TakenOverInVain(FaultyMemoryStore):
     """Who takes a record over changes its value, and it stays with the session that had it."""
 
     async def transaction(self, operations: Sequence[Operation]) -> list[Stat | None]:
@@ -134,7 +134,7 @@ class TakenOverInVain(MemoryStore):
         )
 
 
-class ForgetsOwnWrites(MemoryStore):
+class ForgetsOwnWrites(FaultyMemoryStore):
     """Now and then a read comes from before the own write, unless a sync went before."""
 
     async def transaction(self, operations: Sequence[Operation]) -> list[Stat | None]:
@@ -166,14 +166,14 @@ BUGS = {
 
 
 @pytest.mark.parametrize("kind", BUGS, ids=lambda kind: str(kind.__name__))
-def test_a_store_with_a_bug_is_found_out(kind: type[MemoryStore]) -> None:
+def test_a_store_with_a_bug_is_found_out(kind: type[FaultyMemoryStore]) -> None:
     found: set[str] = set()
     for seed in range(SEEDS):
         found |= {offence.partition(":")[0] for offence in _offences(kind, seed)}
     assert found & BUGS[kind]
 
 
-def _offences(kind: type[MemoryStore], seed: int) -> list[str]:
+def _offences(kind: type[FaultyMemoryStore], seed: int) -> list[str]:
     async def main() -> list[str]:
         async with AsyncExitStack() as stack:
 
@@ -182,7 +182,7 @@ def _offences(kind: type[MemoryStore], seed: int) -> list[str]:
                 return await stack.enter_async_context(store)
 
             async def expire(store: MetadataStore) -> None:
-                assert isinstance(store, MemoryStore)
+                assert isinstance(store, FaultyMemoryStore)
                 owned: list[Record] = []
                 if isinstance(store, UndeadLeases):
                     records = [record async for record in store.scan_children("/h")]

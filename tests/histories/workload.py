@@ -11,6 +11,10 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field, replace
 
+from bookie.coordination.counters import Counter
+from bookie.coordination.lock import Lock
+from bookie.coordination.locks import LockManager
+from bookie.coordination.participant import Participant
 from bookie.errors import (
     BadVersionError,
     LockLostError,
@@ -19,10 +23,6 @@ from bookie.errors import (
     OperationTimeoutError,
     SessionLostError,
 )
-from bookie.metadata.coordination.counters import Counter
-from bookie.metadata.coordination.lock import Lock
-from bookie.metadata.coordination.locks import LockManager
-from bookie.metadata.coordination.participant import Participant
 from bookie.metadata.store import (
     NOT_EXISTS,
     Change,

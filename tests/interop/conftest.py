@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from bookie.metadata.etcd import EtcdStore
+from bookie.metadata.etcd.backend import EtcdStore
 from tests.servers.etcd import EtcdServer
 from tests.servers.proxy import Proxy
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 
 from bookie.cluster.registration import BookieRegistration, RegistrationManager
+from bookie.errors import MetadataUnavailableError
 from bookie.formats.registration import Endpoint, Registration
 from bookie.metadata.connect import open_store
+from bookie.metadata.store import MetadataStore
 
 OPENED_AT_A_TIME = 5
 
@@ -47,11 +49,17 @@ async def _main(uri: str, timeout: str, first: str, count: str) -> None:
     turns = asyncio.Semaphore(OPENED_AT_A_TIME)
     async with AsyncExitStack() as stack:
 
+        async def opened() -> MetadataStore:
+            """A session; on a busy machine the servers may not answer at once."""
+            while True:
+                with suppress(MetadataUnavailableError):
+                    return await stack.enter_async_context(
+                        open_store(uri, session_timeout_seconds=float(timeout))
+                    )
+
         async def register(number: int) -> None:
             async with turns:
-                store = await stack.enter_async_context(
-                    open_store(uri, session_timeout_seconds=float(timeout))
-                )
+                store = await opened()
                 registrations.append(
                     await stack.enter_async_context(
                         RegistrationManager(store).register(registration(number))

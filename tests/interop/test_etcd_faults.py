@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from bookie.errors import BadVersionError, MetadataError, MetadataUnavailableError
-from bookie.metadata.etcd import EtcdStore
+from bookie.metadata.etcd.backend import EtcdStore
 from bookie.metadata.store import Change, MetadataStore, Resync, SessionEvent
 from tests.servers.etcd import EtcdCluster, EtcdMember
 

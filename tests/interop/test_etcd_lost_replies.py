@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Coroutine, Iterator
 import pytest
 
 from bookie.errors import KeyExistsError, MetadataUnavailableError
-from bookie.metadata.etcd import EtcdStore
+from bookie.metadata.etcd.backend import EtcdStore
 from bookie.metadata.store import (
     NOT_EXISTS,
     Check,
@@ -180,10 +180,10 @@ async def test_a_large_transaction_happens_once(
         assert not await etcd_observer.exists("/a")
 
 
-async def test_writes_that_travel_together_happen_once_each(
+async def test_writes_at_once_happen_once_each(
     store: EtcdStore, etcd_observer: MetadataStore, links: list[Proxy]
 ) -> None:
-    """Some succeed and some are refused; the reply to all of them is lost."""
+    """Some succeed and some are refused; replies are lost."""
     for i in range(ROUNDS):
         for n in range(10):
             await etcd_observer.put(f"/{i}/taken/{n}", b"theirs")

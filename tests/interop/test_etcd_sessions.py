@@ -16,8 +16,8 @@ import pytest
 import bookie
 from bookie.env import boot_time_seconds
 from bookie.errors import MetadataUnavailableError, SessionLostError
-from bookie.metadata.etcd import EtcdStore
-from bookie.metadata.etcd_client import GRANT, EtcdClient, LostReplyError, Method
+from bookie.metadata.etcd.backend import EtcdStore
+from bookie.metadata.etcd.client import GRANT, EtcdClient, LostReplyError, Method
 from bookie.metadata.store import (
     EXPIRY_EVENTS,
     NOT_EXISTS,
@@ -61,7 +61,7 @@ async def test_the_first_lease_counts_from_its_request(
 
     monkeypatch.setattr(EtcdClient, "_send", note)
     async with EtcdStore(etcd_server.endpoints, etcd_scope) as store:
-        begun_at = store._monitor._machine.proven_at
+        begun_at = store._monitor._machine._proven_at
         assert asked[0] < begun_at <= asked[1] < answered[0]
 
 
@@ -161,7 +161,7 @@ async def test_an_outage_says_so_in_one_sentence(store: EtcdStore, etcd_link: Pr
 _HOLDER = """
 import asyncio, sys
 from bookie.errors import MetadataError
-from bookie.metadata.etcd import EtcdStore
+from bookie.metadata.etcd.backend import EtcdStore
 
 async def main(host, scope):
     async with EtcdStore([host], scope, session_timeout_seconds=2) as store:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from bookie.metadata.etcd import EtcdStore
+from bookie.metadata.etcd.backend import EtcdStore
+from bookie.metadata.etcd.client import EtcdEndpoint
+from bookie.metadata.etcd.watch import EtcdWatch
 from bookie.metadata.store import Change, Commit, MetadataStore, Put, Resync
 from tests.conformance.streams import CREATED, DELETED, next_changes, next_events, next_item
 from tests.servers.etcd import EtcdServer
@@ -193,35 +196,6 @@ async def test_a_cluster_that_was_restored_from_a_backup_is_a_resync(etcd_scope:
         server.stop()
 
 
-async def test_a_restored_cluster_that_came_further_than_it_was_is_a_resync(
-    etcd_scope: str,
-) -> None:
-    """Its revision and its term are past those that were seen; its history is another one."""
-    server = EtcdServer()
-    try:
-        server.start()
-        with Proxy(server.member.port) as link:
-            hosts = [f"127.0.0.1:{link.port}"]
-            async with EtcdStore(hosts, etcd_scope) as store, store.watch("/") as changes:
-                await store.put("/before", b"")
-                assert await next_changes(changes) == [(CREATED, "/before")]
-                seen = store._watch._seen
-                link.refuse()
-                await server.member.restore_empty()
-                await server.member.restart()
-                async with EtcdStore(server.endpoints, etcd_scope) as writer:
-                    for i in range(20):
-                        await writer.put(f"/{i}", b"")
-                    link.heal()
-                    assert isinstance(await next_item(changes), Resync)
-                    assert await writer.get_children("/") == sorted(str(i) for i in range(20))
-                    await writer.put("/after", b"")
-                    assert await next_changes(changes) == [(CREATED, "/after")]
-                assert not store._watch._seen.is_behind(seen)
-    finally:
-        server.stop()
-
-
 @pytest.mark.parametrize("foreign", [0, 1])
 async def test_a_compaction_behind_what_was_delivered_costs_nothing(
     store: EtcdStore,
@@ -256,6 +230,31 @@ async def test_a_compaction_behind_what_was_delivered_costs_nothing(
                 assert await next_changes(changes) == [(DELETED, "/k")]
 
 
+async def test_a_watch_is_sent_what_it_watches(
+    store: EtcdStore, etcd_observer: MetadataStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others' writes cost it nothing, and a watch that covers another is shared."""
+    sent: list[int] = []
+    take = EtcdWatch._take
+
+    def counting(self: EtcdWatch, response: Any, endpoint: EtcdEndpoint) -> None:
+        sent.append(response.ByteSize())
+        take(self, response, endpoint)
+
+    monkeypatch.setattr(EtcdWatch, "_take", counting)
+    async with store.watch("/available") as changes, store.watch("/available/b1") as one:
+        assert list(store._followed) == ["/available"]
+        for i in range(200):
+            await etcd_observer.put(f"/ledgers/{i}", bytes(20_000))
+        await etcd_observer.put("/available", b"")
+        await etcd_observer.put("/available/b1", b"")
+        both = [(CREATED, "/available"), (CREATED, "/available/b1")]
+        assert await next_changes(changes, 2) == both
+        assert await next_changes(one) == both[1:]
+        assert sum(sent) < 10_000
+    assert not store._followed
+
+
 async def test_a_server_that_lags_is_no_restored_one(
     store: EtcdStore, etcd_observer: MetadataStore, etcd_link: Proxy
 ) -> None:
@@ -263,7 +262,8 @@ async def test_a_server_that_lags_is_no_restored_one(
     async with store.watch("/") as changes:
         await etcd_observer.put("/0", b"")
         assert await next_changes(changes) == [(CREATED, "/0")]
-        watch, reads = store._watch, store.client.calls["Range"]
+        (followed,) = store._followed.values()
+        watch, reads = followed.watch, store.client.calls["Range"]
         watch._seen = replace(watch._seen, revision=watch._seen.revision + 1)
         etcd_link.reset()
         await etcd_observer.put("/1", b"")

@@ -27,6 +27,8 @@ from tests.servers.etcd import EtcdCluster
 from tests.servers.proxy import Proxy
 from tests.servers.zookeeper import ZooKeeperEnsemble, new_scope
 
+pytestmark = pytest.mark.alone
+
 SESSIONS = 200
 PROCESSES = 4
 """Which the sessions are of: bookies do not share an interpreter, nor one with what they connect by
@@ -214,7 +216,10 @@ async def _stop_and_come_back(ensemble: Ensemble) -> None:
         print(f"{made} connections of {SESSIONS} sessions, then {again} in {took:.1f} s")
         assert made <= SESSIONS * CONNECTIONS_OF_A_SESSION_MAX
         assert again <= SESSIONS * (1 + CONNECTIONS_A_SECOND_MAX * took)
-        await observer.sync()
-        names = await observer.get_children(keys.WRITABLE)
-        assert names == [f"b{number:03}" for number in range(SESSIONS)]
-        assert registered() == SESSIONS
+        # Beside other tests a session may end once more for want of a core, and comes back as well.
+        names = [f"b{number:03}" for number in range(SESSIONS)]
+        async with asyncio.timeout(3 * LEASE_SECONDS):
+            await observer.sync()
+            while await observer.get_children(keys.WRITABLE) != names:  # noqa: ASYNC110  (a snapshot)
+                await asyncio.sleep(0.1)
+        await _until(lambda: registered() == SESSIONS, 3 * LEASE_SECONDS)

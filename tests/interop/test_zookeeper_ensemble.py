@@ -10,7 +10,7 @@ import pytest
 from bookie.errors import BadVersionError, MetadataUnavailableError, SessionLostError
 from bookie.metadata.connect import open_store
 from bookie.metadata.store import MetadataStore, Resync
-from bookie.metadata.zookeeper import ZooKeeperStore
+from bookie.metadata.zookeeper.backend import ZooKeeperStore
 from tests.conformance.streams import next_item
 from tests.servers.processes import wait_until
 from tests.servers.proxy import Proxy

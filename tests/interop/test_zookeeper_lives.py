@@ -1,22 +1,19 @@
-"""Versions of earlier lives of a record on a real ZooKeeper server, which counts anew in each."""
+"""Versions of earlier lives of a record on a real ZooKeeper server, which counts anew in each.
+
+A writer that has heard of the later life is refused; so is the loser of a take-over.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import AsyncExitStack
-from typing import Any
 
 import pytest
-from kazoo.client import KazooClient
-from kazoo.exceptions import NoAuthError, NotEmptyError
 
 from bookie.errors import BadVersionError, ConfigurationError, NoSuchKeyError
-from bookie.metadata import zookeeper_births
 from bookie.metadata.connect import open_store
-from bookie.metadata.store import MetadataStore, Put, SessionEvent
-from bookie.metadata.zookeeper import ZooKeeperStore
-from bookie.metadata.zookeeper_outcome import Committed
+from bookie.metadata.store import MetadataStore, SessionEvent
 from tests.conformance.streams import CREATED, DELETED, next_changes, next_item
 from tests.servers.proxy import Direction, Proxy
 from tests.servers.zookeeper import ZooKeeperServer, new_scope
@@ -154,134 +151,6 @@ async def test_what_an_event_ended_is_not_believed(net: Net) -> None:
     with pytest.raises(BadVersionError):
         await net.first.put("/k", b"overwritten", version=old.version)
     assert await version_of(net.third, "/k") == new.version
-
-
-async def test_a_number_given_again_is_another_life(net: Net) -> None:
-    """A queue is removed with all that was in it, and begun anew by others."""
-    await net.first.put("/queue", b"")
-    first = await net.first.put("/queue/n-", b"old", sequential=True)
-    await net.second.sync()
-    net.link.hold(Direction.TO_CLIENT)
-    await net.second.delete_recursive("/queue")
-    await net.second.put("/queue", b"")
-    again = await net.second.put("/queue/n-", b"new", sequential=True)
-    assert again.key == first.key
-    async with asyncio.TaskGroup() as tasks:
-        late = tasks.create_task(is_refused(net.first.delete(first.key, version=first.version)))
-        await asyncio.sleep(0.1)
-        net.link.heal()
-    assert late.result()
-    assert await version_of(net.third, again.key) == again.version
-
-
-@pytest.mark.parametrize("is_own", [False, True])
-async def test_an_owner_who_comes_between_reading_and_writing_stays(
-    net: Net, monkeypatch: pytest.MonkeyPatch, is_own: bool
-) -> None:
-    """A lease ends and another begins while somebody takes it over, or writes what was its own."""
-    former = net.first if is_own else net.third
-    stat = await former.put("/lock", b"old", ephemeral=True)
-    await net.first.sync()
-    assert isinstance(net.first, ZooKeeperStore)
-    receipts = net.first._require_open().receipts
-    commit = receipts.commit
-
-    async def commit_late(*plan: Any) -> Committed:
-        monkeypatch.undo()
-        await former.delete("/lock")
-        await net.second.put("/lock", b"new", ephemeral=True)
-        return await commit(*plan)
-
-    monkeypatch.setattr(receipts, "commit", commit_late)
-    version = None if is_own else stat.version
-    assert await is_refused(net.first.put("/lock", b"stolen", version=version, ephemeral=True))
-    await net.third.sync()
-    record = await net.third.get("/lock")
-    assert record is not None
-    assert record.value == b"new"
-
-
-async def test_a_scope_in_another_one_is_made_anew(zookeeper_server: ZooKeeperServer) -> None:
-    """Its own node is born again as well, and with it the numbers at its top."""
-    scope = new_scope()
-    with Proxy(zookeeper_server.port) as link:
-        async with (
-            open_store(f"zk://{zookeeper_server.address}{scope}") as above,
-            open_store(f"zk://127.0.0.1:{link.port}{scope}/b") as late,
-            open_store(f"zk://{zookeeper_server.address}{scope}/b") as other,
-        ):
-            first = await late.put("/n-", b"old", sequential=True)
-            await above.sync()
-            link.hold(Direction.TO_CLIENT)
-            await above.delete_recursive("/b")
-            again = await other.put("/n-", b"new", sequential=True)
-            assert again.key == first.key
-            async with asyncio.TaskGroup() as tasks:
-                deleted = tasks.create_task(
-                    is_refused(late.delete(first.key, version=first.version))
-                )
-                await asyncio.sleep(0.1)
-                link.heal()
-            assert deleted.result()
-            assert await version_of(other, again.key) == again.version
-
-
-@pytest.fixture
-async def client(zookeeper_server: ZooKeeperServer) -> AsyncIterator[KazooClient]:
-    found = KazooClient(hosts=zookeeper_server.address)
-    await asyncio.to_thread(found.start)
-    yield found
-    await asyncio.to_thread(found.stop)
-    found.close()
-
-
-async def test_nobody_may_delete_counters(net: Net, client: KazooClient) -> None:
-    """Others would begin at 0, and come to numbers that somebody knows."""
-    await net.first.put("/k", b"")
-    with pytest.raises(NotEmptyError):
-        await asyncio.to_thread(client.delete, zookeeper_births.BASE)
-    with pytest.raises(NoAuthError):
-        await asyncio.to_thread(client.delete, f"{zookeeper_births.BASE}/0000")
-
-
-async def test_counters_that_are_missing_are_made(
-    net: Net, client: KazooClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All at once, also where the node above them is there, and what was known of them is not used
-    again."""
-    base = new_scope()
-    await asyncio.to_thread(client.create, base)
-    monkeypatch.setattr(zookeeper_births, "BASE", base)
-    assert isinstance(net.first, ZooKeeperStore)
-    receipts = net.first._require_open().receipts
-    commit, commits = receipts.commit, 0
-
-    async def count(*plan: Any) -> Committed:
-        nonlocal commits
-        commits += 1
-        return await commit(*plan)
-
-    monkeypatch.setattr(receipts, "commit", count)
-    await net.first.transaction([Put(f"/{number}", b"") for number in range(100)])
-    assert commits <= 3
-    stat = await net.first.put("/0", b"")
-    for _ in range(10):
-        await net.second.delete("/0")
-        await net.second.put("/0", b"")
-    await net.first.sync()
-    stat = await net.first.put("/0", b"")
-
-    def wipe() -> None:
-        for name in client.get_children(base):
-            client.delete(f"{base}/{name}")
-
-    await asyncio.to_thread(wipe)
-    for _ in range(3):  # refused, made, and then known
-        stat = await net.first.put("/0", b"", version=stat.version)
-    commits = 0
-    for _ in range(10):
-        stat = await net.first.put("/0", b"", version=stat.version)
-    assert commits == 10
 
 
 @pytest.mark.parametrize("scope", ["/.bookie", "/.bookie/births", "/.bookie/below"])

@@ -31,7 +31,7 @@ from bookie.metadata.store import (
     Resync,
     Stat,
 )
-from bookie.metadata.zookeeper import ZooKeeperStore
+from bookie.metadata.zookeeper.backend import ZooKeeperStore
 from tests.servers.proxy import Direction, Proxy
 from tests.servers.zookeeper import ZooKeeperServer, new_scope
 
@@ -142,7 +142,7 @@ async def test_a_sequential_create_whose_answer_is_lost_leaves_no_orphan(
 ) -> None:
     """Case 157."""
     for store in (pair.witness, pair.store):
-        await store.put("/queue/n-", b"theirs", sequential=True, ephemeral=True)
+        await store.put("/queue/n-", b"theirs", sequential=True, ephemeral=ephemeral)
     stat = await pair.losing(
         pair.store.put("/queue/n-", b"mine", sequential=True, ephemeral=ephemeral)
     )

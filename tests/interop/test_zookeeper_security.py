@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -10,23 +9,22 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from kazoo.client import KazooClient
-from kazoo.exceptions import NoAuthError, NotEmptyError
 
 from bookie.errors import (
     BadRequestError,
     ConfigurationError,
     InvalidKeyError,
+    KeyExistsError,
     MetadataUnavailableError,
     NoSuchKeyError,
     UnauthorizedError,
     UnsupportedError,
 )
 from bookie.metadata.connect import open_store
+from bookie.metadata.export import migrate
 from bookie.metadata.security import Access, MetadataSecurity, SaslMechanism
 from bookie.metadata.store import Acl, MetadataStore, SessionEvent
-from bookie.metadata.zookeeper import ZooKeeperStore
-from bookie.metadata.zookeeper_numbers import NUMBERS
+from bookie.metadata.zookeeper.backend import ZooKeeperStore
 from tests.conformance.streams import next_item
 from tests.servers.certificates import Authority, Certificate
 from tests.servers.ports import claimed_ports
@@ -171,14 +169,11 @@ async def test_a_store_may_keep_all_that_it_writes_to_its_user(
         await ann_again.sync()
         await ann_again.put("/above/record", b"2", version=stat.version, ephemeral=True)
         await ann_again.put("/queue/item-", b"2", sequential=True)
-        await ann_again.number_above(5_000_000_000)
-        late = await ann_again.put("/late-", b"", sequential=True)
-        assert int(late.key.removeprefix("/late-")) > 5_000_000_000
         record = await ann.get("/above/record")
         assert record is not None
         assert record.value == b"2"
         await ann.sync()
-        for key in ("/above/record", numbered.key, late.key):
+        for key in ("/above/record", numbered.key):
             (entry,) = await ann.get_acl(key)
             assert (entry.scheme, entry.permissions) == ("digest", ALL)
         # What the stores of all scopes share is open to all.
@@ -186,36 +181,82 @@ async def test_a_store_may_keep_all_that_it_writes_to_its_user(
         await ann.delete_recursive("/above")
 
 
-async def test_what_scopes_share_cannot_be_deleted(zookeeper_server: ZooKeeperServer) -> None:
-    """Without it numbers that were given would come again."""
-    address, scope = zookeeper_server.address, new_scope()
+async def copy(
+    source: MetadataStore, target: MetadataStore, *, overwrite: bool = False
+) -> tuple[int, int]:
+    """Migrate; how many records were written, and how many of all are restricted."""
+    copied = await migrate(source, target, overwrite=overwrite)
+    return copied.written, copied.restricted
 
-    def deletions() -> list[bool]:
-        """Whether somebody who shows no password may delete them."""
-        found = []
-        client = KazooClient(hosts=address)
-        client.start()
-        below = [f"{NUMBERS}/{name}" for name in client.get_children(NUMBERS)]
-        for path in (NUMBERS, *below):
-            try:
-                client.delete(path)
-                found.append(True)
-            except (NoAuthError, NotEmptyError):
-                found.append(False)
-        client.stop()
-        client.close()
-        return found
 
+async def test_a_migration_keeps_access_control(zookeeper_server: ZooKeeperServer) -> None:
+    """Also of records with others below them, and again when the copy is repeated."""
+    address = zookeeper_server.address
+    shown = [Acl("auth", "", ALL), Acl("world", "anyone", READ)]
     async with (
-        opened(address, scope, "ann", "secret", access="user") as ann,
+        opened(address, new_scope(), "ann", "secret") as source,
+        opened(address, scope := new_scope(), "ann", "secret") as target,
         opened(address, scope) as nobody,
     ):
-        await ann.put("/queue/item-", b"", sequential=True)
-        with pytest.raises(UnauthorizedError):
-            await nobody.number_above(5_000_000_000)
-        deleted = await asyncio.to_thread(deletions)
-        assert len(deleted) > 1
-        assert not any(deleted)
+        await source.put("/open", b"1")
+        await source.put("/private", b"2", acl=[Acl("auth", "", ALL)])
+        await source.put("/private/shown", b"3", acl=shown)
+        await source.put("/private/open", b"4")
+        assert await copy(source, target) == (4, 2)
+        await nobody.sync()
+        for key in ("/private", "/private/shown"):
+            assert await target.get_acl(key) == await source.get_acl(key)
+            with pytest.raises(UnauthorizedError, match=key):
+                await nobody.put(key, b"other")
+        with pytest.raises(UnauthorizedError, match="/private"):
+            await nobody.get("/private")
+        await nobody.put("/open", b"1")
+        assert await copy(source, target) == (0, 2)
+        # A copy that was interrupted leaves a parent open; the next one restricts it.
+        await target.set_acl("/private", [Acl("world", "anyone", ALL)])
+        assert await copy(source, target) == (0, 2)
+        assert await target.get_acl("/private") == await source.get_acl("/private")
+        # Another restriction is somebody's decision.
+        await target.set_acl("/private/shown", [Acl("auth", "", ALL)])
+        with pytest.raises(KeyExistsError, match="/private/shown has another access control list"):
+            await copy(source, target)
+        assert await copy(source, target, overwrite=True) == (0, 2)
+        assert await target.get_acl("/private/shown") == await source.get_acl("/private/shown")
+
+
+async def test_a_migration_does_not_open_what_was_restricted(
+    zookeeper_server: ZooKeeperServer,
+) -> None:
+    """A store of a user moves to a store that is open to all, and stays the user's."""
+    address, scope = zookeeper_server.address, new_scope()
+    async with (
+        opened(address, new_scope(), "ann", "secret", access="user") as source,
+        opened(address, scope, "ann", "secret") as target,
+        opened(address, scope) as nobody,
+    ):
+        await source.put("/private", b"1")
+        assert await copy(source, target) == (1, 1)
+        await nobody.sync()
+        with pytest.raises(UnauthorizedError, match="/private"):
+            await nobody.get("/private")
+
+
+async def test_a_target_without_access_control_is_refused_unless_asked_for(
+    zookeeper_server: ZooKeeperServer,
+) -> None:
+    """Nothing is written before."""
+    async with (
+        opened(zookeeper_server.address, new_scope(), "ann", "secret") as source,
+        open_store(f"memory://{new_scope()[1:]}") as target,
+    ):
+        await source.put("/open", b"1")
+        await migrate(source, target)
+        await source.put("/private", b"2", acl=[Acl("auth", "", ALL)])
+        with pytest.raises(UnsupportedError, match=r"/private is restricted .* --drop-acl"):
+            await migrate(source, target)
+        assert not await target.exists("/private")
+        assert (await migrate(source, target, drop_acl=True)).restricted == 1
+        assert await target.exists("/private")
 
 
 # ---- SASL
@@ -265,17 +306,15 @@ async def test_a_connection_that_breaks_during_sasl_is_no_wrong_password(
         address = f"127.0.0.1:{proxy.port}"
         async with opened(address, new_scope(), "ann", "correct horse", "digest-md5") as store:
             assert isinstance(store, ZooKeeperStore)
-            bridge = store._require_open().link._bridge
-            assert bridge is not None
-            connection = bridge._client._connection
-            authenticate = connection._authenticate_with_sasl
+            link = store._require_open().link
+            authenticate = link._authenticate
 
-            def cut_and_authenticate(host: str, timeout: float) -> None:
+            async def cut_and_authenticate() -> bool:
                 monkeypatch.undo()
                 proxy.reset()
-                authenticate(host, timeout)
+                return await authenticate()
 
-            monkeypatch.setattr(connection, "_authenticate_with_sasl", cut_and_authenticate)
+            monkeypatch.setattr(link, "_authenticate", cut_and_authenticate)
             async with store.session_events() as events:
                 proxy.reset()
                 assert await next_item(events) is SessionEvent.CONNECTION_LOST

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
+from bookie.coordination.membership import Group
+from bookie.coordination.participant import Participant
 from bookie.errors import BadVersionError, MetadataUnavailableError, SessionLostError
 from bookie.metadata.connect import open_store
-from bookie.metadata.coordination.membership import Group
-from bookie.metadata.coordination.participant import Participant
 from bookie.metadata.store import EXPIRY_EVENTS, MetadataStore, Resync, SessionEvent
-from bookie.metadata.zookeeper import ZooKeeperStore
-from bookie.metadata.zookeeper_session import ZooKeeperLink
-from bookie.metadata.zookeeper_thread import Pending
-from bookie.metadata.zookeeper_wire import GetChildren, Request
+from bookie.metadata.zookeeper.backend import ZooKeeperStore
+from bookie.metadata.zookeeper.client import Pending
+from bookie.metadata.zookeeper.requests import GetChildren, Request
+from bookie.metadata.zookeeper.session import ZooKeeperLink
 from tests.conformance.streams import CREATED, DELETED, next_changes, next_item
 from tests.servers.proxy import Proxy
 from tests.servers.zookeeper import ZooKeeperServer, expire_session, new_scope

@@ -16,8 +16,7 @@ from bookie.formats.blocks import FILE_HEADER_SIZE_BYTES
 from bookie.formats.index_rows import decode_mark, file_key, ledger_key
 from bookie.formats.pages import page_key
 from bookie.formats.records import EntriesRecord
-from bookie.storage.deletions import META_DELETING, deletions, note_deletion
-from bookie.storage.index import (
+from bookie.storage.index.entry_index import (
     META_BOOKIE,
     META_BOOT_ID,
     META_CLEAN,
@@ -27,6 +26,7 @@ from bookie.storage.index import (
     META_MARK,
     TABLES,
 )
+from bookie.storage.index.page_deletions import META_DELETING, deletions, note_deletion
 from tests.matrix.places import (
     META_FIELDS,
     PAGE_BYTES,
@@ -57,7 +57,7 @@ WHOLE = ("cut before", "cut inside", "zeroed", "garbage", "duplicated", "stale",
 RECORD_PLACES = ("log", "below", "earlier", "middle", "last", "vouched")
 LINK_PLACES = ("log", "below", "mark", "earlier", "middle")
 
-KINDS_LEFT_TO_SOAK = frozenset(KINDS) - {"entries", "fence", "doubt"}
+KINDS_LEFT_TO_SOAK = frozenset(KINDS) - {"entries", "fence", "limbo unfenced"}
 DAMAGES_LEFT_TO_SOAK = frozenset(
     {
         "block magic",
@@ -142,6 +142,7 @@ FILE_DAMAGES = ("cut to half", "cut to nothing", "missing", "garbage")
 COOKIES = ("cookie of the journal", "cookie of the ledgers")
 COOKIE_DAMAGES = ("magic", "id", "unique id", "state", "cut inside", "zeroed", "missing", "garbage")
 SMALL_FILES = ("RESERVE", "FAILED", "LOCK", "lock.mdb")
+STOPPED = "STOPPED"
 SMALL_DAMAGES = ("missing", "cut to nothing", "garbage")
 
 Damaging = Callable[[bytearray], None]
@@ -216,12 +217,14 @@ def _index_cells() -> Iterator[Cell]:
     for place in ("killed", "stopped"):
         for thing in META_PAGES:
             yield from (Cell(thing, place, damage) for damage in META_DAMAGES)
-        for thing in DATA_PAGES:
-            yield from (Cell(thing, place, damage) for damage in PAGE_DAMAGES)
-        yield from (Cell(thing, place, "stale") for thing in PAGES_WITH_A_PAST)
         yield from (Cell("data.mdb", place, damage) for damage in FILE_DAMAGES)
+    # A start after an orderly stop reads none of these.
+    for thing in DATA_PAGES:
+        yield from (Cell(thing, "killed", damage) for damage in PAGE_DAMAGES)
+    yield from (Cell(thing, "killed", "stale") for thing in PAGES_WITH_A_PAST)
     for place in REMOVED:
         yield Cell(META_PAGES[0], place, "stale")
+    yield from (Cell(STOPPED, "stopped", damage) for damage in SMALL_DAMAGES)
 
 
 def apply(cell: Cell, root: Path, earlier: Sequence[bytes]) -> None:

@@ -14,28 +14,48 @@ IO_DOCUMENT = DOCUMENT.with_name("io-errors.md")
 
 _HEAD = """# What damage comes to
 
-Every kind of record, page and file of a bookie, damaged in every way, in every place. The table is
-generated from `tests/matrix/table.py`, and `tests/matrix` does each of these to a real bookie's
-files and starts it two or three times, each on what the start before has left (some of them in a
-long run only): it comes to what stands here. Whatever the damage, a bookie
-never serves bytes of another entry, never forgets a fence it answered, never denies an entry
-that had been durable (but for the gaps below), and never dies at every start.
+The tables below say what a bookie does when a record, a page or a file of its directories is
+damaged. They are generated from `tests/matrix/table.py`. `tests/matrix` damages a real bookie's
+files in each of these ways and starts it two or three times, each time on what the start before
+has left. Some damages are part of the long run only. Whatever the damage, a bookie
 
-**Places.** *log*: an entry log; *below*: a journal below the mark, which the index has; *mark*:
-the journal file that the mark names; *earlier*: above the mark, in a file that has a successor;
-*middle*: in the last file, with synced blocks behind; *last*: the last block; *vouched*: the last
-block but for an empty one that vouches for it, which an idle bookie writes after a second and a
-stopping one at its end. *killed*, *stopped*: how the bookie had ended; *system crashed*: with
-another boot id; *file removed*, *file compacted*: killed after the index's last transaction had let
-a file go that held a fence, or whose entries a compaction had moved. *stale* of a page: what stood
-in the same place after an earlier transaction.
+- never serves bytes of another entry;
+- never forgets a fence that it has answered;
+- never denies an entry that was durable, but for the gaps below;
+- never dies at every start.
 
-**What a bookie cannot see.** Bytes that were damaged before they came have a wrong checksum and
-are refused. A flipped bit in a stored payload below the mark is served: the bookie checks the ids
-in each packet, and whoever reads checks the digest; the scrubber finds it in time, as all damage
-below the mark, and the bookie is in doubt from then on. Damage to the very last block, when
-nothing vouches for it yet, looks like a write that a crash tore. A ledger whose deletion is lost
-comes back until its next collection; the metadata does not know it.
+**Places.**
+
+| place | meaning |
+|---|---|
+| *log* | an entry log |
+| *below* | a journal file below the mark; the index has its entries |
+| *mark* | the journal file that the mark names |
+| *earlier* | a journal file above the mark that has a successor |
+| *middle* | the last journal file, with synced blocks behind the damage |
+| *last* | the last block |
+| *vouched* | the last block but for an idle marker: an empty block, which proves that the block \
+before it was synced. An idle bookie writes one after a second, a stopping one at its end |
+| *killed*, *stopped* | how the bookie ended |
+| *system crashed* | the next start has another boot id |
+| *file removed*, *file compacted* | the bookie was killed after the last transaction of the index \
+released a file. The file held a fence, or a compaction had moved its entries |
+| *stale* (of a page) | what stood in the same place after an earlier transaction |
+
+**What a bookie cannot see.**
+
+- Bytes that were damaged before they arrived have a wrong checksum. The bookie refuses them.
+- A flipped bit in a stored payload below the mark may be served. The bookie checks the ids in each
+  packet; the reader checks the digest. The bookie checks the block of a ledger without digests, or
+  of which it does not know yet that it has them. The scrubber finds all damage below the mark in
+  time, and the bookie is in doubt from then on.
+- Damage to the very last block looks like a write that a crash tore, as long as no idle marker
+  follows.
+- A ledger whose deletion is lost comes back until its next collection. The metadata does not know
+  it.
+- A start after an orderly stop does not read the whole index. Checksums of pages and rows show
+  damage when they are read. A damaged key of an inner page may hide entries until the scrubber
+  finds it. A damaged structure may end the process; the next start then reads everything.
 
 """
 
@@ -56,21 +76,25 @@ def rendered() -> str:
 
 _IO_HEAD = """# What an error of a device comes to
 
-Every call that a bookie makes on every kind of file, failing at the first, the second or a later
-time. The table is generated from `tests/matrix/io_table.py`, and `tests/matrix/test_io_errors.py`
-does each of these to a real bookie. After a failure nothing is acknowledged, no call is tried
-again, and the next start on a sound device has everything that was acknowledged and nothing under
-an id that was refused. A write that fails has written its first half.
+The table says what a bookie does when a call on one of its files fails: the first, the second or
+a later call of its kind. It is generated from `tests/matrix/io_table.py`, and
+`tests/matrix/test_io_errors.py` does each of these to a real bookie. After a failure the bookie
+acknowledges nothing and repeats no call. The next start on a sound device has everything that was
+acknowledged, and nothing under a refused id. A write that fails has written its first half.
 
-A write that the system cuts off (`pwritev`: half of it, and no error) is continued, and the bookie
-goes on; if its other half fails, that comes to the same as a write that fails at once. A commit of
-the index fails in four places: before anything was written, when half of its pages are on the
-device, when all of them are and the page that names the tree is not, and when everything is there
-and the error comes back all the same.
+The system may also cut a write off: `pwritev` writes half of it and reports no error. The bookie
+then writes the rest and goes on. If the rest fails, the outcome is that of a write that fails at
+once. A commit of the index fails in four places:
 
-An index of which a page cannot be read at a start (EIO, ENODATA, EBADMSG) is not in the table: it
-is set aside and made again from the files, as a damaged one is, and the log says so. A journal or
-log that cannot be read while that is done ends the start with exit code 74; the index stays aside.
+- before anything was written;
+- when half of its pages are on the device;
+- when all pages are, but not the page that names the tree;
+- when everything is on the device and the call reports an error.
+
+The table leaves out an index with a page that a start cannot read (EIO, ENODATA, EBADMSG). The
+start sets that index aside, builds it again from the files, as after damage, and logs it. If a
+journal or a log cannot be read meanwhile, the start ends with exit status 74 and the index stays
+aside.
 
 | what | call | when | EIO | ENOSPC, from then on | because |
 |---|---|---|---|---|---|

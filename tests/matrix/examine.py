@@ -8,6 +8,7 @@ or *denied* ("no such entry"); which of the two is allowed, the table of the dam
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 
 from bookie.errors import BookieError
@@ -76,11 +77,15 @@ async def examine(machine: Machine, store: MetadataStore, truth: Truth) -> Findi
 
 
 async def _look(one: StartedBookie, truth: Truth, finding: Finding) -> None:
-    for ledger_id, expected in truth.entries.items():
-        if ledger_id not in truth.deleted:
-            await _look_at_entries(one.bookie, ledger_id, expected, finding)
-    for ledger_id in sorted(truth.fenced | truth.deleted):
-        await _look_at_fence(one.bookie, ledger_id, truth, finding)
+    """Look at all ledgers at once: entries first, then what else was promised."""
+    bookie = one.bookie
+    async with asyncio.TaskGroup() as tasks:
+        for ledger_id, expected in truth.entries.items():
+            if ledger_id not in truth.deleted:
+                tasks.create_task(_look_at_entries(bookie, ledger_id, expected, finding))
+    async with asyncio.TaskGroup() as tasks:
+        for ledger_id in sorted(truth.fenced | truth.deleted):
+            tasks.create_task(_look_at_fence(bookie, ledger_id, truth, finding))
     for ledger_id in sorted(truth.limbo):
         await _look_at_limbo(one.engine, ledger_id, finding)
     for ledger_id, lac in truth.lacs.items():
@@ -146,7 +151,9 @@ def _count(ledger_id: int, entry_id: int, status: Status, finding: Finding) -> N
 
 
 async def _look_at_fence(bookie: Bookie, ledger_id: int, truth: Truth, finding: Finding) -> None:
-    reply = await bookie.add(add_command(batch(ledger_id, [ZOMBIE_ID])))
+    # A writer of before the loss names an earlier incarnation, and is refused by that alone. One
+    # that names none must be refused as well.
+    reply = await bookie.add_unnamed(add_command(batch(ledger_id, [ZOMBIE_ID])))
     if reply.status is Status.OK and ledger_id in truth.deleted:
         finding.undeleted += 1
     elif reply.status is Status.OK:

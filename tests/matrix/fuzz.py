@@ -9,8 +9,13 @@ _STRETCH_BYTES_MAX = 3000
 
 
 def vandalize(rng: random.Random, root: Path) -> str:
-    """Damage one file under `root`, chosen by kind first, so that small ones are not spared."""
+    """Damage one file under `root`, chosen by kind first, so that small ones are not spared.
+
+    An index that was closed in order is spared: a start does not read all of it.
+    """
     everything = sorted(path for path in root.rglob("*") if path.is_file())
+    if (root / "ledgers" / "STOPPED").exists():
+        everything = [path for path in everything if path.suffix != ".mdb"]
     kinds = sorted({path.suffix or path.name for path in everything})
     larger = [kind for kind in kinds if kind in {".journal", ".log", ".mdb"}]
     kind = rng.choice([*kinds, *larger, *larger])

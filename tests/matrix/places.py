@@ -38,7 +38,7 @@ _RECORD_OF_KIND: dict[str, type[Record]] = {
     "deleted": DeletedRecord,
     "limbo": LimboRecord,
     "unlimbo": LimboRecord,
-    "doubt": LimboRecord,
+    "limbo unfenced": LimboRecord,
     "link": LinkRecord,
 }
 

@@ -19,12 +19,13 @@ from bookie.cluster.cookies import CookieManager
 from bookie.cluster.ledgers import LedgerManager
 from bookie.config import NodeSettings
 from bookie.env import ThreadWorkers
+from bookie.formats.cookie import decode_cookie
 from bookie.formats.entry import pack_lac
 from bookie.formats.ledger_metadata import Fragment, LedgerMetadata, LedgerState
 from bookie.ids import NO_ENTRY, Status
 from bookie.metadata.store import MetadataStore
 from bookie.node.start import StartedBookie, start_bookie
-from bookie.storage.journal import JournalRequest, RequestKind
+from bookie.storage.journal.group_commit import JournalRequest, RequestKind
 from tests.unit.node.node_room import add_command
 from tests.unit.storage.machine import DIGESTER, IDENTITY, KEY, KIB, Machine, batch
 
@@ -39,7 +40,7 @@ KINDS = (
     "deleted",
     "limbo",
     "unlimbo",
-    "doubt",
+    "limbo unfenced",
 )
 
 DENSE, SPARSE, FILLER, CLOSED = 1, 2, 3, 4
@@ -120,20 +121,22 @@ class Author:
 
     async def write(self) -> dict[str, Picture]:
         """Live twice; returns the pictures by name."""
+        async with started(self._machine, self._store):
+            pass  # it joins the cluster before there is a ledger that could name it
         await self._create_ledgers()
         async with started(self._machine, self._store) as self._one:
             await self._bulk()
             for kind in KINDS:
                 await self._probe("log", kind)
             await self._add(FILLER, [10_000])
-            await self._vouch(8)
+            await self._write_marker(8)
             self._take("first-life")
-        self._bring_back("first-life")
+        await self._bring_back("first-life")
         async with started(self._machine, self._store) as self._one:
             await self._second_life()
         self._take("stopped")
         for compacting in (False, True):
-            self._bring_back("first-life")
+            await self._bring_back("first-life")
             async with started(self._machine, self._store) as self._one:
                 await self._another_second_life(compacting=compacting)
         return self.pictures
@@ -156,13 +159,13 @@ class Author:
         for kind in KINDS:
             await self._probe("middle", kind)
         await self._add(FILLER, [20_000])
-        await self._vouch(8)
+        await self._write_marker(8)
         self._take("killed")
         for kind in KINDS:
             await self._add(FILLER, [30_000 + KINDS.index(kind)])
             await self._probe("last", kind)
             self._take(f"last-{kind}")
-            await self._vouch()
+            await self._write_marker()
             self._take(f"vouched-{kind}")
 
     async def _another_second_life(self, *, compacting: bool) -> None:
@@ -264,7 +267,7 @@ class Author:
             case "deleted":
                 await engine.admission.delete(state, self._machine.clock.now_ms())
                 truth.deleted.add(ledger_id)
-            case "doubt":
+            case "limbo unfenced":
                 await engine.admission.set_limbo(state, in_limbo=True, fence=False)
                 truth.limbo.add(ledger_id)
             case _:
@@ -291,10 +294,10 @@ class Author:
         for entry_id, packet in zip(entries.entry_ids().tolist(), entries.packets(), strict=True):
             known.setdefault(entry_id, []).append(bytes(packet))
 
-    async def _vouch(self, blocks: int = 1) -> None:
+    async def _write_marker(self, blocks: int = 1) -> None:
         """Empty blocks; several where random damage should not reach all of them."""
         for _ in range(blocks):
-            self._one.engine._queue.submit(JournalRequest(RequestKind.VOUCH, lambda request: None))
+            self._one.engine._queue.submit(JournalRequest(RequestKind.MARKER, lambda request: None))
             await self._one.engine.admission.force()
 
     def _take(self, name: str) -> None:
@@ -302,13 +305,20 @@ class Author:
         shutil.copytree(self._machine.root, root)
         self.pictures[name] = Picture(root, deepcopy(self.truth), tuple(self._earlier))
 
-    def _bring_back(self, name: str) -> None:
+    async def _bring_back(self, name: str) -> None:
         picture = self.pictures[name]
-        restore(picture, self._machine.root)
+        await restore(picture, self._machine.root, self._store)
         self.truth, self._earlier = deepcopy(picture.truth), list(picture.earlier)
 
 
-def restore(picture: Picture, root: Path) -> None:
-    """Put the directories back as they are in the picture; cookies name them, so in that place."""
+async def restore(picture: Picture, root: Path, store: MetadataStore) -> None:
+    """Put the directories back as they are in the picture; cookies name them, so in that place.
+
+    The store's cookie goes back with them: they are no older state of the bookie.
+    """
     shutil.rmtree(root, ignore_errors=True)
     shutil.copytree(picture.root, root)
+    cookies, cookie = CookieManager(store), root / "journal" / "COOKIE"
+    recorded = await cookies.read(IDENTITY.bookie_id)
+    if cookie.exists() and recorded is not None:
+        await cookies.write(decode_cookie(cookie.read_bytes()), recorded.version)

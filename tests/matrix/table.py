@@ -20,6 +20,7 @@ from tests.matrix.cells import (
     META_DAMAGES,
     META_PAGES,
     SMALL_FILES,
+    STOPPED,
     Cell,
 )
 from tests.matrix.specimen import KINDS, REMOVED
@@ -32,7 +33,7 @@ class Outcome(enum.Enum):
     DIGEST = "served; the digest shows the client which bytes are damaged"
     IO_ERROR = "the damaged part answers with an I/O error, the rest is served"
     TRUNCATE = "the end is cut off, as after a crash"
-    INTEGRITY = "integrity mode: reported, open ledgers fenced and in limbo"
+    INTEGRITY = "integrity mode: reported, a new incarnation, every ledger in limbo"
     REBUILD = "the index is made again from the files, then integrity mode"
     REFUSE = "the bookie does not start and says why in one sentence"
 
@@ -87,7 +88,8 @@ RULES: tuple[Rule, ...] = (
         _set("payload"),
         Outcome.DIGEST,
         "a bookie checks the ids of what it reads, not the digest, which may need a key it does"
-        " not have: clients do, and the scrubber checks the block's checksum",
+        " not have: clients do, and the scrubber checks the block's checksum. Of a ledger without"
+        " digests the bookie checks the block, and answers with an I/O error",
     ),
     Rule(
         DATA_KINDS - {"ledger"},
@@ -418,7 +420,8 @@ RULES: tuple[Rule, ...] = (
         None,
         None,
         Outcome.REBUILD,
-        "every page is checked, and the sum over all pairs, before LMDB maps the file",
+        "unless the stop was in order and the file has the same size, every page is checked, and"
+        " the sum over all pairs, before LMDB maps the file",
     ),
     # The rest.
     Rule(
@@ -434,6 +437,13 @@ RULES: tuple[Rule, ...] = (
         None,
         Outcome.SERVE,
         "nobody reads what is in it: space, a sign, and two locks",
+    ),
+    Rule(
+        _set(STOPPED),
+        None,
+        None,
+        Outcome.SERVE,
+        "what does not fit the index is not believed: the start reads all of the index",
     ),
 )
 

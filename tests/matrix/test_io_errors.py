@@ -16,7 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from bookie.errors import BookieError, ConfigurationError, DiskFullError, StorageFailedError
+from bookie.errors import (
+    BookieError,
+    CannotStartError,
+    ConfigurationError,
+    DiskFullError,
+    StorageFailedError,
+)
 from bookie.ids import Status
 from bookie.metadata.connect import open_store
 from bookie.metadata.store import MetadataStore
@@ -206,7 +212,8 @@ async def live(
     if failed:
         assert all(str(one) and "\n" not in str(one) for one in failed)
         if not serves:
-            assert isinstance(failed[0], StorageFailedError | ConfigurationError)
+            refusals = StorageFailedError | ConfigurationError | CannotStartError
+            assert isinstance(failed[0], refusals)
             return Effect.REFUSE
         assert all(isinstance(one, StorageFailedError) for one in failed), failed
         return Effect.FAIL_STOP
@@ -261,7 +268,7 @@ async def prepared(tmp_path: Path, store: MetadataStore, phase: Phase, day: Day)
             for step in range(51, 70):
                 await _add(one, day, step)
             picture = Picture(machine.killed("kill").root, day.truth)
-        restore(picture, machine.root)
+        await restore(picture, machine.root, store)
         (machine.root / "ledgers" / "RESERVE").unlink()
         machine = Machine(machine.root, changes=dict(SETTINGS))
     return machine

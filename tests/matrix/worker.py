@@ -57,7 +57,7 @@ class Laboratory:
     async def _starts(
         self, picture: Picture, starts: int, damage: Callable[[], None], boot: str = "boot-1"
     ) -> list[Finding]:
-        restore(picture, self._root)
+        await restore(picture, self._root, self._store)
         damage()
         findings = []
         for _ in range(starts):

@@ -262,6 +262,12 @@ class SimulatedFile:
             self.inode.sync()
             self.inode.drop()
 
+    def forget(self, offset: int, size: int) -> None:
+        """Show what the device has of a file without unwritten changes."""
+        self._disk.look("forget", self.inode.path)
+        if not self.inode.pending:
+            self.inode.drop()
+
     def close(self) -> None:
         """Close; a lock goes with it."""
         if self.locked:

@@ -17,10 +17,10 @@ from typing import TypeVar
 from bookie.config import StorageSettings
 from bookie.env import Environment, Failpoints, KeyValueStore
 from bookie.storage import checkpoint, removal
-from bookie.storage.boot import Identity
+from bookie.storage.boot.start import Identity
 from bookie.storage.directories import locked_directories
 from bookie.storage.engine import Engine, open_engine
-from bookie.storage.index_place import make_index
+from bookie.storage.index.opening import make_index
 from bookie.telemetry import Metrics
 from tests.sim.disk import Room, SimulatedDisk
 from tests.sim.loop import Mode, SimulatedLoop, simulated_loop
@@ -43,12 +43,13 @@ SETTINGS: dict[str, object] = {
     "block_bytes_max": 16 * KIB,
     "checkpoint_journal_bytes": MIB,
     "checkpoint_interval_seconds": 3600.0,
-    "vouch_idle_seconds": 3600.0,
+    "idle_marker_seconds": 3600.0,
     "reserve_bytes": 0,
+    "page_cache_bytes": 128 * KIB,
     "index_map_bytes": 64 * MIB,
     "read_threads": 1,
 }
-"""Small files, no checkpoint and no vouching unless the test asks."""
+"""Small files, no checkpoint and no idle marker unless the test asks."""
 
 
 @contextmanager
@@ -172,7 +173,9 @@ class SimulatedMachine:
     def environment(self) -> Environment:
         """The seam."""
 
-        def open_kv(directory: str, map_bytes: int, tables: tuple[str, ...]) -> KeyValueStore:
+        def open_kv(
+            directory: str, map_bytes: int, tables: tuple[str, ...], trusted: bool
+        ) -> KeyValueStore:
             return open_store(self.disk, directory, tables)
 
         return Environment(self.clock, self.disk, self.workers, open_kv, Failpoints())

@@ -8,13 +8,13 @@ from bookie.formats.index_rows import FileState
 from bookie.formats.pages import decode_pages
 from bookie.ids import MAX_ID, Status
 from bookie.storage.engine import Engine
-from bookie.storage.ledger_state import LedgerState
+from bookie.storage.ledger_state import LocalLedger
 from tests.sim.promises import KEY, NO_LAC, OTHER_KEY, Frozen, LedgerPromise, packets_of
 
 MIB = 1024 * 1024
 
 
-async def ids_of(engine: Engine, state: LedgerState) -> list[int]:
+async def ids_of(engine: Engine, state: LocalLedger) -> list[int]:
     """Every id that the listing of a ledger names."""
     found: list[int] = []
     async for firsts, lasts in engine.entry_ranges(state, 0, MAX_ID):
@@ -23,7 +23,7 @@ async def ids_of(engine: Engine, state: LedgerState) -> list[int]:
     return found
 
 
-async def packets_stored(engine: Engine, state: LedgerState) -> dict[int, bytes]:
+async def packets_stored(engine: Engine, state: LocalLedger) -> dict[int, bytes]:
     """Every entry of a ledger, as it is read; listing and reads must agree."""
     ids = await ids_of(engine, state)
     found: dict[int, bytes] = {}

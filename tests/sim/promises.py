@@ -22,13 +22,14 @@ from crc32c import crc32c
 
 from bookie.formats.batch import EntryBatch
 from bookie.formats.commands import Reply
-from bookie.formats.digest import DigestType, digester_for
+from bookie.formats.digest import DigestType, digester_for_key
 from bookie.formats.entry import pack_batch, pack_lac
 from bookie.ids import NO_ENTRY, Status
-from bookie.storage.accept import Waiter
+from bookie.storage.admission import Waiter
 from bookie.storage.engine import Engine
+from tests.entry_batches import merged
 
-DIGESTER = digester_for(DigestType.CRC32C, b"")
+DIGESTER = digester_for_key(DigestType.CRC32C, b"")
 KEY = b"key of the ledger"
 OTHER_KEY = b"key of another ledger"
 NO_LAC = NO_ENTRY - 1
@@ -170,7 +171,7 @@ def entries_of(ledger_id: int, ids: Iterable[int], size: int, salt: int) -> Entr
         pack_batch(ledger_id, item, item - 1, 0, [body(ledger_id, item, size, salt)], DIGESTER)
         for item in ids
     ]
-    return EntryBatch.merge(pieces)
+    return merged(pieces)
 
 
 def packets_of(batch: EntryBatch) -> dict[int, bytes]:

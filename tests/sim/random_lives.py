@@ -127,7 +127,7 @@ def draw(seed: int, *, faults: bool = False, lies: bool = False) -> Swarm:
         "block_bytes_max": choose.choice((4, 16, 64)) * KIB,
         "checkpoint_journal_bytes": choose.choice((64, 128, 1024)) * KIB,
         "checkpoint_interval_seconds": choose.choice((0.01, 0.5, 3600.0)),
-        "vouch_idle_seconds": choose.choice((0.005, 1.0, 3600.0)),
+        "idle_marker_seconds": choose.choice((0.005, 1.0, 3600.0)),
         "reserve_bytes": choose.choice((0, 128 * KIB)),
         "compaction_interval_seconds": choose.choice((0.01, 10.0)),
         "compaction_bytes_per_second": choose.choice((1 << 20, 1 << 30)),

@@ -20,7 +20,7 @@ from tests.sim.observed import adopt, check
 from tests.sim.platter import Cut
 from tests.sim.promises import Client, Promises
 
-VOUCH_SECONDS = 0.01
+IDLE_MARKER_SECONDS = 0.01
 
 Life = Callable[[Client], Awaitable[None]]
 
@@ -168,7 +168,7 @@ class Improviser(Client):
         elif draw < 0.16:
             await super().add(71, ids, recovery=True, salt=self._choose.randrange(3))
         elif draw < 0.2:
-            await asyncio.sleep(2 * VOUCH_SECONDS)
+            await asyncio.sleep(2 * IDLE_MARKER_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,13 +191,13 @@ CHAPTERS = (
 
 
 def changes_of(seed: int) -> dict[str, object]:
-    """The settings of one recording: small files, and boots that commit in small portions."""
+    """The settings of one recording: small files, and boots that commit in small batches."""
     return {
         "journal_file_bytes_max": (64 * KIB, 192 * KIB)[seed % 2],
         "journal_allocate_bytes": 64 * KIB,
         "block_bytes_max": (16 * KIB, 4 * KIB)[seed // 2 % 2],
         "checkpoint_entries": (1_000_000, 25)[seed // 2 % 2],
-        "vouch_idle_seconds": VOUCH_SECONDS,
+        "idle_marker_seconds": IDLE_MARKER_SECONDS,
         "compaction_bytes_per_second": 1 << 30,
     }
 

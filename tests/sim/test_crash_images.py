@@ -26,7 +26,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("recording", range(RECORDINGS_OF_A_SOAK if soak else RECORDINGS))
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_every_legal_image_keeps_every_promise(
     recording: int, report: Callable[[str], None], count_images: Callable[[int], None]

@@ -12,23 +12,23 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-import bookie.storage.boot
+import bookie.storage.boot.replay
+import bookie.storage.boot.start
 import bookie.storage.entry_log
 import bookie.storage.files
-import bookie.storage.index_place
-import bookie.storage.replay
+import bookie.storage.index.opening
 from bookie.config import StorageSettings
 from bookie.env import Disk, Environment
 from bookie.formats.blocks import FileHeader
 from bookie.formats.tail import TAIL_RULES
-from bookie.storage.accept import Admission
+from bookie.storage.admission import Admission
 from bookie.storage.checkpoint import Checkpointer
-from bookie.storage.compaction_log import CompactionLog, Harvest
 from bookie.storage.directories import Directories
 from bookie.storage.entry_log import EntryLogWriter
 from bookie.storage.files import TEMPORARY_SUFFIX, file_name
-from bookie.storage.index import TABLES, Index
-from bookie.storage.journal import BlockDone, JournalRequest, JournalWriter
+from bookie.storage.index.entry_index import TABLES, Index
+from bookie.storage.journal.group_commit import BlockDone, JournalRequest, JournalWriter
+from bookie.storage.reclaim.compaction_log import CompactionLog, LiveScan
 from tests.sim.crash_images import BrokenPromiseError, try_moments
 from tests.sim.disk import SimulatedFile
 from tests.sim.loop import Mode
@@ -124,7 +124,7 @@ def boots_without_a_log_sync(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def broken(self: EntryLogWriter) -> None:
         if self._file is not None:
-            monkeypatch.setattr(type(self._file), "fdatasync", lambda self: None)
+            monkeypatch.setattr(type(self._file.file), "fdatasync", lambda self: None)
         try:
             close(self)
         finally:
@@ -138,10 +138,10 @@ def compacts_without_a_sync(monkeypatch: pytest.MonkeyPatch) -> None:
     """The index follows into a log that is not durable."""
     steps, sync = CompactionLog.steps, SimulatedFile.fdatasync
 
-    def broken(self: CompactionLog, harvest: Harvest) -> Iterator[int]:
+    def broken(self: CompactionLog, scanned: LiveScan) -> Iterator[int]:
         monkeypatch.setattr(SimulatedFile, "fdatasync", lambda self: None)
         try:
-            yield from steps(self, harvest)
+            yield from steps(self, scanned)
         finally:
             monkeypatch.setattr(SimulatedFile, "fdatasync", sync)
 
@@ -164,12 +164,17 @@ def forgets_the_name_of_the_index(monkeypatch: pytest.MonkeyPatch) -> None:
     """The store makes its file durable, and nobody its name."""
 
     def open_index(
-        environment: Environment, settings: StorageSettings, directories: Directories
+        environment: Environment,
+        settings: StorageSettings,
+        directories: Directories,
+        *,
+        trusted: bool = False,
     ) -> Index:
-        return Index(environment.open_kv(directories.index, settings.index_map_bytes, TABLES))
+        size = settings.index_map_bytes
+        return Index(environment.open_kv(directories.index, size, TABLES, trusted))
 
-    monkeypatch.setattr(bookie.storage.index_place, "open_index", open_index)
-    monkeypatch.setattr(bookie.storage.boot, "open_index", open_index)
+    monkeypatch.setattr(bookie.storage.index.opening, "open_index", open_index)
+    monkeypatch.setattr(bookie.storage.boot.start, "open_index", open_index)
 
 
 def repeats_nonces(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +184,7 @@ def repeats_nonces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def takes_torn_ends_for_damage(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every invalid block is an alarm."""
-    monkeypatch.setattr(bookie.storage.replay, "judge", lambda evidence: TAIL_RULES[0])
+    monkeypatch.setattr(bookie.storage.boot.replay, "evaluate", lambda evidence: TAIL_RULES[0])
 
 
 BUGS: tuple[Break, ...] = (

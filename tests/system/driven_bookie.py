@@ -18,9 +18,9 @@ from bookie.formats.entry import pack_batch
 from bookie.formats.ledger_metadata import LedgerState
 from bookie.ids import Status
 from bookie.metadata.connect import open_store
-from bookie.rpc.channels import AddStream, BookieChannel
+from bookie.rpc.client.channel import AddStream, BookieChannel
 from bookie.rpc.codec import encode_add_request
-from bookie.server.local.layout import Member
+from bookie.server.local.layout import LocalBookie
 from bookie.server.local.process import BookieProcess
 from tests.fault.crash_harness import (
     CALL_SECONDS,
@@ -66,7 +66,7 @@ class DrivenBookie(CrashHarness):
         self._traced: TracedProcess | None = None
         super().__init__(directory, 0, settings)
 
-    def _new_process(self, member: Member, directory: Path) -> BookieProcess:
+    def _new_process(self, member: LocalBookie, directory: Path) -> BookieProcess:
         self._traced = TracedProcess(member, directory)
         return self._traced
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from bookie.errors import ShuttingDownError
-from bookie.rpc.channels import BookieChannel
-from bookie.server.local.layout import Member
+from bookie.rpc.client.channel import BookieChannel
+from bookie.server.local.layout import LocalBookie
 from bookie.server.local.process import BookieProcess
 from tests.fault.crash_harness import SETTINGS, CrashHarness, Kill
 from tests.fault.test_crash_kill import series
@@ -124,7 +124,7 @@ class PowerHarness(CrashHarness):
 
     # --- how lives begin and end -------------------------------------------------------------
 
-    def _new_process(self, member: Member, directory: Path) -> BookieProcess:
+    def _new_process(self, member: LocalBookie, directory: Path) -> BookieProcess:
         return TracedProcess(member, directory, options=tuple(self._inject))
 
     async def _boot(self, kill: Kill) -> tuple[int, bool]:

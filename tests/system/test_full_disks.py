@@ -71,7 +71,6 @@ async def _bookie(places: Places, tmp_path: Path) -> AsyncIterator[DrivenBookie]
     await bookie.close()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("places", ["journal", "ledgers", "both"], indirect=True)
 async def test_a_full_device_refuses_new_entries_and_nothing_else(
     places: Places, bookie: DrivenBookie
@@ -131,7 +130,6 @@ async def takes_adds_again(client: Client, ledger: LedgerAtClient) -> None:
     assert status is Status.OK
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("places", ["journal", "memory"], indirect=True)
 async def test_the_reserve_ends_too(places: Places, bookie: DrivenBookie) -> None:
     """Then nothing is taken, with a clear word, and still nothing is lost."""
@@ -153,7 +151,6 @@ async def test_the_reserve_ends_too(places: Places, bookie: DrivenBookie) -> Non
     assert await bookie.stop() == 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("places", ["journal"], indirect=True)
 async def test_a_full_journal_moves_to_where_room_is(places: Places, bookie: DrivenBookie) -> None:
     """What fills the journal's device is data; compaction takes it to the other one."""
@@ -170,7 +167,6 @@ async def test_a_full_journal_moves_to_where_room_is(places: Places, bookie: Dri
     assert await bookie.stop() == 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("at_once", [1, LEDGERS], ids=["dead-files", "partly-live-files"])
 async def test_a_full_bookie_makes_room_by_itself(at_once: int, tmp_path: Path, ram: Path) -> None:
     """Ledgers are deleted elsewhere; their space comes back out of the reserve.
@@ -246,7 +242,6 @@ def moved_bytes(bookie: DrivenBookie) -> int:
     return sum(event["moved_bytes"] for event in events if event["event"] == "compacted")
 
 
-@pytest.mark.slow
 async def test_a_device_without_inodes_is_full_too(tmp_path: Path, ram: Path) -> None:
     """There is room for bytes and for no new file."""
     with volume(ram, "small", SMALL_BYTES, make=("-N", "64")) as small:
@@ -271,7 +266,6 @@ async def test_a_device_without_inodes_is_full_too(tmp_path: Path, ram: Path) ->
             await bookie.close()
 
 
-@pytest.mark.slow
 async def test_a_file_system_that_turns_read_only_is_a_failed_disk(
     tmp_path: Path, ram: Path
 ) -> None:

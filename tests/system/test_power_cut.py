@@ -38,7 +38,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("seed", seeds)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 async def test_power_cuts_lose_nothing(seed: int, tmp_path: Path, ram: Path, boot_id: Path) -> None:
     """Under load, at every failpoint, and while it boots from the cut before."""
@@ -74,7 +73,6 @@ def _two(ram: Path) -> Iterator[list[Volume]]:
         ]
 
 
-@pytest.mark.slow
 async def test_two_devices_lose_power_together(
     tmp_path: Path, two: list[Volume], boot_id: Path
 ) -> None:
@@ -84,7 +82,6 @@ async def test_two_devices_lose_power_together(
     await live_and_finish(harness, [*lives, Cut(after_seconds=0.8, booting=True)])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("index", [0, 1])
 async def test_one_device_of_two_goes_away(
     index: int, tmp_path: Path, two: list[Volume], boot_id: Path
@@ -112,7 +109,6 @@ SYNCS_ALONE = "commit=300"
 """Nothing but a sync makes anything durable, or chance could hide what is missing."""
 
 
-@pytest.mark.slow
 async def test_kills_cannot_find_a_kernel_that_never_syncs(
     tmp_path: Path, ram: Path, boot_id: Path
 ) -> None:
@@ -122,7 +118,6 @@ async def test_kills_cannot_find_a_kernel_that_never_syncs(
         await live_and_finish(harness, [Kill(after_seconds=0.7) for _ in range(3)])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("forgotten", FORGOTTEN)
 async def test_power_cuts_find_a_sync_that_is_missing(
     forgotten: str, tmp_path: Path, ram: Path, boot_id: Path
@@ -136,7 +131,6 @@ async def test_power_cuts_find_a_sync_that_is_missing(
     assert re.search(r"^lost |^forgot |^other bytes|corruption|rebuilt", found), found
 
 
-@pytest.mark.slow
 async def test_the_same_power_cuts_find_nothing_where_every_sync_is_made(
     tmp_path: Path, ram: Path, boot_id: Path
 ) -> None:

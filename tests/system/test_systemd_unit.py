@@ -44,6 +44,8 @@ def test_a_failed_disk_is_not_served_from_again() -> None:
     found = re.search(r"^RestartPreventExitStatus=(.*)$", text, re.MULTILINE)
     assert found
     assert {"74", "SIGBUS"} <= set(found[1].split())
+    # A port that is taken and a disk that is not mounted yet are tried again.
+    assert "1" not in found[1].split()
 
 
 def test_the_service_is_confined(tmp_path: Path) -> None:

@@ -94,6 +94,12 @@ def test_pins_satisfy_what_the_project_asks_for() -> None:
             assert requirement.specifier.contains(pinned[requirement.name]), requirement
 
 
+def test_extras_are_what_tests_and_checks_need() -> None:
+    """An extra that no code uses would install its distributions for nothing."""
+    project = tomllib.loads(text("pyproject.toml"))["project"]
+    assert set(project["optional-dependencies"]) == {"test", "dev"}
+
+
 def test_no_distribution_is_pinned_to_two_versions() -> None:
     """The sets are installed into one environment."""
     seen: dict[str, Version] = {}

@@ -1,4 +1,4 @@
-"""The examples of the README that need no cluster do what they say."""
+"""The examples of the documents that need no cluster do what they say."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ import sys
 from pathlib import Path
 
 from bookie import api, coordinate
-from bookie.metadata.coordination.participant import Participant
+from bookie.coordination.participant import Participant
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+ROOT = Path(__file__).resolve().parents[2]
+COORDINATION = ROOT / "docs" / "metadata.md"
 
 
 def test_the_example_of_coordination_runs(tmp_path: Path) -> None:
     """As it is printed, but for the place of the store."""
-    blocks = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    blocks = re.findall(r"```python\n(.*?)```", COORDINATION.read_text(encoding="utf-8"), re.DOTALL)
     (example,) = (block for block in blocks if "coordinate(" in block)
     assert "local:///path/to/orders" in example
     (tmp_path / "example.py").write_text(
@@ -26,8 +27,8 @@ def test_the_example_of_coordination_runs(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        cwd=README.parent,
-        env={"PYTHONPATH": str(README.parent)},
+        cwd=ROOT,
+        env={"PYTHONPATH": str(ROOT)},
     )
     assert done.returncode == 0, done.stderr
     leading, sending = done.stdout.splitlines()

@@ -15,7 +15,7 @@ from bookie.formats import blocks, index_rows, ledger_metadata, log_metadata, pa
 from bookie.formats.batch import EntryBatch
 from bookie.formats.claim import Claim, ClaimMode, decode_claim, encode_claim
 from bookie.formats.cookie import Cookie, CookieState, decode_cookie, encode_cookie
-from bookie.formats.digest import DigestType, derive_key, digester_for
+from bookie.formats.digest import DigestType, derive_key, digester_for_key
 from bookie.formats.entry import pack_batch, pack_lac, parse_header, unpack_lac, unpack_packet
 from bookie.formats.ledger_metadata import Fragment, LedgerMetadata, LedgerState
 from bookie.formats.log_metadata import LogChunk, LogHead, LogMode, LogPolicies, LogRange
@@ -78,7 +78,7 @@ def check_entry_packet(fields: Fields, data: bytes) -> None:
     """Packing gives the bytes; the bytes verify to the payload."""
     digest_type = DigestType[fields["digest_type"]]
     assert derive_key(fields["password"]) == fields["ledger_key"]
-    digester = digester_for(digest_type, fields["password"])
+    digester = digester_for_key(digest_type, derive_key(fields["password"]))
     ledger_id, entry_id = fields["ledger_id"], fields["entry_id"]
     batch = pack_batch(
         ledger_id,
@@ -100,7 +100,7 @@ def check_entry_packet(fields: Fields, data: bytes) -> None:
 
 def check_lac_packet(fields: Fields, data: bytes) -> None:
     """Packing gives the bytes; the bytes prove the LAC."""
-    digester = digester_for(DigestType[fields["digest_type"]], fields["password"])
+    digester = digester_for_key(DigestType[fields["digest_type"]], derive_key(fields["password"]))
     assert pack_lac(fields["ledger_id"], fields["last_add_confirmed"], digester) == data
     assert unpack_lac(fields["ledger_id"], data, digester) == fields["last_add_confirmed"]
 
@@ -182,7 +182,8 @@ def check_index_row(fields: Fields, data: bytes) -> None:
         case "ledger":
             ledger_id = fields.pop("ledger_id")
             assert index_rows.ledger_key(ledger_id) == fields.pop("key")
-            ledger_row = index_rows.LedgerIndexRow(**fields)
+            held = index_rows.HeldIn(*map(tuple, fields.pop("held_in", ())))
+            ledger_row = index_rows.LedgerIndexRow(**fields, held_in=held)
             assert index_rows.encode_ledger_row(ledger_id, ledger_row) == data
             assert index_rows.decode_ledger_row(ledger_id, data) == ledger_row
         case "file":

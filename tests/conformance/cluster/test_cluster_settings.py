@@ -95,18 +95,38 @@ async def test_two_that_belong_together(store: MetadataStore) -> None:
 
 
 async def test_what_was_written_past_us_can_be_removed(store: MetadataStore) -> None:
-    """Nothing else can be set meanwhile; a record that is no text is named."""
+    """Nothing else can be set while it is wrong; a record that is no text is named."""
     settings = ClusterSettings(store)
     await settings.set({"log.level": "debug"})
-    await store.put(keys.setting("no.such"), b"1")
-    with pytest.raises(ConfigurationError, match=r"cluster setting no\.such: unknown section"):
-        await settings.set({"http.port": "80"})
+    await store.put(keys.setting("http.port"), b"x")
+    with pytest.raises(ConfigurationError, match=r"cluster setting http\.port: http\.port: input"):
+        await settings.set({"http.host": "::1"})
     await store.put(keys.setting("http.host"), b"\xff")
     with pytest.raises(FormatError, match=r"/config/settings/http\.host is no text"):
         await settings.read()
     await settings.unset(["http.host"])
-    await settings.unset(["no.such"])
+    await settings.unset(["http.port"])
     assert await settings.read() == {"log.level": "debug"}
+
+
+async def test_what_a_newer_version_set_is_ignored(
+    store: MetadataStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And named in the log. It stands in the way of no start, and of no other setting."""
+    settings = ClusterSettings(store)
+    names = ("log.level", "log.news", "new.section")
+    await store.put(keys.setting("log.news"), b"1")
+    await store.put(keys.setting("new.section"), b"1")
+    await settings.set({"log.level": "debug"})
+    assert tuple(await settings.read()) == names
+    assert await settings.read_known() == {"log.level": "debug"}
+    for line, name in zip(caplog.messages, names[1:], strict=True):
+        assert line.startswith(f"setting_ignored key='{name}'")
+    with pytest.raises(ConfigurationError, match="unknown setting"):
+        await settings.set({"log.news": "2"})
+    await settings.unset(["log.level"])
+    await settings.unset(["log.news", "new.section"])
+    assert await settings.read() == {}
 
 
 async def test_changes_of_two_at_a_time_are_judged_one_after_the_other(

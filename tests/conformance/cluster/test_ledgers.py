@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
@@ -23,7 +22,7 @@ from bookie.errors import (
 )
 from bookie.formats.ledger_metadata import Fragment, LedgerMetadata, LedgerState
 from bookie.ids import MAX_ID
-from bookie.metadata.store import MetadataStore, Put, Record
+from bookie.metadata.store import MetadataStore, Put
 from tests.conformance.backends import Backend
 from tests.conformance.streams import next_item
 
@@ -173,6 +172,23 @@ async def test_a_damaged_ledger_is_named_by_its_key(
 
 
 @LAYOUTS
+async def test_a_damaged_ledger_hides_no_other_from_who_shows_them(
+    store: MetadataStore, layout: LedgerLayout, caplog: pytest.LogCaptureFixture
+) -> None:
+    ledgers = LedgerManager(store, layout)
+    for ledger_id in (6, 8):
+        await ledgers.create(_metadata(ledger_id))
+    await store.put(layout.key(7), b"junk")
+    damaged: list[int] = []
+    listing = ledgers.list_readable(damaged.append)
+    assert [found.value.ledger_id async for found in listing] == [6, 8]
+    assert damaged == [7]
+    (line,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert layout.key(7) in line.getMessage()
+    assert await _list(ledgers) == [6, 7, 8], "it is there for who deletes what is not"
+
+
+@LAYOUTS
 async def test_a_ledger_is_watched_from_its_creation_to_its_end(
     store: MetadataStore, layout: LedgerLayout
 ) -> None:
@@ -284,24 +300,36 @@ async def test_a_listing_that_fails_midway_raises(
 ) -> None:
     """Case 161: it never ends as if it were complete."""
     await _fill(store, layout, [*range(50), 2**40])
-    scan, seen = store.scan_children, 0
+    names, calls, broken_at = store.get_children, 0, 1000
 
-    async def broken(key: str, *, after: str = "") -> AsyncIterator[Record]:
-        nonlocal seen
-        async for record in scan(key, after=after):
-            seen += 1
-            if seen > 20:
-                raise MetadataUnavailableError("the metadata store does not answer")
-            yield record
+    async def get_children(key: str) -> list[str]:
+        nonlocal calls
+        calls += 1
+        if calls == broken_at:
+            raise MetadataUnavailableError("the metadata store does not answer")
+        return await names(key)
 
-    store.scan_children = broken  # type: ignore[method-assign]
-    found: list[int] = []
-    listing = LedgerManager(store, layout).list_ids()
-    while len(found) < 20:
-        found.append(await anext(listing))
-    with pytest.raises(MetadataUnavailableError):
-        await anext(listing)
-    assert found == list(range(20))
+    store.get_children = get_children  # type: ignore[method-assign]
+    ledgers = LedgerManager(store, layout)
+    assert await _list(ledgers) == [*range(50), 2**40]
+    for call in range(1, calls + 1):
+        calls, broken_at = 0, call
+        with pytest.raises(MetadataUnavailableError):
+            await _list(ledgers)
+
+
+@LAYOUTS
+async def test_ids_are_listed_without_reading_a_record(
+    store: MetadataStore, layout: LedgerLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await _fill(store, layout, [*range(50), 2**40])
+
+    def refuse(*_arguments: object) -> None:
+        raise AssertionError("a record is read")
+
+    monkeypatch.setattr(store, "get", refuse)
+    monkeypatch.setattr(store, "scan_children", refuse)
+    assert await _list(LedgerManager(store, layout)) == [*range(50), 2**40]
 
 
 @pytest.mark.parametrize("stranger", ["zz", "0", "L0001"])

@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 import pytest
 
 from bookie.cluster import keys
 from bookie.cluster.cookies import CookieManager
-from bookie.cluster.factory import LedgerManagerFactory
 from bookie.cluster.instance import initialize_cluster, read_instance_id
-from bookie.cluster.layout import FLAT, HIERARCHICAL, LayoutManager, layout_of
+from bookie.cluster.layout import FLAT, HIERARCHICAL, LayoutManager, encode_layout, layout_of
 from bookie.cluster.removal import (
     cluster_exists,
-    format_cluster,
     nuke_cluster,
     registered_bookies,
 )
@@ -30,7 +29,8 @@ from bookie.errors import (
     NoSuchKeyError,
 )
 from bookie.formats.cookie import Cookie, CookieState
-from bookie.metadata.store import MetadataStore, Operation, Stat
+from bookie.metadata.connect import open_store
+from bookie.metadata.store import MetadataStore, Operation, Put, Stat
 from tests.conformance.backends import Backend
 from tests.conformance.faulty_store import FaultyStore
 
@@ -75,11 +75,7 @@ async def test_a_layout_that_is_not_understood_is_left_alone(
     """Cases 99, 154."""
     await initialize_cluster(store)
     await store.put(keys.LAYOUT, value)
-    for call in (
-        LayoutManager(store).read(),
-        read_instance_id(store),
-        LedgerManagerFactory.open(store),
-    ):
+    for call in (LayoutManager(store).read(), read_instance_id(store)):
         with pytest.raises(error, match="/LAYOUT") as caught:
             await call
         assert "\n" not in str(caught.value)
@@ -127,9 +123,7 @@ async def test_the_layout_may_be_chosen(store: MetadataStore) -> None:
         await initialize_cluster(store, "ms")
     assert not await cluster_exists(store)
     await initialize_cluster(store, "hierarchical")
-    factory = await LedgerManagerFactory.open(store)
-    assert factory.layout is HIERARCHICAL
-    assert factory.instance_id == await read_instance_id(store)
+    assert await LayoutManager(store).read() is HIERARCHICAL
 
 
 async def test_a_cluster_is_nuked_whole(store: MetadataStore) -> None:
@@ -165,30 +159,10 @@ async def test_a_cluster_with_bookies_is_not_nuked(
         assert len(await registered_bookies(store)) == len(registered)
         with pytest.raises(ClusterInUseError, match="bookie b0"):
             await nuke_cluster(store)
-        with pytest.raises(ClusterInUseError):
-            await format_cluster(store)
         assert await read_instance_id(store) == instance_id
         assert await store.exists("/cookies/b1")
     assert await nuke_cluster(store)
     assert await store.get_children("/") == []
-
-
-async def test_a_cluster_is_formatted_anew(backend: Backend) -> None:
-    """Case 105."""
-    store = await backend.open()
-    first = await format_cluster(store)
-    await _fill(store)
-    second = await format_cluster(store, "hierarchical")
-    assert second != first
-    assert await read_instance_id(store) == second
-    assert sorted(await store.get_children("/")) == ["INSTANCEID", "LAYOUT"]
-    bookie = await backend.open()
-    await bookie.put(keys.registration("b1", read_only=False), b"", ephemeral=True)
-    await store.sync()
-    third = await format_cluster(store, force=True)
-    assert third not in (first, second)
-    assert await registered_bookies(store) == ["b1"]
-    assert await read_instance_id(store) == third
 
 
 async def test_a_scope_with_other_keys_is_left_alone(store: MetadataStore) -> None:
@@ -196,9 +170,8 @@ async def test_a_scope_with_other_keys_is_left_alone(store: MetadataStore) -> No
     await initialize_cluster(store)
     await _fill(store)
     await store.put("/ledgers-2/00", b"precious")
-    for call in (nuke_cluster(store), format_cluster(store), format_cluster(store, force=True)):
-        with pytest.raises(ClusterInUseError, match="/ledgers-2"):
-            await call
+    with pytest.raises(ClusterInUseError, match="/ledgers-2"):
+        await nuke_cluster(store)
     assert await store.exists("/cookies/b1")
     assert await store.exists(keys.LAYOUT)
 
@@ -310,9 +283,6 @@ async def test_no_cluster_is_made_in_the_remains_of_another(
     with pytest.raises(ClusterInUseError, match="not removed whole"):
         await initialize_cluster(store)
     assert await store.get_children("/") == remains
-    if after:
-        await format_cluster(store)
-        assert sorted(await store.get_children("/")) == ["INSTANCEID", "LAYOUT"]
     assert await nuke_cluster(store)
     assert await store.get_children("/") == []
     await initialize_cluster(store)
@@ -359,9 +329,8 @@ async def test_settings_may_be_there_before_the_cluster(store: MetadataStore) ->
 async def test_a_damaged_removal_is_named_by_its_key(store: MetadataStore) -> None:
     """Case 161."""
     await store.put(keys.REMOVAL, b"junk")
-    for call in (nuke_cluster(store), format_cluster(store, force=True)):
-        with pytest.raises(FormatError, match="/REMOVAL"):
-            await call
+    with pytest.raises(FormatError, match="/REMOVAL"):
+        await nuke_cluster(store)
 
 
 async def test_another_scope_with_the_same_prefix_stays(backend: Backend) -> None:
@@ -379,6 +348,99 @@ async def test_another_scope_with_the_same_prefix_stays(backend: Backend) -> Non
         assert await read_instance_id(sibling) == theirs
         assert await CookieManager(sibling).bookie_ids() == ["b1"]
         await nuke_cluster(sibling)
+
+
+async def test_no_cluster_is_made_inside_the_scope_of_another(backend: Backend) -> None:
+    """A removal of the outer one would otherwise reach its keys."""
+    store = await backend.open()
+    await initialize_cluster(store)
+    for path in backend.inner_paths:
+        async with open_store(backend.uri + path) as inner:
+            if backend.shares_inner_scopes:
+                with pytest.raises(ClusterInUseError, match=r"lies in /.*, which holds another"):
+                    await initialize_cluster(inner)
+                assert await inner.get_children("/") == []
+            else:
+                await initialize_cluster(inner)
+
+
+async def test_no_cluster_is_made_around_another(backend: Backend) -> None:
+    """Whatever its depth, and also where our own keys would be."""
+    for path in backend.inner_paths:
+        store = await backend.open()
+        async with open_store(backend.uri + path) as inner:
+            await initialize_cluster(inner)
+            await store.sync()
+            if backend.shares_inner_scopes:
+                with pytest.raises(ClusterInUseError, match=f"contains another cluster at {path};"):
+                    await initialize_cluster(store)
+                assert not await store.exists(keys.LAYOUT)
+            else:
+                await initialize_cluster(store)
+                await nuke_cluster(store)
+            await nuke_cluster(inner)
+
+
+class _Overtaken(FaultyStore):
+    """Another store acts between the last look and the transaction."""
+
+    def __init__(self, store: MetadataStore, meanwhile: Callable[[], Awaitable[object]]) -> None:
+        super().__init__(store)
+        self._meanwhile = meanwhile
+
+    async def transaction(self, operations: Sequence[Operation]) -> list[Stat | None]:
+        if any(isinstance(operation, Put) for operation in operations):
+            await self._meanwhile()
+        return await super().transaction(operations)
+
+
+@pytest.mark.parametrize("first", ["inner", "outer"])
+async def test_of_two_clusters_made_at_once_one_inside_the_other_one_stays(
+    backend: Backend, first: str
+) -> None:
+    """Both looked before either was there."""
+    store = await backend.open()
+    for path in backend.inner_paths[:1]:
+        async with open_store(backend.uri + path) as inner:
+            early, late = (inner, store) if first == "inner" else (store, inner)
+            overtaken = _Overtaken(late, partial(initialize_cluster, early))
+            if backend.shares_inner_scopes:
+                with pytest.raises(ClusterInUseError, match="another cluster"):
+                    await initialize_cluster(overtaken)
+                assert not await late.exists(keys.LAYOUT)
+                assert not await late.exists(keys.INSTANCE_ID)
+            else:
+                await initialize_cluster(overtaken)
+            await read_instance_id(early)
+
+
+@pytest.mark.parametrize("by", ["identity", "removal"])
+async def test_a_nuke_reaches_no_other_cluster(backend: Backend, by: str) -> None:
+    """Two clusters that an earlier version made, one inside the other."""
+    for path in backend.inner_paths:
+        store = await backend.open()
+        async with open_store(backend.uri + path) as inner:
+            identity = await initialize_cluster(inner)
+            await CookieManager(inner).create(_COOKIE)
+            if by == "removal":
+                with pytest.raises(MetadataUnavailableError):
+                    await nuke_cluster(_Broken(inner, "/cookies", after=False))
+            await store.put(keys.LAYOUT, encode_layout(FLAT))
+            await store.put(keys.INSTANCE_ID, str(uuid.uuid4()).encode())
+            await store.sync()
+            if backend.shares_inner_scopes:
+                for foreign in (False, True):
+                    with pytest.raises(ClusterInUseError, match=f"another cluster at {path};"):
+                        await nuke_cluster(store, foreign=foreign)
+                await store.delete(keys.LAYOUT)
+                await store.delete(keys.INSTANCE_ID)
+            else:
+                await nuke_cluster(store)
+            await inner.sync()
+            assert await CookieManager(inner).bookie_ids() == ["b1"]
+            if by == "identity":
+                assert await read_instance_id(inner) == identity
+            await nuke_cluster(inner)
 
 
 async def test_cookies_change_only_by_their_version(store: MetadataStore) -> None:

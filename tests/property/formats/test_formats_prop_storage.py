@@ -30,6 +30,7 @@ from bookie.formats.blocks import (
 from bookie.formats.index_rows import (
     FileRow,
     FileState,
+    HeldIn,
     LedgerIndexRow,
     Mark,
     decode_file_row,
@@ -255,11 +256,11 @@ def test_random_pages_raise_only_corruption(pages: list[tuple[bytes, bytes, bool
 
 
 I64 = st.integers(-(2**63), 2**63 - 1)
-LEDGER_ROWS = st.builds(
+SPANS = st.tuples(U32, U32)
+ALIVE_ROWS = st.builds(
     LedgerIndexRow,
     fenced=st.booleans(),
     limbo=st.booleans(),
-    deleted_at_ms=st.none() | I64,
     key_digest=st.none() | KEYS,
     lac_packet=KEYS,
     max_lac=I64,
@@ -268,6 +269,14 @@ LEDGER_ROWS = st.builds(
     entries=U64,
     payload_bytes=U64,
 )
+DELETED_ROWS = st.builds(
+    LedgerIndexRow,
+    fenced=st.booleans(),
+    deleted_at_ms=I64,
+    max_lac=I64,
+    held_in=st.builds(HeldIn, SPANS, SPANS),
+)
+LEDGER_ROWS = ALIVE_ROWS | DELETED_ROWS
 FILE_ROWS = st.builds(
     FileRow,
     kind=st.sampled_from(FileKind),

@@ -43,6 +43,7 @@ from bookie.metadata.store import (
     Resync,
     SessionEvent,
     Stat,
+    ancestors,
 )
 from tests.conformance.backends import BACKENDS, Backend, Difference, MemoryBackend
 
@@ -77,15 +78,40 @@ class _Model:
 
     def __init__(self) -> None:
         self.held: dict[str, _Held] = {}
+        self.left: set[str] = set()
+        """Parents whose last child went with its session: some backends still list them."""
         self.numbered = 0
         """Sequential records so far; the third is called ``/s/n-#3`` here."""
 
     def below(self, key: str) -> list[str]:
         return [other for other in self.held if other.startswith(key.rstrip("/") + "/")]
 
-    def children(self, key: str) -> list[str]:
+    def children(self, key: str, *, left: bool) -> list[str]:
         prefix = key.rstrip("/") + "/"
-        return sorted({other[len(prefix) :].split("/")[0] for other in self.below(key)})
+        there = [*self.held, *(self.left if left else ())]
+        return sorted(
+            {other[len(prefix) :].split("/")[0] for other in there if other.startswith(prefix)}
+        )
+
+    def hides(self, operation: Operation) -> bool:
+        """Whether only parents that are left lie below a key that may have no children."""
+        needs_leaf = isinstance(operation, Delete) or (
+            isinstance(operation, Put) and operation.ephemeral
+        )
+        left = any(parent.startswith(operation.key + "/") for parent in self.left)
+        return needs_leaf and left and not self.below(operation.key)
+
+    def expire(self, session: int) -> set[str]:
+        """End a session; its records."""
+        owned = {key for key, held in self.held.items() if held.owner == session}
+        self.held = {k: h for k, h in self.held.items() if k not in owned}
+        for key in owned:
+            self.left.update(
+                above
+                for above in ancestors(key)
+                if above not in self.held and not self.below(above)
+            )
+        return owned
 
     def error(self, wanted: _Guarded, session: int) -> type[BookieError] | None:
         operation, guard = wanted.operation, wanted.guard
@@ -117,9 +143,14 @@ class _Model:
         match operation:
             case Delete():
                 del self.held[operation.key]
+                for above in ancestors(operation.key):
+                    if above in self.held or self.children(above, left=True):
+                        break
+                    self.left.discard(above)
                 return ChangeKind.DELETED, operation.key
             case Put():
                 held = self.held.get(operation.key)
+                self.left -= {operation.key, *ancestors(operation.key)}
                 owner = held.owner if held else None
                 taken_over = held is not None and operation.ephemeral and owner != session
                 if operation.ephemeral:
@@ -230,6 +261,7 @@ class _Machine(RuleBasedStateMachine):
         self.model = _Model()
         self.told: list[tuple[ChangeKind, str]] = []
         self.sides = [_Side(backend) for backend in make()]
+        self.stay = any(side.backend.differs(Difference.PARENTS_STAY) for side in self.sides)
 
     @initialize()
     def open(self) -> None:
@@ -245,6 +277,8 @@ class _Machine(RuleBasedStateMachine):
         self.runner.close()
 
     def _transact(self, session: int, wanted: list[_Guarded]) -> None:
+        if self.stay and any(self.model.hides(one.operation) for one in wanted):
+            return
         error = next(filter(None, (self.model.error(one, session) for one in wanted)), None)
         results: list[list[Stat | None]] = []
         for side in self.sides:
@@ -285,13 +319,15 @@ class _Machine(RuleBasedStateMachine):
     @rule(session=_sessions, ephemeral=st.booleans())
     def put_sequential(self, session: int, ephemeral: bool) -> None:
         self.model.numbered += 1
-        name = f"{_SEQUENCE}#{self.model.numbered:04}"
+        # Numbers of ephemeral records may begin anew: such names need a unique part.
+        sequence = f"/t/n{self.model.numbered:04}-" if ephemeral else _SEQUENCE
+        name = f"{sequence}#{self.model.numbered:04}"
         results: list[list[Stat | None]] = []
         for side in self.sides:
-            before = max(side.numbers, default="")
-            put = side.stores[session].put(_SEQUENCE, b"n", ephemeral=ephemeral, sequential=True)
+            before = max((key for key in side.numbers if key.startswith(sequence)), default="")
+            put = side.stores[session].put(sequence, b"n", ephemeral=ephemeral, sequential=True)
             stat = self.runner.run(put)
-            assert int(stat.key.removeprefix(_SEQUENCE)) >= 0
+            assert int(stat.key.removeprefix(sequence)) >= 0
             assert stat.key > before, "numbers grow"
             side.numbers[stat.key] = name
             results.append([stat])
@@ -318,7 +354,7 @@ class _Machine(RuleBasedStateMachine):
 
     @rule(session=_sessions)
     def expire(self, session: int) -> None:
-        owned = {key for key, held in self.model.held.items() if held.owner == session}
+        owned = self.model.expire(session)
         for side in self.sides:
             self.runner.run(side.expire(session))
             for key in owned:
@@ -334,7 +370,6 @@ class _Machine(RuleBasedStateMachine):
             )
             side.events[len(self.told) :] = [(ChangeKind.DELETED, key) for key in sorted(owned)]
         self.told += [(ChangeKind.DELETED, key) for key in sorted(owned)]
-        self.model.held = {k: h for k, h in self.model.held.items() if k not in owned}
 
     @invariant()
     def every_session_sees_the_model(self) -> None:
@@ -357,8 +392,9 @@ class _Machine(RuleBasedStateMachine):
                     assert record.created_by_self == (held.owner == session)
                     if not held.taken_over:
                         side.check_first(record.stat, created=held.writes == 1)
-            for key in ("/", *_KEYS, "/s"):
-                children = self.model.children(key)
+            for key in ("/", *_KEYS, "/s", "/t"):
+                left = side.backend.differs(Difference.PARENTS_STAY)
+                children = self.model.children(key, left=left)
                 prefix = key.rstrip("/") + "/"
                 found = [
                     side.numbers.get(prefix + name, prefix + name).removeprefix(prefix)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import assert_never
 
-from bookie.errors import BookieError
+from bookie.errors import BookieError, LedgerFencedError
 from bookie.formats.batch import EntryBatch
 from bookie.formats.entry import Entry, pack_batch, parse_header, verify_batch
 from bookie.formats.ledger_metadata import LedgerMetadata, LedgerState
@@ -45,11 +45,11 @@ def packets_of(batch: EntryBatch) -> Packets:
     return [(entry_id, bytes(packet)) for entry_id, packet in pairs]
 
 
-def adder(
-    bookie: SimBookie, packets: Packets, *, recovery: bool, deferred: bool
-) -> Callable[[], Status]:
+def adder(stream: Stream, packets: Packets, *, deferred: bool) -> Callable[[], Status]:
     """A request to store packets, as it travels."""
-    return lambda: bookie.add(packets, recovery=recovery, deferred=deferred)
+    return lambda: stream.bookie.add(
+        packets, recovery=False, deferred=deferred, incarnation=stream.incarnation
+    )
 
 
 class SimWriter:
@@ -74,6 +74,8 @@ class SimWriter:
         self.closed: LedgerMetadata | None = None
         self.close_error: BookieError | None = None
         self._payloads: list[bytes] = []
+        self.told_lost: set[int] = set()
+        """Slots whose bookies are known to have lost data."""
         self.streams = [self._open(slot, name) for slot, name in enumerate(world.bookies)]
 
     def _open(self, slot: int, bookie_id: str) -> Stream:
@@ -83,6 +85,9 @@ class SimWriter:
                     self.step(writer_events.SlotConnected(slot))
                 case "disconnected":
                     self.step(writer_events.SlotDisconnected(slot))
+                case "lost":
+                    self.told_lost.add(slot)
+                    self.step(writer_events.SlotLost(slot))
                 case (Status() as status, int() as number):
                     epoch = self.machine.epochs[slot]
                     if number < 0:
@@ -142,7 +147,12 @@ class SimWriter:
                     self._send_force(number, slot)
             case writer_events.Failed(error):
                 self.failed = error
-            case writer_events.Closed(metadata):
+                require(
+                    not isinstance(error, LedgerFencedError)
+                    or world.store.metadata.state is not LedgerState.OPEN,
+                    "a writer gave up as fenced, and nobody had taken the ledger",
+                )
+            case writer_events.WriterClosed(metadata):
                 self.closed = metadata
             case writer_events.CloseFailed(error):
                 self.close_error = error
@@ -164,7 +174,7 @@ class SimWriter:
         require(stream.is_open, "nothing is sent on a broken stream")
         part = select(self.kept[number], self.machine.quorum.stripe_of(slot))
         assert part is not None
-        serve = adder(stream.bookie, packets_of(part), recovery=False, deferred=self.deferred_sync)
+        serve = adder(stream, packets_of(part), deferred=self.deferred_sync)
         stream.requests.append((serve, number))
 
     def _send_lac(self, lac: int, slot: int) -> None:
@@ -193,9 +203,9 @@ class SimWriter:
         for entry_id in batch.entry_ids().tolist():
             bookies = metadata.fragment_of(entry_id).bookies
             holders = [
-                world.bookies[bookies[slot]]
+                slot
                 for slot in world.quorum.write_set(entry_id)
-                if entry_id in world.bookies[bookies[slot]].entries
+                if self._may_count_on(slot, world.bookies[bookies[slot]], entry_id)
             ]
             require(
                 self.deferred_sync or len(holders) >= world.quorum.ack_quorum_size,
@@ -207,6 +217,12 @@ class SimWriter:
                 or entry_id <= metadata.last_entry_id,
                 f"C6: entry {entry_id} was acknowledged after the ledger was closed before it",
             )
+
+    def _may_count_on(self, slot: int, bookie: SimBookie, entry_id: int) -> bool:
+        """Whether the bookie has the entry, or lost it so late that the writer cannot know."""
+        if entry_id in bookie.entries:
+            return True
+        return entry_id in bookie.destroyed and slot not in self.told_lost
 
     def _note_lac(self) -> None:
         lac = self.machine.last_add_confirmed
@@ -232,6 +248,7 @@ class SimRecoverer:
         self.crashed = False
         self.recovered: LedgerMetadata | None = None
         self.failed: BookieError | None = None
+        self.incarnations = {name: bookie.incarnation for name, bookie in world.bookies.items()}
         self.step(recovery_events.Start())
 
     def step(self, event: recovery_events.RecoveryEvent) -> None:
@@ -246,7 +263,7 @@ class SimRecoverer:
         match effect:
             case recovery_events.SendFence():
                 self._send_fence(effect)
-            case recovery_events.SendRead():
+            case recovery_events.SendRecoveryRead():
                 self._send_read(effect)
             case recovery_events.SendAdd():
                 self._send_add(effect)
@@ -282,7 +299,7 @@ class SimRecoverer:
 
         self.world.call(effect.bookie_id, SimBookie.fence, on_result)
 
-    def _send_read(self, effect: recovery_events.SendRead) -> None:
+    def _send_read(self, effect: recovery_events.SendRecoveryRead) -> None:
         limit = self.world.rng.choice([1, 2, 50])
 
         def serve(bookie: SimBookie) -> ReadResult:
@@ -295,9 +312,11 @@ class SimRecoverer:
             )
 
         def on_result(result: object) -> None:
-            answer = recovery_events.ReadAnswered(effect.round, effect.slot, Status.IO_ERROR)
+            answer = recovery_events.RecoveryReadAnswered(
+                effect.round, effect.slot, Status.IO_ERROR
+            )
             if isinstance(result, ReadResult):
-                answer = recovery_events.ReadAnswered(
+                answer = recovery_events.RecoveryReadAnswered(
                     effect.round,
                     effect.slot,
                     result.status,
@@ -312,12 +331,14 @@ class SimRecoverer:
     def _send_add(self, effect: recovery_events.SendAdd) -> None:
         packets = packets_of(effect.batch)
 
+        incarnation = self.incarnations[effect.bookie_id]
+
         def serve(bookie: SimBookie) -> Status:
-            return bookie.add(packets, recovery=True, deferred=False)
+            return bookie.add(packets, recovery=True, deferred=False, incarnation=incarnation)
 
         def on_result(result: object) -> None:
             status = result if isinstance(result, Status) else Status.IO_ERROR
-            self.step(recovery_events.AddAnswered(effect.round, effect.slot, status))
+            self.step(recovery_events.RecoveryAddAnswered(effect.round, effect.slot, status))
 
         self.world.call(effect.bookie_id, serve, on_result)
 

@@ -10,7 +10,7 @@ from bookie.protocol import writer_events
 from bookie.protocol.recovery import LedgerRecovery
 from bookie.protocol.writer import LedgerWriter
 from tests.property.protocol.protocol_clients import SimRecoverer, SimWriter, read_range
-from tests.property.protocol.protocol_world import Faults, World, require
+from tests.property.protocol.protocol_world import Faults, SimBookie, World, require
 
 SIZES = [
     (3, 3, 2),
@@ -37,11 +37,12 @@ class Setting:
     """One batch only, and recovery starts while it is on its way."""
     writer: type[LedgerWriter] = LedgerWriter
     recovery: type[LedgerRecovery] = LedgerRecovery
+    bookie: type[SimBookie] = SimBookie
 
 
 def run(seed: int, setting: Setting) -> World:
     """One run from a seed; raises `ViolationError` when a rule is broken."""
-    world = World(seed, setting.sizes, setting.faults)
+    world = World(seed, setting.sizes, setting.faults, setting.bookie)
     rng = world.rng
     writer = SimWriter(world, setting.writer, deferred_sync=setting.deferred_sync)
     recoverers: list[SimRecoverer] = []
@@ -124,7 +125,11 @@ def _check(world: World, writer: SimWriter, recoverers: list[SimRecoverer]) -> N
         holders = [
             world.bookies[names[slot]]
             for slot in quorum.write_set(entry_id)
-            if entry_id in world.bookies[names[slot]].entries
+            if entry_id
+            in {
+                **world.bookies[names[slot]].entries,
+                **world.bookies[names[slot]].destroyed,
+            }
         ]
         require(len(holders) >= quorum.ack_quorum_size, f"I3: {len(holders)} of entry {entry_id}")
     require(final.length == length, f"C7: length {final.length} is stored, {length} is true")

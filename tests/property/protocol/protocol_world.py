@@ -16,7 +16,7 @@ import numpy as np
 
 from bookie.errors import BookieError, MetadataUnavailableError
 from bookie.formats.batch import EntryBatch
-from bookie.formats.digest import DigestType, digester_for
+from bookie.formats.digest import DigestType, digester_for_key
 from bookie.formats.entry import parse_header
 from bookie.formats.ledger_metadata import Fragment, LedgerMetadata, LedgerState
 from bookie.ids import NO_ENTRY, Status
@@ -27,8 +27,9 @@ from bookie.protocol.exchange import (
     MetadataWritten,
 )
 from bookie.protocol.quorum import Quorum, Stripe
+from tests.entry_batches import merged
 
-DIGESTER = digester_for(DigestType.CRC32C, b"")
+DIGESTER = digester_for_key(DigestType.CRC32C, b"")
 LEDGER_ID = 7
 
 MetadataAnswer = MetadataRead | MetadataWritten | MetadataConflict | MetadataFailed
@@ -55,7 +56,20 @@ class ReadResult:
 
 
 class SimBookie:
-    """One bookie: a dictionary, a fence, and what would be lost by a crash."""
+    """One bookie: a dictionary, a fence, and what would be lost by a crash.
+
+    A bookie that loses its disk, or gets an older state of it back, has another incarnation and is
+    in limbo when it comes up. Both are attributes, for mutants to get wrong.
+    """
+
+    renews = True
+    """Whether it has another incarnation after a loss."""
+    suspects = True
+    """Whether it is in limbo after a loss."""
+    compares = True
+    """Whether it refuses those who mean another incarnation."""
+    fences = False
+    """Whether it fences the ledger after a loss."""
 
     def __init__(self, bookie_id: str, world: World) -> None:
         self.bookie_id = bookie_id
@@ -68,9 +82,24 @@ class SimBookie:
         self.explicit_lac = NO_ENTRY
         self.denied: set[int] = set()
         """Ids denied on a fencing read (I12)."""
+        self.incarnation = 0
+        self.limbo = False
+        self.destroyed: dict[int, bytes] = {}
+        """What was durable here and is gone."""
+        self._older: tuple[dict[int, bytes], bool] = ({}, False)
+        """Entries and fence of a copy of the disk."""
 
-    def add(self, packets: list[tuple[int, bytes]], *, recovery: bool, deferred: bool) -> Status:
+    def add(
+        self,
+        packets: list[tuple[int, bytes]],
+        *,
+        recovery: bool,
+        deferred: bool,
+        incarnation: int,
+    ) -> Status:
         """Store packets or refuse them all."""
+        if self.compares and incarnation != self.incarnation:
+            return Status.WRONG_INCARNATION
         if self.fenced and not recovery:
             return Status.FENCED
         if self.read_only and not recovery:
@@ -106,6 +135,8 @@ class SimBookie:
     def fence(self) -> tuple[Status, bytes | None, int]:
         """Fence; the last packet and the explicit LAC."""
         self.fenced = True
+        if self.limbo:
+            return Status.UNKNOWN_LEDGER_STATE, None, NO_ENTRY
         last = self.entries[max(self.entries)] if self.entries else None
         return Status.OK, last, self.explicit_lac
 
@@ -120,7 +151,9 @@ class SimBookie:
             packet = self.entries.get(entry_id)
             if packet is None:
                 stopped_by = Status.NO_SUCH_ENTRY
-                if fence:
+                if self.limbo:
+                    stopped_by = Status.UNKNOWN_LEDGER_STATE
+                elif fence:
                     self.denied.add(entry_id)
                 break
             found.append((entry_id, packet))
@@ -145,6 +178,30 @@ class SimBookie:
         for entry_id in self.unsynced:
             del self.entries[entry_id]
         self.unsynced.clear()
+
+    def copy_disk(self) -> None:
+        """Keep a copy of what is durable."""
+        durable = {e: packet for e, packet in self.entries.items() if e not in self.unsynced}
+        self._older = durable, self.fenced
+
+    def lose_disk(self, kind: str) -> None:
+        """The disk is empty, an older copy of itself, or half of it is gone; it is not running."""
+        before = self.entries
+        match kind:
+            case "empty":
+                self.entries, self.fenced = {}, False
+            case "older":
+                entries, self.fenced = self._older
+                self.entries = {**entries}
+            case _:
+                rng = self.world.rng
+                self.entries = {e: packet for e, packet in before.items() if rng.random() < 0.5}
+                self.fenced = False
+        self.explicit_lac = NO_ENTRY
+        self.destroyed |= {e: p for e, p in before.items() if e not in self.entries}
+        self.incarnation += self.renews
+        self.limbo = self.limbo or self.suspects
+        self.fenced = self.fenced or self.fences
 
 
 class Store:
@@ -192,6 +249,8 @@ class Stream:
 
     def __init__(self, bookie: SimBookie, on_answer: Callable[[object], None]) -> None:
         self.bookie = bookie
+        self.incarnation = bookie.incarnation
+        """The bookie's when the client learnt it."""
         self.on_answer = on_answer
         self.is_open = False
         self.slow = False
@@ -209,6 +268,8 @@ class Faults:
     fire_timer: float = 0.03
     fail_metadata: float = 0.01
     read_only: float = 0.003
+    lose_disk: float = 0.0
+    """How often a bookie that crashes loses data as well; fewer than an ack quorum do, in all."""
     slow: float = 0.25
     """How many calls and streams are overtaken by nearly everything else."""
 
@@ -216,13 +277,19 @@ class Faults:
 class World:
     """Bookies, the store, everything on its way, and the clients."""
 
-    def __init__(self, seed: int, sizes: tuple[int, int, int], faults: Faults) -> None:
+    def __init__(
+        self,
+        seed: int,
+        sizes: tuple[int, int, int],
+        faults: Faults,
+        bookie: type[SimBookie] = SimBookie,
+    ) -> None:
         self.rng = random.Random(seed)
         self.seed = seed
         self.faults = faults
         self.quorum = Quorum(*sizes)
         names = tuple(f"b{i}" for i in range(sizes[0]))
-        self.bookies = {name: SimBookie(name, self) for name in names}
+        self.bookies = {name: bookie(name, self) for name in names}
         metadata = LedgerMetadata(
             ledger_id=LEDGER_ID,
             ensemble_size=sizes[0],
@@ -245,6 +312,8 @@ class World:
         self.lacs_seen: list[int] = []
         self.calm = False
         """Nothing goes wrong any more."""
+        self.losses_left = sizes[2] - 1
+        self.losses = 0
 
     # -- what clients do -------------------------------------------------------------------------
 
@@ -334,8 +403,11 @@ class World:
             stream.on_answer("disconnected")
 
     def connect_stream(self, stream: Stream) -> None:
-        """Open a stream anew."""
+        """Open a stream anew, unless the bookie is not the one that was meant."""
         if not stream.is_open and stream.bookie.up:
+            if stream.bookie.compares and stream.incarnation != stream.bookie.incarnation:
+                stream.on_answer("lost")
+                return
             stream.is_open = True
             stream.on_answer("connected")
 
@@ -367,12 +439,28 @@ class World:
             bookie.up = rng.random() < 0.1
         elif rng.random() < faults.crash_bookie:
             self.crash_bookie(bookie)
+        elif faults.lose_disk and self._disturb_disk(bookie):
+            pass
         elif bookie.read_only or rng.random() < faults.read_only:
             bookie.read_only = not bookie.read_only and rng.random() < 0.5
         if rng.random() < faults.fire_timer:
             self.fire_a_timer()
         if rng.random() < 0.05:
             self.lacs_seen.append(bookie.lac())
+
+    def _disturb_disk(self, bookie: SimBookie) -> bool:
+        """Perhaps a disk is lost, or copied; whether it was."""
+        rng = self.rng
+        if self.losses_left and rng.random() < self.faults.lose_disk:
+            self.losses_left -= 1
+            self.losses += 1
+            self.crash_bookie(bookie)
+            bookie.lose_disk(rng.choice(["empty", "older", "half"]))
+            return True
+        copied = rng.random() < 0.05
+        if copied:
+            bookie.copy_disk()
+        return copied
 
     def fire_a_timer(self) -> bool:
         """Fire some timer, due or not."""
@@ -393,7 +481,7 @@ class World:
 
 def batch_of(packets: list[tuple[int, bytes]]) -> EntryBatch:
     """A batch of these packets, whose ids ascend."""
-    return EntryBatch.merge(
+    return merged(
         [
             EntryBatch(LEDGER_ID, entry_id, None, np.array([len(packet)]), packet)
             for entry_id, packet in packets

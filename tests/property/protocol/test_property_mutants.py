@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from bookie.errors import LedgerFencedError
 from bookie.ids import Status
 from bookie.protocol import recovery_events, writer_events
 from bookie.protocol.pending import PendingBatch
@@ -15,14 +16,18 @@ from bookie.protocol.recovery_events import RecoveryEffect, RecoveryEvent
 from bookie.protocol.writer import LedgerWriter
 from bookie.protocol.writer_events import WriterEffect, WriterEvent
 from tests.property.protocol.protocol_run import Setting, run
-from tests.property.protocol.protocol_world import Faults, ViolationError
+from tests.property.protocol.protocol_world import Faults, SimBookie, ViolationError
+
+pytestmark = pytest.mark.model
 
 SEEDS_MAX = 20_000
 
 
 def without_fence(effects: list[RecoveryEffect]) -> list[RecoveryEffect]:
     return [
-        replace(effect, fence=False) if isinstance(effect, recovery_events.SendRead) else effect
+        replace(effect, fence=False)
+        if isinstance(effect, recovery_events.SendRecoveryRead)
+        else effect
         for effect in effects
     ]
 
@@ -51,7 +56,10 @@ class SilenceIsDenial(LedgerRecovery):
     """A bookie that does not answer counts as one that denies."""
 
     def step(self, event: RecoveryEvent) -> list[RecoveryEffect]:
-        if isinstance(event, recovery_events.ReadAnswered) and event.status is Status.IO_ERROR:
+        if (
+            isinstance(event, recovery_events.RecoveryReadAnswered)
+            and event.status is Status.IO_ERROR
+        ):
             event = replace(event, status=Status.NO_SUCH_ENTRY)
         return super().step(event)
 
@@ -80,7 +88,7 @@ class DoesNotStoreAgain(LedgerRecovery):
         effects = []
         for effect in super().step(event):
             if isinstance(effect, recovery_events.SendAdd):
-                answer = recovery_events.AddAnswered(effect.round, effect.slot, Status.OK)
+                answer = recovery_events.RecoveryAddAnswered(effect.round, effect.slot, Status.OK)
                 effects += self.step(answer)
             else:
                 effects.append(effect)
@@ -91,7 +99,7 @@ class LooksNoFurther(LedgerRecovery):
     """Recovery closes without looking beyond the LAC that it heard while fencing."""
 
     def step(self, event: RecoveryEvent) -> list[RecoveryEffect]:
-        if isinstance(event, recovery_events.ReadAnswered):
+        if isinstance(event, recovery_events.RecoveryReadAnswered):
             event = replace(event, status=Status.NO_SUCH_ENTRY, batch=None)
         return super().step(event)
 
@@ -175,6 +183,52 @@ class KeepsAcksOfBrokenStreams(LedgerWriter):
         return super().step(event)
 
 
+class CountsVoidAcks(LedgerWriter):
+    """Acknowledgements of a bookie that lost its memory go on counting."""
+
+    def _lose(self, slots: int) -> list[WriterEffect]:
+        acked = {number: batch.acked for number, batch in self.retained.items()}
+        effects = super()._lose(slots)
+        for number, before in acked.items():
+            if number in self.retained:
+                self.retained[number].acked = before
+        return effects
+
+
+class BelievesEveryFence(LedgerWriter):
+    """One bookie that says FENCED ends the writer, whatever the metadata says."""
+
+    def _check_fence(self, slot: int) -> list[WriterEffect]:
+        return self._fail(LedgerFencedError(f"slot {slot} says so"))
+
+
+class FencesAfterALoss(SimBookie):
+    """A doubtful bookie fences open ledgers, as if somebody had taken them."""
+
+    fences = True
+    renews = False
+    compares = False
+
+
+class TrustsAFreshStamp(SimBookie):
+    """An empty disk under a known id is a new bookie: nothing is suspected, nothing renewed."""
+
+    renews = suspects = False
+
+
+class ComparesNoIncarnation(SimBookie):
+    """Writers that mean an earlier incarnation are let in."""
+
+    compares = False
+
+
+class KeepsOutOfLimbo(SimBookie):
+    """It has another incarnation, and denies what it lost."""
+
+    suspects = False
+
+
+LOSSES = Setting(faults=Faults(lose_disk=0.02))
 DUEL = Setting(duel=True, steps=30, faults=Faults(slow=0.35))
 STRIPED = Setting((4, 3, 2))
 CASES = [
@@ -191,12 +245,18 @@ CASES = [
     replace(STRIPED, writer=OneClassIsEnough),
     Setting(writer=SyncsInMind, deferred_sync=True),
     Setting(writer=KeepsAcksOfBrokenStreams, deferred_sync=True),
+    replace(LOSSES, writer=CountsVoidAcks),
+    replace(LOSSES, writer=BelievesEveryFence, bookie=FencesAfterALoss),
+    replace(LOSSES, bookie=TrustsAFreshStamp),
+    replace(LOSSES, bookie=ComparesNoIncarnation),
+    replace(LOSSES, bookie=KeepsOutOfLimbo),
 ]
 
 
 def name_of(setting: Setting) -> str:
-    machines = [setting.writer, setting.recovery]
-    return next(m.__name__ for m in machines if m not in (LedgerWriter, LedgerRecovery))
+    machines = [setting.writer, setting.recovery, setting.bookie]
+    honest = (LedgerWriter, LedgerRecovery, SimBookie)
+    return next(m.__name__ for m in machines if m not in honest)
 
 
 @pytest.mark.parametrize("setting", CASES, ids=name_of)
@@ -206,6 +266,9 @@ def test_a_broken_rule_is_caught(setting: Setting) -> None:
         try:
             run(seed, setting)
         except ViolationError:
-            run(seed, replace(setting, writer=LedgerWriter, recovery=LedgerRecovery))
+            honest = replace(
+                setting, writer=LedgerWriter, recovery=LedgerRecovery, bookie=SimBookie
+            )
+            run(seed, honest)
             return
     raise AssertionError(f"{SEEDS_MAX} seeds did not show that {name_of(setting)} is wrong")

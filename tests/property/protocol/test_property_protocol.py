@@ -9,6 +9,8 @@ import pytest
 from tests.property.protocol.protocol_run import SIZES, Setting, run
 from tests.property.protocol.protocol_world import Faults
 
+pytestmark = pytest.mark.model
+
 SEEDS = int(os.environ.get("BOOKIE_TEST_PROTOCOL_SEEDS", "100"))
 
 
@@ -43,3 +45,18 @@ def test_no_schedule_breaks_deferred_sync(sizes: tuple[int, int, int]) -> None:
         except Exception as error:
             error.add_note(f"seed {seed}, sizes {sizes}, deferred sync")
             raise
+
+
+@pytest.mark.parametrize("deferred_sync", [False, True])
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_no_lost_disk_breaks_a_rule(sizes: tuple[int, int, int], deferred_sync: bool) -> None:
+    """Fewer bookies than an ack quorum come back empty, older, or with half of what they had."""
+    losses = 0
+    for seed in range(2 * SEEDS):
+        try:
+            faults = Faults(lose_disk=0.02)
+            losses += run(seed, Setting(sizes, deferred_sync=deferred_sync, faults=faults)).losses
+        except Exception as error:
+            error.add_note(f"seed {seed}, sizes {sizes}, lost disks")
+            raise
+    assert (losses > SEEDS) is (sizes[2] > 1)

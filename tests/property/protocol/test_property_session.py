@@ -119,9 +119,9 @@ class Run:
             assert deadline is not None
             assert deadline > self.now
             # What is believed alive was proven within 5/6 of the timeout.
-            assert self.now < self.machine.proven_at + TIMEOUT * LOST_SHARE
+            assert self.now < self.machine._proven_at + TIMEOUT * LOST_SHARE
             if not self.read_only:
-                assert self.machine.proven_at in self.proofs
+                assert self.machine._proven_at in self.proofs
         self.read_only = self.read_only or self.machine.state is SessionState.READ_ONLY
 
 

@@ -16,7 +16,7 @@ from bookie.errors import BadRequestError
 from bookie.formats.batch import EntryBatch
 from bookie.formats.commands import ReadCommand, ReadReply
 from bookie.ids import MAX_ID, Status
-from bookie.rpc import codec, together
+from bookie.rpc import coalesce, codec
 
 UINT32 = st.integers(0, 2**32 - 1)
 UINT64 = st.integers(0, 2**64 - 1)
@@ -185,25 +185,25 @@ def test_an_add_response_has_the_bytes_of_the_generated_code_and_parses_back(
     assert codec.parse_add_response(data) == (request_id, status, text)
 
 
-@given(st.lists(st.binary(max_size=300), min_size=1, max_size=together.TOGETHER_MAX))
+@given(st.lists(st.binary(max_size=300), min_size=1, max_size=coalesce.COALESCED_MAX))
 def test_messages_in_a_message_have_the_bytes_of_the_generated_code_and_parse_back(
     messages: list[bytes],
 ) -> None:
-    joined = together.join_messages(messages)
+    joined = coalesce.join_messages(messages)
     if len(messages) == 1:
         assert joined is messages[0]
         return
     for message in (pb.AddRequest(together=messages), pb.AddResponse(together=messages)):
         assert joined == message.SerializeToString(deterministic=True)
-    assert together.split_message(joined) == messages
+    assert coalesce.split_message(joined) == messages
 
 
 @given(st.lists(st.integers(0, 170_000), min_size=2, max_size=12))
 def test_a_message_of_a_message_keeps_at_most_eight_times_its_bytes(sizes: list[int]) -> None:
     """It may be the only one that is not refused."""
     messages = [bytes(size) for size in sizes]
-    joined = together.join_messages(messages)
-    for message, part in zip(messages, together.split_message(joined), strict=False):
+    joined = coalesce.join_messages(messages)
+    for message, part in zip(messages, coalesce.split_message(joined), strict=False):
         assert part == message
         if isinstance(part, memoryview):
             assert len(part) * 8 >= len(joined)
@@ -212,22 +212,22 @@ def test_a_message_of_a_message_keeps_at_most_eight_times_its_bytes(sizes: list[
 @given(st.lists(st.binary(max_size=20), min_size=2, max_size=5), st.data())
 def test_what_was_not_joined_is_not_split(messages: list[bytes], data: st.DataObject) -> None:
     """Cut off, or followed by anything else, it is refused; nothing is guessed."""
-    joined = together.join_messages(messages)
+    joined = coalesce.join_messages(messages)
     ends, end = [], 0
     for message in messages:
-        end += len(together.join_messages([message, b""])) - 2
+        end += len(coalesce.join_messages([message, b""])) - 2
         ends.append(end)
     cut = data.draw(st.integers(1, len(joined) - 1))
     if cut in ends:
-        assert together.split_message(joined[:cut]) == messages[: ends.index(cut) + 1]
+        assert coalesce.split_message(joined[:cut]) == messages[: ends.index(cut) + 1]
     else:
         with pytest.raises(BadRequestError):
-            together.split_message(joined[:cut])
+            coalesce.split_message(joined[:cut])
     with pytest.raises(BadRequestError):
-        together.split_message(joined + b"\x10\x01")
-    too_many = together.join_messages([b"x"] * (together.TOGETHER_MAX + 1))
+        coalesce.split_message(joined + b"\x10\x01")
+    too_many = coalesce.join_messages([b"x"] * (coalesce.COALESCED_MAX + 1))
     with pytest.raises(BadRequestError):
-        together.split_message(too_many)
+        coalesce.split_message(too_many)
 
 
 @st.composite
@@ -344,7 +344,7 @@ def _varint(value: int) -> bytes:
 
 PARSERS: list[Callable[[bytes], object]] = [
     codec.parse_add_request,
-    together.split_message,
+    coalesce.split_message,
     codec.parse_add_response,
     codec.parse_read_request,
     codec.scan_read_response,

@@ -46,6 +46,8 @@ from tests.unit.storage.machine import (
     until,
 )
 
+pytestmark = pytest.mark.model
+
 T = TypeVar("T")
 
 LEDGERS = (1, 2, 3)
@@ -627,7 +629,7 @@ class BookieModel(RuleBasedStateMachine):
                     if not deleted:
                         await asyncio.to_thread(hold.wait_reached)
                     tasks.create_task(self.room.engine.checkpoint())
-                    await until(lambda: self.room.engine._checkpointer._frozen)
+                    await until(lambda: self.room.engine._checkpointer._immutable)
                     second = self.room.bookie.add(add_command(later, recovery=True))
                 finally:
                     hold.release()

@@ -16,17 +16,18 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from bookie.env import open_lmdb
 from bookie.formats.blocks import FileKind
 from bookie.formats.index_rows import LedgerIndexRow, Mark
+from bookie.formats.pages import SLOTS_PER_PAGE, slot_of
 from bookie.ids import MAX_ID
-from bookie.storage.index import (
+from bookie.storage.index.entry_index import (
     TABLES,
     CheckpointChange,
-    Committed,
+    CommitResult,
     Index,
     LedgerChange,
     SealedFile,
 )
+from bookie.storage.memtable import LocationTable
 from bookie.storage.window import Window
-from bookie.storage.write_cache import LocationTable
 
 NONCE = bytes(16)
 SPAN = 300
@@ -83,7 +84,7 @@ class IndexModel(RuleBasedStateMachine):
             np.full(len(ids), size, np.uint32),
         )
 
-    def commit(self, changes: list[LedgerChange], sealed: list[SealedFile]) -> Committed:
+    def commit(self, changes: list[LedgerChange], sealed: list[SealedFile]) -> CommitResult:
         """Commit, and check what the transaction reports."""
         self.sequence += 1
         removed = [number for number in self.dead if number not in self.removed]
@@ -166,15 +167,18 @@ class IndexModel(RuleBasedStateMachine):
         ledger = self.ledgers[ledger_id]
         count = data.draw(st.integers(1, SPAN - first))
         window = Window(ledger.base + first, count)
-        self.index.lay_under(ledger_id, window)
+        first_page, last_page = window.first // SLOTS_PER_PAGE, window.last // SLOTS_PER_PAGE
+        pages = self.index.pages(ledger_id, first_page, last_page)
+        window.fill(first_page, pages)
         columns = zip(
             window.files.tolist(), window.offsets.tolist(), window.sizes.tolist(), strict=True
         )
         nothing = (0, 0, 0)
         assert list(columns) == [ledger.slots.get(first + i, nothing) for i in range(count)]
         for i in (0, count - 1):
-            place = self.index.place(ledger_id, ledger.base + first + i)
-            assert place == ledger.slots.get(first + i)
+            entry_id = ledger.base + first + i
+            page = pages[entry_id // SLOTS_PER_PAGE - first_page]
+            assert slot_of(page, entry_id) == ledger.slots.get(first + i)
 
     @rule(ledger_id=st.sampled_from([1, 2, 3]), first=st.integers(0, SPAN - 1), data=st.data())
     def list_ids(self, ledger_id: int, first: int, data: st.DataObject) -> None:

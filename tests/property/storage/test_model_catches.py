@@ -22,27 +22,31 @@ from bookie.formats.commands import Reply
 from bookie.formats.index_rows import Mark
 from bookie.formats.records import DeletedRecord, FenceRecord, LacRecord, LimboRecord, Record
 from bookie.ids import Status
-from bookie.storage import index, portion, write_cache
-from bookie.storage.accept import Admission, Waiter
+from bookie.storage import memtable
+from bookie.storage.admission import Admission, Waiter
+from bookie.storage.boot import replay_batch
 from bookie.storage.checkpoint import Checkpointer
 from bookie.storage.duplicates import DuplicateAdds
-from bookie.storage.journal import JournalWriter
-from bookie.storage.ledger_state import LedgerState
-from bookie.storage.write_cache import LocationTable
+from bookie.storage.index import entry_index
+from bookie.storage.journal.group_commit import JournalWriter
+from bookie.storage.ledger_state import LocalLedger
+from bookie.storage.memtable import LocationTable
 from tests.property.storage.test_bookie_model import EXAMPLES, STEPS, BookieModel
 from tests.unit.storage.faulty_disk import Call, FaultyFile
+
+pytestmark = pytest.mark.model
 
 Break = Callable[[pytest.MonkeyPatch], None]
 
 
 def the_oldest_copy_wins(patch: pytest.MonkeyPatch) -> None:
     """Instead of the newest, where an id comes twice."""
-    merge = write_cache.merge_tables
+    merge = memtable.merge_tables
 
     def reversed_merge(tables: list[LocationTable]) -> LocationTable:
         return merge([table.at(slice(None, None, -1)) for table in reversed(tables)])
 
-    newest_of_each = portion.newest_of_each
+    newest_of_each = replay_batch.newest_of_each
 
     def oldest_of_each(
         ledger_ids: npt.NDArray[np.int64], table: LocationTable
@@ -50,21 +54,21 @@ def the_oldest_copy_wins(patch: pytest.MonkeyPatch) -> None:
         backwards = slice(None, None, -1)
         return newest_of_each(ledger_ids[backwards], table.at(backwards))
 
-    patch.setattr(write_cache, "merge_tables", reversed_merge)
-    patch.setattr(portion, "newest_of_each", oldest_of_each)
+    patch.setattr(memtable, "merge_tables", reversed_merge)
+    patch.setattr(replay_batch, "newest_of_each", oldest_of_each)
 
 
 def forget_at_replay(*kinds: type[Record]) -> Break:
     """Records of these kinds are read and not applied."""
 
     def breakage(patch: pytest.MonkeyPatch) -> None:
-        apply = portion.Portion._apply
+        apply = replay_batch.ReplayBatch._apply
 
-        def forgetful(self: portion.Portion, record: portion.StateRecord) -> None:
+        def forgetful(self: replay_batch.ReplayBatch, record: replay_batch.StateRecord) -> None:
             if not isinstance(record, kinds):
                 apply(self, record)
 
-        patch.setattr(portion.Portion, "_apply", forgetful)
+        patch.setattr(replay_batch.ReplayBatch, "_apply", forgetful)
 
     return breakage
 
@@ -92,19 +96,19 @@ def a_force_waits_for_nothing(patch: pytest.MonkeyPatch) -> None:
 
 def deleted_pages_stay(patch: pytest.MonkeyPatch) -> None:
     """Space of deleted ledgers is never given back."""
-    patch.setattr(index, "delete_pages", lambda txn, slots: False)
+    patch.setattr(entry_index, "delete_pages", lambda txn, slots, files: ([], False))
 
 
 def the_mark_is_taken_late(patch: pytest.MonkeyPatch) -> None:
-    """Behind adds that are not in the generation."""
+    """Behind adds that are not in the memtable."""
     mark_of = Checkpointer._mark_of
 
-    async def late(self: Checkpointer, frozen: Any) -> Mark:
-        await mark_of(self, frozen)
+    async def late(self: Checkpointer, immutable: Any) -> Mark:
+        await mark_of(self, immutable)
         await self._admission.force()
         another = self._swap()
-        # Only its mark: the generation that was swapped is put back.
-        self._frozen, self._admission.generation = frozen, another.generation
+        # Only its mark: the memtable that was swapped is put back.
+        self._immutable, self._admission.memtable = immutable, another.memtable
         self._dirty = another.dirty
         await asyncio.wait([another.passed])
         assert another.barrier.mark is not None
@@ -117,8 +121,8 @@ def the_mark_is_one_block_ahead(patch: pytest.MonkeyPatch) -> None:
     """An error by one."""
     mark_of = Checkpointer._mark_of
 
-    async def ahead(self: Checkpointer, frozen: Any) -> Mark:
-        mark = await mark_of(self, frozen)
+    async def ahead(self: Checkpointer, immutable: Any) -> Mark:
+        mark = await mark_of(self, immutable)
         return replace(mark, offset=mark.offset + 512, sequence=mark.sequence + 1)
 
     patch.setattr(Checkpointer, "_mark_of", ahead)
@@ -137,7 +141,7 @@ def fences_stop_nobody(patch: pytest.MonkeyPatch) -> None:
     """Plain adds into fenced ledgers."""
     refusal = Admission.refusal
 
-    def lenient(self: Admission, state: LedgerState, key: bytes, *, recovery: bool) -> Reply | None:
+    def lenient(self: Admission, state: LocalLedger, key: bytes, *, recovery: bool) -> Reply | None:
         found = refusal(self, state, key, recovery=recovery)
         return None if found is not None and found.status is Status.FENCED else found
 
@@ -146,16 +150,16 @@ def fences_stop_nobody(patch: pytest.MonkeyPatch) -> None:
 
 def bounds_are_not_widened(patch: pytest.MonkeyPatch) -> None:
     """The highest id of a ledger is forgotten, and with it that bytes must be compared."""
-    patch.setattr(LedgerState, "saw_entries", lambda self, first, last: None)
+    patch.setattr(LocalLedger, "saw_entries", lambda self, first, last: None)
 
 
 def the_last_lac_wins(patch: pytest.MonkeyPatch) -> None:
     """Instead of the highest."""
 
-    def take(self: LedgerState, packet: bytes) -> None:
+    def take(self: LocalLedger, packet: bytes) -> None:
         self.lac_packet = packet
 
-    patch.setattr(LedgerState, "take_lac", take)
+    patch.setattr(LocalLedger, "take_lac", take)
 
 
 BREAKAGES: list[Break] = [

@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 
 from bookie.env import open_lmdb
 from bookie.formats.index_rows import LedgerIndexRow, Mark
-from bookie.storage import index as index_module
-from bookie.storage import slot_writer, write_cache
-from bookie.storage.index import TABLES, CheckpointChange, Index, LedgerChange
-from bookie.storage.write_cache import LocationTable
+from bookie.formats.pages import SLOTS_PER_PAGE, slot_of
+from bookie.storage import memtable
+from bookie.storage.index import entry_index as index_module
+from bookie.storage.index import slot_writer
+from bookie.storage.index.entry_index import TABLES, CheckpointChange, Index, LedgerChange
+from bookie.storage.memtable import LocationTable
 
 MARK = Mark(9, 4096, 1, bytes(16))
 IDS = st.one_of(
@@ -31,7 +33,7 @@ def test_slots_live_bytes_and_counts_are_those_of_a_dictionary(
     """Whatever fits into one step of a commit, and whichever pages exist already."""
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as directory:
         patch.setattr(slot_writer, "PART_ENTRIES", entries_at_once)
-        patch.setattr(write_cache, "PART_ENTRIES", entries_at_once)
+        patch.setattr(memtable, "PART_ENTRIES", entries_at_once)
         patch.setattr(index_module, "LEDGERS_AT_ONCE", ledgers_at_once)
         index = Index(open_lmdb(directory, 2**24, TABLES))
         stored: dict[int, dict[int, tuple[int, int, int]]] = {}
@@ -62,7 +64,10 @@ def test_slots_live_bytes_and_counts_are_those_of_a_dictionary(
             for file, _, size in slots.values():
                 live[file] = live.get(file, 0) + size
             there = index.entry_ids(ledger_id, 0, 1000)[0].tolist()
-            assert {entry_id: index.place(ledger_id, entry_id) for entry_id in there} == slots
+            pages = index.pages(ledger_id, 0, 1000 // SLOTS_PER_PAGE)
+            assert {
+                entry_id: slot_of(pages[entry_id // SLOTS_PER_PAGE], entry_id) for entry_id in there
+            } == slots
         assert {n: r.live_bytes for n, r in index.files().items() if r.live_bytes} == live
         index.close()
         # The sum over all pairs is right.

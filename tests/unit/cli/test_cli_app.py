@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from pathlib import Path
@@ -9,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from bookie import __version__
+from bookie.api import connect
 from bookie.cli import app
 from bookie.errors import ConfigurationError, NoSuchLedgerError
+from tests.unit.client.real_cluster import real_cluster
 
 HEAVY = {"grpc", "numpy", "aiohttp", "rich", "google.protobuf", "lmdb", "asyncio"}
 
@@ -68,6 +71,10 @@ def test_no_command_prints_help_and_fails(capsys: pytest.CaptureFixture[str]) ->
         (["--frob"], "bookie: No such option: --frob (see 'bookie --help')"),
         (["doctor", "--syncs", "many"], "bookie: Invalid value for '--syncs'"),
         (["doctor", "--output", "xml"], "bookie: Invalid value for '--output' / '-o'"),
+        (
+            ["ledger", "create", "--metadata", "memory://x", "--digest", "md5"],
+            "bookie: Invalid value for '--digest': Value error, 'md5' is not one of 'crc32c', ",
+        ),
         (["doctor", "a", "b", "c"], "bookie: Invalid value: give at most two directories"),
     ],
 )
@@ -182,3 +189,21 @@ def test_a_store_without_a_cluster_is_said_to_be_one(
     uri = f"local://{tmp_path}/metadata"
     assert app.run(["ledger", *words, "--metadata", uri]) == app.EXIT_FAILED
     assert "holds no cluster" in capsys.readouterr().err
+
+
+async def test_a_reader_of_the_output_may_end_first(tmp_path: Path) -> None:
+    """As behind `head -1`: not a word, and the exit status that a shell shows for SIGPIPE."""
+    uri = f"local://{tmp_path}/metadata"
+    async with real_cluster(tmp_path / "bookies", uri=uri) as cluster, connect(cluster.uri) as bk:
+        async with await bk.create_ledger() as writer:
+            await writer.append_many([b"x" * 1000] * 5000)
+        for words in ("read 0", "tail 0 --start 0", "read 0 --last 0"):
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "bookie", "ledger", *words.split(), "--metadata", uri),
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+            )
+            assert process.stdout is not None
+            process.stdout._transport.close()  # type: ignore[attr-defined]
+            _, said = await process.communicate()
+            assert (process.returncode, said) == (app.EXIT_BROKEN_PIPE, b"")

@@ -13,7 +13,7 @@ from bookie.cli import app
 from bookie.cluster import keys
 from bookie.cluster.layout import LayoutManager
 from bookie.metadata.connect import open_store
-from bookie.metadata.memory import MemoryStore
+from bookie.metadata.memory.backend import MemoryStore
 from bookie.metadata.store import MetadataStore
 
 _names = itertools.count()

@@ -11,7 +11,6 @@ from bookie.cli.options import OutputFormat
 from bookie.cli.output import (
     Record,
     format_bytes,
-    format_seconds,
     print_record,
     print_records,
     table_lines,
@@ -70,14 +69,6 @@ def test_record_as_lines_and_as_object() -> None:
 def test_sizes_are_for_people(count: int, text: str) -> None:
     """Sizes carry binary units."""
     assert format_bytes(count) == text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0.00027, "270 µs"), (0.0015, "1.5 ms"), (2, "2.0 s")]
-)
-def test_durations_are_for_people(seconds: float, text: str) -> None:
-    """Durations carry the unit that keeps them short."""
-    assert format_seconds(seconds) == text
 
 
 def test_progress_is_silent_when_nobody_watches(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from itertools import count
 from typing import cast
 
-from bookie.client.pool import BookiePool, LaneUser, OnAnswer
+from bookie.client.pool import AddSender, BookiePool, OnAnswer
 from bookie.config import ClientSettings
 from bookie.errors import OperationTimeoutError
 from bookie.formats.batch import EntryBatch
-from bookie.formats.digest import DigestType, digester_for
+from bookie.formats.digest import DigestType, digester_for_key
 from bookie.formats.entry import pack_batch
 from bookie.formats.ledger_metadata import Fragment, LedgerMetadata, LedgerState
 from bookie.ids import Status
-from bookie.rpc.channels import ReadCommand, ReadReply
+from bookie.rpc.client.channel import LacReply, LacState, ReadCommand, ReadReply
 
 LEDGER_ID = 9
-DIGESTER = digester_for(DigestType.CRC32C, b"")
+DIGESTER = digester_for_key(DigestType.CRC32C, b"")
 
 OnRead = Callable[[str, ReadCommand], Awaitable[ReadReply]]
+OnLac = Callable[[LacState], None]
 
 
 def metadata_of(sizes: tuple[int, int, int] = (3, 3, 2)) -> LedgerMetadata:
@@ -56,14 +58,14 @@ class FakeLane:
     """Takes requests; the test answers them."""
 
     def __init__(self) -> None:
-        self.users: list[LaneUser] = []
+        self.users: list[AddSender] = []
         self.sent: list[tuple[int, bytes, OnAnswer]] = []
 
-    def join(self, user: LaneUser) -> None:
+    def join(self, user: AddSender) -> None:
         self.users.append(user)
         user.on_up()
 
-    def leave(self, user: LaneUser) -> None:
+    def leave(self, user: AddSender) -> None:
         self.users.remove(user)
 
     def send(self, request_id: int, data: bytes, on_answer: OnAnswer) -> None:
@@ -85,6 +87,11 @@ class FakeChannel:
     def __init__(self, bookie_id: str, on_read: OnRead) -> None:
         self._bookie_id = bookie_id
         self._on_read = on_read
+        self.lac_reply = LacReply(Status.NO_SUCH_LEDGER)
+        """What the bookie says about the end of a ledger."""
+
+    async def read_lac(self, ledger_id: int, master_key: bytes, *, timeout: float) -> LacReply:
+        return self.lac_reply
 
     async def read(self, command: ReadCommand, *, timeout: float) -> ReadReply:
         try:
@@ -97,12 +104,35 @@ class FakeChannel:
         return await self.read(command, timeout=timeout)
 
 
+class FakeLacs:
+    """Hints of one bookie; the test gives them."""
+
+    def __init__(self) -> None:
+        self._callbacks: dict[int, list[OnLac]] = defaultdict(list)
+
+    def subscribe(self, ledger_id: int, callback: OnLac) -> None:
+        self._callbacks[ledger_id].append(callback)
+
+    def unsubscribe(self, ledger_id: int, callback: OnLac) -> None:
+        self._callbacks[ledger_id].remove(callback)
+
+    def hint(self, max_lac: int) -> None:
+        """Tell everybody who follows the ledger."""
+        for callback in self._callbacks[LEDGER_ID]:
+            callback(LacState(LEDGER_ID, max_lac, fenced=False))
+
+
 class FakeConnection:
     """One bookie."""
 
     def __init__(self, bookie_id: str, on_read: OnRead) -> None:
-        self.plain = FakeLane()
+        self.lacs = FakeLacs()
+        self._lane = FakeLane()
         self._channel = FakeChannel(bookie_id, on_read)
+
+    def plain(self, incarnation: str = "") -> FakeLane:
+        assert not incarnation, "no bookie of this pool has one"
+        return self._lane
 
     def channel(self) -> FakeChannel:
         return self._channel
@@ -110,6 +140,10 @@ class FakeConnection:
 
 async def refuse_reads(bookie_id: str, command: ReadCommand) -> ReadReply:
     raise AssertionError(f"{bookie_id} was not to be asked for {command}")
+
+
+UNNAMED: Mapping[str, str] = defaultdict(str)
+"""Bookies that have no incarnations."""
 
 
 class FakePool:
@@ -130,7 +164,7 @@ class FakePool:
         return self.connections[bookie_id]
 
     def lane(self, slot: int) -> FakeLane:
-        return self.connection(f"b{slot}").plain
+        return self.connection(f"b{slot}").plain()
 
     def next_request_id(self) -> int:
         return next(self._request_ids)

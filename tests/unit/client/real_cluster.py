@@ -18,7 +18,7 @@ from bookie.metadata.connect import open_store
 from bookie.metadata.store import MetadataStore
 from bookie.node.bookie import Bookie
 from bookie.node.start import start_bookie
-from bookie.rpc.server import serve
+from bookie.rpc.server.grpc_server import serve
 from bookie.telemetry import Metrics
 from tests.servers.ports import claimed_ports
 
@@ -37,15 +37,16 @@ class RealCluster:
         self._tasks = asyncio.TaskGroup()
         self._stops: dict[int, asyncio.Event] = {}
         self._running: dict[int, asyncio.Task[None]] = {}
-        self._ports: dict[int, int] = {}
+        self.ports: dict[int, int] = {}
+        """Where each bookie listens, or did; may be changed before it is started."""
 
     async def start(self, number: int, *, same_port: bool = True) -> None:
         """Start a bookie, on the port that it had before if it had one."""
         started = asyncio.Event()
         self._stops[number] = asyncio.Event()
-        if number not in self._ports or not same_port:
-            (self._ports[number],) = claimed_ports(1)
-        port = self._ports[number]
+        if number not in self.ports or not same_port:
+            (self.ports[number],) = claimed_ports(1)
+        port = self.ports[number]
         self._running[number] = self._tasks.create_task(self._run(number, port, started))
         async with asyncio.timeout(WAIT_SECONDS_MAX):
             await started.wait()
@@ -82,7 +83,9 @@ class RealCluster:
             serve(node.bookie, "127.0.0.1", port, RpcSettings(drain_seconds=0.1), metrics) as bound,
         ):
             registration = Registration(
-                bookie_id, (Endpoint("bookie", "127.0.0.1", bound, "grpc"),)
+                bookie_id,
+                (Endpoint("bookie", "127.0.0.1", bound, "grpc"),),
+                incarnation=node.bookie.incarnation,
             )
             async with RegistrationManager(self.store).register(registration):
                 self.bookies[number] = node.bookie

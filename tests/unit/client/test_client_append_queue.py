@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from bookie.client.append_queue import AppendQueue, Group
+from bookie.client.append_queue import AppendQueue, PendingAppends
 from bookie.errors import BadRequestError
 
 DIGEST_BYTES = 4
@@ -21,7 +21,7 @@ def queue() -> AppendQueue:
     return AppendQueue(DIGEST_BYTES, ENTRIES_MAX, BYTES_MAX)
 
 
-def groups_of(filled: AppendQueue) -> list[Group]:
+def groups_of(filled: AppendQueue) -> list[PendingAppends]:
     """Everything in the queue, taken."""
     groups = []
     while filled:
@@ -73,3 +73,25 @@ def test_an_entry_that_fits_into_no_packet_is_refused() -> None:
     empty.check(empty.payload_bytes_max)
     with pytest.raises(BadRequestError, match="larger than"):
         empty.check(empty.payload_bytes_max + 1)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_cancelled_caller_leaves_its_group_to_the_others(fails: bool) -> None:
+    """Each of them gets its own id, or its own error."""
+    filled = queue()
+    loop = asyncio.get_running_loop()
+    futures: list[asyncio.Future[int]] = [loop.create_future() for _ in range(3)]
+    for future in futures:
+        filled.put(b"x", future)
+    futures[1].cancel()
+    (group,) = groups_of(filled)
+    if fails:
+        group.fail(BadRequestError("refused"))
+    else:
+        group.succeed()
+    assert [future.cancelled() for future in futures] == [False, True, False]
+    errors = [future.exception() for future in (futures[0], futures[2])]
+    if fails:
+        assert [type(error) for error in errors] == [BadRequestError] * 2
+    else:
+        assert [futures[0].result(), futures[2].result()] == [0, 2]

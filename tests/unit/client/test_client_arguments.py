@@ -13,7 +13,7 @@ from bookie.api import BookKeeper, connect
 from bookie.errors import BadRequestError, ClientClosedError, ConfigurationError
 from bookie.formats.digest import DigestType, digester_for_key
 from bookie.formats.entry import unpack_packet
-from bookie.rpc.channels import BookieChannel, ReadCommand
+from bookie.rpc.client.channel import BookieChannel, ReadCommand
 from tests.unit.client.real_cluster import RealCluster, real_cluster
 
 SECONDS_MAX = 10.0
@@ -24,13 +24,6 @@ async def cluster(tmp_path: Path) -> AsyncIterator[RealCluster]:
     """Three bookies."""
     async with real_cluster(tmp_path) as running:
         yield running
-
-
-@pytest.fixture
-async def bk(cluster: RealCluster) -> AsyncIterator[BookKeeper]:
-    """A client of the cluster."""
-    async with connect(cluster.uri) as client:
-        yield client
 
 
 async def test_a_payload_must_be_bytes(bk: BookKeeper) -> None:
@@ -116,6 +109,18 @@ async def test_entry_ids_of_a_reader_are_integers(bk: BookKeeper) -> None:
     for start in (-1, "0", None, 2**63):
         with pytest.raises(BadRequestError):
             await anext(reader.tail(start))
+
+
+async def test_a_reversed_range_is_refused(bk: BookKeeper) -> None:
+    """It would read like an empty ledger; a range that ends before its first entry is empty."""
+    async with await bk.create_ledger() as writer:
+        await writer.append_many([b"x"] * 9)
+    reader = await bk.open_ledger(writer.ledger_id)
+    for entries in (reader.read(5, 3), reader.read_batches(5, 3), reader.read(5, -1)):
+        with pytest.raises(BadRequestError, match=r"^the range of entries 5 to -?\d is reversed$"):
+            await anext(entries)
+    for first, last in [(5, 4), (0, -1), (9, 8), (9, None), (20, None)]:
+        assert [entry async for entry in reader.read(first, last)] == []
 
 
 async def test_handles_of_a_closed_client_say_so(cluster: RealCluster) -> None:

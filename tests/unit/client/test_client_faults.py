@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -15,27 +13,15 @@ from bookie.client.reader import ReaderHandle
 from bookie.config import ClientSettings, RpcSettings
 from bookie.errors import (
     BookieError,
+    BookieUnreachableError,
     ClientClosedError,
     LedgerFencedError,
+    LedgerRecoveryError,
     NotEnoughBookiesError,
     WrongClusterError,
 )
 from bookie.formats.ledger_metadata import Fragment, Versioned
-from tests.unit.client.real_cluster import RealCluster, real_cluster, until
-
-
-@pytest.fixture
-async def cluster(tmp_path: Path) -> AsyncIterator[RealCluster]:
-    """Three bookies."""
-    async with real_cluster(tmp_path) as started:
-        yield started
-
-
-@pytest.fixture
-async def bk(cluster: RealCluster) -> AsyncIterator[BookKeeper]:
-    """A connected client."""
-    async with connect(cluster.uri) as client:
-        yield client
+from tests.unit.client.real_cluster import RealCluster, until
 
 
 async def payloads_of(bk: BookKeeper, ledger_id: int) -> list[bytes]:
@@ -163,7 +149,8 @@ async def test_another_cluster_is_refused(bk: BookKeeper) -> None:
     found = await entered.ledgers.read(writer.ledger_id)
     async with asyncio.TaskGroup() as tasks:
         stranger = BookiePool(entered.directory, "another", tasks, ClientSettings(), RpcSettings())
-        foreign = WriterHandle(found, stranger, entered.ledgers)
+        incarnations = await entered.incarnations(found.value.last_fragment.bookies)
+        foreign = WriterHandle(found, stranger, entered.ledgers, incarnations)
         foreign.start()
         assert isinstance(await failure_of(foreign), WrongClusterError)
         reader = ReaderHandle(found, stranger, entered.ledgers)
@@ -276,3 +263,78 @@ async def test_a_reader_finds_entries_whose_bookie_was_replaced(
     )
     assert [entry.payload async for entry in reader.read()] == [b"a", b"b"]
     assert reader.metadata == found.value
+
+
+async def test_a_bookie_that_was_renewed_meanwhile_is_not_counted_on(bk: BookKeeper) -> None:
+    """The client chose it by an old registration; its former process may be alive and answer."""
+    entered = bk._connected
+    found = await entered.cookies.read("b1")
+    assert found is not None
+    await entered.cookies.write(replace(found.value, incarnation="another"), found.version)
+    writer = await bk.create_ledger()
+    assert await writer.append_many([b"x", b"y"]) == range(2)
+    slot = writer.metadata.last_fragment.bookies.index("b1")
+    assert writer._machine.slots.lost == 1 << slot
+    assert writer.is_under_replicated
+
+
+async def acknowledged_by_two(cluster: RealCluster, bk: BookKeeper) -> WriterHandle:
+    """A ledger on b0, b1 and b2, whose entries only b0 and b1 have; none of the three runs."""
+    writer = await bk.create_ledger()
+    await cluster.stop(2)
+    await writer.append_many([b"%d" % number for number in range(10)])
+    await cluster.stop(0)
+    await cluster.stop(1)
+    return writer
+
+
+async def test_another_bookie_at_an_old_address_decides_nothing(cluster: RealCluster) -> None:
+    """Addresses go from one to another. Its "no such ledger" is neither a fence nor a denial."""
+    async with connect(cluster.uri, read_timeout_seconds=1, speculative_read_seconds=0.5) as bk:
+        writer = await acknowledged_by_two(cluster, bk)
+        ports = cluster.ports
+        ports[3], ports[4] = ports.pop(0), ports.pop(1)
+        for number in (2, 3, 4):
+            await cluster.start(number)
+        with pytest.raises(LedgerRecoveryError):
+            await bk.open_ledger(writer.ledger_id, recover=True)
+        await cluster.start(0)
+        reader = await bk.open_ledger(writer.ledger_id, recover=True)
+        assert reader.last_entry_id == 9
+
+
+async def test_another_bookie_at_an_old_address_loses_nothing(
+    cluster: RealCluster, bk: BookKeeper
+) -> None:
+    """b0 comes back elsewhere as it was: its writers count on it again, and so do new ledgers."""
+    writer = await bk.create_ledger()
+    await writer.append(b"a")
+    await cluster.stop(0)
+    cluster.ports[3] = cluster.ports.pop(0)
+    await cluster.start(3)
+    channel = bk._connected.pool.connection("b0").channel()
+    with pytest.raises(BookieUnreachableError, match="this is bookie b3"):
+        await channel.info(timeout=5)
+    await writer.append(b"b")
+    await cluster.start(0)
+    await writer.append(b"c")
+    await until(lambda: not writer._machine.retained)
+    assert not writer.is_under_replicated
+    assert writer._machine.slots.lost == 0
+
+
+async def test_a_former_process_of_a_bookie_decides_nothing(cluster: RealCluster) -> None:
+    """It lives on where clients reach it, and its successor is away: its word counts no more."""
+    async with connect(cluster.uri, read_timeout_seconds=1, speculative_read_seconds=0.5) as bk:
+        writer = await bk.create_ledger()
+        await writer.append(b"a")
+        await cluster.stop(2)
+        cookies = bk._connected.cookies
+        found = await cookies.read("b1")
+        assert found is not None
+        await cookies.write(replace(found.value, incarnation="its successor's"), found.version)
+        with pytest.raises(LedgerRecoveryError):
+            await bk.open_ledger(writer.ledger_id, recover=True)
+        await cluster.start(2)
+        reader = await bk.open_ledger(writer.ledger_id, recover=True)
+        assert reader.last_entry_id == 0

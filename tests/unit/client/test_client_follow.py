@@ -10,9 +10,16 @@ from pathlib import Path
 import pytest
 
 from bookie.api import BookKeeper, connect
+from bookie.client.follow import Follower
+from bookie.cluster.ledgers import LedgerManager
+from bookie.config import ClientSettings
 from bookie.errors import BadRequestError, BookieUnreachableError
-from bookie.formats.ledger_metadata import Fragment
+from bookie.formats.entry import pack_batch
+from bookie.formats.ledger_metadata import Fragment, Versioned
 from bookie.ids import Status
+from bookie.metadata.memory.backend import MemoryStore
+from bookie.rpc.client.channel import LacReply
+from tests.unit.client.fake_pool import DIGESTER, LEDGER_ID, fake_pool, metadata_of
 from tests.unit.client.real_cluster import RealCluster, real_cluster, until
 
 
@@ -107,7 +114,28 @@ async def test_a_bookie_that_nobody_knows(bk: BookKeeper) -> None:
 
     async def ask() -> tuple[Status, str]:
         async with asyncio.timeout(0.1):
-            return await connection.recovery.request(1, b"")
+            return await connection.recovery("").request(1, b"")
 
     with pytest.raises(TimeoutError):
         await ask()
+
+
+@pytest.mark.parametrize("hinted", [True, False])
+async def test_a_hint_is_no_proof(hinted: bool) -> None:
+    """The follower believes the packets, whether a hint or the clock makes it ask."""
+    settings = ClientSettings(tail_refresh_seconds=60 if hinted else 0.01)
+    last = pack_batch(LEDGER_ID, 7, 4, 0, [b"7"], DIGESTER)
+    async with fake_pool(settings) as pool:
+        ledgers = LedgerManager(MemoryStore("nothing"))
+        follower = Follower(Versioned(metadata_of(), 0), pool.pool, ledgers, DIGESTER)
+        follower._subscribe()
+        for known, proven in ((2, 4), (5, 5)):
+            for slot in range(3):
+                bookie = pool.connection(f"b{slot}")
+                bookie.channel().lac_reply = LacReply(
+                    Status.OK, "", bytes(last.payload), max_lac=99
+                )
+                if hinted:
+                    bookie.lacs.hint(99)
+            assert await follower.advance(known) == proven
+        await follower.aclose()

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from bookie.client.driver import verify_lac, verify_read
 from bookie.client.range_read import RangeRead
 from bookie.client.read_ahead import FIRST_SPAN_ENTRIES, SPANS_MAX, ReadAhead
 from bookie.client.reader import ReaderHandle
+from bookie.client.verification import verify_lac, verify_read
 from bookie.cluster.ledgers import LedgerManager
 from bookie.config import ClientSettings
 from bookie.errors import (
@@ -19,12 +19,13 @@ from bookie.errors import (
     TooManyRequestsError,
 )
 from bookie.formats.batch import EntryBatch
-from bookie.formats.entry import Entry, pack_lac
+from bookie.formats.entry import Entry, pack_batch, pack_lac
 from bookie.formats.ledger_metadata import Versioned
 from bookie.ids import Status
-from bookie.metadata.memory import MemoryStore
+from bookie.metadata.memory.backend import MemoryStore
 from bookie.protocol.reader import LedgerRead, ReaderLimits
-from bookie.rpc.channels import LacReply, ReadCommand, ReadReply
+from bookie.rpc.client.channel import LacReply, ReadCommand, ReadReply
+from tests.entry_batches import merged
 from tests.unit.client.fake_pool import (
     DIGESTER,
     LEDGER_ID,
@@ -49,7 +50,7 @@ def stored_until(end: int) -> OnRead:
             if (entry_id - command.stripe_first_residue) % (command.stripe_modulus or 1)
             < max(command.stripe_count, 1)
         ][:100]
-        batch = EntryBatch.merge([packed(entry_id, 1) for entry_id in ids])
+        batch = merged([packed(entry_id, 1) for entry_id in ids])
         return ReadReply(Status.OK, "", batch, ids[-1] + 1)
 
     return on_read
@@ -384,3 +385,13 @@ def test_a_lac_is_believed_only_from_verified_packets() -> None:
         assert spoilt.status is Status.BAD_CHECKSUM
     other = verify_lac(LEDGER_ID + 1, LacReply(Status.OK, "", last), DIGESTER)
     assert other.status is Status.BAD_CHECKSUM
+
+
+def test_a_stored_entry_is_not_a_confirmed_one() -> None:
+    """The last entry proves the LAC in its header, which is lower than its own id."""
+    stored = pack_batch(LEDGER_ID, 8, 5, 0, [b"8"], DIGESTER)
+    last = bytes(stored.payload)
+    older, newer = (pack_lac(LEDGER_ID, lac, DIGESTER) for lac in (4, 6))
+    for packet, lac in ((b"", 5), (older, 5), (newer, 6)):
+        told = verify_lac(LEDGER_ID, LacReply(Status.OK, "", last, packet, max_lac=8), DIGESTER)
+        assert (told.last_add_confirmed, told.last_entry_id) == (lac, 8)

@@ -1,9 +1,10 @@
-"""What a client holds on to: nothing for a writer that was fenced and dropped."""
+"""What a client holds on to: nothing for a writer that was dropped."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import warnings
 import weakref
 from pathlib import Path
 
@@ -35,6 +36,39 @@ async def test_a_fenced_writer_that_is_dropped_is_freed(tmp_path: Path) -> None:
             while dropped() is not None:
                 await asyncio.sleep(0.01)
                 gc.collect()
+
+
+async def test_a_writer_dropped_without_close_warns_and_is_freed(tmp_path: Path) -> None:
+    """Its ledger stays open; the client holds neither the writer nor its places in the lanes."""
+    async with real_cluster(tmp_path) as cluster, connect(cluster.uri) as bk:
+        writer = await bk.create_ledger()
+        await writer.append(b"x")
+        slots, pool, dropped = writer._slots, writer._pool, weakref.ref(writer)
+        del writer
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            async with asyncio.timeout(SECONDS_MAX):
+                while dropped() is not None or any(slot in slot.lane._users for slot in slots):
+                    await asyncio.sleep(0.01)
+                    gc.collect()
+        assert [str(found.message) for found in caught if found.category is ResourceWarning] == [
+            "the writer of ledger 0 was dropped without close; it stays open"
+        ]
+        await asyncio.sleep(0)
+        assert not pool._on_close
+
+
+async def test_a_closed_writer_does_not_warn(tmp_path: Path) -> None:
+    """Neither does one whose client was closed: that is documented to abandon it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        async with real_cluster(tmp_path) as cluster:
+            async with connect(cluster.uri) as bk:
+                async with bk.create_ledger() as closed:
+                    pass
+                left = await bk.create_ledger()
+            del closed, left
+            gc.collect()
 
 
 async def test_a_fenced_writer_can_still_be_asked(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from bookie.client.driver import PART_SECONDS, Timers
+from bookie.client.calls import PART_SECONDS, Timers
 from bookie.client.writer import WriterHandle
 from bookie.cluster.ledgers import LedgerManager
 from bookie.errors import BookieError, NotEnoughBookiesError
@@ -16,7 +16,7 @@ from bookie.formats.ledger_metadata import Versioned
 from bookie.protocol.exchange import StartTimer, TimerId
 from bookie.rpc.deadlines import LATE_SECONDS
 from tests.held_up import Loop, in_virtual_time
-from tests.unit.client.fake_pool import fake_pool, metadata_of
+from tests.unit.client.fake_pool import UNNAMED, fake_pool, metadata_of
 
 
 class Fired:
@@ -99,7 +99,7 @@ def test_an_answer_that_came_while_the_loop_stood_still_counts(answered: bool) -
     async def test(loop: Loop) -> None:
         async with fake_pool() as pool:
             created = Versioned(metadata_of(), 0)
-            writer = WriterHandle(created, pool.pool, cast("LedgerManager", None))
+            writer = WriterHandle(created, pool.pool, cast("LedgerManager", None), UNNAMED)
             writer.start()
             append = pool.tasks.create_task(outcome_of(writer.append(b"x")))
             for _ in range(4):  # until it is sent

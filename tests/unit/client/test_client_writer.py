@@ -14,7 +14,7 @@ from bookie.errors import (
     BookieError,
     ClientClosedError,
     ConflictError,
-    LedgerFencedError,
+    UnauthorizedError,
 )
 from bookie.formats.batch import headers_of
 from bookie.formats.entry import unpack_lac, verify_batch
@@ -24,6 +24,7 @@ from bookie.rpc.codec import parse_add_request
 from tests.unit.client.fake_pool import (
     DIGESTER,
     LEDGER_ID,
+    UNNAMED,
     FakeLane,
     FakePool,
     fake_pool,
@@ -34,7 +35,7 @@ from tests.unit.client.fake_pool import (
 def writer_on(pool: FakePool, sizes: tuple[int, int, int] = (3, 3, 2)) -> WriterHandle:
     """A writer that has nothing to do with a metadata store."""
     created = Versioned(metadata_of(sizes), 0)
-    writer = WriterHandle(created, pool.pool, cast("LedgerManager", None))
+    writer = WriterHandle(created, pool.pool, cast("LedgerManager", None), UNNAMED)
     writer.start()
     return writer
 
@@ -138,6 +139,23 @@ async def test_appends_wait_while_too_much_is_unconfirmed() -> None:
         assert [append.result() for append in appends] == [0, 1, 2]
 
 
+async def test_a_cancelled_append_leaves_its_batch_to_the_others() -> None:
+    """The batch is written whole, and the other callers hear of it."""
+    async with fake_pool() as pool:
+        writer = writer_on(pool)
+        appends = [pool.tasks.create_task(writer.append(b"%d" % i)) for i in range(3)]
+        await turns()
+        appends[1].cancel()
+        await turns()
+        assert [append.done() for append in appends] == [False, True, False]
+        for slot in range(3):
+            assert ids_on(pool.lane(slot)) == [[0, 1, 2]]
+            pool.lane(slot).answer()
+        await turns()
+        assert appends[1].cancelled()
+        assert [appends[0].result(), appends[2].result()] == [0, 2]
+
+
 async def test_nobody_in_line_is_forgotten() -> None:
     """An oversized payload or a cancelled caller in the line does not block those behind it."""
     settings = ClientSettings(
@@ -214,12 +232,12 @@ async def test_every_waiter_gets_an_error_of_its_own() -> None:
         writer = writer_on(pool)
         calls = [pool.tasks.create_task(failure_of(writer.append(b"x"))) for _ in range(3)]
         await turns()
-        pool.lane(1).answer(Status.FENCED, "fenced by somebody")
+        pool.lane(1).answer(Status.UNAUTHORIZED, "it has another key")
         errors = [await call for call in calls]
         errors.append(await failure_of(writer.append(b"late")))
-        assert all(isinstance(error, LedgerFencedError) for error in errors)
+        assert all(isinstance(error, UnauthorizedError) for error in errors)
         assert len({id(error) for error in errors}) == 4
-        assert "fenced by somebody" in str(errors[0])
+        assert "it has another key" in str(errors[0])
 
 
 async def test_a_conflict_is_its_own_error() -> None:
@@ -262,3 +280,38 @@ async def test_an_abandoned_writer_fails_its_waiters() -> None:
         assert isinstance(await failure_of(writer.close()), ClientClosedError)
         assert pool.lane(0).users == []
         pool.lane(0).answer()  # an answer that comes late does nothing
+
+
+def test_other_threads_and_event_loops_are_refused() -> None:
+    """Every call says so, and nothing is stored."""
+    loop = asyncio.new_event_loop()
+    pools = fake_pool()
+
+    async def make() -> tuple[FakePool, WriterHandle]:
+        pool = await pools.__aenter__()
+        return pool, writer_on(pool)
+
+    pool, writer = loop.run_until_complete(make())
+
+    async def refused() -> list[BookieError | None]:
+        calls = (writer.append(b"x"), writer.append_many([b"x"]), writer.force(), writer.close())
+        return [await failure_of(call) for call in calls]
+
+    async def from_a_thread() -> list[BookieError | None]:
+        waiting = pool.tasks.create_task(writer.append(b"mine"))
+        await turns()  # the writer's own flush is scheduled, and is not the stranger's
+        writer._flush_scheduled = True
+        errors = await asyncio.to_thread(asyncio.run, refused())
+        writer._flush_scheduled = False
+        for slot in range(3):
+            pool.lane(slot).answer()
+        assert await waiting == 0
+        return errors
+
+    errors = asyncio.run(refused()) + loop.run_until_complete(from_a_thread())
+    for error in errors:
+        assert isinstance(error, BadRequestError)
+        assert "another thread or event loop" in str(error)
+    assert writer.last_entry_id == 0
+    loop.run_until_complete(pools.__aexit__(None, None, None))
+    loop.close()

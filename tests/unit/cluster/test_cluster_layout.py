@@ -14,7 +14,7 @@ from bookie.cluster.digit_tree import DigitTree
 from bookie.cluster.layout import FLAT, HIERARCHICAL, SHORT_ID_MAX, LedgerLayout, layout_of
 from bookie.errors import BadRequestError, FormatError
 from bookie.ids import MAX_ID
-from bookie.metadata.memory import MemoryStore
+from bookie.metadata.memory.backend import MemoryStore
 from bookie.metadata.store import Put
 
 _names = itertools.count()

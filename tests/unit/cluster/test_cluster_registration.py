@@ -19,8 +19,8 @@ from bookie.errors import (
     NoSuchKeyError,
 )
 from bookie.formats.registration import Endpoint, Registration, encode_registration
-from bookie.metadata.memory import MemoryStore
 from bookie.metadata.store import Change, ChangeKind, Commit, Put, SessionEvent
+from tests.servers.memory import FaultyMemoryStore
 
 _names = itertools.count()
 
@@ -31,14 +31,14 @@ def name() -> str:
 
 
 @pytest.fixture
-async def store(name: str) -> AsyncIterator[MemoryStore]:
-    async with MemoryStore(name, session_timeout_seconds=0.2) as opened:
+async def store(name: str) -> AsyncIterator[FaultyMemoryStore]:
+    async with FaultyMemoryStore(name, session_timeout_seconds=0.2) as opened:
         yield opened
 
 
 @pytest.fixture
-async def observer(name: str) -> AsyncIterator[MemoryStore]:
-    async with MemoryStore(name) as opened:
+async def observer(name: str) -> AsyncIterator[FaultyMemoryStore]:
+    async with FaultyMemoryStore(name) as opened:
         yield opened
 
 
@@ -72,7 +72,7 @@ async def _next_put(changes: AsyncIterator[Change]) -> str:
 
 
 async def test_a_bookie_is_registered_for_as_long_as_the_context(
-    store: MemoryStore, observer: MemoryStore
+    store: FaultyMemoryStore, observer: FaultyMemoryStore
 ) -> None:
     key = keys.registration("bookie-1", read_only=False)
     async with RegistrationManager(store).register(_registration()) as handle:
@@ -84,7 +84,9 @@ async def test_a_bookie_is_registered_for_as_long_as_the_context(
     assert not await observer.exists(keys.AVAILABLE)
 
 
-async def test_new_figures_replace_the_record(store: MemoryStore, observer: MemoryStore) -> None:
+async def test_new_figures_replace_the_record(
+    store: FaultyMemoryStore, observer: FaultyMemoryStore
+) -> None:
     fuller = replace(_registration(), free_bytes=10)
     async with RegistrationManager(store).register(_registration()) as handle:
         await handle.update(fuller)
@@ -95,7 +97,7 @@ async def test_new_figures_replace_the_record(store: MemoryStore, observer: Memo
 
 
 async def test_between_writable_and_read_only_it_is_never_unregistered(
-    store: MemoryStore, observer: MemoryStore
+    store: FaultyMemoryStore, observer: FaultyMemoryStore
 ) -> None:
     async with RegistrationManager(store).register(_registration()) as handle:
         async with observer.watch(keys.AVAILABLE) as changes:
@@ -114,7 +116,7 @@ async def test_between_writable_and_read_only_it_is_never_unregistered(
 
 
 async def test_after_an_expired_session_it_is_registered_again(
-    store: MemoryStore, observer: MemoryStore
+    store: FaultyMemoryStore, observer: FaultyMemoryStore
 ) -> None:
     read_only = replace(_registration(), read_only=True)
     async with (
@@ -133,7 +135,7 @@ async def test_after_an_expired_session_it_is_registered_again(
 
 
 async def test_after_an_outage_it_is_registered_again(
-    store: MemoryStore, observer: MemoryStore
+    store: FaultyMemoryStore, observer: FaultyMemoryStore
 ) -> None:
     key = keys.registration("bookie-1", read_only=False)
     async with (
@@ -159,49 +161,12 @@ async def test_after_an_outage_it_is_registered_again(
         assert record.value == encode_registration(fuller)
 
 
-async def test_a_deleted_record_is_written_again(store: MemoryStore, observer: MemoryStore) -> None:
-    key = keys.registration("bookie-1", read_only=False)
-    async with (
-        RegistrationManager(store).register(_registration()),
-        observer.watch(keys.AVAILABLE) as changes,
-    ):
-        await observer.delete(key)
-        assert await _next_put(changes) == key
-
-
-async def test_a_predecessor_is_waited_for(name: str, store: MemoryStore) -> None:
-    predecessor = MemoryStore(name)
-    await predecessor.__aenter__()
-    await predecessor.put(keys.registration("bookie-1", read_only=True), b"", ephemeral=True)
-    handle = RegistrationManager(store).register(_registration())
-    async with asyncio.TaskGroup() as tasks:
-        entering = tasks.create_task(handle.__aenter__())
-        while not (await store.get_children(keys.WRITABLE) or entering.done()):
-            await asyncio.sleep(0)
-            if predecessor._loop is not None:
-                await predecessor.__aexit__(None, None, None)
-        await entering
-    assert handle.is_registered
-    await handle.__aexit__(None, None, None)
-
-
-async def test_a_living_namesake_is_a_sentence(store: MemoryStore, observer: MemoryStore) -> None:
-    key = keys.registration("bookie-1", read_only=False)
-    stat = await observer.put(key, encode_registration(_registration()), ephemeral=True)
-    with pytest.raises(IdentityError, match="another process is registered as bookie bookie-1"):
-        async with RegistrationManager(store).register(_registration()):
-            pass
-    record = await observer.get(key)
-    assert record is not None
-    assert record.version == stat.version
-
-
 async def test_of_ten_namesakes_one_registers(name: str) -> None:
     outcomes = []
     done = asyncio.Event()
 
     async def attempt() -> None:
-        async with MemoryStore(name, session_timeout_seconds=0.1) as store:
+        async with FaultyMemoryStore(name, session_timeout_seconds=0.1) as store:
             try:
                 async with RegistrationManager(store).register(_registration()):
                     outcomes.append("registered")
@@ -217,43 +182,7 @@ async def test_of_ten_namesakes_one_registers(name: str) -> None:
     assert sorted(outcomes) == ["refused"] * 9 + ["registered"]
 
 
-async def test_who_lost_the_id_to_another_process_ends_with_the_sentence(
-    store: MemoryStore, observer: MemoryStore
-) -> None:
-    key = keys.registration("bookie-1", read_only=False)
-
-    async def body() -> None:
-        async with RegistrationManager(store).register(_registration()):
-            record = await observer.get(key)
-            assert record is not None
-            await observer.put(key, b"mine", version=record.version, ephemeral=True)
-            await asyncio.Event().wait()
-
-    with pytest.raises(IdentityError):
-        async with asyncio.timeout(10):
-            await body()
-    record = await observer.get(key)
-    assert record is not None
-    assert record.value == b"mine"
-
-
-async def test_what_its_own_lost_session_left_is_taken_over(
-    name: str, store: MemoryStore, observer: MemoryStore
-) -> None:
-    key = keys.registration("bookie-1", read_only=False)
-    async with MemoryStore(name) as old:
-        handle = RegistrationManager(store).register(_registration())
-        # As after a lost session on a store that has not ended it yet.
-        stat = await old.put(key, b"left over", ephemeral=True)
-        handle._written = (stat.key, stat.version, stat.revision)
-        async with handle:
-            record = await store.get(key)
-            assert record is not None
-            assert record.created_by_self
-            assert record.value == encode_registration(_registration())
-
-
-async def test_an_error_in_the_body_comes_out_as_itself(store: MemoryStore) -> None:
+async def test_an_error_in_the_body_comes_out_as_itself(store: FaultyMemoryStore) -> None:
     with pytest.raises(NoSuchKeyError):
         async with RegistrationManager(store).register(_registration()):
             await store.delete("/nothing")
@@ -264,7 +193,7 @@ async def test_an_error_in_the_body_comes_out_as_itself(store: MemoryStore) -> N
 
 
 async def test_a_directory_is_complete_when_it_is_entered(
-    store: MemoryStore, observer: MemoryStore
+    store: FaultyMemoryStore, observer: FaultyMemoryStore
 ) -> None:
     second = replace(_registration("bookie-2"), read_only=True)
     async with (
@@ -278,7 +207,9 @@ async def test_a_directory_is_complete_when_it_is_entered(
         assert directory.resolve("bookie-2") == Endpoint("bookie", "host", 3181, "grpc")
 
 
-async def test_a_directory_follows_every_change(store: MemoryStore, observer: MemoryStore) -> None:
+async def test_a_directory_follows_every_change(
+    store: FaultyMemoryStore, observer: FaultyMemoryStore
+) -> None:
     async with BookieDirectory(observer) as directory:
         assert not directory.all()
         async with RegistrationManager(store).register(_registration()) as handle:
@@ -292,7 +223,7 @@ async def test_a_directory_follows_every_change(store: MemoryStore, observer: Me
 
 
 async def test_an_address_is_remembered_beyond_its_registration(
-    store: MemoryStore, observer: MemoryStore
+    store: FaultyMemoryStore, observer: FaultyMemoryStore
 ) -> None:
     async with BookieDirectory(observer) as directory:
         with pytest.raises(BookieUnreachableError, match="not registered"):
@@ -304,7 +235,7 @@ async def test_an_address_is_remembered_beyond_its_registration(
 
 
 async def test_an_outage_never_empties_a_directory(
-    store: MemoryStore, observer: MemoryStore
+    store: FaultyMemoryStore, observer: FaultyMemoryStore
 ) -> None:
     async with (
         RegistrationManager(store).register(_registration()),
@@ -318,7 +249,7 @@ async def test_an_outage_never_empties_a_directory(
 
 
 async def test_a_failing_read_is_retried_and_loses_nothing(
-    store: MemoryStore, observer: MemoryStore
+    store: FaultyMemoryStore, observer: FaultyMemoryStore
 ) -> None:
     async with (
         RegistrationManager(store).register(_registration()),
@@ -336,7 +267,7 @@ async def test_a_failing_read_is_retried_and_loses_nothing(
 
 
 async def test_an_unreadable_registration_hides_only_itself(
-    store: MemoryStore, observer: MemoryStore
+    store: FaultyMemoryStore, observer: FaultyMemoryStore
 ) -> None:
     await store.put("/available/readwrite/newer", b"{}")
     async with BookieDirectory(observer) as directory:
@@ -346,7 +277,7 @@ async def test_an_unreadable_registration_hides_only_itself(
 
 
 async def test_a_bookie_without_an_address_for_entries_is_unreachable(
-    store: MemoryStore, observer: MemoryStore
+    store: FaultyMemoryStore, observer: FaultyMemoryStore
 ) -> None:
     silent = replace(_registration(), endpoints=())
     async with (
@@ -357,16 +288,18 @@ async def test_a_bookie_without_an_address_for_entries_is_unreachable(
             directory.resolve("bookie-1")
 
 
-async def test_a_directory_without_a_store_cannot_be_entered(observer: MemoryStore) -> None:
+async def test_a_directory_without_a_store_cannot_be_entered(observer: FaultyMemoryStore) -> None:
     observer.disconnect()
     with pytest.raises(MetadataUnavailableError):
         async with BookieDirectory(observer):
             pass
 
 
-async def test_closing_the_store_first_leaves_the_last_view(name: str, store: MemoryStore) -> None:
+async def test_closing_the_store_first_leaves_the_last_view(
+    name: str, store: FaultyMemoryStore
+) -> None:
     async with RegistrationManager(store).register(_registration()):
-        closing = MemoryStore(name)
+        closing = FaultyMemoryStore(name)
         await closing.__aenter__()
         async with BookieDirectory(closing) as directory:
             await closing.__aexit__(None, None, None)

@@ -51,6 +51,13 @@ def test_tables_are_apart_and_ranges_are_sorted(store: LmdbStore) -> None:
         assert txn.around("b", b"2") == []
 
 
+def test_each_commit_syncs_data_and_meta_page(store: LmdbStore) -> None:
+    """Without the sync of the meta page, a power cut takes the last commits back."""
+    flags = store._environment.flags()
+    assert (flags["sync"], flags["metasync"]) == (True, True)
+    assert (flags["writemap"], flags["map_async"]) == (False, False)
+
+
 def test_a_block_that_raises_leaves_nothing(store: LmdbStore) -> None:
     """The caller's error comes out as it is."""
 

@@ -12,6 +12,7 @@ import pytest
 from bookie.errors import BadRequestError
 from bookie.formats.batch import EntryBatch, check_headers, headers_of
 from bookie.ids import ENTRY_SIZE_BYTES_MAX, MAX_ID
+from tests.entry_batches import merged
 
 
 def batch_of(
@@ -114,28 +115,6 @@ def test_empty_clip_ends_before_it_starts() -> None:
         empty.check_bounds()
 
 
-def test_merge_joins_and_notices_contiguity() -> None:
-    """Adjacent contiguous batches merge to a contiguous one, others get steps."""
-    one, two, three = batch_of([1, 2]), batch_of([3]), batch_of([7, 9])
-    assert EntryBatch.merge([one, two]).is_contiguous
-    merged = EntryBatch.merge([one, two, three])
-    assert merged.entry_ids().tolist() == [1, 2, 3, 7, 9]
-    assert ids_and_packets(merged) == [
-        entry for batch in (one, two, three) for entry in ids_and_packets(batch)
-    ]
-    assert EntryBatch.merge([one]) is one
-
-
-def test_merge_refuses_disorder() -> None:
-    """Overlap, another ledger, and nothing at all cannot be merged."""
-    with pytest.raises(BadRequestError, match="does not follow"):
-        EntryBatch.merge([batch_of([1, 2]), batch_of([2])])
-    with pytest.raises(BadRequestError, match="ledgers 7 and 8"):
-        EntryBatch.merge([batch_of([1]), batch_of([2], ledger_id=8)])
-    with pytest.raises(BadRequestError, match="no batches"):
-        EntryBatch.merge([])
-
-
 def test_bounds_accept_the_largest_ids() -> None:
     """MAX_ID itself is an id, contiguous or reached by steps."""
     batch_of([MAX_ID - 1, MAX_ID], ledger_id=MAX_ID).check_bounds()
@@ -201,7 +180,7 @@ def test_headers_are_gathered(sizes: list[int]) -> None:
 
 def test_check_headers_returns_the_highest_lac() -> None:
     """What a good batch proves to a bookie is a LAC hint."""
-    batch = EntryBatch.merge([batch_of([3], lac=2), batch_of([4], lac=1)])
+    batch = merged([batch_of([3], lac=2), batch_of([4], lac=1)])
     assert check_headers(batch) == 2
     assert check_headers(batch_of([0])) == -1
 
@@ -216,7 +195,7 @@ def test_check_headers_refuses_foreign_packets() -> None:
     with pytest.raises(BadRequestError, match="entry 3 carries the last add confirmed 3"):
         check_headers(batch_of([3], lac=3))
     with pytest.raises(BadRequestError, match="entry 4 carries the last add confirmed -2"):
-        check_headers(EntryBatch.merge([batch_of([3]), batch_of([4], lac=-2)]))
+        check_headers(merged([batch_of([3]), batch_of([4], lac=-2)]))
 
 
 def test_check_headers_refuses_a_foreign_lone_packet() -> None:

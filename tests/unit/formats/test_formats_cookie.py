@@ -40,6 +40,19 @@ def test_cookie_is_readable_text() -> None:
     ]
 
 
+def test_what_was_added_later_round_trips() -> None:
+    """Incarnation, number and marks survive, and stand on lines of their own."""
+    cookie = replace(COOKIE, incarnation="8f", state_number=7, is_settled=False, is_in_doubt=True)
+    data = encode_cookie(cookie)
+    assert decode_cookie(data) == cookie
+    assert data.decode().removeprefix(TEXT).splitlines() == [
+        'incarnation="8f"',
+        "state_number=7",
+        "is_settled=false",
+        "is_in_doubt=true",
+    ]
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [

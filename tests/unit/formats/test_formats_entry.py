@@ -9,7 +9,7 @@ import pytest
 
 from bookie.errors import BadRequestError, ChecksumError, FormatError
 from bookie.formats.batch import EntryBatch, check_headers
-from bookie.formats.digest import BytesLike, DigestType, digester_for
+from bookie.formats.digest import BytesLike, DigestType, derive_key, digester_for_key
 from bookie.formats.entry import (
     HEADER_SIZE_BYTES,
     Entry,
@@ -23,7 +23,7 @@ from bookie.formats.entry import (
     verify_batch,
 )
 
-CRC32C = digester_for(DigestType.CRC32C, b"")
+CRC32C = digester_for_key(DigestType.CRC32C, b"")
 COUNTS = [1, 2, 15, 16, 27, 28, 100]
 """Both sides of the switch from `struct` to numpy."""
 
@@ -53,7 +53,7 @@ def test_batch_is_what_single_packets_are(
     Small payloads of one size are put into a table, all others are joined in turn with what stands
     before them.
     """
-    digester = digester_for(digest_type, b"secret")
+    digester = digester_for_key(digest_type, derive_key(b"secret"))
     if size is None:
         payloads = payloads_of(count, uniform=False)
     else:
@@ -135,15 +135,17 @@ def test_unpack_verifies_one_packet() -> None:
 
 def test_wrong_password_fails_the_hmac() -> None:
     """Only the ledger's password verifies an HMAC."""
-    batch = pack_batch(9, 5, 4, 0, [b"hello"], digester_for(DigestType.HMAC, b"right"))
+    batch = pack_batch(
+        9, 5, 4, 0, [b"hello"], digester_for_key(DigestType.HMAC, derive_key(b"right"))
+    )
     with pytest.raises(ChecksumError):
-        verify_batch(batch, digester_for(DigestType.HMAC, b"wrong"))
+        verify_batch(batch, digester_for_key(DigestType.HMAC, derive_key(b"wrong")))
 
 
 def test_lac_packet_round_trip() -> None:
     """A LAC packet says which ledger and entry it means, and proves it."""
     for digest_type in DigestType:
-        digester = digester_for(digest_type, b"secret")
+        digester = digester_for_key(digest_type, derive_key(b"secret"))
         packet = pack_lac(9, 41, digester)
         assert packet[:16] == struct.pack(">qq", 9, 41)
         assert lac_packet_ids(packet) == (9, 41)

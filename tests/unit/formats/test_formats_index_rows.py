@@ -14,6 +14,7 @@ from bookie.errors import ChecksumError, FormatError
 from bookie.formats.index_rows import (
     FileRow,
     FileState,
+    HeldIn,
     LedgerIndexRow,
     Mark,
     decode_file_row,
@@ -29,13 +30,16 @@ from bookie.formats.index_rows import (
 )
 from bookie.ids import MAX_ID
 
-LEDGER = LedgerIndexRow(True, False, 1_700_000_000_000, b"k" * 32, b"packet", 5, 0, 9, 10, 1234)
+HELD = HeldIn((1, 2**32 - 1), (5, 7))
+DELETED = LedgerIndexRow(True, False, 1_700_000_000_000, b"k" * 32, b"packet", 5, 0, 9, 0, 0, HELD)
+LEDGER = LedgerIndexRow(True, False, None, b"k" * 32, b"packet", 5, 0, 9, 10, 1234)
 encode_ledger = partial(encode_ledger_row, 7)
 decode_ledger = partial(decode_ledger_row, 7)
 encode_file = partial(encode_file_row, 3)
 decode_file = partial(decode_file_row, 3)
 ROWS: list[tuple[object, Callable[[Any], bytes], Callable[[bytes], object]]] = [
     (LEDGER, encode_ledger, decode_ledger),
+    (DELETED, encode_ledger, decode_ledger),
     (LedgerIndexRow(), encode_ledger, decode_ledger),
     (LedgerIndexRow(limbo=True, key_digest=b""), encode_ledger, decode_ledger),
     (FileRow(1, FileState.SEALED, 2**30, 5), encode_file, decode_file),

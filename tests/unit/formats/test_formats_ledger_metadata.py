@@ -61,7 +61,9 @@ def v1(text: str) -> bytes:
         OPEN.with_state(LedgerState.IN_RECOVERY),
         OPEN.closed(41, 12345),
         OPEN.closed(-1, 0),
-        OPEN.with_fragment(10, ("d:1", "b:3181", "c:3181")).closed(MAX_ID, MAX_ID),
+        replace(
+            OPEN, fragments=(*OPEN.fragments, Fragment(10, ("d:1", "b:3181", "c:3181")))
+        ).closed(MAX_ID, MAX_ID),
         replace(OPEN, ledger_id=MAX_ID, ctime_ms=-1, custom_metadata={}, password_key=b""),
         *(replace(OPEN, digest_type=digest_type) for digest_type in DigestType),
     ],
@@ -249,7 +251,8 @@ def test_impossible_metadata_is_not_encoded(metadata: LedgerMetadata, rule: str)
 
 def test_fragments_cover_entries() -> None:
     """The fragment of an entry is the last one that starts at or before it."""
-    metadata = OPEN.with_fragment(10, ("d", "e", "f")).with_fragment(20, ("g", "h", "i"))
+    later = Fragment(10, ("d", "e", "f")), Fragment(20, ("g", "h", "i"))
+    metadata = replace(OPEN, fragments=(*OPEN.fragments, *later))
     assert [metadata.fragment_of(e).first_entry_id for e in (0, 9, 10, 19, 20, MAX_ID)] == [
         0,
         0,
@@ -259,15 +262,6 @@ def test_fragments_cover_entries() -> None:
         20,
     ]
     assert metadata.last_fragment == Fragment(20, ("g", "h", "i"))
-
-
-def test_a_fragment_without_entries_is_replaced() -> None:
-    """An ensemble change at the start of the last fragment replaces it; an earlier one fails."""
-    metadata = OPEN.with_fragment(10, ("d", "e", "f")).with_fragment(10, ("g", "h", "i"))
-    assert metadata.fragments == (Fragment(0, THREE), Fragment(10, ("g", "h", "i")))
-    assert OPEN.with_fragment(0, ["x", "y", "z"]).fragments == (Fragment(0, ("x", "y", "z")),)
-    with pytest.raises(BadRequestError, match="cut into"):
-        metadata.with_fragment(9, THREE)
 
 
 def test_edits_change_state_only() -> None:

@@ -10,7 +10,7 @@ from crc32c import crc32c
 
 from bookie.errors import FormatError
 from bookie.formats.batch import EntryBatch
-from bookie.formats.digest import DigestType, digester_for
+from bookie.formats.digest import DigestType, digester_for_key
 from bookie.formats.entry import pack_batch
 from bookie.formats.records import (
     DeletedRecord,
@@ -32,7 +32,9 @@ from bookie.formats.records import (
 )
 from bookie.ids import MAX_ID
 
-CONTIGUOUS = pack_batch(7, 5, 4, 0, [b"one", b"", b"three"], digester_for(DigestType.CRC32C, b""))
+CONTIGUOUS = pack_batch(
+    7, 5, 4, 0, [b"one", b"", b"three"], digester_for_key(DigestType.CRC32C, b"")
+)
 WITH_GAPS = EntryBatch(
     7, 5, np.array([1, 90], dtype=np.int64), CONTIGUOUS.sizes, CONTIGUOUS.payload
 )

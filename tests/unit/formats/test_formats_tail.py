@@ -10,8 +10,8 @@ from bookie.formats.tail import (
     TAIL_RULES,
     TailEvidence,
     Verdict,
+    evaluate,
     gather_evidence,
-    judge,
 )
 
 COMBINATIONS = [TailEvidence(*answers) for answers in product((False, True), repeat=4)]
@@ -22,7 +22,7 @@ def test_exactly_one_row_decides(evidence: TailEvidence) -> None:
     """Every combination of the witnesses has one row; any witness at all means corruption."""
     rows = [rule for rule in TAIL_RULES if rule.matches(evidence)]
     assert len(rows) == 1
-    assert judge(evidence) is rows[0]
+    assert evaluate(evidence) is rows[0]
     assert rows[0].because
     any_witness = (
         evidence.mark_beyond
@@ -35,7 +35,7 @@ def test_exactly_one_row_decides(evidence: TailEvidence) -> None:
 
 def test_every_row_decides_something() -> None:
     """No row is dead."""
-    assert {judge(evidence).because for evidence in COMBINATIONS} == {
+    assert {evaluate(evidence).because for evidence in COMBINATIONS} == {
         rule.because for rule in TAIL_RULES
     }
 

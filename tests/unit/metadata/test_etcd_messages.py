@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from bookie._pb import etcd_pb2 as pb
-from bookie.metadata import etcd_messages as messages
-from bookie.metadata.etcd_keys import Scope
+from bookie.metadata.etcd import messages
+from bookie.metadata.etcd.key_layout import KeyLayout
 
-SCOPE = Scope("/mine")
+SCOPE = KeyLayout("/mine")
 
 
 def _keys(operations: Iterable[pb.RequestOp]) -> set[bytes]:

@@ -8,8 +8,9 @@ import pytest
 
 from bookie.config import load_settings, render_toml
 from bookie.errors import ConfigurationError
-from bookie.metadata.connect import Host, Servers, open_store, parse_servers, split_uri
+from bookie.metadata.connect import open_store
 from bookie.metadata.security import MetadataSecurity, security_of
+from bookie.metadata.uri import Host, Servers, parse_servers, split_uri
 
 
 @pytest.mark.parametrize(

@@ -24,12 +24,12 @@ from bookie.errors import (
     NoSuchKeyError,
     SessionLostError,
 )
-from bookie.metadata import local_environment, local_tree
 from bookie.metadata.connect import open_store
-from bookie.metadata.local import LocalStore
-from bookie.metadata.local_environment import LocalEnvironment
-from bookie.metadata.local_sessions import Coroner, SessionFile
-from bookie.metadata.local_tree import SessionRow, TreeWriter
+from bookie.metadata.local import environment, tree
+from bookie.metadata.local.backend import LocalStore
+from bookie.metadata.local.environment import LocalEnvironment
+from bookie.metadata.local.sessions import SessionFile, SessionReaper
+from bookie.metadata.local.tree import SessionRow, TreeWriter
 from bookie.metadata.store import (
     EXPIRY_EVENTS,
     Commit,
@@ -38,7 +38,7 @@ from bookie.metadata.store import (
     Resync,
     SessionEvent,
 )
-from bookie.metadata.subscription import Subscription
+from bookie.metadata.watches import Subscription
 
 T = TypeVar("T")
 
@@ -62,6 +62,15 @@ def _write_meta(directory: Path, text: bytes) -> None:
         meta = environment.open_db(b"meta")
         with environment.begin(write=True) as transaction:
             transaction.put(b"format", text, db=meta)
+
+
+def test_each_commit_syncs_data_and_meta_page(tmp_path: Path) -> None:
+    """Without the sync of the meta page, a power cut takes the last commits back."""
+    opened = environment.acquire(tmp_path / "store")
+    flags = opened._lmdb.flags()
+    environment.release(opened)
+    assert (flags["sync"], flags["metasync"]) == (True, True)
+    assert (flags["writemap"], flags["map_async"]) == (False, False)
 
 
 # ---- what is refused
@@ -111,21 +120,13 @@ async def test_a_newer_format_is_refused(tmp_path: Path) -> None:
     assert "newer" in str(error)
 
 
-async def test_the_format_before_is_upgraded_and_loses_only_its_log(tmp_path: Path) -> None:
-    async with open_store(f"local://{tmp_path}") as store:
-        await store.put("/a", b"1")
-        stat = await store.put("/a", b"2")
+async def test_a_format_that_is_too_old_is_refused(tmp_path: Path) -> None:
+    async with open_store(f"local://{tmp_path}"):
+        pass
     _write_meta(tmp_path, b"bookie-metadata 1")
-    async with open_store(f"local://{tmp_path}") as store, store.watch("/") as changes:
-        assert isinstance(store, LocalStore)
-        record = await store.get("/a")
-        assert record is not None
-        assert (record.value, record.stat) == (b"2", stat)
-        with store._require_open().read() as tree:
-            assert tree.format() == local_environment.FORMAT
-            assert tree.commits_after(0, 10) is None
-        await store.put("/b", b"")
-        assert isinstance(await _next(changes), Commit)
+    error = await _refusal(tmp_path)
+    assert type(error) is FormatError
+    assert "too old" in str(error)
 
 
 async def test_after_a_refusal_the_directory_can_be_opened(tmp_path: Path) -> None:
@@ -133,7 +134,7 @@ async def test_after_a_refusal_the_directory_can_be_opened(tmp_path: Path) -> No
         pass
     _write_meta(tmp_path, b"bookie-metadata 3")
     await _refusal(tmp_path)
-    _write_meta(tmp_path, local_environment.FORMAT)
+    _write_meta(tmp_path, environment.FORMAT)
     async with open_store(f"local://{tmp_path}") as store:
         await store.put("/a", b"")
 
@@ -151,7 +152,7 @@ def _error_in_a_fork(directory: Path) -> str:
         child = os.fork()
     if child == 0:
         try:
-            local_environment.acquire(directory)
+            environment.acquire(directory)
         except ConfigurationError as error:
             os.write(write_end, str(error).encode())
         finally:
@@ -183,7 +184,7 @@ async def test_stores_of_one_process_share_an_environment(tmp_path: Path) -> Non
             assert first._environment is second._environment
             await second.put("/a", b"")
         await first.put("/b", b"")
-    assert not local_environment._environments
+    assert not environment._environments
 
 
 async def test_two_event_loops_share_a_store(tmp_path: Path) -> None:
@@ -207,7 +208,7 @@ async def test_two_event_loops_share_a_store(tmp_path: Path) -> None:
     async with open_store(f"local://{tmp_path}") as store, asyncio.TaskGroup() as tasks:
         tasks.create_task(asyncio.to_thread(other_loop))
         await count(store)
-    assert not local_environment._environments
+    assert not environment._environments
 
 
 async def test_closing_leaves_no_session_and_no_file(tmp_path: Path) -> None:
@@ -311,7 +312,7 @@ async def test_many_writes_share_commits_and_fail_alone(tmp_path: Path) -> None:
 async def test_a_watcher_beyond_the_log_resyncs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_tree, "LOG_COMMITS_MAX", 4)
+    monkeypatch.setattr(tree, "LOG_COMMITS_MAX", 4)
     async with open_store(f"local://{tmp_path}") as store, store.watch("/") as changes:
         assert isinstance(store, LocalStore)
         environment = store._require_open()
@@ -331,7 +332,7 @@ async def test_a_watcher_beyond_the_log_resyncs(
 async def test_without_the_bell_polling_delivers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bookie.metadata.local_sessions.Ringer.ring", lambda *_: None)
+    monkeypatch.setattr("bookie.metadata.local.sessions.CommitNotifier.notify", lambda *_: None)
     async with open_store(f"local://{tmp_path}") as store, store.watch("/") as changes:
         await store.put("/a", b"")
         assert isinstance(await _next(changes), Commit)
@@ -435,34 +436,34 @@ def peers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> _Peers:
     return _Peers(tmp_path, monkeypatch)
 
 
-def _row(coroner: Coroner) -> SessionRow:
-    return SessionRow(30.0, coroner._boot_id, 1)
+def _row(reaper: SessionReaper) -> SessionRow:
+    return SessionRow(30.0, reaper._boot_id, 1)
 
 
 def test_a_free_lock_is_death(peers: _Peers) -> None:
-    coroner = Coroner(peers.directory, 1.0)
-    sessions = {b"s" * 16: _row(coroner)}
+    reaper = SessionReaper(peers.directory, 1.0)
+    sessions = {b"s" * 16: _row(reaper)}
     file = SessionFile(peers.directory, b"s" * 16, 30.0)
-    assert coroner.inspect(sessions, b"own") == []
+    assert reaper.inspect(sessions, b"own") == []
     os.close(file._fd)  # as the kernel does when the owner is killed
-    assert coroner.inspect(sessions, b"own") == [b"s" * 16]
-    assert coroner.inspect(sessions, b"s" * 16) == []
+    assert reaper.inspect(sessions, b"own") == [b"s" * 16]
+    assert reaper.inspect(sessions, b"s" * 16) == []
 
 
 def test_a_missing_file_or_another_boot_is_death(peers: _Peers) -> None:
-    coroner = Coroner(peers.directory, 1.0)
-    assert coroner.inspect({b"s" * 16: _row(coroner)}, b"own") == [b"s" * 16]
+    reaper = SessionReaper(peers.directory, 1.0)
+    assert reaper.inspect({b"s" * 16: _row(reaper)}, b"own") == [b"s" * 16]
     file = SessionFile(peers.directory, b"t" * 16, 30.0)
-    assert coroner.inspect({b"t" * 16: SessionRow(30.0, "other boot", 1)}, b"own") == [b"t" * 16]
+    assert reaper.inspect({b"t" * 16: SessionRow(30.0, "other boot", 1)}, b"own") == [b"t" * 16]
     file.close()
 
 
 def test_a_silent_owner_is_ended_after_its_timeout_and_a_third(peers: _Peers) -> None:
-    coroner = Coroner(peers.directory, 1.0)
-    sessions = {b"s" * 16: _row(coroner)}
+    reaper = SessionReaper(peers.directory, 1.0)
+    sessions = {b"s" * 16: _row(reaper)}
     file = SessionFile(peers.directory, b"s" * 16, 30.0)
     silent_seconds = 0
-    while not coroner.inspect(sessions, b"own"):
+    while not reaper.inspect(sessions, b"own"):
         peers.advance(1.0)
         silent_seconds += 1
     assert 40 <= silent_seconds <= 42
@@ -470,46 +471,46 @@ def test_a_silent_owner_is_ended_after_its_timeout_and_a_third(peers: _Peers) ->
 
 
 def test_a_late_heartbeat_saves_its_owner(peers: _Peers) -> None:
-    coroner = Coroner(peers.directory, 1.0)
-    sessions = {b"s" * 16: _row(coroner)}
+    reaper = SessionReaper(peers.directory, 1.0)
+    sessions = {b"s" * 16: _row(reaper)}
     file = SessionFile(peers.directory, b"s" * 16, 30.0)
     for second in range(300):
         peers.advance(1.0)
         if second % 38 == 37:
             file.beat()
-        assert coroner.inspect(sessions, b"own") == []
+        assert reaper.inspect(sessions, b"own") == []
     file.close()
 
 
 def test_an_inspector_that_was_paused_gives_everybody_new_time(peers: _Peers) -> None:
-    coroner = Coroner(peers.directory, 1.0)
-    sessions = {b"s" * 16: _row(coroner)}
+    reaper = SessionReaper(peers.directory, 1.0)
+    sessions = {b"s" * 16: _row(reaper)}
     file = SessionFile(peers.directory, b"s" * 16, 30.0)
     for _ in range(39):
         peers.advance(1.0)
-        assert coroner.inspect(sessions, b"own") == []
+        assert reaper.inspect(sessions, b"own") == []
     peers.advance(3600.0)
-    assert coroner.inspect(sessions, b"own") == []
+    assert reaper.inspect(sessions, b"own") == []
     peers.advance(1.0)
-    assert coroner.inspect(sessions, b"own") == []
+    assert reaper.inspect(sessions, b"own") == []
     file.beat()
     peers.advance(1.0)
-    assert coroner.inspect(sessions, b"own") == []
+    assert reaper.inspect(sessions, b"own") == []
     file.close()
 
 
 def test_a_suspended_machine_ends_nobody(peers: _Peers) -> None:
-    coroner = Coroner(peers.directory, 1.0)
-    sessions = {b"s" * 16: _row(coroner)}
+    reaper = SessionReaper(peers.directory, 1.0)
+    sessions = {b"s" * 16: _row(reaper)}
     file = SessionFile(peers.directory, b"s" * 16, 30.0)
-    assert coroner.inspect(sessions, b"own") == []
+    assert reaper.inspect(sessions, b"own") == []
     peers.boot_time += 8 * 3600.0  # CLOCK_MONOTONIC does not count sleep
     peers.monotonic += 1.0
-    assert coroner.inspect(sessions, b"own") == []
+    assert reaper.inspect(sessions, b"own") == []
     file.beat()
     for _ in range(25):
         peers.advance(1.0)
-        assert coroner.inspect(sessions, b"own") == []
+        assert reaper.inspect(sessions, b"own") == []
     file.close()
 
 
@@ -520,9 +521,9 @@ async def test_a_heartbeat_just_before_the_burial_saves_its_owner(tmp_path: Path
     ):
         assert isinstance(owner, LocalStore)
         assert isinstance(peer, LocalStore)
-        coroner = Coroner(tmp_path / "sessions", 1.0)
+        reaper = SessionReaper(tmp_path / "sessions", 1.0)
         session = owner._session
-        await peer._require_open().submit(lambda tree: coroner.bury(tree, [session]))
+        await peer._require_open().submit(lambda tree: reaper.reap(tree, [session]))
         await owner.put("/still/here", b"", ephemeral=True)
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from bookie.env import SystemClock
 from bookie.errors import MetadataUnavailableError, SessionLostError
-from bookie.metadata.memory import MemoryStore
 from bookie.metadata.store import EXPIRY_EVENTS, Change, Commit, Resync, SessionEvent
+from tests.servers.memory import FaultyMemoryStore
 
 _names = itertools.count()
 
@@ -45,14 +45,16 @@ def clock() -> HandClock:
 
 
 @pytest.fixture
-async def store(name: str, clock: HandClock) -> AsyncIterator[MemoryStore]:
-    async with MemoryStore(name, session_timeout_seconds=TIMEOUT_SECONDS, clock=clock) as opened:
+async def store(name: str, clock: HandClock) -> AsyncIterator[FaultyMemoryStore]:
+    async with FaultyMemoryStore(
+        name, session_timeout_seconds=TIMEOUT_SECONDS, clock=clock
+    ) as opened:
         yield opened
 
 
 @pytest.fixture
-async def observer(name: str, clock: HandClock) -> AsyncIterator[MemoryStore]:
-    async with MemoryStore(name, clock=clock) as opened:
+async def observer(name: str, clock: HandClock) -> AsyncIterator[FaultyMemoryStore]:
+    async with FaultyMemoryStore(name, clock=clock) as opened:
         yield opened
 
 
@@ -68,7 +70,7 @@ async def _ready(stream: AsyncIterator[SessionEvent]) -> list[SessionEvent]:
 
 
 async def test_a_session_that_is_cut_off_is_lost_and_then_ends(
-    store: MemoryStore, observer: MemoryStore, clock: HandClock
+    store: FaultyMemoryStore, observer: FaultyMemoryStore, clock: HandClock
 ) -> None:
     """Cases 64, 68."""
     await store.put("/e", b"", ephemeral=True)
@@ -94,7 +96,7 @@ async def test_a_session_that_is_cut_off_is_lost_and_then_ends(
 
 
 async def test_a_session_that_comes_back_in_time_keeps_its_records(
-    store: MemoryStore, observer: MemoryStore, clock: HandClock
+    store: FaultyMemoryStore, observer: FaultyMemoryStore, clock: HandClock
 ) -> None:
     """Case 63."""
     await store.put("/e", b"", ephemeral=True)
@@ -112,7 +114,7 @@ async def test_a_session_that_comes_back_in_time_keeps_its_records(
 
 
 async def test_a_session_lost_by_the_clock_may_come_back_alive(
-    store: MemoryStore, clock: HandClock
+    store: FaultyMemoryStore, clock: HandClock
 ) -> None:
     await store.put("/e", b"", ephemeral=True)
     async with store.session_events() as events:
@@ -126,7 +128,7 @@ async def test_a_session_lost_by_the_clock_may_come_back_alive(
 
 
 async def test_an_expiry_during_an_outage_is_learned_at_its_end(
-    store: MemoryStore, observer: MemoryStore
+    store: FaultyMemoryStore, observer: FaultyMemoryStore
 ) -> None:
     """Case 65."""
     await store.put("/e", b"", ephemeral=True)
@@ -141,8 +143,8 @@ async def test_an_expiry_during_an_outage_is_learned_at_its_end(
 
 async def test_the_real_clock_ends_a_session_unasked(name: str) -> None:
     async with (
-        MemoryStore(name, session_timeout_seconds=0.1) as store,
-        MemoryStore(name) as observer,
+        FaultyMemoryStore(name, session_timeout_seconds=0.1) as store,
+        FaultyMemoryStore(name) as observer,
         observer.watch("/") as changes,
     ):
         await store.put("/e", b"", ephemeral=True)
@@ -153,7 +155,7 @@ async def test_the_real_clock_ends_a_session_unasked(name: str) -> None:
 
 
 async def test_a_wall_clock_that_jumps_ends_no_session(
-    store: MemoryStore, clock: HandClock, monkeypatch: pytest.MonkeyPatch
+    store: FaultyMemoryStore, clock: HandClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Case 162."""
     await store.put("/e", b"", ephemeral=True)
@@ -166,30 +168,30 @@ async def test_a_wall_clock_that_jumps_ends_no_session(
     assert await store.exists("/e")
 
 
-async def test_a_lost_request_has_no_effect_and_a_lost_reply_has(store: MemoryStore) -> None:
+async def test_a_lost_request_has_no_effect_and_a_lost_reply_has(store: FaultyMemoryStore) -> None:
     """Case 157."""
-    store.faults.lost_requests = 1
+    store.lost_requests = 1
     with pytest.raises(MetadataUnavailableError):
         await store.put("/a", b"")
     assert not await store.exists("/a")
-    store.faults.lost_replies = 1
+    store.lost_replies = 1
     with pytest.raises(MetadataUnavailableError):
         await store.put("/a", b"")
     assert await store.exists("/a")
     await store.put("/a", b"again")
 
 
-async def test_a_slow_store_answers_late(store: MemoryStore) -> None:
-    store.faults.latency_seconds = 30.0
+async def test_a_slow_store_answers_late(store: FaultyMemoryStore) -> None:
+    store.latency_seconds = 30.0
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.02):
             await store.exists("/a")
-    store.faults.latency_seconds = 0.0
+    store.latency_seconds = 0.0
     assert not await store.exists("/a")
 
 
 async def test_held_events_come_in_order_when_they_are_released(
-    store: MemoryStore, observer: MemoryStore
+    store: FaultyMemoryStore, observer: FaultyMemoryStore
 ) -> None:
     async with observer.watch("/") as changes:
         observer.hold_watches()
@@ -210,12 +212,14 @@ async def test_held_events_come_in_order_when_they_are_released(
             assert first.events[0].key == "/3", "a watch begins when it is entered"
 
 
-async def test_events_arrive_in_the_loop_of_their_consumer(name: str, store: MemoryStore) -> None:
+async def test_events_arrive_in_the_loop_of_their_consumer(
+    name: str, store: FaultyMemoryStore
+) -> None:
     """Case 16."""
     seen_in: list[int] = []
 
     async def write() -> None:
-        async with MemoryStore(name) as other:
+        async with FaultyMemoryStore(name) as other:
             await other.put("/from-a-thread", b"")
 
     async with store.watch("/") as changes:
@@ -230,7 +234,7 @@ async def test_events_arrive_in_the_loop_of_their_consumer(name: str, store: Mem
     assert seen_in == [threading.get_ident()]
 
 
-async def test_a_write_under_an_ended_session_is_refused(store: MemoryStore) -> None:
+async def test_a_write_under_an_ended_session_is_refused(store: FaultyMemoryStore) -> None:
     with store._tree.lock:
         store._tree.end_session(store._session)
     with pytest.raises(SessionLostError):
@@ -238,7 +242,7 @@ async def test_a_write_under_an_ended_session_is_refused(store: MemoryStore) -> 
     assert await store.get("/a") is None
 
 
-async def test_times_are_those_of_the_clock(store: MemoryStore, clock: HandClock) -> None:
+async def test_times_are_those_of_the_clock(store: FaultyMemoryStore, clock: HandClock) -> None:
     created = await store.put("/a", b"")
     clock.seconds += 5
     written = await store.put("/a", b"")

@@ -1,4 +1,4 @@
-"""How requests get from the loop to ZooKeeper's socket, and what the thread waits for."""
+"""How requests get from the loop to kazoo's thread, and answers and notices back, in one order."""
 
 from __future__ import annotations
 
@@ -6,213 +6,192 @@ import asyncio
 import socket
 import struct
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, suppress
-from typing import Any, cast
+from collections.abc import AsyncIterator
+from contextlib import ExitStack
+from typing import Any
 
 import pytest
-from kazoo.exceptions import ConnectionDropped
+from kazoo.exceptions import BadVersionError, ConnectionLoss, RolledBackError
+from kazoo.protocol.states import KeeperState
 
-from bookie.env import boot_time_seconds
-from bookie.metadata.zookeeper_sockets import Handler
-from bookie.metadata.zookeeper_thread import (
-    SEND_BYTES,
-    Answered,
-    Client,
-    LostError,
+from bookie.metadata.security import MetadataSecurity
+from bookie.metadata.zookeeper.client import Bridge, LostError, NoAnswerError, NotSentError
+from bookie.metadata.zookeeper.kazoo_parts import (
+    KazooConnected,
+    KazooDisconnected,
+    NodeEvent,
     Notice,
-    NotSentError,
-    Pending,
 )
-from bookie.metadata.zookeeper_wire import SetData
+from bookie.metadata.zookeeper.requests import (
+    CheckVersion,
+    DeleteNode,
+    Exists,
+    GetData,
+    Multi,
+    MultiRefusedError,
+    NodeError,
+)
 
 SESSION = 7
-SECONDS = 60.0
 
 
 class Wire:
-    """A client that believes to be connected, and the other end of its socket."""
+    """A bridge whose client believes to be connected, and whose thread is the test."""
 
-    def __init__(self, stack: ExitStack) -> None:
-        self.posted: list[Answered | Notice] = []
-        self.client = Client(self.posted.extend, sasl=None, handler=Handler(1.0, None))
-        self.client._session_id = SESSION
-        self.client._state = "CONNECTED"
-        self.connection = self.client._connection
-        ours, self.server = (stack.enter_context(end) for end in socket.socketpair())
-        ours.setblocking(False)
-        self.connection._socket = ours
-        self.connection._takes_from_loop = True
-        self.connection._heard_at = boot_time_seconds()
-        self.connection._read_sock, self._waker = (
-            stack.enter_context(end) for end in socket.socketpair()
+    def __init__(self) -> None:
+        self.notices: list[Notice] = []
+        self.quiet = 0
+        self.bridge = Bridge("x:1", 10.0, MetadataSecurity(), self.notices.append, self._count)
+        self.client: Any = self.bridge._client
+        self.handler = self.bridge._handler
+        self.client._connection._read_sock, self.client._connection._write_sock = (
+            self.handler.create_socket_pair()
         )
+        self.connect()
 
-    def ask(self, path: str, size: int = 0, session: int | None = None) -> Pending:
-        """A request that waits to be sent."""
-        answer = cast("asyncio.Future[Any]", None)
-        pending = Pending(SetData(path, bytes(size), -1), answer, 0.0, session, None)
-        self.connection.outgoing.append(pending)
-        return pending
+    def _count(self) -> None:
+        self.quiet += 1
 
-    def wake(self) -> None:
-        """Let the thread send what waits."""
-        self._waker.send(b"\0")
-        self.connection._send_request(SECONDS, SECONDS)
+    def connect(self) -> None:
+        self.client._session_id = SESSION
+        self.client._session_callback(KeeperState.CONNECTING)
+        self.client._session_callback(KeeperState.CONNECTED)
+        self.client.open_way(10.0)
 
-    def received(self) -> list[tuple[int, str]]:
-        """The number and the path of each request that arrived, in order; waits for the end."""
-        bytes_received, found = bytearray(), []
-        while piece := self.server.recv(1 << 20):
-            bytes_received += piece
-        while bytes_received:
-            length, xid, _, path_length = struct.unpack_from("!iiii", bytes_received)
-            found.append((xid, bytes_received[16 : 16 + path_length].decode()))
-            del bytes_received[: 4 + length]
-        return found
-
-    def close(self) -> None:
-        self.connection._socket.close()
+    def answer(self, value: object, error: Exception | None = None) -> None:
+        """As kazoo's thread answers the oldest request."""
+        _, result = self.client._queue.popleft()
+        if error is None:
+            result.set(value)
+        else:
+            result.set_exception(error)
 
 
 @pytest.fixture
-def wire() -> Iterator[Wire]:
-    with ExitStack() as stack:
-        yield Wire(stack)
+async def wire() -> AsyncIterator[Wire]:
+    found = Wire()
+    yield found
+    found.client._connection._write_sock.close()
 
 
-def test_requests_leave_in_the_loop_in_one_piece(wire: Wire) -> None:
-    pending = [wire.ask("/a"), wire.ask("/b")]
-    assert wire.connection.send_from_loop()
-    assert [one for _, one, _ in wire.client._pending] == pending
-    wire.close()
-    assert wire.received() == [(1, "/a"), (2, "/b")]
+async def test_answers_and_events_come_in_one_order_with_one_wake_up(wire: Wire) -> None:
+    await asyncio.sleep(0)
+    before, order = wire.quiet, []
+    first, second = wire.bridge.send(Exists("/a")), wire.bridge.send(GetData("/a"))
+    wire.bridge._on_notice = lambda notice: order.append(
+        (notice, first.answer.done(), second.answer.done())
+    )
 
+    def serve() -> None:
+        wire.answer(None)
+        wire.client.post(NodeEvent(1, "/a", 5))
+        wire.answer((b"x", "stat"))
 
-def test_what_comes_while_answers_are_to_come_is_left_to_the_thread(wire: Wire) -> None:
-    """It leaves in as few pieces as the thread has turns."""
-    wire.ask("/a")
-    assert wire.connection.send_from_loop()
-    pending = [wire.ask("/b"), wire.ask("/c")]
-    assert not wire.connection.send_from_loop()
-    assert list(wire.connection.outgoing) == pending
-    wire.wake()
-    wire.close()
-    assert wire.received() == [(1, "/a"), (2, "/b"), (3, "/c")]
-
-
-def test_the_rest_of_what_the_loop_sent_leaves_when_the_thread_is_woken(wire: Wire) -> None:
-    wire.ask("/a", 8 * SEND_BYTES)
-    assert not wire.connection.send_from_loop()
-    arrived: list[tuple[int, str]] = []
-    reader = threading.Thread(target=lambda: arrived.extend(wire.received()), daemon=True)
-    reader.start()
-    wire.wake()
-    wire.close()
-    reader.join()
-    assert arrived == [(1, "/a")]
-
-
-def test_what_finds_no_room_leaves_before_all_else(wire: Wire) -> None:
-    """The thread sends the rest of a request, and only then what came later, its own as well."""
-    pending = [wire.ask("/a", 8 * SEND_BYTES)]
-    assert not wire.connection.send_from_loop()
-    pending.append(wire.ask("/b"))
-    assert not wire.connection.send_from_loop()
-    assert list(wire.connection.outgoing) == pending[1:]
-    arrived: list[tuple[int, str]] = []
-    reader = threading.Thread(target=lambda: arrived.extend(wire.received()), daemon=True)
-    reader.start()
-    ping = struct.pack("!iiii", 12, -2, 11, 0)
-    wire.connection._write(ping, SECONDS)
-    wire.wake()
-    wire.close()
-    reader.join()
-    assert arrived == [(1, "/a"), (-2, ""), (2, "/b")]
-    assert [one for _, one, _ in wire.client._pending] == pending
-
-
-def test_the_loop_never_waits_for_the_thread_to_write(wire: Wire) -> None:
-    pending, is_writing, is_over = wire.ask("/a"), threading.Event(), threading.Event()
-
-    def write() -> None:
-        with wire.connection._writing:
-            is_writing.set()
-            is_over.wait(SECONDS)
-
-    thread = threading.Thread(target=write)
+    thread = threading.Thread(target=serve)
     thread.start()
-    is_writing.wait(SECONDS)
-    assert not wire.connection.send_from_loop()
-    is_over.set()
     thread.join()
-    assert list(wire.connection.outgoing) == [pending]
-    assert wire.connection.send_from_loop()
+    assert await first.answer is None
+    assert await second.answer == (b"x", "stat")
+    assert order == [(NodeEvent(1, "/a", 5), True, False)]
+    assert wire.quiet == before + 1
 
 
-def test_no_request_leaves_in_another_session(wire: Wire) -> None:
-    other, own = wire.ask("/a", session=SESSION + 1), wire.ask("/b", session=SESSION)
-    assert wire.connection.send_from_loop()
-    ((refused, _, error),) = cast("list[Answered]", wire.posted)
-    assert refused is other
-    assert isinstance(error, NotSentError)
-    assert [one for _, one, _ in wire.client._pending] == [own]
+async def test_a_request_leaves_only_in_its_session_and_through_its_connection(wire: Wire) -> None:
+    for session, connection in ((SESSION + 1, None), (None, 2), (SESSION, 2)):
+        with pytest.raises(NotSentError):
+            await wire.bridge.send(Exists("/a"), session, connection).answer
+    assert not wire.client._queue
+    wire.bridge.send(Exists("/a"), SESSION, 1)
+    assert len(wire.client._queue) == 1
 
 
-def test_a_lost_connection_takes_nothing_more_from_the_loop(wire: Wire) -> None:
-    """What it took is lost, what it did not take was not sent, and all of it is told."""
-    lost = wire.ask("/a", 8 * SEND_BYTES)
-    assert not wire.connection.send_from_loop()
-    kept = wire.ask("/b")
-    wire.client._session_callback("CONNECTING")
-    outcomes = cast("list[Answered]", wire.posted[:-1])
-    assert [(pending, type(error)) for pending, _, error in outcomes] == [
-        (lost, LostError),
-        (kept, NotSentError),
-    ]
-    late = wire.ask("/c")
-    assert not wire.connection.send_from_loop()
-    assert list(wire.connection.outgoing) == [late]
-    assert not wire.connection._unsent
+async def test_what_kazoo_missed_when_the_connection_broke_is_lost_with_it(wire: Wire) -> None:
+    """It fails what waits, and only then says that the connection is gone."""
+    lost = wire.bridge.send(Exists("/a"))
+    wire.client._notify_pending(KeeperState.CONNECTING)
+    late = wire.bridge.send(Exists("/b"))
+    wire.client._session_callback(KeeperState.CONNECTING)
+    with pytest.raises(NotSentError):
+        await wire.bridge.send(Exists("/c")).answer
+    with pytest.raises(LostError):
+        await lost.answer
+    wire.client._queue.append(("close", None))
+    wire.client.drop_waiting()
+    with pytest.raises(LostError):
+        await late.answer
+    assert list(wire.client._queue) == [("close", None)], "kazoo's own request stays"
+    assert [type(notice) for notice in wire.notices] == [KazooConnected, KazooDisconnected]
 
 
-@pytest.mark.parametrize("error", [OSError, ValueError])
-def test_any_error_ends_what_the_loop_may_send(wire: Wire, error: type[Exception]) -> None:
-    """Before kazoo closes the socket, whose number may then be that of another one."""
-    with suppress(error, ConnectionDropped), wire.connection._socket_error_handling():
-        raise error
-    assert not wire.connection._takes_from_loop
+async def test_a_refused_transaction_names_its_first_culprit(wire: Wire) -> None:
+    multi = Multi([DeleteNode("/a", 1), CheckVersion("/b", 2), CheckVersion("/c", 3)])
+    pending = wire.bridge.send(multi)
+    wire.answer([RolledBackError(), BadVersionError(), RolledBackError()])
+    with pytest.raises(MultiRefusedError) as caught:
+        await pending.answer
+    assert (caught.value.index, caught.value.code) == (1, -103)
 
 
-def test_a_broken_socket_is_left_to_the_thread(wire: Wire) -> None:
-    pending = wire.ask("/a")
-    wire.server.close()
-    assert not wire.connection.send_from_loop()
-    assert [one for _, one, _ in wire.client._pending] == [pending]
-    with pytest.raises(ConnectionDropped):
-        wire.connection._write(b"", SECONDS)
+async def test_an_error_of_the_server_is_its_code_and_a_lost_connection_is_none(wire: Wire) -> None:
+    refused, lost = wire.bridge.send(GetData("/a")), wire.bridge.send(GetData("/a"))
+    wire.answer(None, BadVersionError())
+    wire.answer(None, ConnectionLoss())
+    with pytest.raises(NodeError) as caught:
+        await refused.answer
+    assert caught.value.code == -103
+    with pytest.raises(LostError):
+        await lost.answer
 
 
-def test_a_wait_tells_which_sockets_are_ready(wire: Wire) -> None:
-    handler, ours = wire.client.handler, wire.connection._socket
-    assert handler.select([ours], [], [], 0.0) == ([], [], [])
-    assert handler.select([], [ours], [], SECONDS) == ([], [ours], [])
-    wire.server.send(b"x")
-    assert handler.select([ours, wire.server], [], [], SECONDS) == ([ours], [], [])
-    wire.server.close()
-    assert handler.select([ours], [], []) == ([ours], [], [])
+async def test_silence_counts_from_the_oldest_request_without_an_answer(wire: Wire) -> None:
+    silent = wire.bridge.silent_since
+    assert silent is None
+    old = wire.bridge.send(Exists("/a"))
+    assert wire.bridge.silent_since == old.begun_at
+    wire.bridge.give_up(old.begun_at + 1)
+    with pytest.raises(NoAnswerError):
+        await old.answer
+    assert wire.bridge.silent_since == old.begun_at, "it was given up, not answered"
+    wire.answer(None)
+    await asyncio.sleep(0)
+    silent = wire.bridge.silent_since
+    assert silent is None
 
 
-def test_a_write_waits_for_room_no_longer_than_it_may(wire: Wire) -> None:
-    with pytest.raises(wire.client.handler.timeout_exception, match="no room"):
-        wire.connection._write(bytes(8 * SEND_BYTES), 0.01)
+async def test_who_sends_never_waits_for_a_thread_that_stands_still(wire: Wire) -> None:
+    """A pipe has room for a few hundred wake-ups; each request is one, and the thread counts."""
+    for _ in range(100_000):
+        wire.bridge.send(Exists("/a"))
+    reader = wire.client._connection._read_sock
+    for _ in range(100_000):
+        reader.recv(1)
+    with pytest.raises(BlockingIOError):
+        reader.recv(1)
 
 
-def test_what_cannot_be_written_down_fails_where_it_is_asked_for(wire: Wire) -> None:
-    """Later it would have a number already, and whoever is behind it would be lost with it."""
-    with pytest.raises(UnicodeEncodeError):
-        wire.ask("/\ud800")
-    wire.ask("/a")
-    assert wire.connection.send_from_loop()
-    wire.close()
-    assert wire.received() == [(1, "/a")]
+async def test_an_event_has_the_write_that_it_tells_of(wire: Wire) -> None:
+    """A hand-shake names the last zxid that the client has seen; kazoo forgets that of events."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        connection = wire.client._connection
+        connection._socket = ours
+        for zxid in (9, -1):  # the second is from an old server
+            body = struct.pack("!iqi", -1, zxid, 0) + struct.pack("!iii", 3, 3, 2) + b"/a"
+            theirs.sendall(struct.pack("!i", len(body)) + body)
+            connection._read_socket(10.0)
+    await asyncio.sleep(0)
+    assert wire.notices[1:] == [NodeEvent(3, "/a", 9), NodeEvent(3, "/a", -1)]
+    assert wire.client.last_zxid == 9
+    wire.client._reset()
+    assert wire.client.last_zxid == 9, "a new session accepts no server that is behind"
+
+
+async def test_a_wait_tells_which_sockets_are_ready(wire: Wire) -> None:
+    with ExitStack() as stack:
+        ours, server = (stack.enter_context(end) for end in socket.socketpair())
+        assert wire.handler.select([ours], [], [], 0.0) == ([], [], [])
+        assert wire.handler.select([], [ours], [], 10.0) == ([], [ours], [])
+        server.send(b"x")
+        assert wire.handler.select([ours, server], [], [], 10.0) == ([ours], [], [])
+        server.close()
+        assert wire.handler.select([ours], [], []) == ([ours], [], [])

@@ -1,4 +1,4 @@
-"""A bookie for each test."""
+"""A machine, a metadata store and a bookie for each test."""
 
 from __future__ import annotations
 
@@ -7,11 +7,24 @@ from pathlib import Path
 
 import pytest
 
+from bookie.metadata.connect import open_store
+from bookie.metadata.store import MetadataStore
 from tests.unit.node.node_room import Room, serving
 from tests.unit.storage.machine import Machine
 
 
+@pytest.fixture(name="machine")
+def _machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path / "m")
+
+
+@pytest.fixture(name="store")
+async def _store(tmp_path: Path) -> AsyncIterator[MetadataStore]:
+    async with open_store(f"memory://{tmp_path.name}") as store:
+        yield store
+
+
 @pytest.fixture(name="room")
-async def _room(tmp_path: Path) -> AsyncIterator[Room]:
-    async with serving(Machine(tmp_path / "m")) as room:
+async def _room(machine: Machine) -> AsyncIterator[Room]:
+    async with serving(machine) as room:
         yield room

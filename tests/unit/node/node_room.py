@@ -70,6 +70,11 @@ def read_command(ledger_id: int, first: int, last: int, **changes: object) -> Re
     return command._replace(**changes)  # type: ignore[arg-type]  # names are checked
 
 
+async def add_unnamed(bookie: Bookie, ledger_id: int, ids: Iterable[int]) -> Reply:
+    """Add entries for a client that names no incarnation."""
+    return await bookie.add_unnamed(add_command(batch(ledger_id, ids)))
+
+
 async def add(
     bookie: Bookie,
     ledger_id: int,

@@ -36,6 +36,12 @@ async def started(
         yield bookie
 
 
+async def stamped(machine: Machine, store: MetadataStore) -> None:
+    """Let the bookie join the cluster, before there is a ledger that could name it."""
+    async with started(machine, store):
+        pass
+
+
 def metadata(
     ledger_id: int,
     state: LedgerState,

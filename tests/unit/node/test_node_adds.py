@@ -14,12 +14,15 @@ import pytest
 from crc32c import crc32c
 
 from bookie.config import NodeSettings
+from bookie.errors import DiskFullError
 from bookie.formats.batch import EntryBatch
 from bookie.formats.commands import AddCommand
 from bookie.formats.entry import pack_batch, pack_lac
 from bookie.ids import MAX_ID, Status
 from bookie.node.bookie import COMMAND, KEY_BYTES_MAX, LAC_PACKET_BYTES_MAX
+from tests.entry_batches import merged
 from tests.unit.node.node_room import Room, add, add_command, ids_of, read, read_command, serving
+from tests.unit.storage.faulty_disk import Hold
 from tests.unit.storage.machine import DIGESTER, KEY, OTHER_KEY, Machine, batch, until
 
 OK, BAD_REQUEST, BAD_CHECKSUM = Status.OK, Status.BAD_REQUEST, Status.BAD_CHECKSUM
@@ -116,7 +119,7 @@ async def test_entries_of_all_shapes_are_accepted(room: Room) -> None:
     """Contiguous or not, of one size or mixed, one or a thousand, at the end of the ids."""
     sizes = [pack_batch(7, i, -1, 0, [bytes(i % 50)], DIGESTER) for i in range(1000)]
     for entries in (
-        EntryBatch.merge(sizes),
+        merged(sizes),
         batch(8, range(1000)),
         batch(9, [0, 5, 7, MAX_ID]),
         batch(10, [MAX_ID]),
@@ -207,6 +210,7 @@ async def test_a_duplicate_that_cannot_be_compared_is_an_error(room: Room) -> No
     await add(room.bookie, 7, range(5))
     room.machine.disk.fail("open", ".journal", errno.ENOENT, times=2)
     assert (await add(room.bookie, 7, range(5))).status is Status.IO_ERROR
+    assert (await add(room.bookie, 7, range(5))).status is Status.OK
     room.machine.disk.fail("pread_cached", ".journal", errno.EIO)
     assert (await add(room.bookie, 7, range(5))).status is Status.IO_ERROR
     assert (await add(room.bookie, 7, range(5))).status is OK
@@ -303,3 +307,88 @@ async def test_a_batch_that_only_claims_to_be_checked_is_checked(room: Room) -> 
     assert crc32c(other.payload) == crc32c(entries.payload)
     assert (await room.bookie.add(add_command(other))).status is OK
     assert ids_of(await read(room.bookie, 7, 4, 4)) == [4]
+
+
+# --- back-pressure ----------------------------------------------------------------------------
+
+
+def sample(machine: Machine, name: str) -> float | None:
+    """The value of a metric now."""
+    return machine.metrics.registry.get_sample_value(f"bookie_{name}")
+
+
+async def test_adds_wait_while_a_checkpoint_hangs(tmp_path: Path) -> None:
+    """At twice the entries that make one due; reads go on, and so do the adds at its end."""
+    machine = Machine(tmp_path / "m", changes={"checkpoint_entries": 10})
+    async with serving(machine) as room:
+        bookie, engine = room.bookie, room.engine
+        for entry_id in range(9):
+            assert (await add(bookie, 7, [entry_id])).status is OK
+        machine.store.gate = gate = Hold("commit", "index")
+        async with asyncio.TaskGroup() as tasks:
+            try:
+                assert (await add(bookie, 7, [9])).status is OK
+                await until(lambda: engine.admission.memtable.entries == 0)
+                sizes = [1, 1, 17, 1]
+                first = 10
+                for size in sizes:
+                    assert bookie.try_admit_add(100)
+                    batch_ids = range(first, first + size)
+                    assert (await bookie.add(add_command(batch(7, batch_ids)), 100)).status is OK
+                    first += size
+                assert not bookie.try_admit_add(100)
+                assert sample(machine, "adds_held_back") == 1
+                waiting = [tasks.create_task(bookie.admit_add(100)) for _ in range(3)]
+                given_up = tasks.create_task(bookie.admit_add(100))
+                await asyncio.to_thread(gate.wait_reached)
+                for entry_id in range(first):
+                    assert ids_of(await read(bookie, 7, entry_id, entry_id)) == [entry_id]
+                assert not any(task.done() for task in waiting)
+                given_up.cancel()
+            finally:
+                gate.release()
+        assert engine.admission.memtable.entries <= 20
+        for _ in waiting:
+            assert (await bookie.add(add_command(batch(7, [first])), 100)).status is OK
+            first += 1
+        assert sample(machine, "in_flight_add_bytes") == 0
+        assert sample(machine, "adds_held_back") == 0
+        assert bookie.try_admit_add(100)
+        await bookie.add(add_command(batch(7, [first])), 100)
+
+
+@pytest.mark.parametrize("is_waiting", [False, True])
+@pytest.mark.parametrize(("recovery", "status"), [(False, Status.READ_ONLY), (True, OK)])
+async def test_adds_are_answered_when_a_checkpoint_finds_no_room(
+    tmp_path: Path, is_waiting: bool, recovery: bool, status: Status
+) -> None:
+    """New entries are refused and recovery adds go on; once there is room, so do all."""
+    machine = Machine(tmp_path / "m", changes={"checkpoint_entries": 10})
+    async with serving(machine) as room, asyncio.timeout(30):
+        bookie, engine = room.bookie, room.engine
+        machine.store.gate = gate = Hold("commit", "index")
+        machine.store.errors += [DiskFullError("full")] * 100
+        async with asyncio.TaskGroup() as tasks:
+            try:
+                assert (await add(bookie, 7, range(10))).status is OK
+                await until(lambda: engine.admission.memtable.entries == 0)
+                assert (await add(bookie, 7, range(10, 30))).status is OK
+                assert not bookie.try_admit_add(100)
+                if is_waiting:
+                    admitted = tasks.create_task(bookie.admit_add(100))
+                    await asyncio.to_thread(gate.wait_reached)
+                    assert not admitted.done()
+            finally:
+                gate.release()
+                machine.store.gate = None
+        await until(lambda: bookie.read_only)
+        if not is_waiting:
+            await bookie.admit_add(100)
+        assert sample(machine, "adds_held_back") == 0
+        command = add_command(batch(7, [40]), recovery=recovery)
+        assert (await bookie.add(command, 100)).status is status
+        machine.store.errors.clear()
+        await engine.checkpoint()
+        await engine.device_has_room()
+        assert bookie.try_admit_add(100)
+        assert (await bookie.add(add_command(batch(7, [50])), 100)).status is OK

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -14,7 +13,6 @@ from bookie.cluster.cookies import CookieManager
 from bookie.env import Failpoints, ThreadWorkers
 from bookie.errors import BadVersionError, CookieError, FormatError
 from bookie.formats.cookie import Cookie, CookieState, decode_cookie, encode_cookie
-from bookie.metadata.connect import open_store
 from bookie.metadata.store import MetadataStore
 from bookie.node.identity import Decision, Root, decide, ensure_identity
 from bookie.storage.directories import locked_directories
@@ -111,17 +109,6 @@ STEPS = [
 ]
 
 
-@pytest.fixture(name="machine")
-def _machine(tmp_path: Path) -> Machine:
-    return Machine(tmp_path / "m")
-
-
-@pytest.fixture(name="store")
-async def _store(tmp_path: Path) -> AsyncIterator[MetadataStore]:
-    async with open_store(f"memory://{tmp_path.name}") as store:
-        yield store
-
-
 async def identify(
     machine: Machine, store: MetadataStore, *, bookie_id: str = "b1", instance: str = "i1"
 ) -> Decision:
@@ -130,7 +117,8 @@ async def identify(
         environment = machine.environment(workers)
         with locked_directories(machine.disk, machine.settings) as directories:
             cookies = CookieManager(store)
-            return await ensure_identity(environment, directories, cookies, bookie_id, instance)
+            claim = await ensure_identity(environment, directories, cookies, bookie_id, instance)
+            return claim.decision
 
 
 def in_directories(machine: Machine) -> list[Cookie | None]:
@@ -243,7 +231,7 @@ async def test_another_identity_is_refused(
 ) -> None:
     """Another id, another cluster, other directories; in one sentence that says what differs."""
     await identify(machine, store)
-    with pytest.raises(CookieError, match="b1"):
+    with pytest.raises(CookieError, match="has a cookie of bookie b1"):
         await identify(machine, store, bookie_id="b2")
     with pytest.raises(CookieError, match="instance id"):
         await identify(machine, store, instance="i2")

@@ -13,25 +13,23 @@ from bookie.cluster.ledgers import LedgerManager
 from bookie.errors import MetadataUnavailableError
 from bookie.formats.ledger_metadata import LedgerMetadata, LedgerState, Versioned
 from bookie.ids import Status
-from bookie.metadata.connect import open_store
 from bookie.metadata.store import MetadataStore
-from tests.unit.node.node_room import add, ids_of, read
-from tests.unit.node.started_bookie import metadata, started
-from tests.unit.storage.machine import Machine, until
+from bookie.storage.index.entry_index import (
+    INTEGRITY_IN_LIMBO,
+    INTEGRITY_SOUND,
+    META_INTEGRITY,
+)
+from tests.unit.node.node_room import add, add_command, add_unnamed, ids_of, read
+from tests.unit.node.started_bookie import metadata, stamped, started
+from tests.unit.storage.machine import Machine, batch, until
 
 NO_SUCH_ENTRY, UNKNOWN = Status.NO_SUCH_ENTRY, Status.UNKNOWN_LEDGER_STATE
 OPEN, CLOSED = LedgerState.OPEN, LedgerState.CLOSED
 
 
-@pytest.fixture(name="machine")
-def _machine(tmp_path: Path) -> Machine:
-    return Machine(tmp_path / "m")
-
-
-@pytest.fixture(name="store")
-async def _store(tmp_path: Path) -> AsyncIterator[MetadataStore]:
-    async with open_store(f"memory://{tmp_path.name}") as store:
-        yield store
+@pytest.fixture(autouse=True, name="joined")
+async def _joined(machine: Machine, store: MetadataStore) -> None:
+    await stamped(machine, store)
 
 
 async def test_what_has_lost_nothing_leaves_limbo_by_itself(
@@ -56,7 +54,7 @@ async def test_what_has_lost_nothing_leaves_limbo_by_itself(
         assert report.problems == ()
         assert (await read(after.bookie, 1, 300, 300)).status is NO_SUCH_ENTRY
         assert machine.metrics.integrity_check_needed._value.get() == 0
-        assert machine.metrics.limbo_ledgers._value.get() == 0
+        assert gauges(machine) == (0, 0)
     async with started(machine, store) as again:
         assert not again.engine.needs_integrity_check
         assert not (await again.engine.load(1)).limbo
@@ -99,7 +97,7 @@ async def test_what_cannot_be_read_keeps_a_ledger_in_limbo(
             await add(one.bookie, 1, [entry_id])
         state = await one.engine.load(1)
         assert (await one.engine.admission.set_limbo(state, in_limbo=True)).status is Status.OK
-        (path,) = machine.journals()
+        path = machine.journals()[-1]
         data = bytearray(path.read_bytes())
         data[data.index(b"1/4/0:")] ^= 1
         path.write_bytes(data)
@@ -119,11 +117,30 @@ async def test_an_open_ledger_waits_for_its_end(machine: Machine, store: Metadat
     async with started(machine, store) as after:
         report = await after.check.check()
         assert (report.waiting, report.problems) == (1, ("ledger 1 is not closed",))
-        assert (await add(after.bookie, 1, [5])).status is Status.FENCED
+        assert (await add_unnamed(after.bookie, 1, [5])).status is UNKNOWN
         await manager.write(created.value.closed(4, 100), created.version)
         after.check.start()
         await until(lambda: not after.engine.needs_integrity_check)
         assert (await read(after.bookie, 1, 5, 5)).status is NO_SUCH_ENTRY
+        # The fence that its recovery left may be lost, and limbo keeps nobody out any more.
+        assert (await add_unnamed(after.bookie, 1, [5])).status is Status.FENCED
+
+
+async def test_an_unnamed_writer_is_let_in_where_nothing_is_lost(
+    machine: Machine, store: MetadataStore
+) -> None:
+    """Limbo refuses it what is new; recovery goes on, and so do other ledgers."""
+    await LedgerManager(store).create(metadata(1, OPEN, ("b1",)))
+    async with started(machine, store):
+        pass
+    shutil.rmtree(machine.index)
+    async with started(machine, store) as after:
+        for _ in range(2):  # before and after the ledger's state is in memory
+            assert (await add_unnamed(after.bookie, 1, [0])).status is UNKNOWN
+            assert (await add_unnamed(after.bookie, 2, [0])).status is Status.OK
+        assert (await add(after.bookie, 1, [0], recovery=True)).status is Status.OK
+        outcome = after.bookie.add_unnamed(add_command(batch(1, [1]), recovery=True))
+        assert (await outcome).status is Status.OK
 
 
 async def test_a_ledger_made_after_the_loss_is_not_suspected(
@@ -142,7 +159,7 @@ async def test_a_ledger_made_after_the_loss_is_not_suspected(
             assert after.engine.needs_integrity_check
             assert (await add(after.bookie, 2, range(first, first + 3))).status is Status.OK
             assert (await read(after.bookie, 2, first + 3, first + 3)).status is NO_SUCH_ENTRY
-            assert (await add(after.bookie, 1, [0])).status is Status.FENCED
+            assert (await add_unnamed(after.bookie, 1, [0])).status is UNKNOWN
 
 
 async def test_an_older_fragment_makes_doubt_and_no_fence(
@@ -223,9 +240,147 @@ async def test_without_the_metadata_store_the_doubt_goes_on(
         manager.away = True
         with pytest.raises(MetadataUnavailableError):
             await one.check.check()
+        assert "could not be finished" in one.check.unfinished
         one.check.start()
         await until(lambda: not one.check._asked)
         assert ids_of(await read(one.bookie, 1, 0, 9)) == list(range(5))
         manager.away = False
         one.check.start()
         await until(lambda: not state.limbo)
+        await until(lambda: one.check.whole)
+        manager.away = True
+        with pytest.raises(MetadataUnavailableError):
+            await one.check.check()
+        assert one.check.status()["whole"] is False, "what was so then may be otherwise now"
+
+
+async def test_what_is_missing_on_a_sound_bookie_is_doubt(
+    machine: Machine, store: MetadataStore
+) -> None:
+    """It is not whole, and the next start knows; it is over when the entries have come back."""
+    manager = LedgerManager(store)
+    await manager.create(metadata(1, CLOSED, ("b1",), last=9))
+    await manager.create(metadata(2, CLOSED, ("b1",), last=9))
+    async with started(machine, store) as one:
+        await add(one.bookie, 1, range(7))
+        await add(one.bookie, 2, range(10))
+        assert one.engine.integrity.value == INTEGRITY_SOUND
+        assert not one.check.whole, "nobody has looked"
+        report = await one.check.check()
+        assert (report.missing_entries, report.whole, one.check.whole) == (3, False, False)
+        assert one.check.status()["whole"] is False
+        assert one.engine.integrity.value == INTEGRITY_IN_LIMBO
+        assert gauges(machine) == (3, 1)
+        assert (await read(one.bookie, 1, 7, 7)).status is UNKNOWN
+    async with started(machine, store) as after:
+        assert after.engine.needs_integrity_check
+        await until(lambda: after.check.report is not None)
+        assert after.check.status()["whole"] is False
+        assert gauges(machine) == (3, 1)
+        assert (await add(after.bookie, 1, range(7, 10), recovery=True)).status is Status.OK
+        assert (await after.check.check()).whole
+        assert after.check.whole
+        assert gauges(machine) == (0, 0)
+    async with started(machine, store) as again:
+        assert not again.engine.needs_integrity_check
+
+
+async def test_a_closed_fragment_of_an_open_ledger_is_checked(
+    machine: Machine, store: MetadataStore
+) -> None:
+    """Where the ledger ends is open, what lies before its last fragment is not."""
+    await LedgerManager(store).create(metadata(1, OPEN, ("b1",), ("b2",)))
+    async with started(machine, store) as one:
+        await add(one.bookie, 1, range(98))
+        for _ in range(2):  # before and after the ledger is in limbo
+            report = await one.check.check()
+            assert (report.incomplete, report.missing_entries, report.whole) == (1, 2, False)
+        assert (await add(one.bookie, 1, [98, 99], recovery=True)).status is Status.OK
+        report = await one.check.check()
+        assert (report.waiting, report.missing_entries, report.whole) == (1, 0, False)
+
+
+async def test_limbo_is_counted_as_it_comes_and_goes(
+    machine: Machine, store: MetadataStore
+) -> None:
+    """Not what a check found: what is missing or waits is another number."""
+    async with started(machine, store) as one:
+        for ledger_id in (1, 2, 3):
+            await add(one.bookie, ledger_id, [0])
+            state = await one.engine.load(ledger_id)
+            await one.engine.admission.set_limbo(state, in_limbo=True)
+            await one.engine.admission.set_limbo(state, in_limbo=True)
+        assert gauges(machine) == (0, 3)
+        await one.engine.admission.set_limbo(await one.engine.load(2), in_limbo=False)
+        await one.engine.admission.delete(await one.engine.load(3), 1)
+        assert gauges(machine) == (0, 1)
+    async with started(machine, store) as after:
+        await until(lambda: gauges(machine) == (0, 1))
+        await after.engine.admission.set_limbo(await after.engine.load(1), in_limbo=False)
+        assert gauges(machine) == (0, 0)
+
+
+def gauges(machine: Machine) -> tuple[float | None, float | None]:
+    """Missing entries and ledgers in limbo, as Prometheus hears of them."""
+    value = machine.metrics.registry.get_sample_value
+    return value("bookie_missing_entries"), value("bookie_limbo_ledgers")
+
+
+async def test_damage_found_while_a_doubt_ends_begins_it_again(
+    tmp_path: Path, store: MetadataStore
+) -> None:
+    """The scrubber saw the old doubt, and so noted none of its own.
+
+    Its own passes are off: they would find that file 3 is gone, and forget the finding.
+    """
+    machine = Machine(tmp_path / "m", changes={"scrub_bytes_per_second": 0})
+    await LedgerManager(store).create(metadata(1, CLOSED, ("b1",), last=9))
+    async with started(machine, store) as one:
+        await add(one.bookie, 1, range(10))
+        integrity = one.engine.integrity
+        ends = integrity.set
+
+        async def found_meanwhile(value: bytes) -> None:
+            if value == INTEGRITY_SOUND:
+                one.engine.scrubber.findings[3, 0] = "a block is damaged"
+            await ends(value)
+
+        with pytest.MonkeyPatch.context() as patch:
+            # Before the doubt begins: the bookie's own check may be the one that ends it.
+            patch.setattr(integrity, "set", found_meanwhile)
+            await integrity.set(INTEGRITY_IN_LIMBO)
+            report = await one.check.check()
+        assert not report.whole
+        assert integrity.value == INTEGRITY_IN_LIMBO
+
+
+async def test_a_finding_keeps_the_doubt_at_every_moment(
+    tmp_path: Path, store: MetadataStore
+) -> None:
+    """The index stays doubtful while a check finds all ledgers whole.
+
+    The scrubber's own passes are off: they would forget a finding in a file that is gone.
+    """
+    machine = Machine(tmp_path / "m", changes={"scrub_bytes_per_second": 0})
+    await LedgerManager(store).create(metadata(1, CLOSED, ("b1",), last=9))
+    async with started(machine, store) as one:
+        await add(one.bookie, 1, range(10))
+        assert (await one.check.check()).whole
+        await one.engine.scrubber._report((3, 0), "a block is damaged")
+    seen: list[bytes] = []
+    async with started(machine, store) as after:
+        assert after.engine.scrubber.findings == {(3, 0): "a block is damaged"}
+        assert after.engine.needs_integrity_check
+        write = after.engine._booted.index.put_meta
+
+        def noted(values: dict[bytes, bytes]) -> None:
+            seen.extend(values[name] for name in values.keys() & {META_INTEGRITY})
+            write(values)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(after.engine._booted.index, "put_meta", noted)
+            report = await after.check.check()
+        assert (report.incomplete, report.waiting, report.whole) == (0, 0, False)
+    assert INTEGRITY_SOUND not in seen, "a crash after that write would have ended the doubt"
+    async with started(machine, store) as again:
+        assert again.engine.needs_integrity_check

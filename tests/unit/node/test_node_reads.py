@@ -170,6 +170,7 @@ async def test_limbo_outlives_the_process_until_it_is_ended(room: Room) -> None:
 async def test_what_cannot_be_read_is_an_error(room: Room) -> None:
     """For reads, last entries and fences; nothing of it is a negative."""
     await add(room.bookie, 7, range(3))
+    await read(room.bookie, 7, 0, 0)  # opens the file
     for request in ("range", "last", "lac", "fence"):
         room.machine.disk.fail("pread_cached", ".journal", errno.EIO)
         match request:
@@ -194,7 +195,10 @@ async def test_what_is_at_hand_is_read_without_waiting(room: Room) -> None:
     assert bookie.try_read(one_of(9, 0)) is None, "the index may have the ledger"
     await add(bookie, 7, [0, 1, 4], lac=0)
     await bookie.fence(8, KEY)
-    for ledger_id, entry_id in ((7, 0), (7, 4), (7, 2), (8, 0)):
+    assert bookie.try_read(one_of(7, 0)) is None, "the file has to be opened"
+    assert (await read(bookie, 7, 0, 0)).status is OK
+    assert bookie.try_read(one_of(7, 2)) is None, "the index may have the entry"
+    for ledger_id, entry_id in ((7, 0), (7, 4), (7, 5), (8, 0)):
         command = one_of(ledger_id, entry_id)
         reply = bookie.try_read(command)
         assert reply is not None
@@ -209,9 +213,9 @@ async def test_what_is_at_hand_is_read_without_waiting(room: Room) -> None:
     ):
         assert bookie.try_read(command) is None
     await limbo(room, 7)
-    reply = bookie.try_read(one_of(7, 2))
+    reply = bookie.try_read(one_of(7, 5))
     assert reply is not None
-    assert verdict(reply) == (UNKNOWN, [], 2, UNKNOWN)
+    assert verdict(reply) == (UNKNOWN, [], 5, UNKNOWN)
     disk.cold = True
     assert bookie.try_read(one_of(7, 0)) is None
     assert ids_of(await bookie.read(one_of(7, 0))) == [0]
@@ -283,7 +287,7 @@ async def test_a_row_may_be_durable_before_the_entries_it_counts(tmp_path: Path)
         await room.bookie.add(add_command(batch(8, [0]), deferred_sync=True))
         hold = machine.disk.hold("fdatasync", ".journal")
         async with asyncio.TaskGroup() as tasks:
-            # The checkpoint has put its generation aside, and waits for the journal's sync.
+            # The checkpoint has put its memtable aside, and waits for the journal's sync.
             tasks.create_task(room.engine.checkpoint())
             await asyncio.to_thread(hold.wait_reached)
             late = room.bookie.add(add_command(batch(7, [9]), deferred_sync=True))
@@ -308,13 +312,15 @@ async def test_entries_that_come_while_the_last_one_is_looked_for_are_not_lost(
     await room.engine.checkpoint()
     gate = Hold("a read thread", "")
     async with asyncio.TaskGroup() as tasks:
-        # The only read thread is busy, so that the look-up waits while the add is accepted.
+        # The only read thread is busy, so that look-up and add wait, and then take turns.
         tasks.create_task(room.engine._env.workers.run("read", gate.pass_through))
         await asyncio.to_thread(gate.wait_reached)
         reading = tasks.create_task(read(room.bookie, 7, -1, -1))
         await asyncio.sleep(0)
-        assert (await add(room.bookie, 7, [entry_id])).status is OK
+        adding = tasks.create_task(add(room.bookie, 7, [entry_id]))
+        await asyncio.sleep(0)
         gate.release()
+    assert adding.result().status is OK
     assert ids_of(reading.result()) in ([2], [entry_id])
     assert (await room.engine.load(7)).last_entry_id >= entry_id
     assert ids_of(await read(room.bookie, 7, -1, -1)) == [entry_id]

@@ -19,7 +19,7 @@ from bookie.metadata.connect import open_store
 from bookie.metadata.store import MetadataStore
 from bookie.node.disk_watch import DISK_USAGE
 from bookie.node.start import StartedBookie
-from bookie.storage.index import INTEGRITY_IN_LIMBO
+from bookie.storage.index.entry_index import INTEGRITY_IN_LIMBO
 from tests.unit.node.node_room import add
 from tests.unit.node.started_bookie import metadata, started
 from tests.unit.storage.machine import IDENTITY, KIB, Machine
@@ -73,7 +73,7 @@ async def test_every_part_gets_its_section(one: StartedBookie) -> None:
     """And keeps the one it has where nothing changed: nothing is woken in vain."""
     before = one.bookie.settings
     storage = StorageSettings(compaction_interval_seconds=7)
-    garbage = GarbageSettings(stop_ledgers=7)
+    garbage = GarbageSettings(stop_share=0.7)
     one.apply(storage, NodeSettings(), garbage)
     assert one.engine.compactor.settings is one.engine.scrubber.settings is storage
     assert one.garbage.settings is garbage

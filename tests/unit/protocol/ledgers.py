@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from bookie.formats.batch import EntryBatch
-from bookie.formats.digest import DigestType, digester_for
+from bookie.formats.digest import DigestType, digester_for_key
 from bookie.formats.entry import pack_batch
 from bookie.formats.ledger_metadata import Fragment, LedgerMetadata, LedgerState
 
 LEDGER_ID = 5
-DIGESTER = digester_for(DigestType.CRC32C, b"")
+DIGESTER = digester_for_key(DigestType.CRC32C, b"")
 
 
 def ledger(

@@ -17,8 +17,8 @@ def test_write_sets_of_the_protocol_document() -> None:
 
 def test_there_are_e_write_sets_or_one() -> None:
     """A ledger has E distinct write sets, or one when E == Qw."""
-    assert Quorum(5, 3, 2).class_count == 5
-    assert Quorum(3, 3, 2).class_count == 1
+    assert len(Quorum(5, 3, 2).windows) == 5
+    assert len(Quorum(3, 3, 2).windows) == 1
     assert not Quorum(3, 3, 2).is_striped
 
 

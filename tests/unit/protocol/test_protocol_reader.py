@@ -20,6 +20,7 @@ from bookie.protocol.reader import (
     ReadFailed,
     SendRead,
 )
+from tests.entry_batches import merged
 from tests.unit.protocol.ledgers import DIGESTER, ledger, packed
 
 T = TypeVar("T")
@@ -188,7 +189,7 @@ def test_a_striped_window_is_delivered_in_order() -> None:
     sends = of_type(read.step(Continue()), SendRead)
     assert [(s.first_entry_id, s.bookie_id) for s in sends] == [(0, "b0"), (1, "b1"), (2, "b2")]
     every = packed(0, 5)
-    by_class = [EntryBatch.merge([every.clip(i, i) for i in range(c, 5, 3)]) for c in range(3)]
+    by_class = [merged([every.clip(i, i) for i in range(c, 5, 3)]) for c in range(3)]
     assert delivered(read.step(answer(sends[2].request, by_class[2], 5))) == []
     again = sent(read.step(ReadAnswered(sends[0].request, Status.IO_ERROR)))
     assert (again.first_entry_id, again.bookie_id) == (0, "b1")
@@ -202,12 +203,12 @@ def test_a_striped_part_goes_on_after_a_short_answer() -> None:
     read = LedgerRead(ledger((3, 2, 2)), 0, 8)
     sends = of_type(read.step(Continue()), SendRead)
     every = packed(0, 9)
-    first = EntryBatch.merge([every.clip(0, 0), every.clip(3, 3)])
+    first = merged([every.clip(0, 0), every.clip(3, 3)])
     again = sent(read.step(answer(sends[0].request, first, 6, NO)))
     assert (again.first_entry_id, again.bookie_id) == (6, "b1")
     effects = read.step(answer(again.request, every.clip(6, 6), 9))
     for c in (1, 2):
-        part = EntryBatch.merge([every.clip(i, i) for i in range(c, 9, 3)])
+        part = merged([every.clip(i, i) for i in range(c, 9, 3)])
         effects = read.step(answer(sends[c].request, part, 9 + c))
     assert delivered(effects) == list(range(9))
 

@@ -22,17 +22,18 @@ from bookie.protocol.exchange import (
 )
 from bookie.protocol.recovery import LedgerRecovery, RecoveryLimits, RecoveryState
 from bookie.protocol.recovery_events import (
-    AddAnswered,
     FenceAnswered,
-    ReadAnswered,
     Recovered,
+    RecoveryAddAnswered,
     RecoveryEffect,
     RecoveryFailed,
+    RecoveryReadAnswered,
     SendAdd,
     SendFence,
-    SendRead,
+    SendRecoveryRead,
     Start,
 )
+from tests.entry_batches import merged
 from tests.unit.protocol.ledgers import ledger, packed
 
 T = TypeVar("T")
@@ -74,15 +75,15 @@ def reading(lac: int = -1, metadata: LedgerMetadata | None = None) -> LedgerReco
 def found(recovery: LedgerRecovery, slot: int, batch: EntryBatch) -> list[RecoveryEffect]:
     """The slot has exactly these entries."""
     after = batch.last_entry_id + 1
-    return recovery.step(ReadAnswered(recovery.round, slot, Status.OK, batch, after, NO))
+    return recovery.step(RecoveryReadAnswered(recovery.round, slot, Status.OK, batch, after, NO))
 
 
 def refuse(recovery: LedgerRecovery, slot: int, status: Status = NO) -> list[RecoveryEffect]:
-    return recovery.step(ReadAnswered(recovery.round, slot, status))
+    return recovery.step(RecoveryReadAnswered(recovery.round, slot, status))
 
 
 def stored(recovery: LedgerRecovery, slot: int, status: Status = Status.OK) -> list[RecoveryEffect]:
-    return recovery.step(AddAnswered(recovery.round, slot, status))
+    return recovery.step(RecoveryAddAnswered(recovery.round, slot, status))
 
 
 def error_of(effects: list[RecoveryEffect]) -> BookieError:
@@ -110,7 +111,8 @@ def test_marking_loses_to_another_recovery() -> None:
     """Found IN_RECOVERY after a lost compare-and-set: go on with fencing."""
     recovery = LedgerRecovery(ledger(), 0)
     recovery.step(Start())
-    assert recovery.step(MetadataConflict()) == [ReadMetadata()]
+    assert recovery.step(MetadataConflict()) == [StartTimer(("retry", 0), 0.05)]
+    assert recovery.step(TimerFired(("retry", 0))) == [ReadMetadata()]
     effects = recovery.step(MetadataRead(ledger(state=LedgerState.IN_RECOVERY), 7))
     assert len(of_type(effects, SendFence)) == 3
 
@@ -118,14 +120,14 @@ def test_marking_loses_to_another_recovery() -> None:
 def test_every_recovery_read_fences() -> None:
     """A denial without a fence could be followed by an acknowledgement."""
     recovery = fencing()
-    reads = of_type(fence_all(recovery), SendRead)
+    reads = of_type(fence_all(recovery), SendRecoveryRead)
     assert len(reads) == 3
     assert all(read.fence and read.first_entry_id == 0 for read in reads)
 
 
 def test_reading_starts_after_the_lac() -> None:
     """Everything up to the highest verified LAC was acknowledged."""
-    reads = of_type(fence_all(fencing(), lac=6), SendRead)
+    reads = of_type(fence_all(fencing(), lac=6), SendRecoveryRead)
     assert {read.first_entry_id for read in reads} == {7}
 
 
@@ -134,7 +136,7 @@ def test_reading_never_starts_before_the_last_fragment() -> None:
     bookies = ("b0", "b1", "b2")
     fragments = (Fragment(0, ("a0", "a1", "a2")), Fragment(1000, bookies))
     recovery = fencing(ledger(fragments=fragments))
-    reads = of_type(fence_all(recovery, lac=-1), SendRead)
+    reads = of_type(fence_all(recovery, lac=-1), SendRecoveryRead)
     assert {read.first_entry_id for read in reads} == {1000}
     assert {read.bookie_id for read in reads} == set(bookies)
 
@@ -144,7 +146,7 @@ def test_the_length_of_an_empty_last_fragment_comes_from_the_entry_before() -> N
     fragments = (Fragment(0, ("a0", "a1", "a2")), Fragment(1000, ("b0", "b1", "b2")))
     recovery = reading(metadata=ledger(fragments=fragments))
     refuse(recovery, 0)
-    reads = of_type(refuse(recovery, 1), SendRead)
+    reads = of_type(refuse(recovery, 1), SendRecoveryRead)
     assert {read.bookie_id for read in reads} == {"a0", "a1", "a2"}
     assert not any(read.fence for read in reads)
     refuse(recovery, 0, Status.IO_ERROR)
@@ -172,7 +174,7 @@ def test_what_one_bookie_has_is_stored_again_verbatim() -> None:
     assert [add.slot for add in adds] == [0, 1, 2]
     assert all(add.batch is batch for add in adds)
     assert stored(recovery, 2) == []
-    reads = of_type(stored(recovery, 0), SendRead)
+    reads = of_type(stored(recovery, 0), SendRecoveryRead)
     assert {read.first_entry_id for read in reads} == {3}
     (write,) = refuse(recovery, 0)  # bookie 1 denied entry 3 when it gave the others
     assert isinstance(write, WriteMetadata)
@@ -211,14 +213,16 @@ def test_a_denial_of_another_entry_than_the_next_is_not_believed() -> None:
     """A bookie's `stopped_by` must speak about the id after its last entry."""
     recovery = reading()
     batch = packed(0, 2)
-    recovery.step(ReadAnswered(recovery.round, 0, Status.OK, batch, 9, NO))
+    recovery.step(RecoveryReadAnswered(recovery.round, 0, Status.OK, batch, 9, NO))
     assert recovery.denied == {}
 
 
 def test_a_batch_that_does_not_start_where_asked_is_not_believed() -> None:
     """Entries 1 and 2 do not answer a question for entry 0."""
     recovery = reading()
-    assert recovery.step(ReadAnswered(recovery.round, 0, Status.OK, packed(1, 2), 3, NO)) == []
+    assert (
+        recovery.step(RecoveryReadAnswered(recovery.round, 0, Status.OK, packed(1, 2), 3, NO)) == []
+    )
     assert recovery.state is RecoveryState.READING
 
 
@@ -261,10 +265,10 @@ def test_a_striped_ledger_is_read_by_stripes() -> None:
     recovery = reading(metadata=ledger((3, 2, 2)))
     every = packed(0, 4, lac=-1)
     zero, two = every.clip(0, 0), every.clip(2, 2)
-    slot_0 = EntryBatch.merge([zero, two, every.clip(3, 3)])  # ids 0, 2, 3: residues 2 and 0
+    slot_0 = merged([zero, two, every.clip(3, 3)])  # ids 0, 2, 3: residues 2 and 0
     assert found(recovery, 0, slot_0) == []  # entry 1 is not known yet
-    slot_1 = EntryBatch.merge([zero, every.clip(1, 1), every.clip(3, 3)])
-    after = ReadAnswered(recovery.round, 1, Status.OK, slot_1, 4, NO)
+    slot_1 = merged([zero, every.clip(1, 1), every.clip(3, 3)])
+    after = RecoveryReadAnswered(recovery.round, 1, Status.OK, slot_1, 4, NO)
     adds = of_type(recovery.step(after), SendAdd)
     assert [add.batch.entry_ids().tolist() for add in adds] == [[0, 2, 3], [0, 1, 3], [1, 2]]
     assert b"".join(bytes(p) for p in adds[1].batch.packets()) == bytes(slot_1.payload)
@@ -278,7 +282,8 @@ def closing() -> LedgerRecovery:
     refuse(recovery, 0)
     refuse(recovery, 1)
     assert recovery.state is RecoveryState.CLOSING
-    assert recovery.step(MetadataConflict()) == [ReadMetadata()]
+    assert recovery.step(MetadataConflict()) == [StartTimer(("retry", 0), 0.05)]
+    assert recovery.step(TimerFired(("retry", 0))) == [ReadMetadata()]
     return recovery
 
 
@@ -315,6 +320,24 @@ def test_a_changed_last_fragment_starts_over() -> None:
     assert [send.bookie_id for send in sends] == ["b0", "b1", "c9"]
 
 
+def test_denials_of_former_bookies_do_not_count_after_a_change() -> None:
+    """Slots 1 and 2 have other bookies now, one of which has the entry."""
+    recovery = closing()
+    assert recovery.denied == {0: 0b011}
+    changed = ledger(state=LedgerState.IN_RECOVERY, fragments=(Fragment(0, ("b0", "c1", "c2")),))
+    recovery.step(MetadataRead(changed, 8))
+    assert recovery.denied == {}
+    fence_all(recovery)
+    assert refuse(recovery, 0) == []
+    assert recovery.state is RecoveryState.READING
+    found(recovery, 1, packed(0, 1))
+    for slot in range(2):
+        stored(recovery, slot)
+    (write,) = refuse(recovery, 0)
+    assert isinstance(write, WriteMetadata)
+    assert write.metadata.last_entry_id == 0
+
+
 def test_a_metadata_failure_ends_recovery() -> None:
     """The error of the store is the error of the recovery."""
     recovery = LedgerRecovery(ledger(), 0)
@@ -327,7 +350,7 @@ def test_a_metadata_failure_ends_recovery() -> None:
 def test_answers_of_another_round_are_ignored(event_round: int) -> None:
     """They speak about another question."""
     recovery = reading()
-    assert recovery.step(ReadAnswered(event_round, 0, NO)) == []
+    assert recovery.step(RecoveryReadAnswered(event_round, 0, NO)) == []
     assert recovery.denied == {}
 
 
@@ -347,7 +370,7 @@ def test_nobody_can_tell_the_length() -> None:
     refuse(recovery, 0)
     effects = refuse(recovery, 1)
     for _ in range(2):
-        assert len(of_type(effects, SendRead)) == 3
+        assert len(of_type(effects, SendRecoveryRead)) == 3
         for slot in range(3):
             effects = refuse(recovery, slot)
         assert effects == [StartTimer(("retry", 0), 0.5)]
@@ -355,6 +378,19 @@ def test_nobody_can_tell_the_length() -> None:
     for slot in range(3):
         effects = refuse(recovery, slot)
     assert isinstance(error_of(effects), LedgerRecoveryError)
+
+
+def test_lost_compare_and_sets_are_read_after_ever_longer_pauses() -> None:
+    """Two recoveries of one ledger do not keep the store busy."""
+    recovery = LedgerRecovery(ledger(), 0)
+    recovery.step(Start())
+    pauses = []
+    for version in range(1, 6):
+        (pause,) = of_type(recovery.step(MetadataConflict()), StartTimer)
+        pauses.append(pause.seconds)
+        assert recovery.step(TimerFired(pause.timer)) == [ReadMetadata()]
+        recovery.step(MetadataRead(ledger(), version))
+    assert pauses == [0.05, 0.1, 0.2, 0.4, 0.5]
 
 
 def test_a_ledger_that_turns_open_again_is_corrupt() -> None:

@@ -118,7 +118,7 @@ def test_a_server_ends_the_session(session: Session) -> None:
 def test_the_loss_is_counted_from_the_last_proof(session: Session, broken: bool) -> None:
     """Whether the connection breaks or swallows everything: 5/6 of the timeout, give a probe."""
     session.run(100.0)
-    last_proof = session.machine.proven_at
+    last_proof = session.machine._proven_at
     session.answers = False
     if broken:
         session.tell(Disconnected())
@@ -134,7 +134,7 @@ def test_an_answer_counts_from_when_its_question_was_sent(session: Session) -> N
     session.answers = False
     session.run(5.0)
     session.tell(Answered(session.now - 4.0))
-    assert session.machine.proven_at == 1001.0
+    assert session.machine._proven_at == 1001.0
     session.run(TIMEOUT)
     assert session.heard[-1][1] is SESSION_LOST
     assert session.heard[-1][0] == pytest.approx(1.0 + TIMEOUT * LOST_SHARE)

@@ -7,7 +7,6 @@ import pytest
 from bookie.errors import (
     BookieError,
     ConflictError,
-    LedgerFencedError,
     NotEnoughBookiesError,
     UnauthorizedError,
 )
@@ -22,7 +21,6 @@ from bookie.protocol.writer_events import (
     Confirmed,
     Failed,
     Idle,
-    LacAnswered,
     Release,
     Resend,
     SendBatch,
@@ -95,7 +93,6 @@ def test_answers_of_another_epoch_count_for_nothing() -> None:
 @pytest.mark.parametrize(
     ("status", "error"),
     [
-        (Status.FENCED, LedgerFencedError),
         (Status.UNAUTHORIZED, UnauthorizedError),
         (Status.CONFLICT, ConflictError),
     ],
@@ -110,18 +107,8 @@ def test_answers_about_the_ledger_end_the_writer(status: Status, error: type[Boo
     assert isinstance(failed_with(effects), error)
     assert ack(writer, 0, 0) == []
     assert ack(writer, 0, 2) == []
-    assert ack(writer, 0, 2, Status.FENCED) == []
+    assert ack(writer, 0, 2, Status.UNAUTHORIZED) == []
     assert not writer.may_append(full=True)
-
-
-def test_a_fence_counts_whatever_it_answers() -> None:
-    """Also the answer to a batch that was confirmed without it."""
-    writer = connected()
-    writer.step(Append(1, 10))
-    ack(writer, 0, 2, Status.IO_ERROR)
-    ack(writer, 0, 0)
-    ack(writer, 0, 1)
-    assert isinstance(failed_with(ack(writer, 0, 2, Status.FENCED)), LedgerFencedError)
 
 
 @pytest.mark.parametrize(
@@ -288,12 +275,6 @@ def test_the_lac_is_published_when_nothing_carries_it() -> None:
     assert writer.step(Idle()) == []
 
 
-def test_a_fence_is_noticed_by_the_explicit_lac() -> None:
-    """An idle writer learns from it that the ledger was taken over."""
-    writer = connected()
-    assert isinstance(failed_with(writer.step(LacAnswered(0, 0, Status.FENCED))), LedgerFencedError)
-
-
 def test_a_reconnecting_bookie_hears_the_lac() -> None:
     """It may have missed the explicit LAC that was sent while its stream was broken."""
     writer = connected()
@@ -314,7 +295,7 @@ def test_timers_of_what_is_over_do_nothing() -> None:
     for kind in ("add", "retry", "force"):
         assert writer.step(TimerFired((kind, 0))) == []
     assert ack(writer, 0, 0) == []
-    ack(writer, 1, 0, Status.FENCED)
+    ack(writer, 1, 0, Status.UNAUTHORIZED)
     assert writer.step(TimerFired(("add", 0))) == []
 
 

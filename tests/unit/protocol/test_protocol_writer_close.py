@@ -18,6 +18,7 @@ from bookie.protocol.exchange import (
     MetadataRead,
     MetadataWritten,
     ReadMetadata,
+    StartTimer,
     TimerFired,
     WriteMetadata,
 )
@@ -26,7 +27,6 @@ from bookie.protocol.writer import LedgerWriter, WriterState
 from bookie.protocol.writer_events import (
     Append,
     Close,
-    Closed,
     CloseFailed,
     Confirmed,
     Failed,
@@ -38,6 +38,7 @@ from bookie.protocol.writer_events import (
     SendForce,
     SlotConnected,
     SlotDisconnected,
+    WriterClosed,
     WriterEffect,
 )
 from tests.unit.protocol.ledgers import ledger
@@ -61,8 +62,8 @@ def test_close_writes_the_lac_and_its_length() -> None:
         ack(writer, 0, slot)
     effect = closing(writer)
     assert (effect.metadata.last_entry_id, effect.metadata.length, effect.version) == (1, 25, 0)
-    assert writer.step(MetadataWritten(1)) == [Closed(effect.metadata)]
-    assert writer.step(Close()) == [Closed(effect.metadata)]
+    assert writer.step(MetadataWritten(1)) == [WriterClosed(effect.metadata)]
+    assert writer.step(Close()) == [WriterClosed(effect.metadata)]
 
 
 def test_close_waits_for_what_is_pending() -> None:
@@ -82,10 +83,12 @@ def test_close_retries_while_the_ledger_is_open() -> None:
     """A lost compare-and-set against an OPEN ledger is tried again with the new version."""
     writer = connected()
     closing(writer)
-    assert writer.step(MetadataConflict()) == [ReadMetadata()]
+    assert writer.step(MetadataConflict()) == [StartTimer(("reread", 0), 0.05)]
+    assert writer.step(TimerFired(("reread", 0))) == [ReadMetadata()]
     (effect,) = writer.step(MetadataRead(ledger(), 4))
     assert isinstance(effect, WriteMetadata)
     assert effect.version == 4
+    assert writer.step(MetadataConflict()) == [StartTimer(("reread", 0), 0.1)]
 
 
 def test_close_finds_the_ledger_in_recovery() -> None:
@@ -103,7 +106,7 @@ def test_close_finds_the_ledger_closed_where_we_would_have() -> None:
     writer = connected()
     ours = closing(writer).metadata
     writer.step(MetadataConflict())
-    assert writer.step(MetadataRead(ours, 1)) == [Closed(ours)]
+    assert writer.step(MetadataRead(ours, 1)) == [WriterClosed(ours)]
 
 
 @pytest.mark.parametrize(("last", "length"), [(0, 0), (-1, 3)])
@@ -218,7 +221,7 @@ def test_a_writer_that_fails_ends_its_force() -> None:
     """Later forces fail with the same error."""
     writer = deferred()
     writer.step(Force())
-    assert kinds(writer.step(LacAnswered(1, 0, Status.FENCED))) == [ForceDone, Failed]
+    assert kinds(writer.step(LacAnswered(1, 0, Status.UNAUTHORIZED))) == [ForceDone, Failed]
     assert writer.step(Force()) == [ForceDone(writer.error)]
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import pytest
 
 from bookie.config import RpcSettings
-from bookie.rpc.channels import BookieChannel
-from bookie.rpc.server import serve
+from bookie.rpc.client.channel import BookieChannel
+from bookie.rpc.server.grpc_server import serve
 from bookie.telemetry import Metrics
 from tests.unit.rpc.fake_node import INSTANCE_ID, FakeNode
 

@@ -22,8 +22,9 @@ from bookie.formats.commands import (
     Reply,
 )
 from bookie.ids import NO_ENTRY, Status
-from bookie.rpc.cold import Ranges
+from bookie.rpc.unary_codec import Ranges
 
+BOOKIE_ID = "b1"
 INSTANCE_ID = "5c2b0c1e-0000-4000-8000-000000000001"
 INFO = Info("b1", INSTANCE_ID, "0.1.0", False, 1000, 400, 3)
 
@@ -74,6 +75,8 @@ class FakeNode:
 
     def __init__(self, settings: NodeSettings | None = None) -> None:
         self.instance_id = INSTANCE_ID
+        self.bookie_id = BOOKIE_ID
+        self.incarnation = ""
         self.settings = settings or NodeSettings()
         self.admitting = asyncio.Event()
         self.admitting.set()
@@ -118,6 +121,9 @@ class FakeNode:
         else:
             self.held.append(outcome)
         return outcome
+
+    def add_unnamed(self, command: AddCommand, admitted: int) -> Outcome[Reply]:
+        return self.add(command, admitted)
 
     def try_read(self, command: ReadCommand) -> ReadReply | None:
         if not self.reading.is_set():

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 from bookie.ids import INSTANCE_ID_METADATA_KEY
-from bookie.rpc.contract import SERVICE
+from bookie.rpc.interfaces import SERVICE
 from tests.unit.rpc.fake_node import INSTANCE_ID
 
 DATA, HEADERS, RST_STREAM, SETTINGS, PING = 0, 1, 3, 4, 6

@@ -12,7 +12,7 @@ from bookie.cluster.cookies import CookieManager
 from bookie.cluster.ledgers import LedgerManager
 from bookie.config import NodeSettings, StorageSettings
 from bookie.env import ThreadWorkers, system_environment
-from bookie.formats.digest import DigestType, digester_for
+from bookie.formats.digest import DigestType, digester_for_key
 from bookie.formats.entry import pack_batch
 from bookie.metadata.connect import open_store
 from bookie.node.bookie import Bookie
@@ -21,7 +21,7 @@ from bookie.rpc.codec import encode_add_request
 from bookie.telemetry import Metrics
 from tests.unit.rpc.fake_node import INSTANCE_ID
 
-DIGESTER = digester_for(DigestType.CRC32C, b"")
+DIGESTER = digester_for_key(DigestType.CRC32C, b"")
 
 
 @asynccontextmanager

@@ -14,10 +14,10 @@ from bookie._pb import bookie_pb2 as pb
 from bookie.config import NodeSettings, RpcSettings
 from bookie.formats.commands import ReadCommand, ReadReply
 from bookie.ids import INSTANCE_ID_METADATA_KEY, MAX_ID, NO_ENTRY, Status
-from bookie.rpc.channels import BookieChannel
+from bookie.rpc.client.channel import BookieChannel
 from bookie.rpc.codec import encode_read_request
-from bookie.rpc.contract import SERVICE
-from bookie.rpc.server import serve
+from bookie.rpc.interfaces import SERVICE
+from bookie.rpc.server.grpc_server import serve
 from bookie.telemetry import Metrics
 from tests.unit.rpc.conftest import Served
 from tests.unit.rpc.fake_node import INSTANCE_ID, FakeNode, batch_of, until

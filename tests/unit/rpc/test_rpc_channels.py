@@ -18,7 +18,7 @@ from bookie.errors import (
 )
 from bookie.formats.commands import LacReply, LacState, LedgerRow, ReadCommand, ReadReply, Reply
 from bookie.ids import MAX_ID, Status
-from bookie.rpc.channels import BookieChannel
+from bookie.rpc.client.channel import BookieChannel
 from tests.unit.rpc.conftest import Served
 from tests.unit.rpc.fake_node import INFO, INSTANCE_ID, batch_of, until
 

@@ -14,7 +14,7 @@ from grpc import aio
 
 from bookie._pb import bookie_pb2 as pb
 from bookie.config import NodeSettings, RpcSettings
-from bookie.env import together
+from bookie.env import gather
 from bookie.errors import (
     BookieUnreachableError,
     ClientClosedError,
@@ -25,13 +25,14 @@ from bookie.errors import (
 from bookie.formats.batch import EntryBatch
 from bookie.formats.commands import ReadCommand, ReadReply
 from bookie.ids import INSTANCE_ID_METADATA_KEY, Status
-from bookie.rpc import read_stream as server_side
-from bookie.rpc import security, streams
-from bookie.rpc.channels import BookieChannel
+from bookie.rpc import security
+from bookie.rpc.client import streams
+from bookie.rpc.client.channel import BookieChannel
 from bookie.rpc.codec import encode_streamed_read
-from bookie.rpc.contract import SERVICE
-from bookie.rpc.server import serve
-from bookie.rpc.service import BookieService
+from bookie.rpc.interfaces import SERVICE
+from bookie.rpc.server import read_stream as server_side
+from bookie.rpc.server.grpc_server import serve
+from bookie.rpc.server.service import BookieService
 from bookie.telemetry import Metrics
 from tests.servers.ports import claimed_ports
 from tests.unit.rpc.conftest import Served
@@ -131,7 +132,7 @@ async def test_each_request_gets_its_own_answer(served: Served) -> None:
 
     echo = Echo()
     node.try_read, node.read = echo.try_read, echo.read  # type: ignore[method-assign]  # of this one
-    replies = await together(
+    replies = await gather(
         served.channel.read_entry(one(entry_id), timeout=60) for entry_id in range(500)
     )
     assert [reply.batch.first_entry_id for reply in replies if reply.batch] == list(range(500))
@@ -337,10 +338,10 @@ async def test_a_read_that_is_not_answered_in_time_fails_alone(served: Served) -
     with pytest.raises(OperationTimeoutError, match="did not answer in time"):
         await served.channel.read_entry(one(2), timeout=0.05)
     assert len(served.channel._reads._awaited) == 1
+    await until(lambda: given_up(served.metrics) == 1)
     held.set()
     assert (await patient).status is Status.NO_SUCH_ENTRY
     assert (await served.channel.read_entry(one(3), timeout=60)).status is Status.NO_SUCH_ENTRY
-    await until(lambda: given_up(served.metrics) == 1)
     assert served.requests("ReadStream", "NO_SUCH_ENTRY") == 2
     assert served.channel._reads._awaited == {}
 
@@ -548,7 +549,7 @@ async def test_a_bookie_without_such_streams_is_asked_by_calls() -> None:
     old = OldBookie(node, Metrics())
     async with serving(old) as port, asyncio.TaskGroup() as tasks:
         channel = BookieChannel(f"127.0.0.1:{port}", INSTANCE_ID, tasks)
-        replies = await together(
+        replies = await gather(
             channel.read_entry(one(entry_id), timeout=60) for entry_id in range(5)
         )
         assert {reply.status for reply in replies} == {Status.NO_SUCH_ENTRY}

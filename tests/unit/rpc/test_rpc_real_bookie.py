@@ -21,15 +21,15 @@ from bookie.errors import BookieError
 from bookie.formats.commands import LacState, ReadCommand
 from bookie.formats.entry import verify_batch
 from bookie.ids import INSTANCE_ID_METADATA_KEY, Status
-from bookie.rpc.channels import BookieChannel
+from bookie.rpc.client.channel import BookieChannel
 from bookie.rpc.codec import (
     encode_add_request,
     encode_read_request,
     parse_add_response,
     parse_read_response,
 )
-from bookie.rpc.server import serve
-from bookie.rpc.service import BookieService
+from bookie.rpc.server.grpc_server import serve
+from bookie.rpc.server.service import BookieService
 from bookie.telemetry import Metrics
 from tests.unit.rpc.fake_node import INSTANCE_ID, batch_of, until
 from tests.unit.rpc.real_bookie import DIGESTER, add_request, real_bookie
@@ -220,8 +220,11 @@ async def test_a_thousand_entries_cost_as_many_python_calls_as_sixteen(
             stream.send(b"end")
             await served
     # The writer is woken, by whoever answers, inside of `serve`; nothing else is shared on the way.
-    shared = {name for name in calls["add", 16] if name.startswith("conversation.py")}
-    assert shared <= {"conversation.py:Conversation._wake", "conversation.py:Conversation.serve"}
+    shared = {name for name in calls["add", 16] if name.startswith("stream_handler.py")}
+    assert shared <= {
+        "stream_handler.py:StreamHandler._wake",
+        "stream_handler.py:StreamHandler.serve",
+    }
     for kind in ("add", "read"):
         few, many = calls[kind, 16], calls[kind, 1024]
         assert many.total() <= 1.2 * few.total(), many - few

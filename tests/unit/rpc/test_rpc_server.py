@@ -16,17 +16,17 @@ from bookie.env import Outcome
 from bookie.errors import (
     BookieError,
     BookieUnreachableError,
-    ConfigurationError,
+    CannotStartError,
     WrongClusterError,
 )
 from bookie.formats.commands import ReadCommand, Reply
 from bookie.ids import Status
 from bookie.node.bookie import Bookie
 from bookie.rpc import security
-from bookie.rpc.channels import BookieChannel
+from bookie.rpc.client.channel import BookieChannel
 from bookie.rpc.codec import encode_add_request
-from bookie.rpc.contract import SERVICE
-from bookie.rpc.server import ServedNode, serve
+from bookie.rpc.interfaces import SERVICE
+from bookie.rpc.server.grpc_server import ServedNode, hold_port, serve
 from bookie.telemetry import Metrics
 from tests.servers.ports import claimed_ports
 from tests.unit.rpc.fake_node import INFO, INSTANCE_ID, FakeNode, batch_of, until
@@ -77,14 +77,63 @@ async def test_a_port_that_is_taken_is_one_sentence() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(
-            ConfigurationError, match=f"cannot listen on 127.0.0.1:{port}: address already in use"
+            CannotStartError, match=f"cannot listen on 127.0.0.1:{port}: address already in use"
         ):
             async with serve(FakeNode(), "127.0.0.1", port, SETTINGS, Metrics()):
                 raise AssertionError
     async with serve(FakeNode(), "127.0.0.1", 0, SETTINGS, Metrics()) as port:
-        with pytest.raises(ConfigurationError, match="address already in use"):
+        with pytest.raises(CannotStartError, match="address already in use"):
             async with serve(FakeNode(), "127.0.0.1", port, SETTINGS, Metrics()):
                 raise AssertionError
+
+
+async def test_a_port_is_held_before_anything_is_served() -> None:
+    """A second bookie is refused from the first moment, not only when the first one serves."""
+    async with hold_port("127.0.0.1", 0, SETTINGS) as held:
+        with pytest.raises(CannotStartError, match="address already in use"):
+            async with hold_port("127.0.0.1", held.port, SETTINGS):
+                raise AssertionError
+    async with hold_port("127.0.0.1", held.port, SETTINGS) as again:
+        assert again.port == held.port
+
+
+async def test_a_bookie_that_starts_refuses_at_once_and_then_serves() -> None:
+    """Calls and streams of all kinds; the same connection is served when the bookie is there.
+
+    The client must not take the refusal for an older bookie, which knows no streams of reads.
+    """
+    async with asyncio.TaskGroup() as tasks:
+        async with hold_port("127.0.0.1", 0, SETTINGS) as held:
+            channel = BookieChannel(f"127.0.0.1:{held.port}", INSTANCE_ID, tasks)
+            broken: list[BookieError] = []
+            for _ in range(2):
+                with pytest.raises(BookieUnreachableError, match="the bookie is starting"):
+                    await channel.info(timeout=20)
+                with pytest.raises(BookieUnreachableError, match="the bookie is starting"):
+                    await channel.read_entry(ReadCommand(3, 0, 0), timeout=20)
+                with pytest.raises(BookieUnreachableError, match="the bookie is starting"):
+                    _ = [page async for page in channel.list_ledgers(timeout=20)]
+            channel.add_stream(lambda *_: None, broken.append)
+            await until(lambda: bool(broken))
+            assert "the bookie is starting" in str(broken[0])
+            assert await healths(held.port) == [health_pb2.HealthCheckResponse.NOT_SERVING] * 2
+            node = FakeNode()
+            async with held.serve(node, Metrics()):
+                assert await channel.info(timeout=20) == INFO
+                await channel.read_entry(ReadCommand(3, 0, 0), timeout=20)
+                assert channel._reads.is_offered
+                assert await healths(held.port) == [health_pb2.HealthCheckResponse.SERVING] * 2
+        await channel.aclose()
+
+
+async def healths(port: int) -> list[int]:
+    """What health says of the server and of the service."""
+    async with aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        answers = [
+            await stub.Check(health_pb2.HealthCheckRequest(service=name)) for name in ("", SERVICE)
+        ]
+    return [answer.status for answer in answers]
 
 
 @pytest.mark.parametrize(
@@ -93,7 +142,7 @@ async def test_a_port_that_is_taken_is_one_sentence() -> None:
 )
 async def test_an_address_that_is_not_ours_is_one_sentence(host: str, reason: str) -> None:
     """The system's own reason is in it."""
-    with pytest.raises(ConfigurationError, match=reason):
+    with pytest.raises(CannotStartError, match=reason):
         async with serve(FakeNode(), host, 0, SETTINGS, Metrics()):
             raise AssertionError
 

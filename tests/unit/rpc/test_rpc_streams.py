@@ -15,24 +15,24 @@ from grpc import aio
 from bookie.errors import BookieError, BookieUnreachableError, ClientClosedError
 from bookie.formats.commands import Reply
 from bookie.ids import INSTANCE_ID_METADATA_KEY, JOINED_MESSAGES_METADATA, Status
-from bookie.rpc import add_stream as server_side
-from bookie.rpc.channels import BookieChannel
+from bookie.rpc.client.channel import BookieChannel
+from bookie.rpc.client.streams import AddStream
+from bookie.rpc.coalesce import (
+    COALESCED_BYTES_MAX,
+    COALESCED_MAX,
+    JOINED_BYTES_MAX,
+    fitting,
+    join_messages,
+    split_message,
+)
 from bookie.rpc.codec import (
     encode_add_request,
     encode_add_response,
     parse_add_response,
     request_id_of,
 )
-from bookie.rpc.contract import SERVICE
-from bookie.rpc.streams import AddStream
-from bookie.rpc.together import (
-    JOINED_BYTES_MAX,
-    TOGETHER_BYTES_MAX,
-    TOGETHER_MAX,
-    fitting,
-    join_messages,
-    split_message,
-)
+from bookie.rpc.interfaces import SERVICE
+from bookie.rpc.server import add_stream as server_side
 from tests.unit.rpc.conftest import Served
 from tests.unit.rpc.fake_node import INSTANCE_ID, batch_of, until
 
@@ -205,20 +205,20 @@ async def test_a_message_of_broken_messages_is_one_bad_request(served: Served, t
 
 
 @pytest.mark.parametrize(
-    ("sizes", "together"),
+    ("sizes", "count"),
     [
         ([0], 1),
-        ([100] * (TOGETHER_MAX + 5), TOGETHER_MAX),
-        ([JOINED_BYTES_MAX] * 5, TOGETHER_BYTES_MAX // JOINED_BYTES_MAX),
+        ([100] * (COALESCED_MAX + 5), COALESCED_MAX),
+        ([JOINED_BYTES_MAX] * 5, COALESCED_BYTES_MAX // JOINED_BYTES_MAX),
         ([JOINED_BYTES_MAX + 1, 100], 1),
         ([100, JOINED_BYTES_MAX + 1], 1),
         ([JOINED_BYTES_MAX] * 3 + [JOINED_BYTES_MAX - 100, 100, 1], 5),
-        ([2 * TOGETHER_BYTES_MAX], 1),
+        ([2 * COALESCED_BYTES_MAX], 1),
     ],
 )
-def test_what_waits_together_travels_together(sizes: list[int], together: int) -> None:
+def test_what_waits_together_travels_together(sizes: list[int], count: int) -> None:
     """Up to a size: a large one is not copied once more for its company."""
-    assert fitting(deque(map(bytes, sizes))) == together
+    assert fitting(deque(map(bytes, sizes))) == count
 
 
 async def test_the_bytes_of_a_message_are_admitted_before_it_is_added(served: Served) -> None:

@@ -35,8 +35,14 @@ from bookie.formats.records import (
 )
 from bookie.server import inspection
 from bookie.server.inspection import entry_ranges, files_in, inspect_file, opened_index
-from bookie.storage.index import TABLES, CheckpointChange, Index, LedgerChange, SealedFile
-from bookie.storage.write_cache import LocationTable
+from bookie.storage.index.entry_index import (
+    TABLES,
+    CheckpointChange,
+    Index,
+    LedgerChange,
+    SealedFile,
+)
+from bookie.storage.memtable import LocationTable
 
 NONCE = bytes(range(16))
 
@@ -172,7 +178,7 @@ def test_ranges_of_a_ledger(ledgers_dir: Path, monkeypatch: pytest.MonkeyPatch) 
     with opened_index(ledgers_dir) as index:
         assert list(entry_ranges(index, 5)) == [(0, 199), (500, 501)]
         assert list(entry_ranges(index, 6)) == []
-        monkeypatch.setattr("bookie.storage.index.PAGES_PER_READ", 2)
+        monkeypatch.setattr("bookie.storage.index.entry_index.PAGES_PER_READ", 2)
         assert list(entry_ranges(index, 5)) == [(0, 199), (500, 501)]
 
 
@@ -183,9 +189,9 @@ def test_index_command(ledgers_dir: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "file 2, offset 4096" in out
     assert re.search(r"stopped cleanly +yes", out)
     for words, expected in (
-        ([], {"ledger": 5, "entries": 202, "fenced": True, "last": 501}),
+        ([], {"ledger_id": 5, "entries": 202, "fenced": True, "last_entry_id": 501}),
         (["--files"], {"file": 1, "kind": "journal", "state": "SEALED", "live_bytes": 8080}),
-        (["--ledger", "5"], {"first": 0, "last": 199, "entries": 200}),
+        (["--ledger", "5"], {"first_entry_id": 0, "last_entry_id": 199, "entries": 200}),
     ):
         assert app.run(["inspect", "index", str(ledgers_dir), "-o", "json", *words]) == 0
         row = json.loads(capsys.readouterr().out)[0]

@@ -171,7 +171,7 @@ def test_relations_between_dynamic_settings_name_no_others() -> None:
         "garbage.interval_seconds",
         "garbage.grace_seconds",
         "garbage.stop_share",
-        "garbage.stop_ledgers",
+        "garbage.proof_seconds",
     } <= dynamic
     assert not dynamic & {"storage.block_bytes_max", "limits.read_bytes_max", "listen.port"}
 

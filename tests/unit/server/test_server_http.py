@@ -5,7 +5,7 @@ from __future__ import annotations
 import aiohttp
 import pytest
 
-from bookie.errors import ConfigurationError
+from bookie.errors import CannotStartError
 from bookie.server.http import serve_http
 from bookie.server.readiness import Part, Readiness
 from bookie.telemetry import Metrics
@@ -79,6 +79,6 @@ async def test_nothing_else_is_served(method: str, path: str, status: int) -> No
 async def test_port_taken_is_one_sentence() -> None:
     """A taken port is the configuration's fault, said in one sentence."""
     async with serve_http(Metrics(), Readiness(), host="127.0.0.1", port=0) as port:
-        with pytest.raises(ConfigurationError, match=f"cannot serve HTTP on 127.0.0.1:{port}: "):
+        with pytest.raises(CannotStartError, match=f"cannot serve HTTP on 127.0.0.1:{port}: "):
             async with serve_http(Metrics(), Readiness(), host="127.0.0.1", port=port):
                 pytest.fail("two servers on one port")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import aiohttp
 
+from bookie.errors import BadRequestError
 from bookie.formats.commands import Info
-from bookie.node.garbage import GarbageStatus
+from bookie.node.garbage_status import GarbageStatus
 from bookie.server.http import Administration, serve_http
 from bookie.server.readiness import Readiness
 from bookie.telemetry import Metrics
@@ -57,10 +60,21 @@ class _Reclaiming:
         self.suspended = False
 
     def status(self) -> GarbageStatus:
-        return GarbageStatus(self.suspended, "too many", "stopped", 7, 1, False, 2, 3, 4)
+        return GarbageStatus(
+            self.suspended, "too many", "stopped", 7, 5, 1, None, 1, False, 2, 3, 4
+        )
 
     def wake(self, *, force: bool = False) -> None:
         self.asked.append("force" if force else "run")
+
+    async def confirm_store(self) -> None:
+        if "confirm-store" in self.asked:
+            raise BadRequestError("the metadata store is not in doubt")
+        self.asked.append("confirm-store")
+
+    async def keep(self, ledger_ids: Iterable[int] = ()) -> int:
+        self.asked.append(f"undelete {list(ledger_ids)}")
+        return 5
 
     def suspend(self, *, suspended: bool) -> None:
         self.suspended = suspended
@@ -90,6 +104,32 @@ async def test_garbage_and_compaction_by_command() -> None:
             async with session.put(f"/{path}", json={"action": action}) as response:
                 assert response.status == 400
         assert reclaiming.asked == ["run", "force", "compact"]
+
+
+async def test_a_store_is_confirmed_and_ledgers_are_kept_by_command() -> None:
+    """What cannot be done is refused with its reason."""
+    administration, reclaiming = Administration(), _Reclaiming()
+    administration.bookie, administration.reclaiming = _Bookie(), reclaiming
+    async with (
+        serve_http(Metrics(), Readiness(), administration, host="127.0.0.1", port=0) as port,
+        aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session,
+    ):
+        async with session.put("/garbage", json={"action": "confirm-store"}) as response:
+            assert response.status == 200
+        async with session.put("/garbage", json={"action": "confirm-store"}) as response:
+            assert response.status == 409
+            assert await response.json() == {"error": "the metadata store is not in doubt"}
+        chosen: tuple[dict[str, list[int]], ...] = ({}, {"ledgers": [7, 2**63 - 1]})
+        for body in chosen:
+            async with session.put("/garbage", json={"action": "undelete"} | body) as response:
+                answer = await response.json()
+                assert (answer["undeleted_ledgers"], answer["garbage_waiting_ledgers"]) == (5, 5)
+        for wrong in (7, ["7"], [True], [-1], [2**63], None):
+            refused = {"action": "undelete", "ledgers": wrong}
+            async with session.put("/garbage", json=refused) as response:
+                assert response.status == 400
+    kept = [f"undelete {ids}" for ids in ([], [7, 2**63 - 1])]
+    assert reclaiming.asked == ["confirm-store", *kept]
 
 
 async def test_bad_commands_change_nothing() -> None:

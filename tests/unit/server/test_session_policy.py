@@ -10,22 +10,22 @@ import pytest
 
 from bookie.config.sections import SessionSettings
 from bookie.errors import SessionGivenUpError
-from bookie.metadata.memory import MemoryStore
 from bookie.server.session_policy import obey_session_policy
+from tests.servers.memory import FaultyMemoryStore
 from tests.sim.loop import simulated_loop
 
 TIMEOUT = 10.0
 
 
 def run(
-    settings: SessionSettings, life: Callable[[MemoryStore], Coroutine[Any, Any, None]]
+    settings: SessionSettings, life: Callable[[FaultyMemoryStore], Coroutine[Any, Any, None]]
 ) -> float:
     """Live under a policy in virtual time; when it ended."""
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
         async with (
-            MemoryStore("session-policy", session_timeout_seconds=TIMEOUT) as store,
+            FaultyMemoryStore("session-policy", session_timeout_seconds=TIMEOUT) as store,
             asyncio.TaskGroup() as group,
         ):
             follower = group.create_task(obey_session_policy(store, settings, clock=loop.time))
@@ -42,7 +42,7 @@ def run(
     return loop.time()
 
 
-async def outage(store: MemoryStore, seconds: float) -> None:
+async def outage(store: FaultyMemoryStore, seconds: float) -> None:
     await asyncio.sleep(1.0)
     store.disconnect()
     store.expire_session()
@@ -52,7 +52,7 @@ async def outage(store: MemoryStore, seconds: float) -> None:
 
 
 def test_reconnect_outlives_lost_sessions() -> None:
-    async def life(store: MemoryStore) -> None:
+    async def life(store: FaultyMemoryStore) -> None:
         for _ in range(5):
             await outage(store, 9.9 * TIMEOUT)
 
@@ -60,7 +60,7 @@ def test_reconnect_outlives_lost_sessions() -> None:
 
 
 def test_reconnect_gives_up_at_its_limit() -> None:
-    async def life(store: MemoryStore) -> None:
+    async def life(store: FaultyMemoryStore) -> None:
         await outage(store, 10.1 * TIMEOUT)
 
     with pytest.raises(SessionGivenUpError, match="for 100 seconds, 10 session timeouts"):
@@ -68,7 +68,7 @@ def test_reconnect_gives_up_at_its_limit() -> None:
 
 
 def test_shutdown_ends_with_the_session_and_not_with_the_connection() -> None:
-    async def life(store: MemoryStore) -> None:
+    async def life(store: FaultyMemoryStore) -> None:
         await asyncio.sleep(1.0)
         store.disconnect()
         await asyncio.sleep(1.0)

@@ -156,6 +156,11 @@ class FaultyFile:
         self._disk.called(Call("drop_cache", self.path))
         self._disk.synced(self.path)
 
+    def forget(self, offset: int, size: int) -> None:
+        """Take note."""
+        self._disk.called(Call("forget", self.path, offset, size))
+        self._file.forget(offset, size)
+
     def close(self) -> None:
         """Close."""
         self._disk.called(Call("close", self.path))

@@ -28,19 +28,21 @@ from bookie.env import (
 from bookie.errors import StorageFailedError
 from bookie.formats.batch import EntryBatch
 from bookie.formats.commands import Reply
-from bookie.formats.digest import DigestType, digester_for
+from bookie.formats.digest import DigestType, digester_for_key
 from bookie.formats.entry import pack_batch
 from bookie.ids import MAX_ID, NO_ENTRY
-from bookie.storage.accept import Waiter
-from bookie.storage.boot import Identity
+from bookie.protocol.quorum import EVERY_ID, Stripe
+from bookie.storage.admission import Waiter
+from bookie.storage.boot.start import Identity
 from bookie.storage.directories import locked_directories
 from bookie.storage.engine import Engine, open_engine
-from bookie.storage.reader import ALL_IDS, ReadResult, Stripe
+from bookie.storage.reader import ReadResult
 from bookie.telemetry import Metrics
+from tests.entry_batches import merged
 from tests.unit.storage.faulty_disk import FaultyDisk, Hold, copy_if_there
 
 KIB, MIB = 1024, 1024 * 1024
-DIGESTER = digester_for(DigestType.CRC32C, b"")
+DIGESTER = digester_for_key(DigestType.CRC32C, b"")
 KEY = b"key of the ledger"
 OTHER_KEY = b"key of another ledger"
 IDENTITY = Identity("b1", "5c2b0c1e-0000-4000-8000-000000000001")
@@ -107,6 +109,7 @@ class FaultyStore:
             raise StorageFailedError("the index failed: its meta page may be any of two")
         with self._store.read() as transaction:
             self._faults.reading += 1
+            self._faults.reads_in_loop += _is_in_event_loop()
             try:
                 gate = self._faults.read_gate
                 if gate is not None and threading.current_thread() is not threading.main_thread():
@@ -157,6 +160,8 @@ class StoreFaults:
     read_gate: Hold | None = None
     """Stands in each read transaction of a worker thread."""
     reading: int = 0
+    reads_in_loop: int = 0
+    """Read transactions that an event loop had to wait for."""
     closed_under: int = 0
     """Read transactions that were under way when the store was closed."""
 
@@ -178,6 +183,14 @@ class StoreFaults:
         if self.left is not None:
             path, image = self.left
             path.write_bytes(image)
+
+
+def _is_in_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 class Snapshots(Failpoints):
@@ -206,6 +219,8 @@ class Machine:
     metrics: Metrics = field(default_factory=Metrics)
     changes: dict[str, object] = field(default_factory=dict)
     """Settings that differ from the small ones here."""
+    trusted: list[bool] = field(default_factory=list)
+    """Of each opening of the index, whether it was believed without reading all of it."""
 
     @property
     def settings(self) -> StorageSettings:
@@ -217,7 +232,7 @@ class Machine:
             "block_bytes_max": 256 * KIB,
             "checkpoint_interval_seconds": 3600.0,
             "compaction_interval_seconds": 3600.0,
-            "vouch_idle_seconds": 3600.0,
+            "idle_marker_seconds": 3600.0,
             "reserve_bytes": 0,
             "index_map_bytes": 64 * MIB,
             "read_threads": 1,
@@ -250,8 +265,11 @@ class Machine:
     def environment(self, workers: ThreadWorkers) -> Environment:
         """The seam."""
 
-        def open_kv(directory: str, map_bytes: int, tables: tuple[str, ...]) -> KeyValueStore:
-            store = open_lmdb(directory, map_bytes, tables)
+        def open_kv(
+            directory: str, map_bytes: int, tables: tuple[str, ...], trusted: bool
+        ) -> KeyValueStore:
+            self.trusted.append(trusted)
+            store = open_lmdb(directory, map_bytes, tables, trusted)
             return FaultyStore(store, self.store, Path(directory) / "data.mdb")
 
         return Environment(
@@ -318,7 +336,7 @@ def batch(
         )
         for entry_id in ids
     ]
-    return EntryBatch.merge(pieces)
+    return merged(pieces)
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -402,7 +420,7 @@ async def read(
     *,
     entries_max: int = 4096,
     bytes_max: int = 4 * MIB,
-    stripe: Stripe = ALL_IDS,
+    stripe: Stripe = EVERY_ID,
 ) -> ReadResult:
     """Read a range."""
     state = await engine.load(ledger_id)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import threading
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -15,9 +14,9 @@ from bookie.formats.entry import pack_lac
 from bookie.formats.index_rows import FileState
 from bookie.ids import Status
 from bookie.storage import checkpoint
-from bookie.storage.compaction import RoundReport
 from bookie.storage.engine import Engine
-from bookie.storage.index import Index
+from bookie.storage.index.entry_index import Index
+from bookie.storage.reclaim.compaction import SMALL_FILES_MIN, RoundReport
 from tests.unit.storage.faulty_disk import Hold
 from tests.unit.storage.machine import (
     DIGESTER,
@@ -38,17 +37,6 @@ from tests.unit.storage.machine import (
 )
 
 OK, FENCED, IO_ERROR = Status.OK, Status.FENCED, Status.IO_ERROR
-
-
-@pytest.fixture(name="machine")
-def _machine(tmp_path: Path) -> Machine:
-    return Machine(tmp_path / "m")
-
-
-@pytest.fixture(name="engine")
-async def _engine(machine: Machine) -> AsyncIterator[Engine]:
-    async with machine.engine() as engine:
-        yield engine
 
 
 def index_of(engine: Engine) -> Index:
@@ -123,6 +111,44 @@ async def test_a_round_takes_only_what_is_worth_it(machine: Machine, engine: Eng
     await assert_all_there(engine, [1, 2, 9], range(60))
 
 
+async def test_small_logs_of_unclean_starts_are_merged(machine: Machine) -> None:
+    """Each start leaves a log that is all alive; too many of them become one."""
+    lives, before = SMALL_FILES_MIN + 4, machine
+    for life in range(lives):
+        async with before.engine() as engine:
+            await add(engine, 7, [life], size=KIB)
+            await fence(engine, 100 + life)
+            killed = before.killed(f"life-{life}")
+        before = killed
+    async with before.engine() as engine:
+        assert len(before.log_files()) > SMALL_FILES_MIN
+        report = await engine.compactor.round()
+        assert report.files > SMALL_FILES_MIN
+        assert report.kept_files == 0
+        assert len(before.log_files()) == 1
+        assert (await engine.compactor.round()).files == 0
+        assert await stored_ids(engine, 7) == list(range(lives))
+        after = before.killed("after")
+    (after.root / "ledgers" / "index" / "data.mdb").unlink()
+    async with after.engine() as engine:
+        assert engine.report.rebuilt
+        assert await stored_ids(engine, 7) == list(range(lives))
+        for life in range(lives):
+            assert (await engine.load(100 + life)).fenced
+
+
+async def test_a_few_small_files_are_left_alone(machine: Machine) -> None:
+    """Merging them at each start would cost more than they do."""
+    before = machine
+    for life in range(SMALL_FILES_MIN - 2):
+        async with before.engine() as engine:
+            await add(engine, 7, [life], size=KIB)
+            killed = before.killed(f"life-{life}")
+        before = killed
+    async with before.engine() as engine:
+        assert (await engine.compactor.round()).files == 0
+
+
 async def test_what_died_during_a_round_is_seen_by_the_next(
     machine: Machine, engine: Engine
 ) -> None:
@@ -178,7 +204,7 @@ async def test_a_journal_over_its_budget_moves_to_the_ledgers(machine: Machine) 
 
 
 async def test_a_slot_that_changed_meanwhile_is_not_moved(machine: Machine, engine: Engine) -> None:
-    """A recovery add of the same entry between the survey and the commit wins."""
+    """A recovery add of the same entry between the scan and the commit wins."""
     await half_dead(machine, engine)
     gate = machine.disk.hold("rename", ".log")
     async with asyncio.TaskGroup() as tasks:

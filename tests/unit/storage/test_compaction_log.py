@@ -6,10 +6,10 @@ import pytest
 
 from bookie.formats.index_rows import LedgerIndexRow
 from bookie.formats.record_arrays import parse_arrays
-from bookie.storage.compaction_log import STATE_BYTES_MAX
+from bookie.storage.boot.replay_batch import ReplayBatch
 from bookie.storage.entry_log import state_records
-from bookie.storage.ledger_state import LedgerState
-from bookie.storage.portion import Portion
+from bookie.storage.ledger_state import LocalLedger
+from bookie.storage.reclaim.compaction_log import STATE_BYTES_MAX
 
 
 @pytest.mark.parametrize("key", [None, b"", b"k" * 32])
@@ -21,11 +21,11 @@ def test_a_rebuild_learns_of_fence_limbo_and_key(
     """Nothing is lost; a key that nobody showed is not taken for the empty one."""
     row = LedgerIndexRow(fenced=fenced, limbo=limbo, key_digest=key)
     records = state_records(7, row)
-    portion = Portion(lambda ledger_ids: [None] * len(ledger_ids), 10)
+    batch = ReplayBatch(lambda ledger_ids: [None] * len(ledger_ids), 10)
     body = memoryview(b"".join(records))
     parsed = parse_arrays(body, len(records))
-    portion.take(parsed, 1, parsed.packets)
-    state = portion.states.get(7, LedgerState(7, None))
+    batch.take(parsed, 1, parsed.packets)
+    state = batch.states.get(7, LocalLedger(7, None))
     assert (state.fenced, state.key_digest) == (fenced, key)
     assert state.limbo or not limbo
 

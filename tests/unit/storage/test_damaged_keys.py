@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from bookie.formats.index_rows import file_key, ledger_key
 from bookie.formats.pages import SLOTS_PER_PAGE, page_key
 from bookie.ids import MAX_ID, Status
 from bookie.storage.engine import Engine
-from bookie.storage.index import TABLES, Index
+from bookie.storage.index.entry_index import TABLES, Index
 from bookie.storage.reader import ReadResult
 from tests.unit.storage.machine import Machine, add, fence
 
@@ -22,17 +22,6 @@ BEFORE, LEDGER, BEHIND, FENCED = (0x123456789ABCDE00 + n for n in range(4))
 """Ids whose bytes stand nowhere in the file but in keys."""
 PAGES = 2
 BITS = range(8 * 8)
-
-
-@pytest.fixture(name="machine")
-def _machine(tmp_path: Path) -> Machine:
-    return Machine(tmp_path / "m")
-
-
-@pytest.fixture(name="engine")
-async def _engine(machine: Machine) -> AsyncIterator[Engine]:
-    async with machine.engine() as engine:
-        yield engine
 
 
 @contextmanager

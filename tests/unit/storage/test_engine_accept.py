@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
@@ -29,17 +27,6 @@ from tests.unit.storage.machine import (
 )
 
 OK, FENCED, CONFLICT = Status.OK, Status.FENCED, Status.CONFLICT
-
-
-@pytest.fixture(name="machine")
-def _machine(tmp_path: Path) -> Machine:
-    return Machine(tmp_path / "m")
-
-
-@pytest.fixture(name="engine")
-async def _engine(machine: Machine) -> AsyncIterator[Engine]:
-    async with machine.engine() as engine:
-        yield engine
 
 
 # --- E1, E2: readable at once, acknowledged once durable ------------------------------------
@@ -418,10 +405,10 @@ async def test_a_lac_is_journalled_with_the_next_block(machine: Machine, engine:
 
 async def test_a_lac_that_nothing_follows_is_journalled_when_it_is_quiet(machine: Machine) -> None:
     """And vouched for, so that it is durable; also when the last block was vouched for before."""
-    machine.changes = {"vouch_idle_seconds": 0.01}
+    machine.changes = {"idle_marker_seconds": 0.01}
     async with machine.engine() as engine:
         await add(engine, 7, range(8))
-        await until(lambda: engine._vouched and not engine._queue.pending)
+        await until(lambda: engine._has_marker and not engine._queue.pending)
         packet = pack_lac(7, 5, DIGESTER)
         engine.admission.publish_lac(await engine.load(7), packet, KEY)
         await until(lambda: not engine._queue.postponed and not engine._queue.pending)

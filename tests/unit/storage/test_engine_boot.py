@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -12,15 +13,19 @@ from bookie.env import Failpoints
 from bookie.env.failpoints import FAILPOINTS
 from bookie.errors import ConfigurationError, CookieError, DirectoryLockedError, FormatError
 from bookie.formats.blocks import FILE_HEADER_SIZE_BYTES, FileHeader, FileKind
+from bookie.formats.entry import pack_lac
 from bookie.formats.index_rows import Mark
+from bookie.formats.pages import page_key
 from bookie.ids import Status
-from bookie.storage.boot import Identity
+from bookie.storage.boot.start import Identity
 from bookie.storage.engine import Engine
 from bookie.storage.files import read_header
-from bookie.storage.index import META_FORMAT
+from bookie.storage.index.entry_index import META_FORMAT
 from bookie.storage.scan import link_of
 from tests.unit.storage.machine import (
+    DIGESTER,
     IDENTITY,
+    KEY,
     KIB,
     OTHER_KEY,
     Machine,
@@ -55,11 +60,6 @@ class KillAt(Failpoints):
             self.left -= 1
             if self.left == 0:
                 raise Killed(name)
-
-
-@pytest.fixture(name="machine")
-def _machine(tmp_path: Path) -> Machine:
-    return Machine(tmp_path / "m")
 
 
 class Promises:
@@ -230,6 +230,21 @@ async def test_a_clean_stop_leaves_nothing_to_do(machine: Machine) -> None:
         assert await stored_ids(engine, 7) == list(range(50))
 
 
+@pytest.mark.parametrize("how", ["kill", "power"])
+async def test_a_start_removes_the_marker_of_a_clean_stop(machine: Machine, how: str) -> None:
+    """The removal is durable before the engine accepts anything."""
+    async with machine.engine() as engine:
+        await add(engine, 7, range(3))
+    async with machine.engine() as engine:
+        assert engine.report.clean
+        left = machine.killed(how) if how == "kill" else machine.without_power(how)
+    async with left.engine() as engine:
+        assert not engine.report.clean
+        assert await stored_ids(engine, 7) == [0, 1, 2]
+    async with left.engine() as engine:
+        assert engine.report.clean
+
+
 async def test_many_starts_do_not_pile_up_files(machine: Machine) -> None:
     """Each start makes a journal and perhaps a log; what is dead goes."""
     for round_ in range(8):
@@ -376,8 +391,8 @@ async def test_the_mark_of_a_start_is_the_new_file(machine: Machine) -> None:
         assert ids_of(await read(engine, 7, 0, 0)) == [0]
 
 
-async def test_a_long_replay_is_committed_in_portions(machine: Machine) -> None:
-    """Memory holds one portion; a kill behind any of them loses and repeats nothing."""
+async def test_a_long_replay_is_committed_in_batches(machine: Machine) -> None:
+    """Memory holds one batch; a kill behind any of them loses and repeats nothing."""
     promises = Promises()
     async with machine.engine() as engine:
         for first in range(0, 60, 3):
@@ -398,11 +413,11 @@ async def test_a_long_replay_is_committed_in_portions(machine: Machine) -> None:
         row = engine._booted.index.ledger(1)
         assert row is not None
         assert (row.entries, row.last_entry_id) == (60, 59)
-    portions = passages.count("boot.after_commit")
-    assert portions > 2
+    batches = passages.count("boot.after_commit")
+    assert batches > 2
     for name in ("boot.after_log_renamed", "boot.after_commit"):
         after = killed.killed(name)
-        for nth in range(1, portions + 1):
+        for nth in range(1, batches + 1):
             after.failpoints = KillAt(name, 1 if nth % 2 else 2)
             try:
                 async with after.engine():
@@ -419,7 +434,100 @@ async def test_a_long_replay_is_committed_in_portions(machine: Machine) -> None:
             assert live == sum(row.payload_bytes for row in rows if row is not None)
 
 
-async def test_damage_in_an_early_portion_is_remembered(machine: Machine) -> None:
+async def promise_states(engine: Engine) -> bytes:
+    """Entries with an explicit LAC and a fence, one limbo, one lone fence; the LAC's packet."""
+    packet = pack_lac(1, 8, DIGESTER)
+    await add(engine, 1, range(10), size=20 * KIB)
+    engine.admission.publish_lac(await engine.load(1), packet, KEY)
+    await fence(engine, 1)
+    await add(engine, 2, range(10), size=20 * KIB)
+    await engine.admission.set_limbo(await engine.load(2), in_limbo=True, fence=False)
+    await fence(engine, 3)
+    # The last batch is committed with the new mark.
+    await add(engine, 4, range(20), size=20 * KIB)
+    await engine.admission.force()
+    return packet
+
+
+async def check_states(engine: Engine, packet: bytes) -> None:
+    """All of that is so."""
+    assert engine.report.corrupt == ()
+    one, two, three = [await engine.load(ledger_id) for ledger_id in (1, 2, 3)]
+    assert (one.lac_packet, one.max_lac) == (packet, 8)
+    assert [state.fenced for state in (one, two, three)] == [True, False, True]
+    assert [state.limbo for state in (one, two, three)] == [False, True, False]
+    assert (await add(engine, 1, [10])).status is FENCED
+    assert (await add(engine, 3, [0])).status is FENCED
+    assert (await add(engine, 2, [10], key=OTHER_KEY)).status is Status.UNAUTHORIZED
+
+
+@pytest.mark.parametrize("dies_at", [*BOOT_FAILPOINTS, ""])
+@pytest.mark.parametrize("batch", [7, 10**6])
+async def test_a_replay_keeps_what_is_known_of_ledgers(
+    machine: Machine, dies_at: str, batch: int
+) -> None:
+    """It survives a second kill, and the loss of the first journals and of the index."""
+    async with machine.engine() as engine:
+        packet = await promise_states(engine)
+        killed = machine.killed("kill")
+    old = killed.journals()
+    killed.changes["checkpoint_entries"] = batch
+    if dies_at:
+        killed.failpoints = KillAt(dies_at)
+        with pytest.raises(Killed):
+            async with killed.engine():
+                pass
+        killed.failpoints = Failpoints()
+    async with killed.engine() as engine:
+        await check_states(engine, packet)
+        await engine.checkpoint()
+        assert not set(old) & set(killed.journals()), "nothing points into them any more"
+        again = killed.killed("again")
+    shutil.rmtree(again.index)
+    for after in (killed, again):
+        async with after.engine() as engine:
+            assert engine.report.rebuilt == (after is again)
+            await check_states(engine, packet)
+
+
+@pytest.mark.parametrize("dies_at", [*BOOT_FAILPOINTS, ""])
+async def test_a_log_of_a_replay_has_what_stood_before_the_mark(
+    machine: Machine, dies_at: str
+) -> None:
+    """Keys, fences and LACs of its ledgers survive the journal and the index that had them."""
+    packet = pack_lac(1, 8, DIGESTER)
+    async with machine.engine() as engine:
+        engine.admission.publish_lac(await engine.load(1), packet, KEY)
+        await fence(engine, 1)
+        await engine.admission.set_limbo(await engine.load(2), in_limbo=True, fence=False)
+        await engine.checkpoint()
+        for ledger_id in (1, 2):
+            await add(engine, ledger_id, [9], recovery=True)
+        killed = machine.killed("kill")
+    if dies_at:
+        killed.failpoints = KillAt(dies_at)
+        with pytest.raises(Killed):
+            async with killed.engine():
+                pass
+        killed.failpoints = Failpoints()
+    old = killed.journals()[0]
+    async with killed.engine() as engine:
+        await engine.checkpoint()
+        assert not old.exists(), "nothing points into it any more"
+    shutil.rmtree(killed.index)
+    async with killed.engine() as engine:
+        assert engine.report.rebuilt
+        one, two = [await engine.load(ledger_id) for ledger_id in (1, 2)]
+        assert (one.lac_packet, one.fenced, one.limbo) == (packet, True, False)
+        assert (two.fenced, two.limbo) == (False, True)
+        assert (await add(engine, 1, [10])).status is FENCED
+        for ledger_id in (1, 2):
+            assert await stored_ids(engine, ledger_id) == [9]
+            refused = await add(engine, ledger_id, [10], key=OTHER_KEY)
+            assert refused.status is Status.UNAUTHORIZED
+
+
+async def test_damage_in_an_early_batch_is_remembered(machine: Machine) -> None:
     """The next start begins behind it and would not find it again."""
     async with machine.engine() as engine:
         for entry_id in range(60):
@@ -465,3 +573,75 @@ async def test_an_entry_log_comes_after_what_it_was_made_from(machine: Machine) 
         assert engine.report.rebuilt
         assert_holds(await read(engine, 7, 4, 4), batch(7, [4], salt=1))
         assert_holds(await read(engine, 7, 5, 5), batch(7, [5], salt=2))
+
+
+async def test_only_a_start_after_an_orderly_stop_believes_the_index(machine: Machine) -> None:
+    """A kill, a start that failed, a version without the word, and another size are doubts."""
+    async with machine.engine() as engine:
+        await add(engine, 7, range(5))
+        killed = machine.killed("kill")
+    for image in (machine, killed):
+        async with image.engine() as engine:
+            assert await stored_ids(engine, 7) == list(range(5))
+    assert machine.trusted == [False, True]
+    assert killed.trusted == [False]
+    machine.failpoints = KillAt("boot.before_commit")
+    with pytest.raises(Killed):
+        async with machine.engine():
+            pass
+    machine.failpoints = Failpoints()
+    async with machine.engine():
+        pass
+    assert machine.trusted == [False, True, True, False]
+    (killed.root / "ledgers" / "STOPPED").unlink()
+    async with killed.engine():
+        pass
+    with (killed.index / "data.mdb").open("ab") as file:
+        file.write(bytes(4096))
+    async with killed.engine():
+        pass
+    assert killed.trusted == [False, False, False]
+
+
+@pytest.mark.parametrize("orderly", [True, False])
+async def test_an_orderly_start_reads_two_pages_of_the_index(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, *, orderly: bool
+) -> None:
+    """A billion entries would take a minute."""
+    async with machine.engine() as engine:
+        for ledger_id in range(200):
+            await add(engine, ledger_id, range(0, 640, 64))
+        await engine.checkpoint()
+        killed = machine.killed("kill")
+    place = machine if orderly else killed
+    read: list[int] = []
+    pread = os.pread
+
+    def counted(descriptor: int, size: int, offset: int) -> bytes:
+        if os.readlink(f"/proc/self/fd/{descriptor}").endswith("data.mdb"):
+            read.append(size)
+        return pread(descriptor, size, offset)
+
+    monkeypatch.setattr(os, "pread", counted)
+    async with place.engine() as engine:
+        assert await stored_ids(engine, 5) == list(range(0, 640, 64))
+        assert (sum(read) < 16 * KIB) == orderly
+
+
+async def test_damage_during_an_orderly_stop_is_no_denial(machine: Machine) -> None:
+    """The checksums of pages and rows notice it when somebody asks."""
+    async with machine.engine() as engine:
+        await add(engine, 7, range(64 * 40))
+        await add(engine, 8, range(5))
+    path = machine.index / "data.mdb"
+    data = bytearray(path.read_bytes())
+    at = data.find(page_key(7, 3))
+    while at >= 0:
+        data[at + 100] ^= 1
+        at = data.find(page_key(7, 3), at + 1)
+    path.write_bytes(data)
+    async with machine.engine() as engine:
+        assert machine.trusted[-1]
+        found = await read(engine, 7, 3 * 64, 3 * 64)
+        assert found.stopped_by is Status.IO_ERROR
+        assert await stored_ids(engine, 8) == list(range(5))

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from bookie.errors import DiskFullError
+from bookie.errors import CorruptionError, DiskFullError
 from bookie.formats.blocks import FILE_HEADER_SIZE_BYTES
 from bookie.formats.index_rows import Mark
 from bookie.ids import Status
 from bookie.storage.engine import Engine
 from bookie.storage.files import read_header
+from bookie.storage.index.entry_index import META_MARK
 from bookie.storage.scan import blocks
 from tests.unit.storage.faulty_disk import Hold
 from tests.unit.storage.machine import (
@@ -34,17 +34,6 @@ from tests.unit.storage.machine import (
 )
 
 OK = Status.OK
-
-
-@pytest.fixture(name="machine")
-def _machine(tmp_path: Path) -> Machine:
-    return Machine(tmp_path / "m")
-
-
-@pytest.fixture(name="engine")
-async def _engine(machine: Machine) -> AsyncIterator[Engine]:
-    async with machine.engine() as engine:
-        yield engine
 
 
 def has_changes(engine: Engine) -> bool:
@@ -73,6 +62,38 @@ async def test_the_mark_is_the_end_of_the_barrier_and_only_moves_on(machine: Mac
                 marks.append(mark_of(engine))
     assert marks == sorted(marks, key=lambda mark: (mark.file_number, mark.offset))
     assert len({mark.file_number for mark in marks}) > 3
+
+
+async def test_removing_pages_beside_a_checkpoint_leaves_the_mark(
+    machine: Machine, engine: Engine
+) -> None:
+    """It waits for the checkpoint, and takes the mark that stands there afterwards."""
+    await add(engine, 7, range(10))
+    before = mark_of(engine)
+    gate = machine.store.gate = Hold("commit", "")
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(engine.checkpoint())
+        await asyncio.to_thread(gate.wait_reached)
+        tasks.create_task(engine._checkpointer.delete_pages())
+        await asyncio.sleep(0)
+        machine.store.gate = None
+        gate.release()
+    assert mark_of(engine).offset == engine._booted.writer.current.end > before.offset
+
+
+async def test_no_page_is_removed_in_an_index_that_lost_its_mark(machine: Machine) -> None:
+    """The next start makes the index again."""
+    async with machine.engine() as engine:
+        await add(engine, 7, range(10))
+        await engine.checkpoint()
+        with engine._booted.index.store.write() as txn:
+            txn.delete("meta", META_MARK)
+        with pytest.raises(CorruptionError, match="lost its mark"):
+            await engine._checkpointer.delete_pages()
+        killed = machine.killed("kill")
+    async with killed.engine() as engine:
+        assert engine.report.rebuilt
+        assert await stored_ids(engine, 7) == list(range(10))
 
 
 async def test_a_checkpoint_leaves_nothing_to_replay(machine: Machine, engine: Engine) -> None:
@@ -121,7 +142,7 @@ async def test_rows_ahead_of_the_mark_do_no_harm(machine: Machine, engine: Engin
 async def test_entries_are_readable_at_every_moment_of_a_checkpoint(
     machine: Machine, engine: Engine
 ) -> None:
-    """In the old generation, in both, in the index; listings miss nothing either."""
+    """In the old memtable, in both, in the index; listings miss nothing either."""
     await add(engine, 7, range(10))
     gate = machine.store.gate = Hold("commit", "")
     async with asyncio.TaskGroup() as tasks:
@@ -130,7 +151,7 @@ async def test_entries_are_readable_at_every_moment_of_a_checkpoint(
         await add(engine, 7, range(10, 20))
         assert_holds(await read(engine, 7, 0, 19), batch(7, range(20)))
         assert await stored_ids(engine, 7) == list(range(20))
-        assert (await add(engine, 7, range(20))).status is OK, "both generations are compared"
+        assert (await add(engine, 7, range(20))).status is OK, "both memtables are compared"
         assert (await add(engine, 7, [3], salt=1)).status is Status.CONFLICT
         gate.release()
         while not running.done():
@@ -168,7 +189,7 @@ async def test_a_ledger_is_listed_at_every_moment_of_a_checkpoint(
 async def test_an_engine_stops_in_order_behind_a_cancelled_checkpoint(
     machine: Machine, stage: str
 ) -> None:
-    """The last checkpoint finishes the frozen generation and takes the current one."""
+    """The last checkpoint finishes the immutable memtable and takes the current one."""
     async with machine.engine() as engine:
         await add(engine, 7, range(10))
         if stage == "barrier":
@@ -238,11 +259,11 @@ async def test_time_brings_a_checkpoint_and_a_vouching_block(machine: Machine) -
     machine.failpoints = Snapshots(
         lambda name: committed.set() if name == "checkpoint.after_commit" else None
     )
-    machine.changes = {"checkpoint_interval_seconds": 0.02, "vouch_idle_seconds": 0.01}
+    machine.changes = {"checkpoint_interval_seconds": 0.02, "idle_marker_seconds": 0.01}
     async with machine.engine() as engine:
         await add(engine, 7, [0])
         await committed.wait()
-        await until(lambda: engine._vouched)
+        await until(lambda: engine._has_marker)
 
 
 async def die(machine: Machine, engine: Engine) -> Path:

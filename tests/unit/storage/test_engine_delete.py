@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 
+import numpy as np
 import pytest
 
 from bookie.errors import DiskFullError
 from bookie.formats.index_rows import FileState
 from bookie.ids import Status
-from bookie.storage.deletions import PAGES_DELETED_MAX
 from bookie.storage.engine import Engine
+from bookie.storage.index.page_deletions import PAGES_DELETED_MAX
+from bookie.storage.index.relocation import MovedEntries, Relocation
 from tests.unit.storage.machine import (
     KIB,
     Machine,
     Snapshots,
     add,
     batch,
-    evict,
     fence,
     ids_of,
     read,
@@ -29,17 +28,6 @@ from tests.unit.storage.machine import (
 
 OK, FENCED = Status.OK, Status.FENCED
 RETENTION_MS = 7 * 86400 * 1000
-
-
-@pytest.fixture(name="machine")
-def _machine(tmp_path: Path) -> Machine:
-    return Machine(tmp_path / "m")
-
-
-@pytest.fixture(name="engine")
-async def _engine(machine: Machine) -> AsyncIterator[Engine]:
-    async with machine.engine() as engine:
-        yield engine
 
 
 async def delete(machine: Machine, engine: Engine, ledger_id: int) -> None:
@@ -125,42 +113,91 @@ async def test_files_of_deleted_ledgers_go(machine: Machine, engine: Engine) -> 
         assert ids_of(await read(after, 8, 0, 0)) == [0]
 
 
-async def test_a_deleted_ledger_is_remembered_for_its_retention(machine: Machine) -> None:
-    """Through restarts; after it, a fresh ledger may have the id."""
+async def test_a_deleted_ledger_is_remembered_whatever_the_clock_says(machine: Machine) -> None:
+    """Through restarts and crashes."""
     async with machine.engine() as engine:
         await add(engine, 7, range(5))
         await delete(machine, engine, 7)
-    machine.clock.ahead_ms = RETENTION_MS - 60_000
+    machine.clock.ahead_ms = 2 * RETENTION_MS
     async with machine.engine() as engine:
         assert (await add(engine, 7, [5])).status is FENCED
-    machine.clock.ahead_ms = RETENTION_MS + 60_000
-    async with machine.engine() as engine:
-        assert (await add(engine, 7, [9])).status is OK
-        assert await stored_ids(engine, 7) == [9]
         killed = machine.killed("kill")
-    for after in (machine, killed):
-        async with after.engine() as engine:
-            assert await stored_ids(engine, 7) == [9]
-            assert not (await engine.load(7)).deleted
+    async with killed.engine() as engine:
+        assert (await engine.load(7)).deleted
 
 
-async def test_an_id_is_free_only_once_all_pages_are_gone(machine: Machine) -> None:
-    """However short the retention: the deletion would take the pages of the new ledger with it."""
-    machine.changes = {"deleted_ledger_retention_seconds": 0.0}
+async def forget(engine: Engine, before_file: int = 1 << 31) -> int:
+    """Forget all that may be forgotten; how many rows went."""
+    due, _ = await engine.find_forgettable(-1, 100, before_file)
+    return await engine.forget_deleted(due, before_file)
+
+
+async def test_a_row_goes_when_no_file_may_hold_entries(machine: Machine) -> None:
+    """Neither a page, nor a journal that a start replays, nor a log that a rebuild reads."""
     async with machine.engine() as engine:
         await add(engine, 7, range(0, 64 * (PAGES_DELETED_MAX + 10), 64))
+        await add(engine, 8, [0], size=KIB)
         await engine.checkpoint()
         await delete(machine, engine, 7)
         await engine.checkpoint()
         assert engine._checkpointer.more_to_do
-        machine.clock.ahead_ms += 1000
-        evict(engine)
-        assert (await add(engine, 7, [1])).status is FENCED
-        evict(engine)
-        await engine.checkpoint()
-        assert (await add(engine, 7, [1])).status is OK
-        await engine.checkpoint()
-        assert await stored_ids(engine, 7) == [1]
+        assert await forget(engine) == 0
+        await engine.compactor.round()
+        assert await forget(engine) == 0
+        journal = engine.admission.journal_file
+        for _ in range(3):
+            await add(engine, 8, [engine.admission.journal_file], size=KIB)
+            await engine.roll()
+            await engine.checkpoint()
+            await engine.compactor.round(force=True)
+            await engine.checkpoint()
+        assert await forget(engine, journal) == 0
+        killed = machine.killed("before")
+        assert await forget(engine) == 1
+        assert await forget(engine) == 0
+        after = machine.killed("after")
+    for image, known in ((killed, True), (after, False)):
+        async with image.engine() as engine:
+            assert (await engine.load(7)).deleted == known
+            assert await stored_ids(engine, 7) == []
+            assert await stored_ids(engine, 8) != []
+        index = image.root / "ledgers" / "index" / "data.mdb"
+        index.unlink()
+        async with image.engine() as engine:
+            assert engine.report.rebuilt
+            assert await stored_ids(engine, 7) == []
+
+
+async def test_a_log_that_takes_entries_beside_the_deletion_keeps_the_row(
+    machine: Machine, engine: Engine
+) -> None:
+    """The compaction collected them before, and its log has them though no page names it."""
+    await add(engine, 7, range(5))
+    await add(engine, 8, range(5))
+    await engine.roll()
+    await engine.checkpoint()
+    index = engine._booted.index
+    relocation = Relocation(
+        90,
+        str(machine.root / "ledgers" / "logs" / "00000090.log"),
+        4096,
+        [
+            MovedEntries(
+                7,
+                np.arange(5),
+                np.full(5, 1, np.uint32),
+                np.arange(5, dtype=np.uint32),
+                np.full(5, 40, np.uint32),
+                np.arange(5, dtype=np.uint32),
+            )
+        ],
+    )
+    await delete(machine, engine, 7)
+    await engine.checkpoint()
+    index.relocate(relocation)
+    (row,) = index.rows_of([7])
+    assert row is not None
+    assert row.held_in.logs == (90, 90)
 
 
 async def test_a_fence_of_a_deleted_ledger_does_not_bring_it_back(
@@ -192,6 +229,55 @@ async def test_pages_go_a_few_at_a_time_with_one_checkpoint(machine: Machine) ->
         assert not index.is_deleting()
         assert index.entry_ids(7, 0, 1 << 20)[0].tolist() == []
         assert ids_of(await read(engine, 8, 0, 0)) == [0]
+
+
+@pytest.mark.parametrize("by_checkpoint", [False, True])
+async def test_pages_that_go_are_not_cached_any_more(
+    machine: Machine, engine: Engine, by_checkpoint: bool
+) -> None:
+    """Though a read that began before the deletion found them after it."""
+    cached = engine._booted.index.cached_pages
+    last = 64 * (2 * PAGES_DELETED_MAX)
+    await add(engine, 7, range(0, last + 1, 64))
+    await engine.checkpoint()
+    await delete(machine, engine, 7)
+    await engine.checkpoint()
+    found = await engine._reader.read(7, last, last, entries_max=1, bytes_max=1)
+    assert ids_of(found) == [last]
+    assert len(cached) == 1
+    while engine._checkpointer.more_to_do:
+        await (engine.checkpoint() if by_checkpoint else engine._checkpointer.delete_pages())
+    assert len(cached) == 0
+
+
+async def test_nothing_of_a_forgotten_ledger_is_left_in_memory(machine: Machine) -> None:
+    """A new one of its id may have other digests."""
+    async with machine.engine() as engine:
+        await add(engine, 7, range(5))
+        await engine.checkpoint()
+        assert ids_of(await read(engine, 7, 0, 4)) == list(range(5))
+        digests = engine._reader._sources.digests
+        assert digests.known(7) is not None
+        await delete(machine, engine, 7)
+        for number in range(3):
+            await add(engine, 8, [number], size=KIB)
+            await engine.roll()
+            await engine.checkpoint()
+            await engine.compactor.round(force=True)
+            await engine.checkpoint()
+        # The log that repeats the deletion goes with the entries of the other ledger.
+        await delete(machine, engine, 8)
+        for _ in range(2):
+            await engine.checkpoint()
+            await engine.compactor.round(force=True)
+        await engine._checkpointer.removal.finish()
+        await engine._reader.read(7, 70, 70, entries_max=1, bytes_max=1)
+        assert engine._booted.index.cached_pages.page(7, 1) is not None
+        assert await forget(engine) == 2
+        assert engine._booted.index.cached_pages.page(7, 1) is None
+        assert digests.known(7) is None
+        state = await engine.load(7)
+        assert (state.exists, state.deleted) == (False, False)
 
 
 async def test_a_full_index_deletes_later(machine: Machine, engine: Engine) -> None:

@@ -7,7 +7,6 @@ import errno
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 
@@ -21,7 +20,7 @@ from bookie.errors import (
 from bookie.formats.pages import page_key
 from bookie.ids import Status
 from bookie.storage.engine import DEVICE_FULL, Engine
-from bookie.storage.journal import JournalRequest, RequestKind
+from bookie.storage.journal.group_commit import JournalRequest, RequestKind
 from tests.unit.storage.faulty_disk import Hold
 from tests.unit.storage.machine import (
     KIB,
@@ -37,11 +36,6 @@ from tests.unit.storage.machine import (
 )
 
 OK, IO_ERROR, READ_ONLY = Status.OK, Status.IO_ERROR, Status.READ_ONLY
-
-
-@pytest.fixture(name="machine")
-def _machine(tmp_path: Path) -> Machine:
-    return Machine(tmp_path / "m")
 
 
 @asynccontextmanager
@@ -205,7 +199,7 @@ async def test_a_damaged_page_ends_the_engine_and_the_next_start_rebuilds(
 
 
 async def test_an_index_without_room_turns_read_only_and_loses_nothing(machine: Machine) -> None:
-    """The generation is kept, fences and recovery adds go on, a later checkpoint succeeds."""
+    """The memtable is kept, fences and recovery adds go on, a later checkpoint succeeds."""
     machine.changes = {"reserve_bytes": 64 * KIB}
     async with machine.engine() as engine:
         reserve = machine.root / "ledgers" / "RESERVE"
@@ -330,7 +324,7 @@ async def test_a_start_on_a_full_device_takes_the_reserve(
 
 
 async def test_a_start_that_needs_the_reserve_half_way_knows_all_its_logs(machine: Machine) -> None:
-    """Portions before the full device are committed; what they wrote is read and scrubbed."""
+    """Batches before the full device are committed; what they wrote is read and scrubbed."""
     machine.changes = {"reserve_bytes": 64 * KIB}
     async with machine.engine() as engine:
         for entry_id in range(30):
@@ -338,7 +332,7 @@ async def test_a_start_that_needs_the_reserve_half_way_knows_all_its_logs(machin
         killed = machine.killed("kill")
     killed.changes["checkpoint_entries"] = 5
     killed.disk.free_bytes = 0
-    # The second portion's log has its name already, and two attempts at its commit fail.
+    # The second batch's log has its name already, and two attempts at its commit fail.
     killed.store.passes = 1
     killed.store.errors += [DiskFullError("full"), DiskFullError("full")]
     async with killed.engine() as engine:
@@ -409,7 +403,7 @@ async def test_a_device_that_does_not_answer_ends_the_engine(
         "checkpoint_interval_seconds": checkpoint_interval_seconds,
         "sync_warn_seconds": 0.01,
         "sync_fail_seconds": 0.02,
-        "vouch_idle_seconds": 0.01,
+        "idle_marker_seconds": 0.01,
     }
     async with failing_engine(machine) as engine:
         hold = machine.disk.hold("fdatasync", ".journal")
@@ -426,7 +420,7 @@ async def test_an_index_that_does_not_answer_ends_the_engine(machine: Machine) -
         "checkpoint_interval_seconds": 0.0001,
         "sync_warn_seconds": 0.01,
         "sync_fail_seconds": 0.02,
-        "vouch_idle_seconds": 0.01,
+        "idle_marker_seconds": 0.01,
     }
     async with failing_engine(machine) as engine:
         gate = machine.store.gate = Hold("commit", "")
@@ -442,7 +436,7 @@ async def test_a_directory_that_does_not_answer_ends_the_engine(machine: Machine
     machine.changes = {
         "sync_warn_seconds": 0.01,
         "sync_fail_seconds": 0.05,
-        "vouch_idle_seconds": 0.01,
+        "idle_marker_seconds": 0.01,
     }
     async with failing_engine(machine) as engine:
         assert (await add(engine, 7, [0])).status is OK
@@ -457,7 +451,7 @@ async def test_a_directory_that_does_not_answer_ends_the_engine(machine: Machine
 
 async def test_a_full_journal_never_outgrows_its_file(machine: Machine) -> None:
     """What was allocated is all there is: one byte more would fail, and end the process."""
-    machine.changes = {"vouch_idle_seconds": 0.01}
+    machine.changes = {"idle_marker_seconds": 0.01}
     async with machine.engine() as engine:
         machine.disk.fail("create", ".journal", errno.ENOSPC, times=1_000_000)
         stored = 0

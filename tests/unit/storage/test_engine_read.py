@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
 from bookie.formats.batch import EntryBatch
 from bookie.formats.pages import page_key
 from bookie.ids import MAX_ID, Status
+from bookie.protocol.quorum import Stripe
 from bookie.storage.engine import Engine
-from bookie.storage.reader import Stripe
 from tests.unit.storage.machine import (
     KIB,
     Machine,
@@ -27,17 +25,6 @@ from tests.unit.storage.machine import (
 )
 
 OK, IO_ERROR, NO_SUCH_ENTRY = Status.OK, Status.IO_ERROR, Status.NO_SUCH_ENTRY
-
-
-@pytest.fixture(name="machine")
-def _machine(tmp_path: Path) -> Machine:
-    return Machine(tmp_path / "m")
-
-
-@pytest.fixture(name="engine")
-async def _engine(machine: Machine) -> AsyncIterator[Engine]:
-    async with machine.engine() as engine:
-        yield engine
 
 
 @pytest.fixture(name="place", params=["memory", "index", "both"])
@@ -187,6 +174,7 @@ async def test_small_gaps_are_read_in_one_go(machine: Machine, engine: Engine) -
     """A stripe of small entries costs one read, entries far apart cost one each."""
     await add(engine, 7, range(100), size=100)
     await add(engine, 8, range(10), size=20 * KIB)
+    await read(engine, 8, 0, 0)  # opens the file
     machine.disk.calls.clear()
     result = await read(engine, 7, 0, 99, stripe=Stripe(10, 0, 1))
     assert ids_of(result) == list(range(0, 100, 10))
@@ -207,6 +195,8 @@ async def test_an_entry_that_cannot_be_read_is_an_error(
 ) -> None:
     """And nothing else is wrong: the next read succeeds."""
     await add(engine, 7, range(10))
+    if call != "open":
+        await read(engine, 7, 0, 0)
     machine.disk.cold = call == "pread"
     machine.disk.fail(call, ".journal", number)
     result = await read(engine, 7, 0, 9)
@@ -222,6 +212,7 @@ async def test_what_could_be_read_before_the_error_is_returned(
     await add(engine, 7, range(5), size=20 * KIB)
     await add(engine, 8, [0], size=20 * KIB)
     await add(engine, 7, range(5, 10), size=20 * KIB)
+    await read(engine, 7, 0, 0)
     machine.disk.fail("pread_cached", ".journal", errno.EIO, passes=1)
     result = await read(engine, 7, 0, 9)
     assert (ids_of(result), result.stopped_by, result.next_entry_id) == (
@@ -234,7 +225,7 @@ async def test_what_could_be_read_before_the_error_is_returned(
 async def test_other_bytes_in_its_place_are_an_error(machine: Machine, engine: Engine) -> None:
     """The entries before are returned; a packet of another ledger or entry is not."""
     await add(engine, 7, range(10))
-    run = engine.admission.generation.ledgers[7]._runs[0]
+    run = engine.admission.memtable.ledgers[7]._runs[0]
     starts = (run.starts() + run.offset).tolist()
     path = machine.journals()[0]
     for field_offset in (0, 8):
@@ -314,7 +305,7 @@ async def roll(engine: Engine) -> None:
 
 
 async def test_a_second_look_sees_what_moved_meanwhile(machine: Machine, engine: Engine) -> None:
-    """Not the generations of the first look, whose places may be gone for good."""
+    """Not the memtables of the first look, whose places may be gone for good."""
     await add(engine, 7, [0], size=20 * KIB)
     await roll(engine)
     await add(engine, 7, [1], size=20 * KIB)

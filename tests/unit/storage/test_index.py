@@ -22,8 +22,8 @@ from bookie.formats.index_rows import (
 )
 from bookie.formats.pages import page_key
 from bookie.ids import MAX_ID
-from bookie.storage.deletions import META_DELETING, PAGES_DELETED_MAX
-from bookie.storage.index import (
+from bookie.storage.index import entry_index
+from bookie.storage.index.entry_index import (
     INTEGRITY_IN_LIMBO,
     INTEGRITY_SOUND,
     INTEGRITY_SUSPECT,
@@ -36,8 +36,10 @@ from bookie.storage.index import (
     LedgerChange,
     SealedFile,
 )
+from bookie.storage.index.page_deletions import META_DELETING, PAGES_DELETED_MAX
+from bookie.storage.index.relocation import Relocation
+from bookie.storage.memtable import LocationTable
 from bookie.storage.window import Window
-from bookie.storage.write_cache import LocationTable
 from tests.unit.storage.machine import FaultyStore, StoreFaults
 
 NONCE = bytes(16)
@@ -96,13 +98,13 @@ def test_a_damaged_page_is_an_error_and_never_an_absent_entry(
     damage(store, "locations", page_key(7, 1))
     for first in (0, 64, 100):
         with pytest.raises(ChecksumError):
-            index.lay_under(7, Window(first, 30) if first else Window(0, 200))
+            index.pages(7, first // 64, (first + 29) // 64 if first else 3)
     with pytest.raises(ChecksumError):
         index.entry_ids(7, 0, 199)
     with pytest.raises(ChecksumError):
         index.verify_pages()
     window = Window(0, 64)
-    index.lay_under(7, window)
+    window.fill(0, index.pages(7, 0, 0))
     assert (window.sizes == 50).all(), "the other pages are as good as ever"
 
 
@@ -115,7 +117,7 @@ def test_a_page_that_lost_its_end_is_an_error(index: Index, store: KeyValueStore
         with store.write() as txn:
             txn.put("locations", page_key(7, 0), whole[:length])
         with pytest.raises(CorruptionError):
-            index.lay_under(7, Window(0, 64))
+            index.pages(7, 0, 0)
 
 
 def test_a_commit_over_a_damaged_page_changes_nothing(index: Index, store: KeyValueStore) -> None:
@@ -130,6 +132,30 @@ def test_a_commit_over_a_damaged_page_changes_nothing(index: Index, store: KeyVa
     assert (index.mark(), index.files(), index.ledger(7)) == before
 
 
+@pytest.mark.parametrize("mark", [Mark(2, 5000, 9, NONCE), Mark(3, 4096, 0, NONCE), None])
+def test_the_mark_never_moves_back(index: Index, mark: Mark | None) -> None:
+    """Such a commit fails and changes nothing, also under `python -O`."""
+    index.commit(change(7, range(70), file=3))
+    before = index.mark(), index.files(), index.ledger(7)
+    with pytest.raises(CorruptionError, match="file 3, offset 5000"):
+        index.commit(CheckpointChange(mark, change(7, range(80)).ledgers))
+    assert (index.mark(), index.files(), index.ledger(7)) == before
+    index.commit(CheckpointChange(before[0], change(7, range(80), file=3).ledgers))
+
+
+def test_nothing_is_relocated_in_an_index_that_lost_its_mark(
+    index: Index, store: KeyValueStore
+) -> None:
+    """Without a mark, files that replay still needs would count as dead."""
+    index.commit(change(7, range(70)))
+    with store.write() as txn:
+        txn.delete("meta", META_MARK)
+    before = index.files()
+    with pytest.raises(CorruptionError, match="lost its mark"):
+        index.relocate(Relocation(2, "2.log", 4096, []))
+    assert index.files() == before
+
+
 @pytest.mark.parametrize(
     ("table_name", "key"),
     [("ledgers", ledger_key(7)), ("files", file_key(1)), ("meta", META_MARK)],
@@ -142,17 +168,28 @@ def test_a_damaged_row_is_an_error(
     damage(store, table_name, key)
     with pytest.raises(CorruptionError):
         index.mark() if key == META_MARK else index.verify_pages()
+    # Rows of files are read once, at the start.
     with pytest.raises(CorruptionError):
-        index.commit(change(7, range(3), offset=6000))
+        Index(store).commit(change(7, range(3), offset=6000))
 
 
-def test_the_mark_never_moves_back(index: Index) -> None:
-    """A commit with an earlier mark is a fault of the program, and has no effect."""
-    index.commit(change(7, range(3), file=2, offset=9000))
-    for file, offset in ((2, 8999), (1, 90000)):
-        with pytest.raises(AssertionError, match="mark"):
-            index.commit(change(7, range(5), file=file, offset=offset))
-    assert index.mark() == Mark(2, 9000, 1, NONCE)
+def test_a_commit_decodes_no_row_of_a_file_again(
+    index: Index, faults: StoreFaults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is kept in memory is what is stored, also after a commit that failed."""
+    index.commit(change(7, range(3)))
+    with monkeypatch.context() as patch:
+        patch.setattr(entry_index, "decode_file_row", None)
+        index.commit(change(7, range(90), file=2, offset=9000))
+        faults.errors.append(DiskFullError("full"))
+        with pytest.raises(DiskFullError):
+            index.commit(change(7, range(95), file=3, offset=9000))
+    assert index._all_files().rows == index.files()
+    index.commit(
+        CheckpointChange(Mark(4, 5000, 2, NONCE), sealed=[SealedFile(9, 1, 50)], removed_files=[2])
+    )
+    assert index._all_files().rows == index.files()
+    assert index._all_files().empty == {9}
 
 
 def test_nothing_of_a_failed_transaction_is_seen(index: Index, faults: StoreFaults) -> None:
@@ -288,7 +325,7 @@ def test_ledgers_are_listed_in_pages(index: Index) -> None:
 
 
 def test_a_ledger_with_pages_and_no_row_is_no_new_one(index: Index, store: KeyValueStore) -> None:
-    """Neither is one that was deleted long ago, if its pages never went."""
+    """One that was deleted is known as long as its row is there."""
     for sequence, ledger_id in enumerate((6, 7, 8)):
         index.commit(change(ledger_id, range(100), offset=5000 + sequence))
     assert index.verify_pages() == 6
@@ -296,12 +333,12 @@ def test_a_ledger_with_pages_and_no_row_is_no_new_one(index: Index, store: KeyVa
         row = txn.get("ledgers", ledger_key(7)) or b""
         txn.delete("ledgers", ledger_key(7))
         txn.put("ledgers", ledger_key(6), encode_ledger_row(6, DELETED))
-    for ledger_id in (6, 7):
-        with pytest.raises(CorruptionError, match=f"ledger {ledger_id} has pages"):
-            index.ledger_since(ledger_id, 10)
-    assert index.ledger_since(6, 1) == DELETED
-    assert index.ledger_since(8, 10) is not None
-    assert index.ledger_since(9, 10) is None
+    with pytest.raises(CorruptionError, match="ledger 7 has pages"):
+        index.rows_of([7])
+    deleted, stored, unknown = index.rows_of([6, 8, 9])
+    assert deleted == DELETED
+    assert stored is not None
+    assert unknown is None
     with pytest.raises(CorruptionError, match="ledger 7 has pages"):
         index.verify_pages()
     with store.write() as txn:

@@ -13,7 +13,7 @@ from bookie.errors import DiskFullError
 from bookie.formats.blocks import FILE_HEADER_SIZE_BYTES, FileHeader, FileKind
 from bookie.formats.records import LacRecord, LinkRecord, encode_lac, parse_records
 from bookie.storage.files import create_file, read_header
-from bookie.storage.journal import (
+from bookie.storage.journal.group_commit import (
     BUFFERS_PER_BLOCK_MAX,
     BlockDone,
     JournalRequest,
@@ -221,7 +221,7 @@ def test_an_idle_journal_vouches_for_its_last_block(journal: Journal) -> None:
     """The empty block says that everything before it is durable, and is durable itself."""
     journal.handle(append(synced=False))
     journal.disk.calls.clear()
-    journal.handle(ask(RequestKind.VOUCH))
+    journal.handle(ask(RequestKind.MARKER))
     assert io_calls(journal.disk) == ["fdatasync", "pwritev", "fdatasync"]
     data, vouching = journal.scan(1)
     assert vouching.header.durable_upto == data.end
@@ -452,8 +452,8 @@ def test_room_for_a_block_is_left_whatever_is_vouched_for(journal: Journal) -> N
     sizes = [20_000, 15_000, 10_000, 5000, *([300] * 20), *([100] * 20)]
     for size in sizes:
         journal.handle(append(size))
-        journal.handle(ask(RequestKind.VOUCH))
-        journal.handle(ask(RequestKind.VOUCH))
+        journal.handle(ask(RequestKind.MARKER))
+        journal.handle(ask(RequestKind.MARKER))
         assert journal.size(1) - journal.writer.current.end >= alignment
     assert journal.size(1) - journal.writer.current.end < 3 * alignment, "it came to that"
 

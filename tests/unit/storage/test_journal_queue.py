@@ -6,8 +6,8 @@ import pytest
 
 from bookie.env import SystemClock
 from bookie.errors import StorageFailedError
-from bookie.storage.journal import JournalRequest, RequestKind
-from bookie.storage.journal_queue import POSTPONED_MAX, JournalQueue
+from bookie.storage.journal.group_commit import JournalRequest, RequestKind
+from bookie.storage.journal.queue import POSTPONED_MAX, JournalQueue
 
 
 class Thread:

@@ -10,7 +10,7 @@ from bookie.errors import ChecksumError
 from bookie.formats.entry import pack_lac
 from bookie.formats.index_rows import LedgerIndexRow
 from bookie.ids import MAX_ID, NO_ENTRY
-from bookie.storage.ledger_state import LedgerState, LedgerStates, digest_of_key, highest_id
+from bookie.storage.ledger_state import LedgerStates, LocalLedger, digest_of_key, highest_id
 from tests.unit.storage.machine import DIGESTER
 
 STATES_MAX = 10
@@ -116,10 +116,10 @@ def test_a_state_keeps_what_its_row_says() -> None:
         entries=4,
         payload_bytes=400,
     )
-    state = LedgerState(7, row)
+    state = LocalLedger(7, row)
     assert state.row() == row
     assert (state.exists, state.fence_durable, state.deleted) == (True, True, True)
-    unknown = LedgerState(7, None)
+    unknown = LocalLedger(7, None)
     assert unknown.row() == LedgerIndexRow()
     assert not unknown.exists
 
@@ -127,7 +127,7 @@ def test_a_state_keeps_what_its_row_says() -> None:
 @pytest.mark.parametrize("key", [b"", b"k", b"k" * 64])
 def test_a_key_is_adopted_once_and_never_kept_in_the_clear(key: bytes) -> None:
     """What is stored is its digest; the empty key is bound like any other."""
-    state = LedgerState(7, None)
+    state = LocalLedger(7, None)
     assert state.accepts_key(b"anything")
     state.adopt_key(key)
     state.adopt_key(b"another")
@@ -137,14 +137,14 @@ def test_a_key_is_adopted_once_and_never_kept_in_the_clear(key: bytes) -> None:
     digest = state.row().key_digest
     assert digest is not None
     assert len(digest) == (32 if key else 0)
-    again = LedgerState(7, state.row())
+    again = LocalLedger(7, state.row())
     assert again.accepts_key(key)
     assert not again.accepts_key(key + b"x")
 
 
 def test_the_bounds_widen_and_the_lac_rises() -> None:
     """In whatever order things come."""
-    state = LedgerState(7, None)
+    state = LocalLedger(7, None)
     for first, last in ((5, 9), (2, 3), (7, 7), (20, 30)):
         state.saw_entries(first, last)
     assert (state.first_entry_id, state.last_entry_id) == (2, 30)
@@ -197,6 +197,19 @@ async def test_what_was_stored_and_let_go_is_looked_up_again() -> None:
     assert rows.asked == []
     assert (await states.load(102)).last_entry_id == 102
     assert rows.asked == [102]
+
+
+async def test_a_forgotten_state_is_looked_up_again_unless_it_is_in_use() -> None:
+    """Or the index does not have all of it yet."""
+    rows = Rows()
+    states = rows.states()
+    first = [await states.load(ledger_id) for ledger_id in (2, 4, 6)]
+    first[1].users = 1
+    rows.dirty.add(6)
+    states.forget([2, 4, 6, 8])
+    assert await states.load(2) is not first[0]
+    assert [await states.load(4), await states.load(6)] == first[1:]
+    assert rows.asked == [2, 4, 6, 2]
 
 
 async def test_a_ledger_that_is_being_looked_up_is_not_new() -> None:

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from bookie.storage.engine import Engine
-from bookie.storage.journal import JournalRequest, RequestKind
+from bookie.storage.journal.group_commit import JournalRequest, RequestKind
 from tests.unit.storage.machine import KIB, Machine, Snapshots, add, fence, stored_ids
 from tests.unit.storage.test_engine_boot import KillAt, Killed
-
-
-@pytest.fixture(name="machine")
-def _machine(tmp_path: Path) -> Machine:
-    return Machine(tmp_path / "m")
 
 
 async def ask(engine: Engine, kind: RequestKind) -> None:
@@ -28,16 +21,16 @@ async def checkpoint(engine: Engine) -> None:
     await engine.checkpoint()
 
 
-async def vouch(engine: Engine) -> None:
+async def mark_idle(engine: Engine) -> None:
     """The last block of the file is an empty one."""
-    await ask(engine, RequestKind.VOUCH)
+    await ask(engine, RequestKind.MARKER)
 
 
 async def nothing(engine: Engine) -> None:
     """The last block of the file has records."""
 
 
-@pytest.mark.parametrize("last", [checkpoint, vouch, nothing])
+@pytest.mark.parametrize("last", [checkpoint, mark_idle, nothing])
 @pytest.mark.parametrize("dies_at", ["", "boot.before_commit"])
 async def test_the_newest_journal_that_is_missing_is_noticed(
     machine: Machine, last: object, dies_at: str
@@ -50,7 +43,7 @@ async def test_the_newest_journal_that_is_missing_is_noticed(
         await ask(engine, RequestKind.ROLL)
         await add(engine, 7, range(5, 9))
         await fence(engine, 8)
-        await vouch(engine)
+        await mark_idle(engine)
         killed = machine.killed("kill")
     assert len(killed.journals()) == 2
     killed.journals()[-1].unlink()
@@ -104,3 +97,33 @@ async def test_an_older_journal_that_is_missing_is_noticed(machine: Machine, pos
     async with killed.engine() as engine:
         assert engine.report.corrupt
         assert engine.needs_integrity_check
+
+
+async def test_the_only_journal_that_is_missing_is_noticed(machine: Machine) -> None:
+    """Only the mark names it."""
+    async with machine.engine() as engine:
+        await add(engine, 7, range(5))
+        killed = machine.killed("kill")
+    (journal,) = killed.journals()
+    journal.unlink()
+    async with killed.engine() as engine:
+        number = int(journal.stem)
+        assert engine.report.corrupt == (f"the journal file {number} of the mark is missing",)
+        assert engine.needs_integrity_check
+    async with killed.engine() as engine:
+        assert engine.needs_integrity_check
+
+
+async def test_a_bookie_without_journals_numbers_new_ones_above_its_mark(machine: Machine) -> None:
+    """The file of the mark has no row: it held fences only. Every start failed."""
+    for life in range(4):
+        async with machine.engine() as engine:
+            await fence(engine, life)
+            await engine.checkpoint()
+    for journal in machine.journals():
+        journal.unlink()
+    for _ in range(2):
+        async with machine.engine() as engine:
+            assert engine.needs_integrity_check
+            await fence(engine, 9)
+            await engine.checkpoint()

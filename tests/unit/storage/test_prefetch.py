@@ -2,25 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
-
-import pytest
-
 from bookie.storage.engine import Engine
 from bookie.storage.prefetch import AHEAD_BYTES, FILES_MAX, SEQUEL_BYTES_MIN, Prefetcher
 from tests.unit.storage.machine import KIB, MIB, Machine, add, ids_of, read
-
-
-@pytest.fixture(name="machine")
-def _machine(tmp_path: Path) -> Machine:
-    return Machine(tmp_path / "m")
-
-
-@pytest.fixture(name="engine")
-async def _engine(machine: Machine) -> AsyncIterator[Engine]:
-    async with machine.engine() as engine:
-        yield engine
 
 
 def test_only_a_sequel_is_worth_it() -> None:

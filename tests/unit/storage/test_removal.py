@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -32,12 +31,6 @@ def _machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setattr(removal, "STEP_BYTES", STEP_BYTES)
     monkeypatch.setattr(removal, "PAUSE_SECONDS_MAX", 0.0)
     return Machine(tmp_path / "m")
-
-
-@pytest.fixture(name="engine")
-async def _engine(machine: Machine) -> AsyncIterator[Engine]:
-    async with machine.engine() as engine:
-        yield engine
 
 
 async def dead_but_for(machine: Machine, engine: Engine, *alive: int) -> Path:

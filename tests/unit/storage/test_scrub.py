@@ -9,7 +9,7 @@ import pytest
 from bookie.formats.pages import page_key
 from bookie.ids import Status
 from bookie.storage.engine import Engine
-from bookie.storage.index import INTEGRITY_IN_LIMBO
+from bookie.storage.index.entry_index import INTEGRITY_IN_LIMBO
 from bookie.storage.scrub import META_DAMAGE, META_POSITION
 from tests.unit.storage.machine import KIB, MIB, Machine, add, read
 
@@ -88,6 +88,19 @@ async def test_damage_is_found_reported_once_and_remembered(machine: Machine) ->
         assert engine.scrubber.findings == before
         assert engine.needs_integrity_check
         assert (await read(engine, 7, 0, 1)).stopped_by is Status.OK
+
+
+async def test_all_damage_of_a_file_is_found(machine: Machine) -> None:
+    """The scrubber goes on behind each damaged block."""
+    async with machine.engine() as engine:
+        await live(engine)
+        path = machine.journals()[0]
+        for entry_id in (2, 6, 12):
+            flip(path, f"7/{entry_id}/0:".encode())
+        found = await scrub(engine)
+        assert [number for number, _ in found] == [int(path.stem)] * 3
+        assert engine.scrubber.report.bytes > 55 * 40 * KIB
+        assert engine.scrubber.report.files == len(machine.journals())
 
 
 async def test_what_was_mended_or_removed_is_forgotten(machine: Machine) -> None:

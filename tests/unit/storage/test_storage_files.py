@@ -22,11 +22,6 @@ from bookie.storage.files import (
 from tests.unit.storage.machine import KIB, Machine
 
 
-@pytest.fixture(name="machine")
-def _machine(tmp_path: Path) -> Machine:
-    return Machine(tmp_path / "m")
-
-
 def header(number: int) -> FileHeader:
     return FileHeader(FileKind.JOURNAL, number, b"n" * 16, 512)
 

@@ -1,4 +1,4 @@
-"""A survey finds the same in steps of any size, and no step reads more than its share."""
+"""A live scan finds the same in steps of any size, and no step reads more than its share."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bookie.storage import survey as surveys
 from bookie.storage.engine import Engine
-from bookie.storage.survey import Found, survey
+from bookie.storage.reclaim import live_scan
+from bookie.storage.reclaim.live_scan import Found, scan_live
 from tests.unit.storage.machine import KIB, MIB, Machine, add, batch, start_add
 
 Alive = dict[tuple[int, int], tuple[int, bytes]]
@@ -45,8 +45,8 @@ async def fill(machine: Machine, engine: Engine) -> Path:
 
 
 def look(machine: Machine, engine: Engine, path: Path) -> tuple[list[Found], Alive]:
-    """All steps of a survey, and what they found together."""
-    steps = list(survey(machine.disk, engine._booted.index, int(path.stem), str(path)))
+    """All steps of a scan, and what they found together."""
+    steps = list(scan_live(machine.disk, engine._booted.index, int(path.stem), str(path)))
     alive: Alive = {}
     for item in (item for step in steps for item in step.live):
         found = item.batch
@@ -83,7 +83,7 @@ async def test_steps_of_any_size_find_the_same(
             assert data[offset : offset + len(packet)] == packet
         ledgers = set().union(*(step.ledgers for step in steps))
         for step_bytes in (512, 4096, 10_000, 64 * KIB):
-            monkeypatch.setattr(surveys, "STEP_BYTES", step_bytes)
+            monkeypatch.setattr(live_scan, "STEP_BYTES", step_bytes)
             smaller, alive = look(machine, engine, path)
             assert alive == expected
             assert set().union(*(step.ledgers for step in smaller)) == ledgers

@@ -17,11 +17,18 @@ from bookie.errors import (
     MetadataUnavailableError,
     NewerFormatError,
 )
-from bookie.metadata import transfer
-from bookie.metadata.memory import MemoryStore
-from bookie.metadata.records import TRANSACTION_OPERATIONS_MAX, VALUE_SIZE_BYTES_MAX
-from bookie.metadata.transfer import export_lines, import_records, migrate, parse_export
-from bookie.metadata.walk import Difference, differences, walk
+from bookie.metadata import export
+from bookie.metadata.export import (
+    Difference,
+    differences,
+    export_lines,
+    import_records,
+    migrate,
+    parse_export,
+    walk,
+)
+from bookie.metadata.model import TRANSACTION_OPERATIONS_MAX, VALUE_SIZE_BYTES_MAX
+from tests.servers.memory import FaultyMemoryStore
 
 _names = itertools.count()
 
@@ -36,26 +43,26 @@ TREE = {
 
 
 @pytest.fixture
-async def stores() -> AsyncIterator[tuple[MemoryStore, MemoryStore]]:
+async def stores() -> AsyncIterator[tuple[FaultyMemoryStore, FaultyMemoryStore]]:
     """Two empty stores."""
     async with AsyncExitStack() as stack:
         opened = [
-            await stack.enter_async_context(MemoryStore(f"transfer-{next(_names)}"))
+            await stack.enter_async_context(FaultyMemoryStore(f"transfer-{next(_names)}"))
             for _ in range(2)
         ]
         yield opened[0], opened[1]
 
 
-async def fill(store: MemoryStore, tree: dict[str, bytes] = TREE) -> None:
+async def fill(store: FaultyMemoryStore, tree: dict[str, bytes] = TREE) -> None:
     for key, value in tree.items():
         await store.put(key, value)
 
 
-async def content(store: MemoryStore) -> dict[str, bytes]:
+async def content(store: FaultyMemoryStore) -> dict[str, bytes]:
     return {record.key: record.value async for record in walk(store)}
 
 
-Stores = tuple[MemoryStore, MemoryStore]
+Stores = tuple[FaultyMemoryStore, FaultyMemoryStore]
 
 
 async def test_a_walk_sees_every_record_once_parents_first(stores: Stores) -> None:
@@ -112,7 +119,7 @@ async def test_an_export_of_a_part(stores: Stores) -> None:
     source, _ = stores
     await fill(source)
     lines = [line async for line in export_lines(source, "/a")]
-    assert [key for key, _ in parse_export(lines).records] == ["/a", "/a/b", "/a/b/c"]
+    assert [key for key, _ in parse_export(lines)] == ["/a", "/a/b", "/a/b/c"]
 
 
 async def test_every_damage_of_a_file_is_refused(stores: Stores) -> None:
@@ -161,15 +168,16 @@ def test_an_export_of_a_newer_version_is_refused() -> None:
         parse_export(['{"format": "bookie metadata", "version": 3}'])
 
 
-def test_an_export_of_an_older_version_says_no_number() -> None:
-    """Its names do, when it is imported."""
+@pytest.mark.parametrize("last_number", [[], ['{"last_number": 17}']], ids=["1", "2"])
+def test_files_of_both_versions_are_read(last_number: list[str]) -> None:
+    """Version 2 had a line with the last sequential number."""
     lines = [
-        '{"format": "bookie metadata", "version": 1}',
-        '{"key": "/q/n-0000000007", "value": "eA=="}',
+        f'{{"format": "bookie metadata", "version": {1 + len(last_number)}}}',
+        '{"key": "/a", "value": "eA=="}',
+        *last_number,
     ]
     seal = {"records": 1, "sha256": hashlib.sha256(("\n".join(lines) + "\n").encode()).hexdigest()}
-    found = parse_export([*lines, json.dumps(seal)])
-    assert (found.records, found.last_number) == ([("/q/n-0000000007", b"x")], 0)
+    assert parse_export([*lines, json.dumps(seal)]) == [("/a", b"x")]
 
 
 async def test_another_value_in_the_target_stops_an_import(stores: Stores) -> None:
@@ -225,7 +233,7 @@ async def test_a_source_in_use_is_refused_unless_asked_for(stores: Stores) -> No
     """Its sessions' records are not copied in any case."""
     _, target = stores
     name = f"transfer-{next(_names)}"
-    async with MemoryStore(name) as source, MemoryStore(name) as other:
+    async with FaultyMemoryStore(name) as source, FaultyMemoryStore(name) as other:
         await fill(source)
         await other.put("/available/readwrite/b1", b"", ephemeral=True)
         with pytest.raises(MetadataError, match="/available/readwrite/b1 belongs to a live"):
@@ -241,11 +249,11 @@ async def test_what_the_target_could_not_list_is_refused_before(
 ) -> None:
     """A directory of a hundred thousand children goes to few kinds of stores."""
     source, target = stores
-    monkeypatch.setattr(transfer, "NARROW_CHILDREN_MAX", 5)
+    monkeypatch.setattr(export, "NARROW_CHILDREN_MAX", 5)
     for number in range(6):
         await source.put(f"/ledgers/{number}", b"")
     assert (await migrate(source, target)).written == 6
-    monkeypatch.setattr(MemoryStore, "lists_wide_directories", False)
+    monkeypatch.setattr(FaultyMemoryStore, "lists_wide_directories", False)
     await source.put("/more", b"")
     with pytest.raises(MetadataError, match="/ledgers has 6 children, which the metadata store in"):
         await migrate(source, target)
@@ -261,56 +269,27 @@ async def test_a_migration_that_does_not_agree_says_where(stores: Stores) -> Non
         await migrate(source, target)
 
 
-async def test_a_target_that_would_give_a_number_again_is_no_copy(
-    stores: Stores, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What was written is there, and nobody is told that it is verified."""
-    source, target = stores
-    for _ in range(3):
-        await source.put("/q/n-", b"", sequential=True)
-    lines = [line async for line in export_lines(source)]
-
-    async def forget(_: int) -> None:
-        return
-
-    monkeypatch.setattr(target, "_number_above", forget)
-    for copy in (migrate(source, target), import_records(target, parse_export(lines))):
-        with pytest.raises(MetadataError, match="and numbers up to 3 were given in the source"):
-            await copy
-
-
-async def test_a_key_that_looks_numbered_is_in_no_copys_way() -> None:
-    """Nor in that of a copy of the copy, where numbers were given."""
-    async with AsyncExitStack() as stack:
-        source, *copies = [
-            await stack.enter_async_context(MemoryStore(f"transfer-{next(_names)}"))
-            for _ in range(4)
-        ]
-        await source.put("/limits/999999999999999999", b"of a user")
-        for copy in copies:
-            await migrate(source, copy)
-            for _ in range(3):
-                await copy.put("/q/n-", b"", sequential=True)
-            source = copy
-
-
 @pytest.mark.parametrize(
-    ("key", "number"),
+    ("key", "is_queued"),
     [
-        ("/q/n-0000000007", 7),
-        ("/q/n-12345678901", 12_345_678_901),
-        ("/q/n-123456789", 0),
-        ("/q/n", 0),
-        ("/0000000007/n", 0),
-        ("/q/" + "9" * 15, 10**15 - 1),
-        ("/q/" + "9" * 30, 10**10 - 1),
-        ("/q/day-20261122-0000000007", 7),
-        ("/q/day20261122" + "0000000007", 7),
+        ("/q/items/item-0000000007", True),
+        ("/items/item-12345678901", True),
+        ("/q/items/item-123456789", False),
+        ("/q/item-0000000007", False),
+        ("/q/items/item-0000000007/below", False),
+        ("/logs/day-20261122000", False),
     ],
 )
-def test_what_a_name_says_of_numbers(key: str, number: int) -> None:
-    """At least ten digits at its end, and no more than any number has."""
-    assert transfer._number_of(key) == number
+async def test_only_items_of_queues_are_refused(stores: Stores, key: str, is_queued: bool) -> None:
+    """Any other name may end with digits."""
+    source, target = stores
+    await source.put(key, b"")
+    if is_queued:
+        with pytest.raises(MetadataError, match=f"{key} is a queued item"):
+            await migrate(source, target)
+    else:
+        await migrate(source, target)
+    assert await target.exists(key) is not is_queued
 
 
 async def test_differences_are_found_on_both_sides(stores: Stores) -> None:

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from bookie.client.room import AppendRoom
+from bookie.client.in_flight import InFlightWindow
 
 
-async def enter(room: AppendRoom, name: int, entered: list[int]) -> None:
+async def enter(room: InFlightWindow, name: int, entered: list[int]) -> None:
     """Append one entry of one byte."""
     if room.is_blocked:
         await room.wait()
@@ -20,7 +20,7 @@ async def enter(room: AppendRoom, name: int, entered: list[int]) -> None:
 @pytest.mark.parametrize("bounds", [(2, 1000), (1000, 2)])
 async def test_turns_come_in_order_and_within_the_bounds(bounds: tuple[int, int]) -> None:
     """However room comes back, callers enter in the order in which they called."""
-    room, entered = AppendRoom(*bounds), list[int]()
+    room, entered = InFlightWindow(*bounds), list[int]()
     async with asyncio.TaskGroup() as group:
         for name in range(10):
             group.create_task(enter(room, name, entered))
@@ -36,7 +36,7 @@ async def test_turns_come_in_order_and_within_the_bounds(bounds: tuple[int, int]
 
 async def test_nobody_overtakes_the_line() -> None:
     """A caller that comes while the first in line has been called, but has not run, goes behind."""
-    room, entered = AppendRoom(1, 1000), list[int]()
+    room, entered = InFlightWindow(1, 1000), list[int]()
     room.take(1, 1)
     async with asyncio.TaskGroup() as group:
         group.create_task(enter(room, 1, entered))
@@ -54,7 +54,7 @@ async def test_nobody_overtakes_the_line() -> None:
 @pytest.mark.parametrize("called", [False, True])
 async def test_who_gives_up_holds_nobody_back(called: bool) -> None:
     """A cancelled caller leaves the line, also when its turn had come."""
-    room, entered = AppendRoom(1, 1000), list[int]()
+    room, entered = InFlightWindow(1, 1000), list[int]()
     room.take(1, 1)
     async with asyncio.TaskGroup() as group:
         first = group.create_task(enter(room, 1, entered))
@@ -72,7 +72,7 @@ async def test_who_gives_up_holds_nobody_back(called: bool) -> None:
 
 async def test_the_end_lets_all_in() -> None:
     """When the writer takes nothing any more, nobody waits."""
-    room, entered = AppendRoom(1, 1000), list[int]()
+    room, entered = InFlightWindow(1, 1000), list[int]()
     room.take(1, 1)
     async with asyncio.TaskGroup() as group:
         for name in range(3):

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from bookie.cli import app
-from bookie.server import fitness
-from bookie.server.fitness import Verdict
+from bookie.server import preflight
+from bookie.server.descriptors import DESCRIPTORS_MIN
+from bookie.server.preflight import Severity
 
 MOUNTS = """\
 22 1 254:0 / / rw,relatime - ext4 /dev/vda rw
@@ -21,7 +22,7 @@ MOUNTS = """\
 
 def test_syncs_are_measured_and_leave_nothing(tmp_path: Path) -> None:
     """As many latencies as asked for, and no file left behind."""
-    latencies = fitness.measure_syncs(tmp_path, 5)
+    latencies = preflight.measure_syncs(tmp_path, 5)
     assert len(latencies) == 5
     assert all(0 <= latency < 60 for latency in latencies)
     assert list(tmp_path.iterdir()) == []
@@ -29,9 +30,9 @@ def test_syncs_are_measured_and_leave_nothing(tmp_path: Path) -> None:
 
 def test_slow_syncs_are_a_warning() -> None:
     """The 99th percentile decides."""
-    assert fitness.judge_syncs("journal", [0.0002] * 100).verdict is Verdict.OK
-    slow = fitness.judge_syncs("journal", [0.0002] * 98 + [0.5] * 2)
-    assert slow.verdict is Verdict.WARN
+    assert preflight.evaluate_syncs("journal", [0.0002] * 100).verdict is Severity.OK
+    slow = preflight.evaluate_syncs("journal", [0.0002] * 98 + [0.5] * 2)
+    assert slow.verdict is Severity.WARN
     assert slow.numbers["p50_seconds"] == 0.0002
     assert slow.numbers["p99_seconds"] == 0.5
 
@@ -42,57 +43,64 @@ def test_slow_syncs_are_a_warning() -> None:
 )
 def test_file_system_is_that_of_the_deepest_last_mount(path: str, kind: str) -> None:
     """The longest mount point wins, the later one among equals; octal escapes are understood."""
-    assert fitness.file_system_of(Path(path), MOUNTS)[0] == kind
+    assert preflight.file_system_of(Path(path), MOUNTS)[0] == kind
 
 
 def test_real_mounts_are_readable(tmp_path: Path) -> None:
     """This machine's table of mounts names a type for any path."""
-    assert fitness.file_system_of(tmp_path)[0] != "unknown"
+    assert preflight.file_system_of(tmp_path)[0] != "unknown"
 
 
 def test_nearest_existing_parent(tmp_path: Path) -> None:
     """A directory that does not exist yet is measured where it would be made."""
-    assert fitness.nearest_existing(tmp_path / "a" / "b") == tmp_path
+    assert preflight.nearest_existing(tmp_path / "a" / "b") == tmp_path
 
 
 def test_same_device_is_a_warning(tmp_path: Path) -> None:
     """Journal and ledgers on one device compete."""
-    assert fitness.check_devices(tmp_path, tmp_path).verdict is Verdict.WARN
-    assert fitness.check_devices(tmp_path, Path("/proc")).verdict is Verdict.OK
+    assert preflight.check_devices(tmp_path, tmp_path).verdict is Severity.WARN
+    assert preflight.check_devices(tmp_path, Path("/proc")).verdict is Severity.OK
 
 
 @pytest.mark.parametrize(
-    ("limit", "verdict"), [(1024, Verdict.WARN), (65536, Verdict.OK), (-1, Verdict.OK)]
+    ("limit", "verdict"),
+    [
+        (DESCRIPTORS_MIN - 1, Severity.FAIL),
+        (DESCRIPTORS_MIN, Severity.WARN),
+        (1024, Severity.WARN),
+        (65536, Severity.OK),
+        (-1, Severity.OK),
+    ],
 )
-def test_open_files(limit: int, verdict: Verdict) -> None:
-    """A small limit is a warning; -1 is unlimited."""
-    assert fitness.check_files_limit(limit).verdict is verdict
+def test_open_files(limit: int, verdict: Severity) -> None:
+    """A small limit is a warning, one that cannot work a failure; -1 is unlimited."""
+    assert preflight.check_files_limit(limit).verdict is verdict
 
 
 def test_interpreter() -> None:
     """Too old, or with the assertions stripped, is a failure."""
-    assert fitness.check_python((3, 11, 0), optimized=False).verdict is Verdict.OK
-    assert fitness.check_python((3, 10, 9), optimized=False).verdict is Verdict.FAIL
-    assert fitness.check_python((3, 12, 1), optimized=True).verdict is Verdict.FAIL
+    assert preflight.check_python((3, 11, 0), optimized=False).verdict is Severity.OK
+    assert preflight.check_python((3, 10, 9), optimized=False).verdict is Severity.FAIL
+    assert preflight.check_python((3, 12, 1), optimized=True).verdict is Severity.FAIL
 
 
 def test_missing_library_is_a_failure() -> None:
     """A library that is not installed is named, with the command that installs it."""
-    check = fitness.check_libraries(["pytest", "no-such-library"])
-    assert check.verdict is Verdict.FAIL
+    check = preflight.check_libraries(["pytest", "no-such-library"])
+    assert check.verdict is Severity.FAIL
     assert check.advice == "pip install no-such-library"
 
 
 def test_clocks() -> None:
     """Both clocks can be judged on any Linux."""
-    assert fitness.check_monotonic_clock().verdict is Verdict.OK
-    assert fitness.check_clock_synchronised().verdict in {Verdict.OK, Verdict.WARN}
+    assert preflight.check_monotonic_clock().verdict is Severity.OK
+    assert preflight.check_clock_synchronised().verdict in {Severity.OK, Severity.WARN}
 
 
 def test_unwritable_directory_is_a_failure() -> None:
     """A directory that refuses files fails the machine (also for root, as in /proc)."""
-    checks = fitness.check_directory("journal", Path("/proc"), syncs=10)
-    assert checks[-1].verdict is Verdict.FAIL
+    checks = preflight.check_directory("journal", Path("/proc"), syncs=10)
+    assert checks[-1].verdict is Severity.FAIL
     assert len(checks[-1].found) > 0
 
 

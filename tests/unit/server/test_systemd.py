@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from bookie.config import Supervision
-from bookie.server.heartbeat import beat, observe_loop_lag
-from bookie.server.service_manager import ServiceManager
+from bookie.server.systemd import ServiceManager
+from bookie.server.watchdog import beat, observe_loop_lag
 
 
 @pytest.fixture(params=["path", "abstract"])

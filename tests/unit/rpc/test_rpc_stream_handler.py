@@ -11,19 +11,19 @@ from grpc import aio
 
 from bookie.errors import WrongClusterError
 from bookie.formats.commands import ReadCommand
-from bookie.rpc import cold
-from bookie.rpc.add_stream import AddStream
+from bookie.rpc import unary_codec
 from bookie.rpc.codec import encode_streamed_read
-from bookie.rpc.conversation import Conversation
-from bookie.rpc.faults import Faults
-from bookie.rpc.lac_watch import LacWatch
-from bookie.rpc.read_budget import ReadBudget
-from bookie.rpc.read_stream import ReadStream
+from bookie.rpc.server.add_stream import AddStreamHandler
+from bookie.rpc.server.error_mapper import ErrorMapper
+from bookie.rpc.server.lac_watch import LacWatchHandler
+from bookie.rpc.server.read_budget import ReadBudget
+from bookie.rpc.server.read_stream import ReadStreamHandler
+from bookie.rpc.server.stream_handler import StreamHandler
 from bookie.telemetry import Metrics
 from tests.unit.rpc.fake_node import FakeNode, until
 from tests.unit.rpc.real_bookie import add_request
 
-Make = Callable[[FakeNode, WrongClusterError | None], Conversation]
+Make = Callable[[FakeNode, WrongClusterError | None], StreamHandler]
 
 
 class Call:
@@ -59,23 +59,25 @@ class Call:
         raise NotImplementedError
 
 
-def adds(node: FakeNode, refusal: WrongClusterError | None) -> Conversation:
-    return AddStream(node, Faults(Metrics()), refusal)
+def adds(node: FakeNode, refusal: WrongClusterError | None) -> StreamHandler:
+    return AddStreamHandler(node, ErrorMapper(Metrics()), refusal)
 
 
-def reads(node: FakeNode, refusal: WrongClusterError | None) -> Conversation:
+def reads(node: FakeNode, refusal: WrongClusterError | None) -> StreamHandler:
     metrics = Metrics()
-    return ReadStream(node, Faults(metrics), ReadBudget(1 << 20, 1 << 20, metrics), refusal)
+    return ReadStreamHandler(
+        node, ErrorMapper(metrics), ReadBudget(1 << 20, 1 << 20, metrics), refusal
+    )
 
 
-def watches(node: FakeNode, refusal: WrongClusterError | None) -> Conversation:
-    return LacWatch(node, Faults(Metrics()), refusal)
+def watches(node: FakeNode, refusal: WrongClusterError | None) -> StreamHandler:
+    return LacWatchHandler(node, ErrorMapper(Metrics()), refusal)
 
 
 KINDS: list[tuple[Make, bytes]] = [
     (adds, add_request(1, 7, 0, [b"x"])),
     (reads, encode_streamed_read(1, ReadCommand(3, 0, 0))),
-    (watches, cold.encode_watch_change(cold.WatchChange((3,), ()))),
+    (watches, unary_codec.encode_watch_change(unary_codec.WatchChange((3,), ()))),
 ]
 
 
@@ -134,8 +136,10 @@ async def test_a_client_that_takes_no_answers_is_held_back_when_many_watches_are
 
     node = FakeNode()
     node.watches_max = 0
-    many = [range(start, start + cold.WATCH_IDS_MAX) for start in range(0, 100_000, 10_000)]
-    call = Deaf(*(cold.encode_watch_change(cold.WatchChange(tuple(ids), ())) for ids in many))
+    many = [range(start, start + unary_codec.WATCH_IDS_MAX) for start in range(0, 100_000, 10_000)]
+    call = Deaf(
+        *(unary_codec.encode_watch_change(unary_codec.WatchChange(tuple(ids), ())) for ids in many)
+    )
     async with asyncio.TaskGroup() as tasks:
         served = tasks.create_task(watches(node, None).serve(call))
         await until(lambda: call.read_count >= 2)

@@ -1,4 +1,4 @@
-"""A generation against a dictionary: whatever is accepted, written, refused or folded, and read.
+"""A memtable against a dictionary: whatever is accepted, written, refused or folded, and read.
 
 Batches overlap, leave gaps and come in any order; the newest copy of an id must win in every
 window, in every stage of a run (in memory, written, folded) and in the table of the checkpoint.
@@ -16,15 +16,16 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from bookie.formats.batch import EntryBatch
 from bookie.ids import MAX_ID
-from bookie.storage import write_cache
-from bookie.storage.window import Window
-from bookie.storage.write_cache import (
-    Generation,
+from bookie.storage import memtable as memtable_module
+from bookie.storage.memtable import (
+    FOLD_RUNS,
     LocationTable,
+    Memtable,
     Run,
     merge_tables,
     table_of_runs,
 )
+from bookie.storage.window import Window
 
 LEDGER = 7
 SPAN = 200
@@ -75,9 +76,9 @@ def locate(window: Window, entry_id: int) -> tuple[int, bytes | tuple[int, int]]
     return file, (offset, size)
 
 
-def lone(generation: Generation, entry_id: int) -> tuple[int, bytes | tuple[int, int]] | None:
+def lone(memtable: Memtable, entry_id: int) -> tuple[int, bytes | tuple[int, int]] | None:
     """What `locate` says, of one id and without a window."""
-    place = generation.place(LEDGER, entry_id)
+    place = memtable.location(LEDGER, entry_id)
     if place is None:
         return None
     if place.payload is not None:
@@ -85,13 +86,13 @@ def lone(generation: Generation, entry_id: int) -> tuple[int, bytes | tuple[int,
     return place.file, (place.offset, place.size)
 
 
-class GenerationModel(RuleBasedStateMachine):
+class MemtableModel(RuleBasedStateMachine):
     """Accepts in any order, writes in order, refuses now and then."""
 
     def __init__(self) -> None:
         super().__init__()
         self.base = 0
-        self.generation = Generation()
+        self.memtable = Memtable()
         self.waiting: deque[tuple[Run, EntryBatch]] = deque()
         self.copies: dict[int, list[tuple[Run, bytes]]] = {}
         self.places: dict[tuple[int, int], tuple[int, int, int]] = {}
@@ -110,7 +111,7 @@ class GenerationModel(RuleBasedStateMachine):
         self.salt += 1
         accepted = entries(ids, self.base, self.salt)
         run = Run(accepted)
-        self.generation.append(LEDGER, run)
+        self.memtable.append(LEDGER, run)
         self.waiting.append((run, accepted))
         packets = [bytes(packet) for packet in accepted.packets()]
         for entry_id, packet in zip(ids, packets, strict=True):
@@ -128,7 +129,7 @@ class GenerationModel(RuleBasedStateMachine):
         """The oldest batches were written, which leaves their places and drops their bytes."""
         for _ in range(min(count, len(self.waiting))):
             run, accepted = self.waiting.popleft()
-            self.generation.ledgers[LEDGER].written(run, self.file, self.offset)
+            self.memtable.ledgers[LEDGER].written(run, self.file, self.offset)
             offset = self.offset
             for entry_id, size in zip(
                 accepted.entry_ids().tolist(), accepted.sizes.tolist(), strict=True
@@ -142,7 +143,7 @@ class GenerationModel(RuleBasedStateMachine):
     def refuse(self) -> None:
         """The oldest batch found no room: it is gone, what it covered is visible again."""
         run, _ = self.waiting.popleft()
-        self.generation.ledgers[LEDGER].refused(run)
+        self.memtable.ledgers[LEDGER].refused(run)
         for entry_id in list(self.copies):
             kept = [item for item in self.copies[entry_id] if item[0] is not run]
             if kept:
@@ -168,16 +169,16 @@ class GenerationModel(RuleBasedStateMachine):
     def look(self, first: int, count: int) -> None:
         """A window shows the newest copy of each id and nothing else."""
         window = Window(first + self.base, min(count, SPAN - first))
-        self.generation.lay_over(LEDGER, window)
+        self.memtable.overlay(LEDGER, window)
         for entry_id in range(first, min(first + count, SPAN)):
             expected = self.expected(entry_id)
             assert locate(window, entry_id + self.base) == expected, entry_id
-            assert lone(self.generation, entry_id + self.base) == expected, entry_id
+            assert lone(self.memtable, entry_id + self.base) == expected, entry_id
 
     @rule()
     def list_ids(self) -> None:
         """The listing names each id once, ascending."""
-        runs = self.generation.ledgers.get(LEDGER)
+        runs = self.memtable.ledgers.get(LEDGER)
         found = [] if runs is None else runs.entry_ids().tolist()
         assert found == [entry_id + self.base for entry_id in sorted(self.copies)]
 
@@ -185,7 +186,7 @@ class GenerationModel(RuleBasedStateMachine):
         """Once all is written, the checkpoint's table says the same."""
         if self.waiting:
             self.write(len(self.waiting))
-        table = self.generation.table_of(LEDGER)
+        table = self.memtable.table_of(LEDGER)
         found: Places = {
             entry_id - self.base: (file, offset, size)
             for entry_id, file, offset, size in zip(
@@ -201,7 +202,7 @@ class GenerationModel(RuleBasedStateMachine):
             assert self.expected(entry_id) == (place[0], place[1:])
 
 
-TestGeneration = GenerationModel.TestCase
+TestMemtable = MemtableModel.TestCase
 
 
 @given(st.lists(st.tuples(id_sets, st.integers(1, 3)), min_size=1, max_size=8))
@@ -240,10 +241,10 @@ def test_extents_are_the_packets_in_order(ids: list[int], gap: int) -> None:
     """Joined in order, the runs of adjacent bytes are the wanted packets and nothing else."""
     accepted = entries(ids, 0, 1)
     run = Run(accepted)
-    generation = Generation()
-    generation.append(LEDGER, run)
+    memtable = Memtable()
+    memtable.append(LEDGER, run)
     window = Window(0, SPAN)
-    generation.lay_over(LEDGER, window)
+    memtable.overlay(LEDGER, window)
     wanted = np.array([i for i in ids if gap == 0 or i % (gap + 1) == 0], np.int64)
     if not len(wanted):
         return
@@ -259,11 +260,11 @@ def test_extents_are_the_packets_in_order(ids: list[int], gap: int) -> None:
 
 def test_many_small_runs_become_few_tables() -> None:
     """A million appends must not stay a million objects, nor cost a look-up each."""
-    generation = Generation()
-    for entry_id in range(40 * write_cache.FOLD_RUNS + 5):
+    memtable = Memtable()
+    for entry_id in range(40 * FOLD_RUNS + 5):
         run = Run(entries([entry_id], 0, 1))
-        generation.append(LEDGER, run).written(run, 1, 4096 + 100 * entry_id)
-    runs = generation.ledgers[LEDGER]
+        memtable.append(LEDGER, run).written(run, 1, 4096 + 100 * entry_id)
+    runs = memtable.ledgers[LEDGER]
     assert len(runs._runs) == 5
     assert len(runs._tables) <= 8
 
@@ -281,11 +282,11 @@ def test_parts_of_a_table_end_with_a_page(ids: list[int], most: int, base: int) 
         np.arange(len(ids), dtype=np.uint32) * 2,
         np.arange(len(ids), dtype=np.uint32) * 3,
     )
-    before, write_cache.PART_ENTRIES = write_cache.PART_ENTRIES, most
+    before, memtable_module.PART_ENTRIES = memtable_module.PART_ENTRIES, most
     try:
         parts = list(table.parts(64))
     finally:
-        write_cache.PART_ENTRIES = before
+        memtable_module.PART_ENTRIES = before
     assert all(0 < len(part.ids) <= most for part in parts)
     for name in ("ids", "files", "offsets", "sizes"):
         together = [value for part in parts for value in getattr(part, name).tolist()]

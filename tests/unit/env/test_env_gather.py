@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from bookie.env import together
+from bookie.env import gather
 
 
 async def test_results_come_in_the_order_of_the_calls() -> None:
@@ -23,8 +23,8 @@ async def test_results_come_in_the_order_of_the_calls() -> None:
         second.set()
         return "second"
 
-    assert await together([wait_for_second(), go_on()]) == ["first", "second"]
-    assert await together(()) == []
+    assert await gather([wait_for_second(), go_on()]) == ["first", "second"]
+    assert await gather(()) == []
 
 
 async def test_one_failure_is_raised_as_it_is_and_ends_the_others() -> None:
@@ -42,7 +42,7 @@ async def test_one_failure_is_raised_as_it_is_and_ends_the_others() -> None:
         raise KeyError("one")
 
     with pytest.raises(KeyError, match="one"):
-        await together([wait(), fail()])
+        await gather([wait(), fail()])
     assert ended.is_set()
 
 
@@ -65,7 +65,7 @@ async def test_a_caller_that_is_cancelled_while_calls_fail_is_cancelled(turns: i
     async def follow() -> None:
         while True:
             with suppress(KeyError):
-                await together([end_slowly(), fail()])
+                await gather([end_slowly(), fail()])
             await asyncio.Event().wait()
 
     async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
@@ -86,4 +86,4 @@ async def test_a_call_that_did_not_begin_is_not_left_behind() -> None:
         raise AssertionError("it was cancelled before")
 
     with pytest.raises(KeyError, match="one"):
-        await together([fail(), never()])
+        await gather([fail(), never()])

@@ -1,0 +1,226 @@
+"""Three bookies as processes whose disks a test may empty, swap, or put back as they once were."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+from bookie.api import BookKeeper, WriterHandle, connect
+from bookie.cluster.instance import initialize_cluster
+from bookie.cluster.removal import registered_bookies
+from bookie.metadata.connect import open_store
+from tests.fault.daemon_cluster import BOOKIES, home_of
+from tests.fault.daemon_process import Daemon, Home, serving, suspend
+
+SESSION_TIMEOUT_SECONDS = 1.0
+SECONDS_MAX = 60.0
+
+ADD_SECONDS, READ_SECONDS = 2.0, 1.0
+"""Short timeouts: bookies that hang are the rule here."""
+
+
+class LossyCluster:
+    """Bookies b1, b2 and b3, and clients of theirs."""
+
+    def __init__(self, uri: str, path: Path, stack: AsyncExitStack) -> None:
+        self.uri = uri
+        self.path = path
+        self.homes: dict[str, Home] = {}
+        self.daemons: dict[str, Daemon] = {}
+        self._stack = stack
+        self._lives: dict[str, AsyncExitStack] = {}
+        self._hanging: set[str] = set()
+
+    # ---- processes
+
+    async def start(self, *names: str) -> None:
+        """Start bookies; they are registered when this returns.
+
+        A busy machine may end a session of one second during a start. The daemon then ends with
+        status 1, and is started again, as its service manager would.
+        """
+        for name in names:
+            await self._begin(name)
+        for name in names:
+            for again in (True, True, False):
+                try:
+                    await self.daemons[name].until("registered")
+                    break
+                except AssertionError:
+                    if not (again and await self._lost_its_session(name)):
+                        raise
+                    await self.kill(name)
+                    await self._begin(name)
+
+    async def _begin(self, name: str) -> None:
+        life = await self._stack.enter_async_context(AsyncExitStack())
+        config = self.homes[name].write()
+        self.daemons[name] = await life.enter_async_context(serving(config))
+        self._lives[name] = life
+
+    async def _lost_its_session(self, name: str) -> bool:
+        daemon = self.daemons[name]
+        return await daemon.end() == 1 and daemon.lines[-1].startswith("bookie: the session ")
+
+    async def kill(self, *names: str) -> None:
+        """SIGKILL; what was acknowledged is on the disks."""
+        for name in names:
+            self._hanging.discard(name)
+            await self._lives.pop(name).aclose()
+            del self.daemons[name]
+
+    async def stop(self, *names: str) -> None:
+        """SIGTERM, and wait for the orderly end."""
+        for name in names:
+            self.resume(name)
+            self.daemons[name].process.send_signal(signal.SIGTERM)
+        for name in names:
+            assert await self.daemons[name].end() == 0, self.daemons[name].lines[-20:]
+            await self.kill(name)
+
+    async def hang(self, *names: str) -> None:
+        """SIGSTOP: connections stand, and nothing is answered."""
+        for name in names:
+            await suspend(self.daemons[name].process, self.uri)
+            self._hanging.add(name)
+
+    def resume(self, *names: str) -> None:
+        """SIGCONT to those that hang."""
+        for name in self._hanging & set(names):
+            self.daemons[name].process.send_signal(signal.SIGCONT)
+            self._hanging.discard(name)
+
+    @property
+    def running(self) -> set[str]:
+        """The bookies whose processes exist, hanging or not."""
+        return set(self.daemons)
+
+    def describe(self) -> str:
+        """What each process said last, for whoever looks for the cause of a failure."""
+        return "\n".join(
+            f"{name}: exit status {daemon.process.returncode}; {daemon.lines[-15:]}"
+            for name, daemon in sorted(self.daemons.items())
+        )
+
+    # ---- disks of bookies that do not run
+
+    def directories(self, name: str) -> list[Path]:
+        """The journal's and the ledgers' directory."""
+        return [self.homes[name].journal, self.homes[name].ledgers]
+
+    async def wipe(self, name: str) -> None:
+        """An empty disk under the same id, by the documented way."""
+        async with asyncio.timeout(SECONDS_MAX):
+            async with open_store(self.uri) as store:
+                # Asking here costs less than a command that has to be repeated.
+                while name in await registered_bookies(store):  # noqa: ASYNC110  (a listing)
+                    await asyncio.sleep(0.02)
+            while True:
+                status, said = await self.command("cookie", "delete", name, "--yes", "--force")
+                if status == 0:
+                    break
+                # After a kill its session has to end first.
+                assert "is running" in said, said
+        for directory in self.directories(name):
+            shutil.rmtree(directory)
+
+    def lose_index(self, name: str, *, journals: bool) -> None:
+        """The index is gone, and perhaps the journals with it; the cookies are there."""
+        journal, ledgers = self.directories(name)
+        shutil.rmtree(ledgers / "index")
+        if journals:
+            for path in journal.glob("*.journal"):
+                path.unlink()
+
+    def copy(self, name: str) -> Path:
+        """A copy of both directories as they are."""
+        copy = self.path / f"copy-of-{name}"
+        shutil.rmtree(copy, ignore_errors=True)
+        for directory in self.directories(name):
+            shutil.copytree(directory, copy / directory.name)
+        return copy
+
+    def put_back(self, name: str, copy: Path, part: str = "") -> None:
+        """Both directories, or only `part`, as they were when they were copied."""
+        for directory in self.directories(name):
+            if part not in ("", directory.name):
+                continue
+            shutil.rmtree(directory, ignore_errors=True)
+            shutil.copytree(copy / directory.name, directory)
+
+    def swap(self, one: str, other: str) -> None:
+        """Each bookie finds the other's disks under its own paths."""
+        for mine, theirs in zip(self.directories(one), self.directories(other), strict=True):
+            aside = mine.with_name("aside")
+            mine.rename(aside)
+            theirs.rename(mine)
+            aside.rename(theirs)
+
+    # ---- clients
+
+    async def client(self) -> BookKeeper:
+        """A client of its own, closed at the end."""
+        return await self._stack.enter_async_context(self.connect())
+
+    def connect(self) -> BookKeeper:
+        """A client that is not connected yet."""
+        return connect(
+            self.uri,
+            session_timeout_seconds=SESSION_TIMEOUT_SECONDS,
+            add_timeout_seconds=ADD_SECONDS,
+            read_timeout_seconds=READ_SECONDS,
+            speculative_read_seconds=READ_SECONDS / 2,
+            connect_timeout_seconds=READ_SECONDS,
+        )
+
+    async def command(self, *arguments: str) -> tuple[int, str]:
+        """Exit status and output of a ``bookie`` command on this cluster's metadata."""
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "bookie", *arguments, "--metadata", self.uri),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        said, _ = await process.communicate()
+        assert process.returncode is not None
+        return process.returncode, said.decode()
+
+    async def sees(self, client: BookKeeper, *names: str) -> None:
+        """Wait until the client sees these bookies and no others."""
+        async with asyncio.timeout(SECONDS_MAX):
+            while set(client.bookies()) != set(names):  # noqa: ASYNC110  (a snapshot)
+                await asyncio.sleep(0.01)
+
+
+async def create(client: BookKeeper, sizes: tuple[int, int, int] = (3, 3, 2)) -> WriterHandle:
+    """A new ledger."""
+    return await client.create_ledger(
+        ensemble_size=sizes[0], write_quorum_size=sizes[1], ack_quorum_size=sizes[2]
+    )
+
+
+async def payloads_of(client: BookKeeper, ledger_id: int) -> list[bytes]:
+    """Every entry of a closed ledger, in order."""
+    reader = await client.open_ledger(ledger_id)
+    return [entry.payload async for entry in reader.read(0, reader.last_entry_id)]
+
+
+@asynccontextmanager
+async def lossy_cluster(uri: str, path: Path) -> AsyncIterator[LossyCluster]:
+    """Start a new cluster; whatever still runs at the end is killed."""
+    async with open_store(uri) as store:
+        await initialize_cluster(store)
+    async with AsyncExitStack() as stack:
+        cluster = LossyCluster(uri, path, stack)
+        for name in BOOKIES:
+            home = home_of(uri, path, name)
+            home.sections["metadata"]["session_timeout_seconds"] = SESSION_TIMEOUT_SECONDS
+            home.sections["storage"]["journal_file_bytes_max"] = 16 << 20
+            home.sections["storage"]["reserve_bytes"] = 0
+            cluster.homes[name] = home
+        await cluster.start(*BOOKIES)
+        yield cluster

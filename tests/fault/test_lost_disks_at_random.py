@@ -1,0 +1,296 @@
+"""Random episodes: one bookie's disk is lost while writers, recoveries and readers go on.
+
+Each episode has ledgers of its own, one loss, and perhaps a second bookie that hangs or is killed
+for a while. Then everything heals, and every ledger is recovered. The checks look for lost entries
+(acknowledged and not there), phantoms (there and never appended, or acknowledged beyond the end),
+and entries that differ between readers or between bookies. What an episode does follows from its
+number, which a failure names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from bookie.api import BookKeeper, WriterHandle
+from bookie.client.verification import verify_read
+from bookie.errors import BookieError
+from bookie.formats.commands import ReadCommand
+from bookie.formats.digest import digester_for_key
+from bookie.formats.ledger_metadata import LedgerMetadata
+from bookie.ids import Status
+from bookie.protocol.quorum import Quorum
+from tests.fault.daemon_cluster import BOOKIES
+from tests.fault.lossy_cluster import LossyCluster, create, lossy_cluster, payloads_of
+from tests.fault.metadata_servers import SHARED
+
+STORES = ["local", *sorted(SHARED)]
+EPISODES, EPISODES_OF_A_SOAK = 14, 334
+"""On each of the three kinds of store."""
+
+SIZES = [(3, 3, 2), (3, 3, 2), (3, 2, 2), (3, 3, 3), (2, 2, 2)]
+LOSSES = [
+    "nothing",
+    "wiped",
+    "older",
+    "journal older",
+    "index",
+    "index and journals",
+    "one journal",
+    "swapped",
+]
+DOUBTFUL = frozenset(LOSSES) - {"nothing", "swapped", "one journal"}
+"""Losses after which the bookie denies nothing. An empty journal may be gone without a doubt."""
+LEDGERS = 3
+HEAL_SECONDS_MAX = 60.0
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Written:
+    """One ledger: what was attempted, in order of the ids, and what was acknowledged."""
+
+    writer: WriterHandle
+    attempted: list[bytes] = field(default_factory=list)
+    acknowledged: set[int] = field(default_factory=set)
+    closed_at: set[int] = field(default_factory=set)
+    """What each recovery and close said about the last entry."""
+
+    async def write(self, rng: random.Random) -> None:
+        """Append until the writer fails or is stopped."""
+        ledger_id = self.writer.ledger_id
+        while True:
+            count = rng.randrange(1, 5)
+            first = len(self.attempted)
+            batch = [b"%d/%d" % (ledger_id, first + i) * rng.randrange(1, 9) for i in range(count)]
+            self.attempted += batch
+            try:
+                ids = await self.writer.append_many(batch)
+            except BookieError:
+                return
+            assert ids == range(first, first + count)
+            self.acknowledged.update(ids)
+            await asyncio.sleep(rng.uniform(0, 0.01))
+
+
+async def healed(call: Callable[[], Awaitable[T]]) -> T:
+    """What `call` returns once the cluster has healed; until then it may fail."""
+    async with asyncio.timeout(HEAL_SECONDS_MAX):
+        while True:
+            try:
+                return await call()
+            except BookieError as error:
+                if not error.retryable:
+                    raise
+            await asyncio.sleep(0.1)
+
+
+class Episode:
+    """What happens in one episode follows from its number, apart from the times of processes."""
+
+    def __init__(self, cluster: LossyCluster, number: int) -> None:
+        self.cluster = cluster
+        self.rng = random.Random(number)
+        self.loss = LOSSES[number % len(LOSSES)]
+        self.victim, self.other, _ = self.rng.sample(BOOKIES, 3)
+        self.ledgers: list[Written] = []
+
+    async def run(self, client: BookKeeper, reader: BookKeeper) -> None:
+        """One episode, with its checks."""
+        rng, cluster = self.rng, self.cluster
+        copy = None
+        if "older" in self.loss:
+            await cluster.stop(self.victim)
+            copy = cluster.copy(self.victim)
+            await cluster.start(self.victim)
+        for one in (client, reader):
+            await cluster.sees(one, *BOOKIES)
+        for _ in range(LEDGERS):
+            self.ledgers.append(Written(await create(client, rng.choice(SIZES))))
+        async with asyncio.TaskGroup() as tasks:
+            writing = [
+                tasks.create_task(ledger.write(random.Random(rng.random())))
+                for ledger in self.ledgers
+            ]
+            recovering = [
+                tasks.create_task(self._recover(reader, ledger, rng.uniform(0, 3)))
+                for ledger in self.ledgers
+                if rng.random() < 0.6
+            ]
+            await asyncio.sleep(rng.uniform(0.05, 0.3))
+            await self._lose_and_return(copy)
+            await asyncio.sleep(rng.uniform(0, 0.3))
+            cluster.resume(*BOOKIES)
+            await cluster.start(*sorted({*BOOKIES} - cluster.running))
+            for task in recovering:
+                await task
+            for task in writing:
+                task.cancel()
+        await self._settle(client, reader)
+        for ledger in self.ledgers:
+            await self._check(client, reader, ledger)
+            await client.delete_ledger(ledger.writer.ledger_id)
+
+    async def _lose_and_return(self, copy: Path | None) -> None:
+        """The victim's disk is lost and it comes back, while another may hang or be away."""
+        rng, cluster, victim, other = self.rng, self.cluster, self.victim, self.other
+        trouble = rng.choice(["none", "hangs before", "hangs after", "killed"])
+        if trouble == "hangs before":
+            await cluster.hang(other)
+        if trouble == "killed":
+            await cluster.kill(other)
+        if rng.random() < 0.5:
+            await cluster.kill(victim)
+        else:
+            await cluster.stop(victim)
+        await asyncio.sleep(rng.uniform(0, 0.2))
+        await self._lose(copy)
+        await cluster.start(victim)
+        if self.loss in DOUBTFUL:
+            await self._check_doubt()
+        if trouble == "hangs after" and other in cluster.running:
+            await cluster.hang(other)
+        await asyncio.sleep(rng.uniform(0, 0.5))
+
+    async def _lose(self, copy: Path | None) -> None:
+        """What becomes of the victim's disk."""
+        rng, cluster, victim = self.rng, self.cluster, self.victim
+        match self.loss:
+            case "wiped":
+                await cluster.wipe(victim)
+            case "older":
+                assert copy is not None
+                cluster.put_back(victim, copy)
+            case "journal older":
+                assert copy is not None
+                cluster.put_back(victim, copy, "journal")
+            case "index":
+                cluster.lose_index(victim, journals=False)
+            case "index and journals":
+                cluster.lose_index(victim, journals=True)
+            case "one journal":
+                rng.choice(sorted(cluster.homes[victim].journal.glob("*.journal"))).unlink()
+            case "swapped":
+                await self._refuse_swapped()
+            case _:
+                pass
+
+    async def _check_doubt(self) -> None:
+        """The victim denies no entry of a ledger that names it, unless that is closed and whole."""
+        async with self.cluster.connect() as client:
+            entered = client._connected
+            channel = entered.pool.connection(self.victim).channel()
+            for ledger in self.ledgers:
+                ledger_id = ledger.writer.ledger_id
+                if self.victim not in ledger.writer.metadata.last_fragment.bookies:
+                    continue
+                reply = await channel.read(ReadCommand(ledger_id, 10**6, 10**6), timeout=5)
+                metadata = (await entered.ledgers.read(ledger_id)).value
+                assert metadata.is_closed or reply.status is Status.UNKNOWN_LEDGER_STATE, reply
+
+    async def _refuse_swapped(self) -> None:
+        cluster, victim, other = self.cluster, self.victim, self.other
+        if other in cluster.running:
+            await cluster.kill(other)
+        cluster.swap(victim, other)
+        with pytest.raises(AssertionError):
+            await cluster.start(victim)
+        assert (await cluster.daemons[victim].refusal())[0] == 1
+        await cluster.kill(victim)
+        cluster.swap(victim, other)
+
+    async def _recover(self, reader: BookKeeper, ledger: Written, after: float) -> None:
+        await asyncio.sleep(after)
+        with suppress(BookieError):
+            found = await reader.open_ledger(ledger.writer.ledger_id, recover=True)
+            ledger.closed_at.add(found.last_entry_id)
+
+    async def _settle(self, client: BookKeeper, reader: BookKeeper) -> None:
+        """Everything is up: each ledger can be closed, by its writer or by a recovery."""
+        for ledger in self.ledgers:
+            if self.rng.random() < 0.5:
+                with suppress(BookieError):
+                    ledger.closed_at.add((await ledger.writer.close()).last_entry_id)
+            ledger_id = ledger.writer.ledger_id
+            found = await healed(partial(reader.open_ledger, ledger_id, recover=True))
+            ledger.closed_at.add(found.last_entry_id)
+
+    async def _check(self, client: BookKeeper, reader: BookKeeper, ledger: Written) -> None:
+        ledger_id = ledger.writer.ledger_id
+        assert len(ledger.closed_at) == 1, f"ledger {ledger_id} ends at {ledger.closed_at}"
+        (last,) = ledger.closed_at
+        late = [entry_id for entry_id in ledger.acknowledged if entry_id > last]
+        assert not late, f"ledger {ledger_id} ends at {last}, but {late} were acknowledged"
+        found = await payloads_of(reader, ledger_id)
+        assert found == ledger.attempted[: last + 1], f"ledger {ledger_id}: other entries"
+        assert await payloads_of(client, ledger_id) == found
+        metadata = (await reader._connected.ledgers.read(ledger_id)).value
+        for bookie in metadata.last_fragment.bookies:
+            await self._check_copies(reader, metadata, bookie, found)
+
+    async def _check_copies(
+        self, reader: BookKeeper, metadata: LedgerMetadata, bookie: str, entries: list[bytes]
+    ) -> None:
+        """What one bookie holds of a ledger is what the ledger says."""
+        connection = reader._connected.pool.connection(bookie)
+        digester = digester_for_key(metadata.digest_type, metadata.password_key)
+        quorum = Quorum(
+            metadata.ensemble_size, metadata.write_quorum_size, metadata.ack_quorum_size
+        )
+        stripe = quorum.stripe_of(metadata.last_fragment.bookies.index(bookie))
+        following = stripe.next_id(0)
+        while following < len(entries):
+            command = ReadCommand(
+                metadata.ledger_id,
+                following,
+                len(entries) - 1,
+                max_entries=1000,
+                max_bytes=1 << 20,
+                stripe_modulus=stripe.modulus,
+                stripe_first_residue=stripe.first_residue,
+                stripe_count=stripe.count,
+            )
+            read = partial(connection.channel().read, command, timeout=5)
+            told = verify_read(await healed(read), digester)
+            for entry in told.entries:
+                assert entry.payload == entries[entry.entry_id], f"{bookie} holds another entry"
+            if told.batch is None:
+                # Lost with the disk, or never stored: absent, or unknown.
+                assert told.status is not Status.BAD_CHECKSUM
+                following = stripe.next_id(following + 1)
+            else:
+                following = stripe.next_id(told.batch.last_entry_id + 1)
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("kind", STORES)
+async def test_episodes(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path, is_soak: bool
+) -> None:
+    """Many losses, one after the other, on the same bookies."""
+    uri = f"local://{tmp_path}/metadata"
+    if kind != "local":
+        uri = SHARED[kind](request).uri
+    episodes = EPISODES_OF_A_SOAK if is_soak else EPISODES
+    offset = 100_000 * STORES.index(kind)
+    async with lossy_cluster(uri, tmp_path) as cluster:
+        for number in range(episodes):
+            async with cluster.connect() as client, cluster.connect() as reader:
+                episode = Episode(cluster, offset + number)
+                try:
+                    await episode.run(client, reader)
+                except BaseException as error:
+                    error.add_note(
+                        f"episode {offset + number} on {kind}: {episode.victim} {episode.loss}"
+                    )
+                    error.add_note(cluster.describe())
+                    raise

@@ -1,0 +1,62 @@
+"""``bookie ledger`` on a cluster: where a tail starts, and how JSON names a ledger."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from bookie.api import UNCLAIMED, connect
+from bookie.cli import app
+from tests.unit.client.real_cluster import real_cluster
+
+Command = Callable[[str], Awaitable[tuple[int, str, str]]]
+
+
+@pytest.fixture
+async def command(tmp_path: Path) -> AsyncIterator[Command]:
+    """Runs ``bookie ledger WORDS`` where ledger 0 has three entries, and 1 waits for a writer."""
+    uri = f"local://{tmp_path}/metadata"
+
+    async def run(words: str) -> tuple[int, str, str]:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "bookie", "ledger", *words.split(), "--metadata", uri),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        out, said = await process.communicate()
+        assert process.returncode is not None
+        return process.returncode, out.decode(), said.decode()
+
+    async with real_cluster(tmp_path / "bookies", uri=uri), connect(uri) as bk:
+        async with bk.create_ledger() as writer:
+            await writer.append_many([b"0", b"1", b"2"])
+        await bk.create_ledger(custom_metadata={UNCLAIMED: b""})
+        yield run
+
+
+async def test_a_tail_starts_at_the_first_entry(command: Command) -> None:
+    """As `ReaderHandle.tail`; elsewhere if that is asked for."""
+    assert await command("tail 0") == (0, "0\n1\n2\n", "")
+    assert await command("tail 0 --start 2") == (0, "2\n", "")
+    assert await command("tail 0 --new") == (0, "", "")
+    status, _, said = await command("tail 0 --new --start 0")
+    assert (status, "--start or --new" in said) == (app.EXIT_MISUSED, True)
+
+
+async def test_json_names_a_ledger_in_one_way(command: Command) -> None:
+    """A script takes `ledger_id` out of whatever it called."""
+    found = []
+    for words in ("list", "show 0", "append 1", "recover 1", "delete 1 --yes"):
+        status, out, said = await command(f"{words} --output json")
+        assert status == 0, said
+        record = json.loads(out)
+        found.append((record[0] if words == "list" else record)["ledger_id"])
+    _, out, _ = await command("create --output json")
+    assert json.loads(out).keys() == {"ledger_id"}
+    assert found == [0, 0, 1, 1, 1]
