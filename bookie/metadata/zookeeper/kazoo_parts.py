@@ -4,6 +4,7 @@
 |---|---|
 | `KazooClient._call` | requests that kazoo lacks: the persistent recursive watch, SASL |
 | `_read_header`, `_read_watch_event` | the events of that watch, each with the id of its write |
+| `_read_response`, `_pending` | an answer out of order ends the connection, not the thread |
 | `_connect` | the timeout that the server grants; which connection is which |
 | `_queue` | a request never waits for another connection than the one it was made for |
 | `_reset` | a new session accepts no server that is behind what the old one saw |
@@ -23,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 from kazoo.client import KazooClient
-from kazoo.exceptions import EXCEPTIONS, ConnectionLoss, KazooException
+from kazoo.exceptions import EXCEPTIONS, ConnectionDropped, ConnectionLoss, KazooException
 from kazoo.protocol.connection import WATCH_XID, ConnectionHandler
 from kazoo.protocol.serialization import SASL, Watch, write_string
 from kazoo.protocol.states import KazooState, KeeperState
@@ -166,6 +167,14 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
             # Who was told of a change is not served by one who does not know of it.
             self.client.last_zxid = max(header.zxid, self.client.last_zxid)
         return found
+
+    def _read_response(self, header: Any, buffer: bytes, offset: int) -> Any:
+        # A server answers no request that it refuses because the session has moved to another
+        # connection. It ends this one, and may answer the next request before it does.
+        waiting = self.client._pending
+        if not waiting or waiting[0][2] != header.xid:
+            raise ConnectionDropped(f"answer {header.xid} came out of order")
+        return super()._read_response(header, buffer, offset)
 
     def _read_watch_event(self, buffer: bytes, offset: int) -> None:
         event, _ = Watch.deserialize(buffer, offset)

@@ -85,6 +85,7 @@ def test_the_inner_parts_of_kazoo_are_where_they_were() -> None:
             "_connect": ["self", "host", "hostip", "port"],
             "_expand_client_hosts": ["self"],
             "_read_header": ["self", "timeout"],
+            "_read_response": ["self", "header", "buffer", "offset"],
             "_read_watch_event": ["self", "buffer", "offset"],
         },
         KazooClient: {"_call": ["self", "request", "async_object"], "_reset": ["self"]},
@@ -93,7 +94,7 @@ def test_the_inner_parts_of_kazoo_are_where_they_were() -> None:
         for name, arguments in named.items():
             assert list(inspect.signature(getattr(kind, name)).parameters) == arguments, name
     client = KazooClient()
-    for name in ("_connection", "_conn_retry", "_queue", "last_zxid"):
+    for name in ("_connection", "_conn_retry", "_pending", "_queue", "last_zxid"):
         assert hasattr(client, name), name
     connect = inspect.getsource(connection.ConnectionHandler._connect)
     assert "read_timeout = negotiated_session_timeout * 2.0 / 3.0" in connect
@@ -102,6 +103,9 @@ def test_the_inner_parts_of_kazoo_are_where_they_were() -> None:
     reading = inspect.getsource(connection.ConnectionHandler._read_socket)
     assert "self._read_header(" in reading
     assert "self._read_watch_event(" in reading
+    assert "self._read_response(" in reading
+    answering = inspect.getsource(connection.ConnectionHandler._read_response)
+    assert "request, async_object, xid = client._pending.popleft()" in answering
 
 
 # ---- SASL

@@ -7,7 +7,7 @@ import socket
 import struct
 import threading
 from collections.abc import AsyncIterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import Any
 
 import pytest
@@ -195,3 +195,43 @@ async def test_a_wait_tells_which_sockets_are_ready(wire: Wire) -> None:
         assert wire.handler.select([ours, server], [], [], 10.0) == ([ours], [], [])
         server.close()
         assert wire.handler.select([ours], [], []) == ([ours], [], [])
+
+
+def _frame(*parts: bytes) -> bytes:
+    body = b"".join(parts)
+    return struct.pack("!i", len(body)) + body
+
+
+async def test_an_answer_out_of_order_ends_the_connection_and_not_the_client() -> None:
+    """A server does so whose session has moved to another server: it leaves out the refused one."""
+    connections = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        is_first = connections == 1
+        with closing(writer):
+            await reader.readexactly(struct.unpack("!i", await reader.readexactly(4))[0])
+            writer.write(_frame(struct.pack("!iiqi", 0, 10_000, SESSION, 16), bytes(17)))
+            while length := await reader.read(4):
+                xid, _ = struct.unpack_from(
+                    "!ii", await reader.readexactly(*struct.unpack("!i", length))
+                )
+                writer.write(_frame(struct.pack("!iqi", xid + is_first, 1, -101)))
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    notices: asyncio.Queue[Notice] = asyncio.Queue()
+    bridge = Bridge(f"127.0.0.1:{port}", 10.0, MetadataSecurity(), notices.put_nowait, lambda: None)
+    async with server, asyncio.timeout(30):
+        bridge.start()
+        assert isinstance(await notices.get(), KazooConnected)
+        with pytest.raises(LostError):
+            await bridge.send(GetData("/a")).answer
+        assert isinstance(await notices.get(), KazooDisconnected)
+        again = await notices.get()
+        assert isinstance(again, KazooConnected)
+        assert again.session == SESSION, "the session goes on"
+        with pytest.raises(NodeError):
+            await bridge.send(GetData("/a")).answer
+        await bridge.stop()
