@@ -1,4 +1,4 @@
-"""Events and effects that several machines share: timers and the metadata store.
+"""Events and effects that several machines share: timers, the metadata store, newcomers.
 
 A machine asks for a timer with `StartTimer` and hears `TimerFired`; starting a running timer
 restarts it. It asks for one metadata operation at a time and hears one of the answers below.
@@ -6,6 +6,7 @@ restarts it. It asks for one metadata operation at a time and hears one of the a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bookie.errors import BookieError
@@ -49,6 +50,16 @@ class WriteMetadata:
     version: int
 
 
+@dataclass(frozen=True, slots=True)
+class ChooseNewcomers:
+    """Find bookies that could stand in these slots instead: `NewcomersChosen` follows."""
+
+    bookies: tuple[str, ...]
+    """The present ensemble; its other slots stay as they are."""
+    slots: int
+    """A mask."""
+
+
 # -- events ----------------------------------------------------------------------------------------
 
 
@@ -84,3 +95,10 @@ class MetadataFailed:
     """The operation failed; a write may or may not have been done."""
 
     error: BookieError
+
+
+@dataclass(frozen=True, slots=True)
+class NewcomersChosen:
+    """By slot: the bookie that could stand there. Slots may be missing; empty means none."""
+
+    bookies: Mapping[int, str]

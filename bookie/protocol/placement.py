@@ -6,7 +6,7 @@ Placement that knows racks and zones takes the same arguments and returns the sa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from bookie.errors import NotEnoughBookiesError
 
@@ -40,3 +40,27 @@ def choose_ensemble(
         other = slot + pick(len(pool) - slot)
         pool[slot], pool[other] = pool[other], pool[slot]
     return tuple(pool[:ensemble_size])
+
+
+def choose_newcomers(
+    ensemble: Sequence[str],
+    slots: Collection[int],
+    candidates: Collection[str],
+    *,
+    pick: Callable[[int], int],
+) -> dict[int, str]:
+    """Choose a bookie outside the ensemble for each of `slots`; fewer, or none, if there are fewer.
+
+    Args:
+        ensemble: the bookies that stand in the slots now.
+        slots: the slots to be taken over, in the order of their need.
+        candidates: as in `choose_ensemble`.
+        pick: as in `choose_ensemble`; called once for each slot that gets a bookie.
+    """
+    pool = sorted(set(candidates).difference(ensemble))
+    chosen: dict[int, str] = {}
+    for slot in slots:
+        if not pool:
+            break
+        chosen[slot] = pool.pop(pick(len(pool)))
+    return chosen

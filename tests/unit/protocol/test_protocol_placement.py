@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from bookie.errors import NotEnoughBookiesError
-from bookie.protocol.placement import choose_ensemble
+from bookie.protocol.placement import choose_ensemble, choose_newcomers
 
 
 def test_an_ensemble_has_different_bookies() -> None:
@@ -44,3 +44,11 @@ def test_every_slot_sees_every_bookie_equally_often() -> None:
     for counts in slots:
         assert set(counts) == set("abcd")
         assert all(850 < count < 1150 for count in counts.values())
+
+
+def test_newcomers_stand_outside_the_ensemble_and_each_in_one_slot() -> None:
+    """Three slots, two spares: two slots get a bookie, in the order in which they were named."""
+    candidates = ["b0", "b1", "b2", "b3", "b4"]
+    chosen = choose_newcomers(("b0", "b1", "b2"), [2, 0, 1], candidates, pick=lambda n: n - 1)
+    assert chosen == {2: "b4", 0: "b3"}
+    assert choose_newcomers(("b0",), [0], ["b0"], pick=lambda n: 0) == {}
