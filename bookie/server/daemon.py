@@ -43,7 +43,11 @@ from bookie.server.descriptors import require_descriptors, watch_descriptors
 from bookie.server.http import Administration, serve_http
 from bookie.server.live_settings import LiveSettings, fetch_cluster_settings
 from bookie.server.readiness import Part, Readiness
-from bookie.server.registration_updater import RegistrationUpdater, keep_registered
+from bookie.server.registration_updater import (
+    RegistrationUpdater,
+    keep_registered,
+    show_registration,
+)
 from bookie.server.session_policy import obey_session_policy
 from bookie.server.signals import until_signal
 from bookie.server.systemd import ServiceManager
@@ -162,6 +166,8 @@ async def _run(
                 _beside([keep_registered(updater, registered, metrics, readiness)]),
                 _beside(_followers(store, live, started, updater)),
             ):
+                reasons = updater.read_only_reasons()
+                show_registration(registration, registered, metrics, readiness, reasons)
                 readiness.clear(Part.BOOT)
                 administration.bookie = started.bookie
                 administration.reclaiming = started.garbage

@@ -89,7 +89,7 @@ async def keep_registered(
     told_at = loop.time()
     while True:
         wanted = await updater.registration()
-        _show(wanted, registered, metrics, readiness, updater.read_only_reasons())
+        show_registration(wanted, registered, metrics, readiness, updater.read_only_reasons())
         told = registered.registration
         changed = (wanted.read_only, wanted.labels) != (told.read_only, told.labels)
         if registered.is_registered and (
@@ -104,13 +104,14 @@ async def keep_registered(
         await updater.interval.wait(lambda: LOOK_INTERVAL_SECONDS)
 
 
-def _show(
+def show_registration(
     wanted: Registration,
     registered: BookieRegistration,
     metrics: Metrics,
     readiness: Readiness,
     reasons: list[str],
 ) -> None:
+    """Let the gauges and the readiness say how the bookie is registered."""
     why = ", ".join(reasons)
     readiness.remark(f"read-only ({why}): new entries are refused" if wanted.read_only else "")
     if registered.is_registered:
