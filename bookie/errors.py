@@ -15,6 +15,7 @@
     │  ├─ LedgerExistsError
     │  ├─ LedgerClosedError
     │  ├─ LedgerFencedError           outcome unknown, not failed
+    │  │  └─ ForeignEnsembleError       likewise; somebody else chose bookies for new entries
     │  └─ ConflictError               other bytes are stored under this entry id
     ├─ UnavailableError             try again later; nothing is wrong with the request  (retryable)
     │  ├─ NotEnoughBookiesError
@@ -139,6 +140,10 @@ class LedgerFencedError(LedgerError):
     """
 
     status = Status.FENCED
+
+
+class ForeignEnsembleError(LedgerFencedError):
+    """Somebody else changed the bookies that an open ledger's new entries go to."""
 
 
 class ConflictError(LedgerError):

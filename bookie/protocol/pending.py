@@ -1,4 +1,4 @@
-"""What a writer may hold: its bounds, a batch under way, batches that wait for a force."""
+"""What a writer holds: its bounds, and the batches that are not confirmed or not everywhere yet."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from bookie.ids import NO_ENTRY
 from bookie.protocol.quorum import Quorum
 
 BATCH_ENTRIES_MAX = 1024
@@ -33,6 +34,14 @@ class WriterLimits:
     reread_seconds: float = 0.05
     """The first pause after a lost compare-and-set; each next one is twice as long."""
     reread_seconds_max: float = 1.0
+    replace_after_seconds: float = 3.0
+    """How long a broken stream may take to come back before its bookie is replaced."""
+    urgent_seconds: float = 0.1
+    """The same, when the others are too few for an ack quorum."""
+    spare_seconds: float = 1.0
+    """How long nobody is asked for newcomers after there were none."""
+    changes_per_minute_max: int = 20
+    """Ensemble changes; 0 never replaces a bookie."""
 
 
 @dataclass(slots=True)
@@ -52,77 +61,66 @@ class PendingBatch:
     confirmed: bool = False
     checksum_failed: int = 0
     """The slots to which its bytes once arrived broken."""
+    overdue: bool = False
+    """Whether its add timeout has passed while bookies were being replaced."""
 
 
-@dataclass(slots=True)
-class _Round:
-    number: int
-    waiting: int
-    done: int
-    batches: list[PendingBatch]
-    acked: list[int]
-    """For each batch, who had acknowledged it when the force began: only those are synced by it."""
+class BatchWindow:
+    """The batches of one ledger from their append to their release, and what is confirmed."""
 
-
-class DeferredSync:
-    """Batches that are confirmed but perhaps not durable yet, and the force under way.
-
-    An acknowledgement counts for durability once the same bookie has answered a force that began
-    after it. The stream must not break in between, because that may mean a restart.
-    """
-
-    def __init__(self, quorum: Quorum) -> None:
-        self.quorum = quorum
-        self.unsynced: deque[PendingBatch] = deque()
-        """Confirmed and not known to be synced, in id order."""
-        self.rounds = 0
-        self._round: _Round | None = None
+    def __init__(self, quorum: Quorum, limits: WriterLimits) -> None:
+        self._quorum = quorum
+        self._limits = limits
+        self.next_entry_id = 0
+        self.length = 0
+        """Accumulated payload bytes up to the last id given out."""
+        self.last_add_confirmed = NO_ENTRY
+        self.length_confirmed = 0
+        """Accumulated payload bytes up to the LAC: the ledger's length if it is closed now."""
+        self.pending: deque[PendingBatch] = deque()
+        """Not confirmed, in id order. Always a subset of `retained`."""
+        self.retained: dict[int, PendingBatch] = {}
+        """By number, in id order."""
+        self.retained_bytes = 0
+        self._made = 0
 
     @property
-    def number(self) -> int | None:
-        """The force under way, or None."""
-        return self._round.number if self._round else None
+    def has_room(self) -> bool:
+        """Whether another batch may be taken."""
+        limits = self._limits
+        return (
+            self.retained_bytes < limits.in_flight_bytes_max
+            and len(self.retained) < limits.in_flight_batches_max
+        )
 
-    def begin(self) -> int:
-        """Begin a force of everything unsynced; every slot must be asked. Returns its number."""
-        assert self._round is None
-        batches = list(self.unsynced)
-        acked = [batch.acked for batch in batches]
-        self._round = _Round(self.rounds, self.quorum.every_slot, 0, batches, acked)
-        self.rounds += 1
-        return self._round.number
+    def take(self, count: int, payload_bytes: int) -> PendingBatch:
+        """Give the next `count` ids to a new batch."""
+        assert 1 <= count <= BATCH_ENTRIES_MAX
+        classes = self._quorum.classes_in(self.next_entry_id, count)
+        slots = self._quorum.slots_for(classes)
+        self.next_entry_id += count
+        self.length += payload_bytes
+        last = self.next_entry_id - 1
+        batch = PendingBatch(self._made, last, self.length, payload_bytes, classes, slots)
+        self._made += 1
+        self.pending.append(batch)
+        self.retained[batch.number] = batch
+        self.retained_bytes += payload_bytes
+        return batch
 
-    def answer(self, slot: int, *, ok: bool) -> bool:
-        """A slot answered the force under way; returns whether all have."""
-        assert self._round is not None
-        self._round.waiting &= ~(1 << slot)
-        if ok:
-            self._round.done |= 1 << slot
-        return self._round.waiting == 0
+    def advance(self, batch: PendingBatch) -> None:
+        """The LAC moves to the end of `batch`."""
+        assert batch.last_entry_id > self.last_add_confirmed
+        self.last_add_confirmed = batch.last_entry_id
+        self.length_confirmed = batch.length_after
 
-    def forget(self, slot: int) -> None:
-        """The stream of a slot broke: its acknowledgements that were not forced are void."""
-        keep = ~(1 << slot)
-        for batch in self.unsynced:
-            batch.acked &= keep
-        if self._round is not None:
-            self._round.acked = [acked & keep for acked in self._round.acked]
+    def release(self, batch: PendingBatch) -> None:
+        """The bytes of `batch` are not needed any more."""
+        del self.retained[batch.number]
+        self.retained_bytes -= batch.payload_bytes
 
-    def end(self) -> tuple[list[PendingBatch], bool]:
-        """End the force: the batches that are durable now, in order, and whether these are all."""
-        force = self._round
-        assert force is not None
-        self._round = None
-        synced = []
-        for batch, acked in zip(force.batches, force.acked, strict=True):
-            if not self.quorum.is_acknowledged(acked & force.done, batch.classes):
-                break
-            assert self.unsynced[0] is batch
-            synced.append(self.unsynced.popleft())
-        return synced, len(synced) == len(force.batches)
-
-    def abandon(self) -> bool:
-        """Drop the force under way; returns whether there was one."""
-        was = self._round is not None
-        self._round = None
-        return was
+    def clear(self) -> None:
+        """Forget all batches."""
+        self.pending.clear()
+        self.retained.clear()
+        self.retained_bytes = 0

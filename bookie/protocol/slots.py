@@ -24,6 +24,8 @@ class Slots:
 
     def __init__(self) -> None:
         self.connected = 0
+        self.broken = 0
+        """Their streams broke, or could not be opened, and have not come back."""
         self.dead = 0
         self.lost = 0
         """Always among the dead."""
@@ -33,6 +35,14 @@ class Slots:
         """By dead slot: the batch that probes it and is not answered."""
         self.refusals: dict[int, str] = {}
         """By slot: why its bookie refused an add, since it was trusted last."""
+
+        self.newcomers = 0
+        """Slots whose bookies are new in the ensemble and have not been up yet."""
+
+    @property
+    def failing(self) -> int:
+        """The slots that do not answer, as far as is known."""
+        return self.broken | self.dead
 
     @property
     def up(self) -> int:
@@ -44,11 +54,13 @@ class Slots:
         if self.lost >> slot & 1:
             return
         self.connected |= 1 << slot
+        self.broken &= ~(1 << slot)
         self.restore(slot)
 
     def disconnect(self, slot: int) -> None:
         """Its stream broke: it is down, or dead as before."""
         self.connected &= ~(1 << slot)
+        self.broken |= 1 << slot
         self.probing &= ~(1 << slot)
         self.probes.pop(slot, None)
 
@@ -72,6 +84,15 @@ class Slots:
         self.probing &= ~(1 << slot)
         self.probes.pop(slot, None)
         self.refusals.pop(slot, None)
+
+    def renew(self, slot: int) -> None:
+        """Another bookie stands in the slot, and nothing is known about it."""
+        keep = ~(1 << slot)
+        self.lost &= keep
+        self.connected &= keep
+        self.broken &= keep
+        self.restore(slot)
+        self.newcomers |= 1 << slot
 
     def may_probe(self, slot: int) -> bool:
         """Whether a probe of the slot makes sense now."""

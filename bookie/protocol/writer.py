@@ -9,13 +9,14 @@ A batch is **pending** until it is confirmed: every class in it has Qa acknowled
 batches before it are confirmed. The last add confirmed (LAC) moves only then, to the batch's last
 id. A batch is **retained** until every slot that the writer still waits for has answered. So a
 bookie that reconnects gets what it missed, and a slow bookie holds the writer back. A bookie that
-fails is skipped (`slots`) as long as the others can acknowledge.
+fails is skipped (`slots`) as long as the others can acknowledge, and replaced if there is a spare.
 
 ======== ===========================================================================================
 state    leaves when
 ======== ===========================================================================================
 OPEN     Close -> DRAINING
-DRAINING nothing is retained or unsynced, or the writer failed -> CLOSING; cannot sync -> STUCK
+DRAINING nothing is retained or unsynced, or the writer failed -> CLOSING; cannot sync, or the store
+         is away while bookies are replaced -> STUCK
 CLOSING  compare-and-set won, or lost to an equal CLOSED -> CLOSED; refused -> STUCK
 STUCK    Close -> DRAINING
 CLOSED   never
@@ -28,14 +29,21 @@ unless another client has taken the ledger over.
 the ledger is still OPEN and ours, that bookie failed, and is lost. Otherwise the writer fails.
 
 **Lost bookies.** A bookie that comes back with another incarnation may have lost what it had
-acknowledged. Its acknowledgements of what is not confirmed are void, and it is never used again.
+acknowledged. Its acknowledgements of what is not confirmed are void, and it is never used again,
+except as a newcomer.
+
+**Replacing bookies** (`ensemble_change`). A slot is due when its bookie refuses, misses its
+deadline, is lost, or when its stream stays broken for a while: a moment only, if the others are too
+few for an ack quorum. While a change is under way its slots do not count, and nothing from its
+first entry on is released. Then the newcomers get everything from there on. What is below no longer
+waits for the old bookies. Slots that fail meanwhile are due for the next change.
+
+**Epochs.** Each slot has one: answers and events of another epoch count for nothing. Two answers
+are heard all the same, because they may be about the ledger: FENCED and UNAUTHORIZED.
 
 **Deferred sync.** Batches are confirmed when they are written, not synced; the LAC follows only
 after a force. An acknowledgement that was not forced is void when the stream it came on breaks.
-
-**Room for ensemble change.** Each slot has an epoch: the number of bookies that stood in it before.
-Answers carry it, and an answer of another epoch counts for nothing. Batches end where the LAC may
-stop, so a new fragment can start at LAC + 1 without packing any entry again.
+Bookies are never replaced: no rule is proven for what they acknowledged and have not synced.
 
 Source: the BookKeeper protocol document, "Writing to ledgers" and "Closing a ledger as a writer".
 """
@@ -43,34 +51,46 @@ Source: the BookKeeper protocol document, "Writing to ledgers" and "Closing a le
 from __future__ import annotations
 
 import enum
-from collections import deque
+from collections.abc import Mapping
 from typing import assert_never
 
 from bookie.errors import (
     BookieError,
     ClientClosedError,
-    LedgerFencedError,
-    NoSuchLedgerError,
     NotEnoughBookiesError,
     error_for_status,
 )
 from bookie.formats.ledger_metadata import LedgerMetadata, LedgerState
-from bookie.ids import NO_ENTRY, Status
-from bookie.protocol.closing import end_of_writer, refusal_to_close
+from bookie.ids import MAX_ID, NO_ENTRY, Status
+from bookie.protocol.closing import end_of_writer
+from bookie.protocol.deferred import DeferredSync
+from bookie.protocol.ensemble_change import EnsembleChange, Replacements
 from bookie.protocol.exchange import (
     CancelTimer,
+    ChooseNewcomers,
     MetadataConflict,
     MetadataFailed,
     MetadataRead,
     MetadataWritten,
-    ReadMetadata,
+    NewcomersChosen,
     StartTimer,
     TimerFired,
     TimerId,
-    WriteMetadata,
 )
-from bookie.protocol.pending import BATCH_ENTRIES_MAX, DeferredSync, PendingBatch, WriterLimits
-from bookie.protocol.quorum import Quorum, slots_of
+from bookie.protocol.ownership import (
+    Changed,
+    CheckFailed,
+    Closed,
+    CloseRefused,
+    LedgerOwnership,
+    MetadataAnswer,
+    Outcome,
+    Overtaken,
+    StillOurs,
+    Taken,
+)
+from bookie.protocol.pending import BatchWindow, PendingBatch, WriterLimits
+from bookie.protocol.quorum import ENSEMBLE_SIZE_MAX, Quorum, slots_of
 from bookie.protocol.slots import Slots
 from bookie.protocol.writer_events import (
     FATAL_STATUSES,
@@ -86,6 +106,7 @@ from bookie.protocol.writer_events import (
     Idle,
     LacAnswered,
     Release,
+    ReplaceBookies,
     Resend,
     SendBatch,
     SendForce,
@@ -93,12 +114,19 @@ from bookie.protocol.writer_events import (
     SlotConnected,
     SlotDisconnected,
     SlotLost,
+    SlotSilent,
     WriterClosed,
     WriterEffect,
     WriterEvent,
 )
 
 _ENDING_STATUSES = FATAL_STATUSES | {Status.FENCED, Status.WRONG_INCARNATION}
+_EVERY_SLOT = -1
+_LATER_THAN_ALL = MAX_ID + 1
+_CHANGE_WINDOW_SECONDS = 60.0
+
+_FORMER_BOOKIE = 1 << ENSEMBLE_SIZE_MAX
+"""Among the slots that answered FENCED: a bookie that does not stand in a slot any more."""
 
 
 class WriterState(enum.Enum):
@@ -123,50 +151,51 @@ class LedgerWriter:
         deferred_sync: bool = False,
     ) -> None:
         assert metadata.state is LedgerState.OPEN
-        self.metadata = metadata
-        self.version = version
         self.limits = limits or WriterLimits()
         self.quorum = Quorum(
             metadata.ensemble_size, metadata.write_quorum_size, metadata.ack_quorum_size
         )
-        self.state = WriterState.OPEN
-        self.error: BookieError | None = None
-        self.next_entry_id = 0
-        self.length = 0
-        """Accumulated payload bytes up to the last id given out."""
-        self.last_add_confirmed = NO_ENTRY
-        self.length_confirmed = 0
-        """Accumulated payload bytes up to the LAC: the ledger's length if it is closed now."""
-        self.lac_carried = NO_ENTRY
-        """The highest LAC that some request carried; never above the LAC."""
-        self.pending: deque[PendingBatch] = deque()
-        """Not confirmed, in id order. Always a subset of `retained`."""
-        self.retained: dict[int, PendingBatch] = {}
-        self.retained_bytes = 0
-        self.deferred = DeferredSync(self.quorum) if deferred_sync else None
+        self.ownership = LedgerOwnership(metadata, version, self.limits)
+        self.window = BatchWindow(self.quorum, self.limits)
         self.slots = Slots()
         self.epochs = [0] * metadata.ensemble_size
+        self.replacements = Replacements(0 if deferred_sync else self.limits.changes_per_minute_max)
+        self.deferred = DeferredSync(self.quorum) if deferred_sync else None
+        self.state = WriterState.OPEN
+        self.error: BookieError | None = None
+        self.lac_carried = NO_ENTRY
+        """The highest LAC that some request carried; never above the LAC."""
         self.fenced_by = 0
         """Slots that answered FENCED, while the metadata has not confirmed or denied it."""
-        self._is_checking = False
-        """Whether the metadata is being read because of them."""
-        self._conflicts = 0
-        self._batches_made = 0
+        self._check_is_paused = False
+        self._countable = _EVERY_SLOT
+        """The slots whose acknowledgements count: those that a change under way does not touch."""
+        self._held_from = _LATER_THAN_ALL
+        """The first entry of a change under way: what is not below it is kept for newcomers."""
+        self._changes_begun = 0
 
     # -- what the driver may ask -----------------------------------------------------------------
 
     def may_append(self, *, full: bool) -> bool:
         """Whether an `Append` is welcome now; `full` says that the batch could not grow further."""
-        eager = full or len(self.pending) < self.limits.eager_batches_max
-        return eager and self._has_room and self.state is WriterState.OPEN and self.error is None
+        eager = full or len(self.window.pending) < self.limits.eager_batches_max
+        has_room = self.window.has_room
+        return eager and has_room and self.state is WriterState.OPEN and self.error is None
 
     @property
-    def _has_room(self) -> bool:
-        limits = self.limits
-        return (
-            self.retained_bytes < limits.in_flight_bytes_max
-            and len(self.retained) < limits.in_flight_batches_max
-        )
+    def metadata(self) -> LedgerMetadata:
+        """The ledger's metadata as the writer last saw it."""
+        return self.ownership.metadata
+
+    @property
+    def last_add_confirmed(self) -> int:
+        """The last entry that is durable, and before which all are; -1 if none is."""
+        return self.window.last_add_confirmed
+
+    @property
+    def length_confirmed(self) -> int:
+        """Payload bytes up to the LAC: the ledger's length if it is closed now."""
+        return self.window.length_confirmed
 
     @property
     def is_under_replicated(self) -> bool:
@@ -187,14 +216,18 @@ class LedgerWriter:
             case Idle():
                 effects = self._publish_lac(self.slots.up, again=False)
             case LacAnswered(slot, epoch, status, message):
-                counts = epoch == self.epochs[slot] and not self._is_closed
-                effects = self._on_refusal(slot, status, message) if counts else []
-            case SlotConnected(slot):
-                effects = self._on_connected(slot)
-            case SlotDisconnected(slot):
-                effects = self._on_disconnected(slot)
-            case SlotLost(slot):
-                effects = self._lose(1 << slot)
+                effects = self._on_refusal(slot, epoch, status, message)
+            case SlotConnected(slot, epoch):
+                effects = self._on_connected(slot) if epoch == self.epochs[slot] else []
+            case SlotDisconnected(slot, epoch):
+                effects = self._on_disconnected(slot) if epoch == self.epochs[slot] else []
+            case SlotLost(slot, epoch):
+                effects = self._lose(1 << slot) if epoch == self.epochs[slot] else []
+            case SlotSilent(slot, epoch):
+                is_known = epoch == self.epochs[slot] and self.error is None
+                effects = self._bury(1 << slot) if is_known and not self._is_closed else []
+            case NewcomersChosen(bookies):
+                effects = self._on_newcomers(bookies)
             case TimerFired(timer):
                 effects = self._on_timer(timer)
             case Force():
@@ -210,29 +243,20 @@ class LedgerWriter:
                 effects = self._on_metadata(event)
             case _:
                 assert_never(event)
-        if self.state is WriterState.DRAINING and not self.retained:
-            effects += self._drained()
+        if self.replacements.due or self.fenced_by or self.state is WriterState.DRAINING:
+            effects += self._next_operation()
         return effects
 
     # -- appends and their answers ---------------------------------------------------------------
 
     def _on_append(self, count: int, payload_bytes: int) -> list[WriterEffect]:
         assert self.may_append(full=True)
-        assert 1 <= count <= BATCH_ENTRIES_MAX
-        first, length_before = self.next_entry_id, self.length
-        number = self._batches_made
-        self._batches_made += 1
-        self.next_entry_id += count
-        self.length += payload_bytes
-        classes = self.quorum.classes_in(first, count)
-        slots = self.quorum.slots_for(classes)
-        last = self.next_entry_id - 1
-        batch = PendingBatch(number, last, self.length, payload_bytes, classes, slots)
-        self.pending.append(batch)
-        self.retained[number] = batch
-        self.retained_bytes += payload_bytes
-        self.lac_carried = lac = self.last_add_confirmed
-        targets = self.slots.targets(slots, number)
+        window = self.window
+        first, length_before = window.next_entry_id, window.length
+        batch = window.take(count, payload_bytes)
+        number = batch.number
+        self.lac_carried = lac = window.last_add_confirmed
+        targets = self.slots.targets(batch.slots, number)
         return [
             SendBatch(number, first, count, lac, length_before, targets),
             StartTimer(("add", number), self.limits.add_timeout_seconds),
@@ -241,12 +265,12 @@ class LedgerWriter:
 
     def _on_answer(self, answer: AddAnswered) -> list[WriterEffect]:
         slot, status = answer.slot, answer.status
-        if self.error is not None or answer.epoch != self.epochs[slot] or self._is_closed:
+        if self.error is not None or self._is_closed:
             return []
-        if status in _ENDING_STATUSES:
-            return self._on_refusal(slot, status, answer.message)
+        if status in _ENDING_STATUSES or answer.epoch != self.epochs[slot]:
+            return self._on_refusal(slot, answer.epoch, status, answer.message)
         bit = 1 << slot
-        batch = self.retained.get(answer.batch)
+        batch = self.window.retained.get(answer.batch)
         if status is not Status.OK:
             self.slots.refusals[slot] = answer.message or status.name
         elif batch is not None:
@@ -266,13 +290,22 @@ class LedgerWriter:
             return [Resend(batch.number, slot)]
         return self._bury(bit)
 
-    def _on_refusal(self, slot: int, status: Status, message: str) -> list[WriterEffect]:
+    def _on_refusal(
+        self, slot: int, epoch: int, status: Status, message: str
+    ) -> list[WriterEffect]:
         """An answer that may end the writer, or its use of the slot; nothing else is done."""
+        if self._is_closed:
+            return []
+        if epoch != self.epochs[slot]:
+            if status is Status.FENCED:
+                return self._check_fence(_FORMER_BOOKIE)
+            is_fatal = status is Status.UNAUTHORIZED
+            return self._fail(error_for_status(status, message)) if is_fatal else []
         if status in FATAL_STATUSES:
             return self._fail(error_for_status(status, message))
         if status is Status.WRONG_INCARNATION:
             return self._lose(1 << slot)
-        return self._check_fence(slot) if status is Status.FENCED else []
+        return self._check_fence(1 << slot) if status is Status.FENCED else []
 
     def _settle(self, batch: PendingBatch) -> list[WriterEffect]:
         """After new acknowledgements of `batch`: confirm and release what can be."""
@@ -280,54 +313,75 @@ class LedgerWriter:
         if batch.confirmed:
             self._release_if_done(batch, effects)
             return effects
-        quorum, pending = self.quorum, self.pending
-        while pending and quorum.is_acknowledged(pending[0].acked, pending[0].classes):
+        self._confirm(effects)
+        if self.deferred and len(self.deferred.unsynced) >= self.limits.unforced_batches_max:
+            effects += self._start_force()
+        return effects + self._make_room()
+
+    def _confirm(self, effects: list[WriterEffect]) -> None:
+        """Confirm the oldest pending batches that have their acknowledgements."""
+        quorum, pending, countable = self.quorum, self.window.pending, self._countable
+        while pending and quorum.is_acknowledged(pending[0].acked & countable, pending[0].classes):
             head = pending.popleft()
             head.confirmed = True
             if self.deferred is not None:
                 self.deferred.unsynced.append(head)
             else:
-                self._advance_lac(head)
+                self.window.advance(head)
             effects.append(Confirmed(head.number))
             self._release_if_done(head, effects)
-        if self.deferred and len(self.deferred.unsynced) >= self.limits.unforced_batches_max:
-            effects += self._start_force()
-        return effects + self._make_room()
-
-    def _advance_lac(self, batch: PendingBatch) -> None:
-        assert batch.last_entry_id > self.last_add_confirmed
-        self.last_add_confirmed = batch.last_entry_id
-        self.length_confirmed = batch.length_after
 
     def _release_if_done(self, batch: PendingBatch, effects: list[WriterEffect]) -> None:
-        """Drop a confirmed batch that no slot is waited for any more."""
-        if batch.confirmed and not batch.slots & ~batch.acked & ~self.slots.dead:
-            del self.retained[batch.number]
-            self.retained_bytes -= batch.payload_bytes
-            effects.append(CancelTimer(("add", batch.number)))
-            effects.append(Release(batch.number))
+        """Drop a confirmed batch that nobody is waited for any more."""
+        if (
+            batch.confirmed
+            and not batch.slots & ~batch.acked & ~self.slots.dead
+            and batch.last_entry_id < self._held_from
+        ):
+            self._release(batch, effects)
+
+    def _release(self, batch: PendingBatch, effects: list[WriterEffect]) -> None:
+        self.window.release(batch)
+        effects.append(CancelTimer(("add", batch.number)))
+        effects.append(Release(batch.number))
 
     def _make_room(self) -> list[WriterEffect]:
         """When only broken streams hold batches back, stop waiting for those bookies."""
-        if self._has_room:
-            return []
-        oldest = next(iter(self.retained.values()))
-        missing = oldest.slots & ~oldest.acked & ~self.slots.dead
-        if oldest.confirmed and not missing & self.slots.connected:
-            return self._bury(missing)
-        return []
+        effects: list[WriterEffect] = []
+        while not self.window.has_room:
+            oldest = next(iter(self.window.retained.values()))
+            missing = oldest.slots & ~oldest.acked & ~self.slots.dead
+            if not oldest.confirmed or missing & ~self.slots.broken:
+                break
+            if missing:
+                effects += self._skip(missing)
+            elif self.ownership.silence is not None:
+                # The newcomers will lack it, as a skipped bookie would. Better than to stand still
+                # for as long as the metadata store is away.
+                self._release(oldest, effects)
+            else:
+                break
+        return effects
 
     # -- slots -------------------------------------------------------------------------------------
 
     def _bury(self, slots: int) -> list[WriterEffect]:
-        """These bookies failed: go on without them."""
+        """These bookies failed: go on without them, and replace them."""
+        self.replacements.want(slots)
+        return self._skip(slots) + self._await_returns()
+
+    def _skip(self, slots: int) -> list[WriterEffect]:
+        """Go on without these bookies until they are back."""
         effects: list[WriterEffect] = [
             StartTimer(("retry", slot), self.limits.retry_seconds)
             for slot in slots_of(self.slots.quarantine(slots))
         ]
-        for batch in list(self.retained.values()):
-            self._release_if_done(batch, effects)
+        self._release_done(effects)
         return effects
+
+    def _release_done(self, effects: list[WriterEffect]) -> None:
+        for batch in list(self.window.retained.values()):
+            self._release_if_done(batch, effects)
 
     def _lose(self, slots: int) -> list[WriterEffect]:
         """These bookies may have lost what they acknowledged: nothing of theirs counts any more."""
@@ -338,61 +392,83 @@ class LedgerWriter:
             effects.append(CancelTimer(("retry", slot)))
             if self.deferred is not None:
                 self.deferred.forget(slot)
-        for batch in list(self.retained.values()):
+        self.replacements.want(slots)
+        for batch in self.window.retained.values():
             batch.acked &= ~slots
-            self._release_if_done(batch, effects)
-        return effects
+        self._release_done(effects)
+        return effects + self._await_returns()
 
     def _revive(self, slot: int) -> list[WriterEffect]:
         """Trust a bookie again, and send it everything retained that it has not acknowledged."""
         bit = 1 << slot
         self.slots.restore(slot)
+        self.replacements.keep(bit)
         effects: list[WriterEffect] = [
             Resend(batch.number, slot)
-            for batch in self.retained.values()
+            for batch in self.window.retained.values()
             if batch.slots & bit and not batch.acked & bit
         ]
+        if self.slots.newcomers & bit:
+            # What it is sent now may carry an older LAC than others have heard.
+            self.slots.newcomers &= ~bit
+            lac = self.last_add_confirmed
+            return [*effects, SendLac(lac, bit)] if lac != NO_ENTRY else effects
         return effects or self._publish_lac(bit, again=True)
 
     def _on_connected(self, slot: int) -> list[WriterEffect]:
         self.slots.connect(slot)
         if self.error is not None or self._is_closed or self.slots.lost >> slot & 1:
             return []
-        return [CancelTimer(("retry", slot)), *self._revive(slot)]
+        return [
+            CancelTimer(("retry", slot)),
+            CancelTimer(("replace", slot)),
+            *self._revive(slot),
+        ]
 
     def _on_disconnected(self, slot: int) -> list[WriterEffect]:
         self.slots.disconnect(slot)
         if self.deferred is not None:
             keep = ~(1 << slot)
             self.deferred.forget(slot)
-            for batch in self.retained.values():
+            for batch in self.window.retained.values():
                 batch.acked &= keep
-        return self._make_room()
+        return self._await_returns() + self._make_room()
 
     def _on_timer(self, timer: TimerId) -> list[WriterEffect]:
         kind, number = timer
         if kind == "reread":
-            return [ReadMetadata()] if self.state is WriterState.CLOSING else []
+            return [*self.ownership.on_timer()]
+        if kind == "allow":
+            self.replacements.left += 1
+            return []
         if self.error is not None:
             return []
-        if kind == "recheck":
-            return self._read_whose_it_is()
-        if kind == "add":
-            return self._on_add_timeout(number)
-        if kind == "force":
-            known = self.deferred is not None and self.deferred.number == number
-            return self._end_force() if known else []
-        if kind == "resend":
-            return self._revive(number) if self.slots.up & 1 << number else []
-        assert kind == "retry"
-        return self._probe(number)
+        match kind:
+            case "recheck":
+                self._check_is_paused = False
+                return []
+            case "spare":
+                self.replacements.lacks_spares = False
+                return []
+            case "replace":
+                return self._on_not_returned(number)
+            case "add":
+                return self._on_add_timeout(number)
+            case "force":
+                known = self.deferred is not None and self.deferred.number == number
+                return self._end_force() if known else []
+            case "resend":
+                return self._revive(number) if self.slots.up & 1 << number else []
+            case _:
+                assert kind == "retry"
+                return self._probe(number)
 
     def _probe(self, slot: int) -> list[WriterEffect]:
         """Try a dead slot, with a batch that needs it if there is one, else with the next."""
         if not self.slots.may_probe(slot):
             return []
         bit = 1 << slot
-        for batch in self.pending:
+        for batch in self.window.pending:
             if batch.slots & bit and not batch.acked & bit:
                 self.slots.probes[slot] = batch.number
                 return [Resend(batch.number, slot)]
@@ -407,16 +483,23 @@ class LedgerWriter:
         return effects + self._settle(batch) if batch is not None else effects
 
     def _on_add_timeout(self, number: int) -> list[WriterEffect]:
-        batch = self.retained.get(number)
+        batch = self.window.retained.get(number)
         if batch is None:
             return []
         effects = self._bury(batch.slots & ~batch.acked & ~self.slots.dead)
-        if self.quorum.is_acknowledged(batch.acked, batch.classes):
+        if self.quorum.is_acknowledged(batch.acked & self._countable, batch.classes):
             return effects
+        replacements = self.replacements
+        if self.ownership.change or replacements.is_choosing or replacements.may_begin:
+            batch.overdue = True
+            return [*effects, StartTimer(("add", number), self.limits.add_timeout_seconds)]
+        return effects + self._fail_without_quorum(batch)
+
+    def _fail_without_quorum(self, batch: PendingBatch) -> list[WriterEffect]:
         bookies = self.metadata.last_fragment.bookies
         missing = slots_of(batch.slots & ~batch.acked)
         causes = [self.slots.cause(slot, bookies[slot]) for slot in missing]
-        return effects + self._fail(
+        return self._fail(
             NotEnoughBookiesError(
                 f"ledger {self.metadata.ledger_id}: no ack quorum answered within "
                 f"{self.limits.add_timeout_seconds:g} s ({'; '.join(causes)})"
@@ -428,70 +511,139 @@ class LedgerWriter:
         if self.error is not None:
             return []
         self.error = error = end_of_writer(error, self.metadata.ledger_id)
-        effects: list[WriterEffect] = [CancelTimer(("add", number)) for number in self.retained]
-        effects += [Release(number) for number in self.retained]
+        retained = self.window.retained
+        effects: list[WriterEffect] = [CancelTimer(("add", number)) for number in retained]
+        effects += [Release(number) for number in retained]
         effects += [CancelTimer(("retry", slot)) for slot in slots_of(self.slots.dead)]
-        self.pending.clear()
-        self.retained.clear()
-        self.retained_bytes = 0
+        self.window.clear()
+        self.fenced_by, self.replacements.due = 0, 0
         if self.deferred is not None and self.deferred.abandon():
             effects.append(ForceDone(error))
         effects.append(Failed(error))
         return effects
 
+    # -- replacing bookies -------------------------------------------------------------------------
+
+    def _await_returns(self) -> list[WriterEffect]:
+        """Give broken streams a while to come back: a moment only if they are needed."""
+        replacements = self.replacements
+        if not replacements.are_allowed or self.error is not None:
+            return []
+        broken = self.slots.broken & ~self.slots.lost & ~replacements.due
+        healthy = ~self.slots.failing
+        is_urgent = any(
+            (window & healthy).bit_count() < self.quorum.ack_quorum_size
+            for window in self.quorum.windows
+        )
+        if is_urgent:
+            starting = broken & ~replacements.urgent
+            replacements.urgent |= starting
+            seconds = self.limits.urgent_seconds
+        else:
+            starting = broken & ~replacements.returning
+            seconds = self.limits.replace_after_seconds
+        replacements.returning |= starting
+        return [StartTimer(("replace", slot), seconds) for slot in slots_of(starting)]
+
+    def _on_not_returned(self, slot: int) -> list[WriterEffect]:
+        bit = 1 << slot
+        self.replacements.keep(bit)
+        if bit & ~self.slots.up and not self._is_closed:
+            self.replacements.want(bit)
+        return []
+
+    def _begin_change(self) -> list[WriterEffect]:
+        """Ask for newcomers, if slots are due and somebody waits for them or may come to."""
+        is_needed = self.state is WriterState.OPEN or (
+            self.state is WriterState.DRAINING and self.window.pending
+        )
+        if self.error is not None or not is_needed or not self.replacements.may_begin:
+            return []
+        self.replacements.is_choosing = True
+        return [ChooseNewcomers(self.metadata.last_fragment.bookies, self.replacements.due)]
+
+    def _on_newcomers(self, bookies: Mapping[int, str]) -> list[WriterEffect]:
+        replacements = self.replacements
+        replacements.is_choosing = False
+        if self.error is not None or not replacements.due or self.ownership.is_busy:
+            return []  # nobody is missing any more, or it is asked again after the operation
+        if self.state not in (WriterState.OPEN, WriterState.DRAINING):
+            return []
+        newcomers = {slot: b for slot, b in bookies.items() if replacements.due >> slot & 1}
+        if not newcomers:
+            replacements.lacks_spares = True
+            overdue = next((batch for batch in self.window.pending if batch.overdue), None)
+            if overdue is not None:
+                return self._fail_without_quorum(overdue)
+            return [StartTimer(("spare", 0), self.limits.spare_seconds)]
+        first = self.last_add_confirmed + 1
+        change = EnsembleChange(self.metadata, self.ownership.version, first, newcomers)
+        self._countable = ~change.replaced
+        self._held_from = first
+        replacements.left -= 1
+        self._changes_begun += 1
+        return [
+            StartTimer(("allow", self._changes_begun), _CHANGE_WINDOW_SECONDS),
+            *self.ownership.propose(change),
+        ]
+
+    def _end_change(self, change: EnsembleChange | None) -> list[WriterEffect]:
+        """The change is in force; or it never was (None), and its slots count again."""
+        self._countable, self._held_from = _EVERY_SLOT, _LATER_THAN_ALL
+        effects: list[WriterEffect] = []
+        if self.error is not None:
+            return effects
+        if change is not None:
+            effects += self._take_newcomers(change)
+        self._confirm(effects)
+        self._release_done(effects)
+        return effects + self._make_room()
+
+    def _take_newcomers(self, change: EnsembleChange) -> list[WriterEffect]:
+        effects: list[WriterEffect] = []
+        for slot in change.newcomers:
+            self.epochs[slot] += 1
+            self.slots.renew(slot)
+            effects += [CancelTimer((kind, slot)) for kind in ("retry", "resend")]
+            effects.append(StartTimer(("replace", slot), self.limits.replace_after_seconds))
+        replaced = change.replaced
+        self.replacements.keep(replaced)
+        self.fenced_by &= ~replaced
+        for batch in self.window.retained.values():
+            if batch.last_entry_id < change.first_entry_id:
+                batch.slots &= ~replaced
+            else:
+                batch.acked &= ~replaced
+                batch.overdue = False
+                timer = ("add", batch.number)
+                effects.append(StartTimer(timer, self.limits.add_timeout_seconds))
+        return [*effects, ReplaceBookies(change.newcomers), *self._await_returns()]
+
     # -- is it fenced? -----------------------------------------------------------------------------
 
-    def _check_fence(self, slot: int) -> list[WriterEffect]:
+    def _check_fence(self, bookie: int) -> list[WriterEffect]:
         """A bookie says that another client took the ledger: see whether the metadata says so."""
         if self.error is not None or self.state not in (WriterState.OPEN, WriterState.DRAINING):
             return []
-        effects = self._bury(1 << slot)
-        is_known, self.fenced_by = self.fenced_by != 0, self.fenced_by | 1 << slot
-        return effects if is_known else effects + self._read_whose_it_is()
+        self.fenced_by |= bookie
+        return self._skip(bookie & self.quorum.every_slot)
 
-    def _read_whose_it_is(self) -> list[WriterEffect]:
-        if self._is_checking or not self.fenced_by:
-            return []
-        if self.state not in (WriterState.OPEN, WriterState.DRAINING):
-            return []
-        self._is_checking = True
-        return [ReadMetadata()]
-
-    def _on_whose_it_is(self, event: MetadataRead | MetadataFailed) -> list[WriterEffect]:
-        self._is_checking = False
-        slots, self.fenced_by = self.fenced_by, 0
-        if self.error is not None:
-            return []
-        if isinstance(event, MetadataRead):
-            if self._is_ours(event.metadata):
-                return self._lose(slots)
-            return self._fail(
-                LedgerFencedError(
-                    f"another client took ledger {self.metadata.ledger_id} over: "
-                    f"it is {event.metadata.state.name} now"
-                )
-            )
-        if isinstance(event.error, NoSuchLedgerError):
-            return self._fail(event.error)
-        if self.state is WriterState.DRAINING and not self.retained:
+    def _on_whose_it_is(self, outcome: StillOurs | CheckFailed) -> list[WriterEffect]:
+        if isinstance(outcome, StillOurs):
+            slots, self.fenced_by = self.fenced_by, 0
+            return self._lose(slots & self.quorum.every_slot)
+        if self.state is WriterState.DRAINING and not self.window.retained:
+            self.fenced_by = 0
             return []  # closing decides it
-        self.fenced_by = slots
+        self._check_is_paused = True
         return [StartTimer(("recheck", 0), self.limits.retry_seconds)]
-
-    def _is_ours(self, found: LedgerMetadata) -> bool:
-        """Whether this writer created the ledger and no other client has taken it."""
-        return (
-            found.state is LedgerState.OPEN
-            and found.c_token == self.metadata.c_token
-            and found.last_fragment == self.metadata.last_fragment
-        )
 
     # -- publishing the LAC, and forcing -----------------------------------------------------------
 
     def _publish_lac(self, slots: int, *, again: bool) -> list[WriterEffect]:
         """Send the LAC on its own, when nothing is on its way that would carry it."""
         lac = self.last_add_confirmed
-        if self.pending or self.state is not WriterState.OPEN or self.error is not None:
+        if self.window.pending or self.state is not WriterState.OPEN or self.error is not None:
             return []
         if lac == NO_ENTRY or not slots or not (again or lac > self.lac_carried):
             return []
@@ -521,7 +673,7 @@ class LedgerWriter:
         assert number is not None
         synced, complete = self.deferred.end()
         for batch in synced:
-            self._advance_lac(batch)
+            self.window.advance(batch)
         error = None
         if not complete:
             error = NotEnoughBookiesError(
@@ -535,7 +687,7 @@ class LedgerWriter:
             effects.append(CloseFailed(error))
         return effects
 
-    # -- closing -----------------------------------------------------------------------------------
+    # -- the metadata, one operation at a time -----------------------------------------------------
 
     def _on_close(self) -> list[WriterEffect]:
         if self.state in (WriterState.OPEN, WriterState.STUCK):
@@ -544,53 +696,53 @@ class LedgerWriter:
             return [WriterClosed(self.metadata)]
         return []
 
+    def _next_operation(self) -> list[WriterEffect]:
+        """Begin what the metadata is needed for first; the rest waits for it."""
+        if self.ownership.is_busy:
+            return []
+        is_working = self.state in (WriterState.OPEN, WriterState.DRAINING)
+        is_asking = self.fenced_by and not self._check_is_paused and self.error is None
+        if is_asking and is_working:
+            return [*self.ownership.check()]
+        if self.state is WriterState.DRAINING and not self.window.retained:
+            return self._drained()
+        return self._begin_change()
+
     def _drained(self) -> list[WriterEffect]:
         """Everything is confirmed, or the writer failed: sync what is not, then close."""
-        if self._is_checking:
-            return []  # one metadata operation at a time
         deferred = self.deferred
-        if deferred is None or not deferred.unsynced or self.error is not None:
-            return self._write_closed()
-        return self._start_force() if deferred.number is None else []
-
-    def _write_closed(self) -> list[WriterEffect]:
+        if deferred is not None and deferred.unsynced and self.error is None:
+            return self._start_force() if deferred.number is None else []
         self.state = WriterState.CLOSING
-        closed = self.metadata.closed(self.last_add_confirmed, self.length_confirmed)
-        return [WriteMetadata(closed, self.version)]
+        window = self.window
+        return [*self.ownership.close(window.last_add_confirmed, window.length_confirmed)]
 
-    def _on_metadata(
-        self, event: MetadataWritten | MetadataConflict | MetadataRead | MetadataFailed
-    ) -> list[WriterEffect]:
-        if self._is_checking:
-            assert isinstance(event, MetadataRead | MetadataFailed)
-            return self._on_whose_it_is(event)
-        assert self.state is WriterState.CLOSING
-        match event:
-            case MetadataWritten(version):
-                self.version = version
-                closed = self.metadata.closed(self.last_add_confirmed, self.length_confirmed)
-                return self._end(closed)
-            case MetadataConflict():
-                pause = self.limits.reread_seconds * 2.0 ** min(self._conflicts, 20)
-                self._conflicts += 1
-                return [StartTimer(("reread", 0), min(pause, self.limits.reread_seconds_max))]
-            case MetadataFailed(error):
+    def _on_metadata(self, event: MetadataAnswer) -> list[WriterEffect]:
+        asked, outcome = self.ownership.step(event)
+        effects: list[WriterEffect] = [*asked]
+        if outcome is not None:
+            effects += self._on_outcome(outcome)
+        silence = self.ownership.silence
+        if silence is not None:
+            effects += self._make_room()
+            if self.state is WriterState.DRAINING:
+                self.state = WriterState.STUCK
+                effects.append(CloseFailed(silence))
+        return effects
+
+    def _on_outcome(self, outcome: Outcome) -> list[WriterEffect]:
+        match outcome:
+            case StillOurs() | CheckFailed():
+                return self._on_whose_it_is(outcome)
+            case Taken(error):
+                return self._fail(error) + self._end_change(None)
+            case Changed(change):
+                return self._end_change(change)
+            case Overtaken():
+                return self._end_change(None)
+            case Closed():
+                self.state = WriterState.CLOSED
+                return [WriterClosed(self.metadata)]
+            case CloseRefused(error):
                 self.state = WriterState.STUCK
                 return [CloseFailed(error)]
-            case MetadataRead(metadata, version):
-                return self._on_metadata_read(metadata, version)
-
-    def _on_metadata_read(self, metadata: LedgerMetadata, version: int) -> list[WriterEffect]:
-        if metadata.state is LedgerState.OPEN:
-            self.metadata, self.version = metadata, version
-            return self._write_closed()
-        error = refusal_to_close(metadata, self.last_add_confirmed, self.length_confirmed)
-        if error is None:
-            return self._end(metadata)
-        self.state = WriterState.STUCK
-        return [CloseFailed(error)]
-
-    def _end(self, metadata: LedgerMetadata) -> list[WriterEffect]:
-        self.metadata = metadata
-        self.state = WriterState.CLOSED
-        return [WriterClosed(metadata)]

@@ -1,7 +1,12 @@
-"""What the writer machine is told and what it asks for; `writer` says when and why."""
+"""What the writer machine is told and what it asks for; `writer` says when and why.
+
+Events about a slot carry its epoch: the number of bookies that stood in it before, and of times
+that its bookie lost its data.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bookie.errors import BookieError
@@ -9,10 +14,12 @@ from bookie.formats.ledger_metadata import LedgerMetadata
 from bookie.ids import Status
 from bookie.protocol.exchange import (
     CancelTimer,
+    ChooseNewcomers,
     MetadataConflict,
     MetadataFailed,
     MetadataRead,
     MetadataWritten,
+    NewcomersChosen,
     ReadMetadata,
     StartTimer,
     TimerFired,
@@ -81,13 +88,26 @@ class SlotConnected:
     """The stream to the slot's bookie is open; nothing sent on an earlier one will be answered."""
 
     slot: int
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class SlotDisconnected:
-    """The stream to the slot's bookie broke; what was not answered on it may be stored or not."""
+    """The stream to the slot's bookie broke, or could not be opened.
+
+    What was not answered on it may be stored or not.
+    """
 
     slot: int
+    epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SlotSilent:
+    """The slot's bookie has failed another ledger of this client: it did not answer in time."""
+
+    slot: int
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +115,7 @@ class SlotLost:
     """The slot's bookie has another incarnation: it may have lost all that it acknowledged."""
 
     slot: int
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +141,11 @@ WriterEvent = (
     | SlotConnected
     | SlotDisconnected
     | SlotLost
+    | SlotSilent
     | Idle
     | Force
     | Close
+    | NewcomersChosen
     | TimerFired
     | MetadataRead
     | MetadataWritten
@@ -169,6 +192,13 @@ class Release:
     """The bytes of a batch are not needed any more."""
 
     batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaceBookies:
+    """The metadata names these bookies, by slot, from now on: leave the old ones, open the new."""
+
+    bookies: Mapping[int, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +256,8 @@ WriterEffect = (
     | Failed
     | WriterClosed
     | CloseFailed
+    | ChooseNewcomers
+    | ReplaceBookies
     | StartTimer
     | CancelTimer
     | ReadMetadata

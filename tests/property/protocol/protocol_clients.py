@@ -13,6 +13,8 @@ from bookie.ids import NO_ENTRY, Status
 from bookie.protocol import reader, recovery_events, writer_events
 from bookie.protocol.exchange import (
     CancelTimer,
+    ChooseNewcomers,
+    NewcomersChosen,
     ReadMetadata,
     StartTimer,
     TimerFired,
@@ -27,6 +29,7 @@ from bookie.protocol.writer import LedgerWriter
 from tests.property.protocol.protocol_world import (
     DIGESTER,
     LEDGER_ID,
+    Call,
     MetadataAnswer,
     ReadResult,
     SimBookie,
@@ -74,22 +77,28 @@ class SimWriter:
         self.closed: LedgerMetadata | None = None
         self.close_error: BookieError | None = None
         self._payloads: list[bytes] = []
-        self.told_lost: set[int] = set()
-        """Slots whose bookies are known to have lost data."""
-        self.streams = [self._open(slot, name) for slot, name in enumerate(world.bookies)]
+        self.told_lost: set[tuple[str, int]] = set()
+        """Bookies and their incarnations that are known to have lost data."""
+        self.streams = [
+            self._open(slot, name) for slot, name in enumerate(metadata.last_fragment.bookies)
+        ]
+        self.left: list[Stream] = []
+        """The streams to bookies that were replaced."""
 
     def _open(self, slot: int, bookie_id: str) -> Stream:
+        joined = self.machine.epochs[slot]
+
         def on_answer(answer: object) -> None:
             match answer:
                 case "connected":
-                    self.step(writer_events.SlotConnected(slot))
+                    self.step(writer_events.SlotConnected(slot, joined))
                 case "disconnected":
-                    self.step(writer_events.SlotDisconnected(slot))
+                    self.step(writer_events.SlotDisconnected(slot, joined))
                 case "lost":
-                    self.told_lost.add(slot)
-                    self.step(writer_events.SlotLost(slot))
-                case (Status() as status, int() as number):
-                    epoch = self.machine.epochs[slot]
+                    if joined == self.machine.epochs[slot]:
+                        self.told_lost.add((bookie_id, stream.incarnation))
+                    self.step(writer_events.SlotLost(slot, joined))
+                case (Status() as status, (int() as number, int() as epoch)):
                     if number < 0:
                         self.step(writer_events.LacAnswered(slot, epoch, status))
                     else:
@@ -97,7 +106,8 @@ class SimWriter:
                 case _:
                     raise AssertionError(answer)
 
-        return self.world.open_stream(bookie_id, on_answer)
+        stream = self.world.open_stream(bookie_id, on_answer)
+        return stream
 
     def append(self) -> None:
         """Append a few entries, when the machine takes them."""
@@ -106,7 +116,7 @@ class SimWriter:
         if self.crashed or not self.machine.may_append(full=full):
             return
         count = rng.choice([1, 1, 1, 2, 3, 6])
-        first = self.machine.next_entry_id
+        first = self.machine.window.next_entry_id
         self._payloads = [
             b"%d:%d" % (entry_id, rng.randrange(1 << rng.randrange(40)))
             for entry_id in range(first, first + count)
@@ -163,11 +173,37 @@ class SimWriter:
             case ReadMetadata():
                 world.metadata_call(world.store.read, self.step)
             case WriteMetadata(metadata, version):
-                world.metadata_call(lambda: world.store.write(metadata, version), self.step)
+                world.write_metadata(metadata, version, self.step)
+            case ChooseNewcomers(bookies, slots):
+                self._choose(bookies, slots)
+            case writer_events.ReplaceBookies(bookies):
+                for slot, bookie_id in bookies.items():
+                    self.left.append(self.streams[slot])
+                    self.streams[slot] = self._open(slot, bookie_id)
             case writer_events.ForceDone():
                 self._note_lac()
             case _:
                 assert_never(effect)
+
+    def _choose(self, ensemble: tuple[str, ...], slots: int) -> None:
+        """Any bookies outside the ensemble, and those that lost their data once more."""
+        world, rng = self.world, self.world.rng
+
+        def serve() -> dict[int, str]:
+            spares = [name for name in world.bookies if name not in ensemble]
+            chosen: dict[int, str] = {}
+            for slot in slots_of(slots):
+                stream = self.streams[slot]
+                if stream.incarnation != stream.bookie.incarnation and rng.random() < 0.5:
+                    chosen[slot] = stream.bookie.bookie_id
+                elif spares and rng.random() < 0.8:
+                    chosen[slot] = spares.pop(rng.randrange(len(spares)))
+            return chosen
+
+        def reply(result: object) -> None:
+            self.step(NewcomersChosen(result if isinstance(result, dict) else {}))
+
+        world.calls.append(Call(serve, reply))
 
     def _send(self, number: int, slot: int) -> None:
         stream = self.streams[slot]
@@ -175,11 +211,12 @@ class SimWriter:
         part = select(self.kept[number], self.machine.quorum.stripe_of(slot))
         assert part is not None
         serve = adder(stream, packets_of(part), deferred=self.deferred_sync)
-        stream.requests.append((serve, number))
+        stream.requests.append((serve, (number, self.machine.epochs[slot])))
 
     def _send_lac(self, lac: int, slot: int) -> None:
         stream = self.streams[slot]
-        stream.requests.append((lambda: stream.bookie.write_lac(lac), -1))
+        tag = (-1, self.machine.epochs[slot])
+        stream.requests.append((lambda: stream.bookie.write_lac(lac), tag))
 
     def _send_force(self, number: int, slot: int) -> None:
         def on_result(status: object) -> None:
@@ -198,14 +235,17 @@ class SimWriter:
 
     def _check_durable(self, batch: EntryBatch) -> None:
         """An acknowledged entry is on an ack quorum of the bookies that metadata names (I3)."""
+        for metadata in self.world.possible_metadata():
+            self._check_durable_in(metadata, batch)
+
+    def _check_durable_in(self, metadata: LedgerMetadata, batch: EntryBatch) -> None:
         world = self.world
-        metadata = world.store.metadata
         for entry_id in batch.entry_ids().tolist():
             bookies = metadata.fragment_of(entry_id).bookies
             holders = [
                 slot
                 for slot in world.quorum.write_set(entry_id)
-                if self._may_count_on(slot, world.bookies[bookies[slot]], entry_id)
+                if self._may_count_on(world.bookies[bookies[slot]], entry_id)
             ]
             require(
                 self.deferred_sync or len(holders) >= world.quorum.ack_quorum_size,
@@ -218,11 +258,13 @@ class SimWriter:
                 f"C6: entry {entry_id} was acknowledged after the ledger was closed before it",
             )
 
-    def _may_count_on(self, slot: int, bookie: SimBookie, entry_id: int) -> bool:
+    def _may_count_on(self, bookie: SimBookie, entry_id: int) -> bool:
         """Whether the bookie has the entry, or lost it so late that the writer cannot know."""
         if entry_id in bookie.entries:
             return True
-        return entry_id in bookie.destroyed and slot not in self.told_lost
+        # At most one incarnation before the present one had it.
+        was_told = (bookie.bookie_id, bookie.incarnation - 1) in self.told_lost
+        return entry_id in bookie.destroyed and not was_told
 
     def _note_lac(self) -> None:
         lac = self.machine.last_add_confirmed
@@ -232,7 +274,7 @@ class SimWriter:
     def crash(self) -> None:
         """Vanish; what is on its way may still arrive."""
         self.crashed = True
-        for stream in self.streams:
+        for stream in [*self.streams, *self.left]:
             self.world.break_stream(stream)
             self.world.streams.remove(stream)
         for key in [key for key in self.world.timers if key[0] is self]:
@@ -278,7 +320,7 @@ class SimRecoverer:
             case ReadMetadata():
                 world.metadata_call(world.store.read, self.step)
             case WriteMetadata(metadata, version):
-                world.metadata_call(lambda: world.store.write(metadata, version), self.step)
+                world.write_metadata(metadata, version, self.step)
             case _:
                 assert_never(effect)
 

@@ -33,6 +33,8 @@ class Setting:
     faults: Faults = field(default_factory=Faults)
     deferred_sync: bool = False
     steps: int = 250
+    spares: int = 0
+    """Bookies beside the first ensemble."""
     duel: bool = False
     """One batch only, and recovery starts while it is on its way."""
     writer: type[LedgerWriter] = LedgerWriter
@@ -42,7 +44,7 @@ class Setting:
 
 def run(seed: int, setting: Setting) -> World:
     """One run from a seed; raises `ViolationError` when a rule is broken."""
-    world = World(seed, setting.sizes, setting.faults, setting.bookie)
+    world = World(seed, setting.sizes, setting.faults, setting.bookie, setting.spares)
     rng = world.rng
     writer = SimWriter(world, setting.writer, deferred_sync=setting.deferred_sync)
     recoverers: list[SimRecoverer] = []
@@ -80,9 +82,17 @@ def run(seed: int, setting: Setting) -> World:
 
 
 def _drain(world: World) -> None:
-    """Deliver everything; timers fire only when nothing else happens."""
+    """Deliver everything; timers fire only when nothing else happens.
+
+    A writer that lacks spares asks for newcomers again and again, so that a world may rest when
+    only this is left.
+    """
+    asked = 0
     for _ in range(20_000):
-        if not world.deliver_one() and not world.fire_a_timer():
+        if world.deliver_one():
+            continue
+        asked += all(kind == "spare" for _, (kind, _) in world.timers)
+        if asked > 5 or not world.fire_a_timer():
             return
     raise AssertionError("the world does not come to rest")
 
@@ -93,6 +103,12 @@ def _settle(
     """Faults end. Then the ledger can be closed: by its writer, or by one more recovery (L1)."""
     world.heal()
     _drain(world)
+    machine = writer.machine
+    is_alive = not writer.crashed and machine.error is None and not recoverers
+    require(
+        not is_alive or not machine.window.pending,
+        "L1: without faults everything is acknowledged",
+    )
     if not writer.crashed and world.rng.random() < 0.5:
         writer.step(writer_events.Close())
         _drain(world)

@@ -25,6 +25,7 @@ from bookie.protocol.exchange import (
     MetadataFailed,
     MetadataRead,
     MetadataWritten,
+    TimerId,
 )
 from bookie.protocol.quorum import Quorum, Stripe
 from tests.entry_batches import merged
@@ -270,6 +271,8 @@ class Faults:
     read_only: float = 0.003
     lose_disk: float = 0.0
     """How often a bookie that crashes loses data as well; fewer than an ack quorum do, in all."""
+    kill_bookie: float = 0.0
+    """How often a bookie goes for good; such a loss counts like that of a disk."""
     slow: float = 0.25
     """How many calls and streams are overtaken by nearly everything else."""
 
@@ -283,12 +286,13 @@ class World:
         sizes: tuple[int, int, int],
         faults: Faults,
         bookie: type[SimBookie] = SimBookie,
+        spares: int = 0,
     ) -> None:
         self.rng = random.Random(seed)
         self.seed = seed
         self.faults = faults
         self.quorum = Quorum(*sizes)
-        names = tuple(f"b{i}" for i in range(sizes[0]))
+        names = tuple(f"b{i}" for i in range(sizes[0] + spares))
         self.bookies = {name: bookie(name, self) for name in names}
         metadata = LedgerMetadata(
             ledger_id=LEDGER_ID,
@@ -296,7 +300,7 @@ class World:
             write_quorum_size=sizes[1],
             ack_quorum_size=sizes[2],
             state=LedgerState.OPEN,
-            fragments=(Fragment(0, names),),
+            fragments=(Fragment(0, names[: sizes[0]]),),
             digest_type=DigestType.CRC32C,
         )
         self.store = Store(metadata)
@@ -304,7 +308,7 @@ class World:
         self.streams: list[Stream] = []
         self.zombies: list[tuple[SimBookie, Callable[[], object]]] = []
         """Requests whose client has given up on them; they may still arrive."""
-        self.timers: dict[tuple[object, object], Callable[[], None]] = {}
+        self.timers: dict[tuple[object, TimerId], Callable[[], None]] = {}
         self.acknowledged = NO_ENTRY
         """The highest entry that the writer has acknowledged."""
         self.payloads: dict[int, bytes] = {}
@@ -314,6 +318,14 @@ class World:
         """Nothing goes wrong any more."""
         self.losses_left = sizes[2] - 1
         self.losses = 0
+        self.gone: set[str] = set()
+        """Bookies that never come back."""
+        self.writes: list[tuple[LedgerMetadata, int]] = []
+        """Compare-and-sets on their way, each with the version that it expects."""
+        self.late_writes: list[Callable[[], object]] = []
+        """Those whose client got no answer, and which may still arrive."""
+        self.changes = 0
+        """Ensemble changes that took place."""
 
     # -- what clients do -------------------------------------------------------------------------
 
@@ -347,6 +359,59 @@ class World:
             return serve()
 
         self.calls.append(Call(serve_or_fail, on_result))
+
+    def write_metadata(
+        self, metadata: LedgerMetadata, version: int, reply: Callable[[MetadataAnswer], None]
+    ) -> None:
+        """Compare and set; without an answer it was done, or will be, or never arrives."""
+        self.check_acknowledged(metadata, version)
+        write = metadata, version
+        self.writes.append(write)
+
+        def arrive() -> MetadataAnswer:
+            self.writes.remove(write)
+            before = self.store.metadata.last_fragment
+            answer = self.store.write(metadata, version)
+            self.changes += self.store.metadata.last_fragment != before
+            return answer
+
+        def serve() -> MetadataAnswer | None:
+            if not self.calm and self.rng.random() < self.faults.fail_metadata:
+                match self.rng.randrange(3):
+                    case 0:
+                        arrive()
+                    case 1:
+                        self.late_writes.append(arrive)
+                    case _:
+                        self.writes.remove(write)
+                return None
+            return arrive()
+
+        def on_result(result: object) -> None:
+            failed: BookieError = MetadataUnavailableError("no answer")
+            answer = MetadataFailed(failed) if result is None else result
+            reply(answer)  # type: ignore[arg-type]
+
+        self.calls.append(Call(serve, on_result))
+
+    def possible_metadata(self) -> list[LedgerMetadata]:
+        """Every version of the metadata that the store holds or may hold after one more arrival."""
+        arriving = [metadata for metadata, version in self.writes if version == self.store.version]
+        return [self.store.metadata, *arriving]
+
+    def check_acknowledged(self, metadata: LedgerMetadata, version: int) -> None:
+        """What may become the metadata names an ack quorum of holders of every entry (I3)."""
+        if version != self.store.version:
+            return
+        for entry_id in range(self.acknowledged + 1):
+            names = metadata.fragment_of(entry_id).bookies
+            members = [self.bookies[names[slot]] for slot in self.quorum.write_set(entry_id)]
+            holders = [b for b in members if entry_id in b.entries or entry_id in b.destroyed]
+            require(
+                len(holders) >= self.quorum.ack_quorum_size,
+                f"I3: metadata on its way names {len(holders)} holders of entry {entry_id}, "
+                "which was acknowledged",
+            )
 
     def open_stream(self, bookie_id: str, on_answer: Callable[[object], None]) -> Stream:
         """A stream that the network will connect."""
@@ -435,18 +500,28 @@ class World:
             if rng.random() < 0.1:
                 stream.slow = rng.random() < faults.slow
         bookie = self.bookies[rng.choice(list(self.bookies))]
+        self._disturb_bookie(bookie)
+        if rng.random() < faults.fire_timer:
+            self.fire_a_timer()
+        if self.late_writes and rng.random() < 0.1:
+            self.late_writes.pop(rng.randrange(len(self.late_writes)))()
+        if rng.random() < 0.05:
+            self.lacs_seen.append(bookie.lac())
+
+    def _disturb_bookie(self, bookie: SimBookie) -> None:
+        rng, faults = self.rng, self.faults
         if not bookie.up:
-            bookie.up = rng.random() < 0.1
+            bookie.up = bookie.bookie_id not in self.gone and rng.random() < 0.1
+        elif self.losses_left and rng.random() < faults.kill_bookie:
+            self.losses_left -= 1
+            self.gone.add(bookie.bookie_id)
+            self.crash_bookie(bookie)
         elif rng.random() < faults.crash_bookie:
             self.crash_bookie(bookie)
         elif faults.lose_disk and self._disturb_disk(bookie):
             pass
         elif bookie.read_only or rng.random() < faults.read_only:
             bookie.read_only = not bookie.read_only and rng.random() < 0.5
-        if rng.random() < faults.fire_timer:
-            self.fire_a_timer()
-        if rng.random() < 0.05:
-            self.lacs_seen.append(bookie.lac())
 
     def _disturb_disk(self, bookie: SimBookie) -> bool:
         """Perhaps a disk is lost, or copied; whether it was."""
@@ -473,8 +548,11 @@ class World:
     def heal(self) -> None:
         """From now on everything works."""
         self.calm = True
+        for arrive in self.late_writes:
+            arrive()
+        self.late_writes.clear()
         for bookie in self.bookies.values():
-            bookie.up, bookie.read_only = True, False
+            bookie.up, bookie.read_only = bookie.bookie_id not in self.gone, False
         for stream in self.streams:
             self.connect_stream(stream)
 

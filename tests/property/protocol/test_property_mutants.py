@@ -140,11 +140,12 @@ class ConfirmsOutOfOrder(LedgerWriter):
     """A batch is confirmed when it has its acknowledgements, whatever came before it."""
 
     def _settle(self, batch: PendingBatch) -> list[WriterEffect]:
-        if batch in self.pending and self.quorum.is_acknowledged(batch.acked, batch.classes):
-            self.pending.remove(batch)
+        window = self.window
+        if batch in window.pending and self.quorum.is_acknowledged(batch.acked, batch.classes):
+            window.pending.remove(batch)
             batch.confirmed = True
-            self.last_add_confirmed = max(self.last_add_confirmed, batch.last_entry_id)
-            self.length_confirmed = max(self.length_confirmed, batch.length_after)
+            window.last_add_confirmed = max(window.last_add_confirmed, batch.last_entry_id)
+            window.length_confirmed = max(window.length_confirmed, batch.length_after)
             return [writer_events.Confirmed(batch.number)]
         return []
 
@@ -155,7 +156,7 @@ class OneClassIsEnough(LedgerWriter):
     def step(self, event: WriterEvent) -> list[WriterEffect]:
         effects = super().step(event)
         if isinstance(event, writer_events.Append):
-            batch = self.pending[-1]
+            batch = self.window.pending[-1]
             batch.classes = list(batch.classes)[:1]
         return effects
 
@@ -167,8 +168,8 @@ class SyncsInMind(LedgerWriter):
         effects = super().step(event)
         if self.deferred is not None and self.deferred.unsynced:
             last = self.deferred.unsynced[-1]
-            self.last_add_confirmed = last.last_entry_id
-            self.length_confirmed = last.length_after
+            self.window.last_add_confirmed = last.last_entry_id
+            self.window.length_confirmed = last.length_after
             self.deferred.unsynced.clear()
         return effects
 
@@ -187,19 +188,20 @@ class CountsVoidAcks(LedgerWriter):
     """Acknowledgements of a bookie that lost its memory go on counting."""
 
     def _lose(self, slots: int) -> list[WriterEffect]:
-        acked = {number: batch.acked for number, batch in self.retained.items()}
+        retained = self.window.retained
+        acked = {number: batch.acked for number, batch in retained.items()}
         effects = super()._lose(slots)
         for number, before in acked.items():
-            if number in self.retained:
-                self.retained[number].acked = before
+            if number in retained:
+                retained[number].acked = before
         return effects
 
 
 class BelievesEveryFence(LedgerWriter):
     """One bookie that says FENCED ends the writer, whatever the metadata says."""
 
-    def _check_fence(self, slot: int) -> list[WriterEffect]:
-        return self._fail(LedgerFencedError(f"slot {slot} says so"))
+    def _check_fence(self, bookie: int) -> list[WriterEffect]:
+        return self._fail(LedgerFencedError(f"slot {bookie} says so"))
 
 
 class FencesAfterALoss(SimBookie):

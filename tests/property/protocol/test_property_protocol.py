@@ -60,3 +60,24 @@ def test_no_lost_disk_breaks_a_rule(sizes: tuple[int, int, int], deferred_sync: 
             error.add_note(f"seed {seed}, sizes {sizes}, lost disks")
             raise
     assert (losses > SEEDS) is (sizes[2] > 1)
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_no_ensemble_change_breaks_a_rule(sizes: tuple[int, int, int]) -> None:
+    """Two spares, a store that loses answers, bookies that go for good or lose their disks."""
+    changes = losses = 0
+    keeps_quorum = sizes[1] > sizes[2]
+    for seed in range(3 * SEEDS):
+        faults = Faults(
+            lose_disk=0.01,
+            kill_bookie=0.004 if keeps_quorum else 0.0,
+            fail_metadata=0.15,
+            break_stream=0.02,
+        )
+        try:
+            world = run(seed, Setting(sizes, spares=2, faults=faults))
+        except Exception as error:
+            error.add_note(f"seed {seed}, sizes {sizes}, ensemble changes")
+            raise
+        changes, losses = changes + world.changes, losses + world.losses
+    assert changes > SEEDS // 2

@@ -40,7 +40,7 @@ def test_a_batch_is_confirmed_by_an_ack_quorum_and_released_by_all() -> None:
     assert kinds(ack(writer, 0, 2)) == [Confirmed]
     assert (writer.last_add_confirmed, writer.length_confirmed) == (1, 30)
     assert kinds(ack(writer, 0, 1)) == [Release]
-    assert not writer.retained
+    assert not writer.window.retained
 
 
 def test_the_same_bookie_twice_is_one_acknowledgement() -> None:
@@ -87,7 +87,7 @@ def test_answers_of_another_epoch_count_for_nothing() -> None:
     writer.step(Append(1, 10))
     writer.epochs[0] = 1
     assert ack(writer, 0, 0) == []
-    assert not writer.pending[0].acked
+    assert not writer.window.pending[0].acked
 
 
 @pytest.mark.parametrize(
