@@ -126,6 +126,8 @@ class ClientOptions(TypedDict, total=False):
     """Keywords of `connect`: the settings of the section ``[client]``."""
 
     add_timeout_seconds: float
+    replace_after_seconds: float
+    changes_per_minute_max: int
     read_timeout_seconds: float
     connect_timeout_seconds: float
     speculative_read_seconds: float
@@ -313,7 +315,8 @@ class BookKeeper:
             digest_type: ``crc32c``, ``crc32``, ``hmac`` or ``dummy``.
             custom_metadata: kept with the ledger, for the user.
             ledger_id: a free id; None takes a fresh one.
-            deferred_sync: `append` returns before entries are durable; `force` makes them so.
+            deferred_sync: `append` returns before entries are durable; `force` makes them so. The
+                bookies of such a ledger are never replaced: one that fails is skipped.
 
         Raises:
             NotEnoughBookiesError: fewer writable bookies than `ensemble_size`.
@@ -343,7 +346,12 @@ class BookKeeper:
         created = await _create(entered, metadata, ledger_id)
         lost = await entered.lost_since(incarnations)
         writer = WriterHandle(
-            created, entered.pool, entered.ledgers, incarnations, deferred_sync=deferred_sync
+            created,
+            entered.pool,
+            entered.ledgers,
+            incarnations,
+            entered.cookies,
+            deferred_sync=deferred_sync,
         )
         writer.start(lost)
         return writer
@@ -377,7 +385,7 @@ class BookKeeper:
         except BadVersionError as error:
             raise _has_a_writer(ledger_id) from error
         lost = await entered.lost_since(incarnations)
-        writer = WriterHandle(found, entered.pool, entered.ledgers, incarnations)
+        writer = WriterHandle(found, entered.pool, entered.ledgers, incarnations, entered.cookies)
         writer.start(lost)
         return writer
 

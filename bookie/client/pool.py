@@ -21,6 +21,7 @@ from collections.abc import Callable, Coroutine
 from itertools import count
 from typing import Generic, Protocol, TypeVar
 
+from bookie.client.newcomers import Quarantine
 from bookie.cluster.directory import BookieDirectory
 from bookie.config import ClientSettings, RpcSettings
 from bookie.errors import (
@@ -50,7 +51,10 @@ class AddSender(Protocol):
         """The lane is up; nothing that was sent before will be answered."""
 
     def on_down(self) -> None:
-        """The lane broke; what was not answered may be stored or not."""
+        """The lane broke, or could not be opened; what was not answered may be stored or not."""
+
+    def on_silent(self) -> None:
+        """The bookie has not answered others in time."""
 
     def on_lost(self) -> None:
         """The bookie has another incarnation: it may have lost all that it acknowledged here."""
@@ -98,8 +102,8 @@ class _Reconnecting(ABC, Generic[S]):
             return
         try:
             channel = self._connection.channel()
-        except BookieError:
-            self._reconnect_later()
+        except BookieError as error:
+            self._on_broken(error)
             return
         if self._stream is None or channel is not self._channel:
             self._channel = channel
@@ -171,6 +175,14 @@ class AddConnection(_Reconnecting[AddStream]):
         finally:
             self.leave(once)
 
+    def suspect(self, teller: AddSender, seconds: float) -> None:
+        """`teller` waited in vain. If nobody was answered for so long, tell the others."""
+        silent = asyncio.get_running_loop().time() - self._heard_at
+        if self.is_up and self._awaited and silent >= seconds:
+            for user in list(self._users):
+                if user is not teller:
+                    user.on_silent()
+
     def describe(self) -> str:
         """How the lane stands, for the log of a writer that has waited in vain."""
         bookie_id = self._connection.bookie_id
@@ -208,7 +220,7 @@ class AddConnection(_Reconnecting[AddStream]):
 
     def _on_broken(self, error: BookieError) -> None:
         self._awaited.clear()
-        was_up, self.is_up = self.is_up, False
+        self.is_up = False
         if isinstance(error, WrongIncarnationError):
             self._is_lost = True
             users, self._users = self._users, {}
@@ -217,9 +229,8 @@ class AddConnection(_Reconnecting[AddStream]):
             return
         # Of any other error the next attempt shows whether it still holds.
         self._reconnect_later()
-        if was_up:
-            for user in list(self._users):
-                user.on_down()
+        for user in list(self._users):
+            user.on_down()
 
     def _on_answer(self, request_id: int, status: Status, message: str, /) -> None:
         self._heard_at = asyncio.get_running_loop().time()
@@ -241,6 +252,9 @@ class _OneRequest:
 
     def on_down(self) -> None:
         pass  # it is sent again when the lane is up
+
+    def on_silent(self) -> None:
+        pass  # whoever made it waits for as long as it wants
 
     def on_lost(self) -> None:
         self._on_answer(Status.WRONG_INCARNATION, "the bookie has another incarnation now")
@@ -378,6 +392,7 @@ class BookiePool:
         self.directory = directory
         self.tasks = tasks
         self.settings = settings
+        self.quarantine = Quarantine()
         self._instance_id = instance_id
         self._rpc = rpc
         self._connections: dict[str, BookieConnection] = {}

@@ -13,6 +13,7 @@ append waits for no timer. After the flush everything costs per batch, not per e
 from __future__ import annotations
 
 import asyncio
+import random
 import warnings
 import weakref
 from collections.abc import Collection, Iterable, Mapping
@@ -25,14 +26,18 @@ from bookie.client.append_queue import AppendQueue, PendingAppends
 from bookie.client.arguments import Payload, checked_bytes, checked_payloads
 from bookie.client.calls import Timers, carry_out_metadata, fresh
 from bookie.client.in_flight import InFlightWindow
+from bookie.client.newcomers import find_newcomers, read_incarnation
 from bookie.client.pool import AddConnection, BookiePool
 from bookie.client.requests import Request, RequestEncoder
+from bookie.cluster.cookies import CookieManager
 from bookie.cluster.ledgers import LedgerManager
 from bookie.errors import BadRequestError, BookieError, ClientClosedError
 from bookie.formats.ledger_metadata import LedgerMetadata, Versioned
 from bookie.ids import Status
 from bookie.protocol.exchange import (
     CancelTimer,
+    ChooseNewcomers,
+    NewcomersChosen,
     ReadMetadata,
     StartTimer,
     TimerFired,
@@ -55,6 +60,7 @@ from bookie.protocol.writer_events import (
     Idle,
     LacAnswered,
     Release,
+    ReplaceBookies,
     Resend,
     SendBatch,
     SendForce,
@@ -62,6 +68,7 @@ from bookie.protocol.writer_events import (
     SlotConnected,
     SlotDisconnected,
     SlotLost,
+    SlotSilent,
     WriterClosed,
     WriterEffect,
     WriterEvent,
@@ -70,24 +77,33 @@ from bookie.telemetry import event_log
 
 _log = event_log(__name__)
 
+_SPREAD_SECONDS = 0.5
+"""Over so long the ledgers of one client spread their changes away from a silent bookie."""
+
 
 class _Slot:
     """One bookie of the ensemble, as a user of its lane."""
 
-    def __init__(self, handle: WriterHandle, slot: int, lane: AddConnection) -> None:
+    def __init__(self, handle: WriterHandle, slot: int, epoch: int, lane: AddConnection) -> None:
         # Weak: the lanes must not keep a writer that its user dropped.
         self._handle = weakref.ref(handle)
         self._slot = slot
+        self._epoch = epoch
         self.lane = lane
 
     def on_up(self) -> None:
-        self._tell(SlotConnected(self._slot))
+        self._tell(SlotConnected(self._slot, self._epoch))
 
     def on_down(self) -> None:
-        self._tell(SlotDisconnected(self._slot))
+        self._tell(SlotDisconnected(self._slot, self._epoch))
 
     def on_lost(self) -> None:
-        self._tell(SlotLost(self._slot))
+        self._tell(SlotLost(self._slot, self._epoch))
+
+    def on_silent(self) -> None:
+        # All ledgers of the client hear of it at once; their changes need not come at once.
+        loop, seconds = asyncio.get_running_loop(), random.uniform(0, _SPREAD_SECONDS)  # noqa: S311
+        loop.call_later(seconds, self._tell, SlotSilent(self._slot, self._epoch))
 
     def _tell(self, event: WriterEvent) -> None:
         handle = self._handle()
@@ -112,14 +128,21 @@ class WriterHandle:
         pool: BookiePool,
         ledgers: LedgerManager,
         incarnations: Mapping[str, str],
+        cookies: CookieManager | None = None,
         *,
         deferred_sync: bool = False,
     ) -> None:
-        """`incarnations` are the bookies' as they were learnt before the ledger was created."""
+        """`incarnations` are the bookies' as they were learnt before the ledger was created.
+
+        Without `cookies`, which tell the incarnations of newcomers, no bookie is ever replaced.
+        """
         metadata, settings = created.value, pool.settings
+        jitter = random.uniform(1, 1.2)  # noqa: S311  (ledgers of one client must not change at once)
         limits = WriterLimits(
             add_timeout_seconds=settings.add_timeout_seconds,
             in_flight_bytes_max=settings.in_flight_bytes_max,
+            replace_after_seconds=settings.replace_after_seconds * jitter,
+            changes_per_minute_max=settings.changes_per_minute_max if cookies else 0,
         )
         self._machine = LedgerWriter(metadata, created.version, limits, deferred_sync=deferred_sync)
         self._ledger_id = metadata.ledger_id
@@ -128,6 +151,8 @@ class WriterHandle:
         )
         self._pool = pool
         self._ledgers = ledgers
+        self._cookies = cookies
+        self._incarnations = dict(incarnations)
         self._loop = asyncio.get_running_loop()
         self._thread = get_ident()
         self._timers = Timers(self._on_timer)
@@ -157,7 +182,7 @@ class WriterHandle:
         self._forcers: list[asyncio.Future[None]] = []
         bookies = metadata.last_fragment.bookies
         self._slots = [
-            _Slot(self, slot, pool.connection(bookie_id).plain(incarnations[bookie_id]))
+            _Slot(self, slot, 0, pool.connection(bookie_id).plain(incarnations[bookie_id]))
             for slot, bookie_id in enumerate(bookies)
         ]
 
@@ -448,6 +473,10 @@ class WriterHandle:
                 self._closed(metadata)
             case CloseFailed(error):
                 self._close_failed(error)
+            case ChooseNewcomers():
+                self._choose_newcomers(effect)
+            case ReplaceBookies(bookies):
+                self._replace(bookies)
             case ReadMetadata() | WriteMetadata():
                 self._pool.spawn(
                     self._on_metadata(effect), name=f"metadata of ledger {self._ledger_id}"
@@ -470,6 +499,48 @@ class WriterHandle:
         bookie_id = self._machine.metadata.last_fragment.bookies[slot]
         name = f"force ledger {self._ledger_id} on {bookie_id}"
         self._pool.spawn(self._force_slot(force, slot, bookie_id), name=name)
+
+    def _choose_newcomers(self, effect: ChooseNewcomers) -> None:
+        pool = self._pool
+        for slot in slots_of(effect.slots):
+            pool.quarantine.put(effect.bookies[slot])
+            user = self._slots[slot]
+            user.lane.suspect(user, pool.settings.add_timeout_seconds * 0.8)
+        found = find_newcomers(
+            pool.directory, pool.quarantine, effect.bookies, effect.slots, self._incarnations
+        )
+        # Not now: the effects that follow come first.
+        self._loop.call_soon(self._step, NewcomersChosen(found))
+
+    def _replace(self, bookies: Mapping[int, str]) -> None:
+        for slot, bookie_id in bookies.items():
+            former = self._slots[slot]
+            former.lane.leave(former)
+            self._skipped &= ~(1 << slot)
+            _log.warning(
+                "bookie_replaced",
+                ledger_id=self._ledger_id,
+                slot=slot,
+                bookie_id=bookie_id,
+                first_entry_id=self.metadata.last_fragment.first_entry_id,
+                former=former.lane.describe(),
+            )
+            epoch = self._machine.epochs[slot]
+            name = f"ledger {self._ledger_id} joins {bookie_id}"
+            self._pool.spawn(self._join(slot, epoch, bookie_id), name=name)
+
+    async def _join(self, slot: int, epoch: int, bookie_id: str) -> None:
+        assert self._cookies is not None
+        incarnation = await read_incarnation(self._cookies, bookie_id)
+        if epoch != self._machine.epochs[slot] or not self._uses_lanes:
+            return
+        if incarnation is None:
+            self._step(SlotLost(slot, epoch))
+            return
+        self._incarnations[bookie_id] = incarnation
+        lane = self._pool.connection(bookie_id).plain(incarnation)
+        user = self._slots[slot] = _Slot(self, slot, epoch, lane)
+        lane.join(user)
 
     # -- events from the world ---------------------------------------------------------------------
 

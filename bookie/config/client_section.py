@@ -26,6 +26,15 @@ class ClientSettings(Section):
         description="Time for a bookie to answer an add before it is replaced. A pause of the "
         "client's own event loop does not count.",
     )
+    replace_after_seconds: float = Field(
+        default=3.0,
+        gt=0,
+        description="Time for a bookie whose connection broke to come back before it is replaced. "
+        "If the others are too few to acknowledge, it has only a moment.",
+    )
+    changes_per_minute_max: int = Field(
+        default=20, ge=0, description="Replacements of bookies in one ledger; 0 replaces none."
+    )
     read_timeout_seconds: float = Field(
         default=5.0,
         gt=0,

@@ -131,7 +131,7 @@ async def test_what_was_not_forced_is_not_promised(bk: BookKeeper, cluster: Real
     writer = await bk.create_ledger(deferred_sync=True)
     await writer.append(b"a")
     # What one of the three has not acknowledged is kept, and would be sent to the restarted anew.
-    await until(lambda: not writer._machine.retained)
+    await until(lambda: not writer._machine.window.retained)
     for number in (0, 1):
         await cluster.stop(number)
         await cluster.start(number)
@@ -318,7 +318,7 @@ async def test_another_bookie_at_an_old_address_loses_nothing(
     await writer.append(b"b")
     await cluster.start(0)
     await writer.append(b"c")
-    await until(lambda: not writer._machine.retained)
+    await until(lambda: not writer._machine.window.retained)
     assert not writer.is_under_replicated
     assert writer._machine.slots.lost == 0
 

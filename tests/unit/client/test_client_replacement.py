@@ -1,0 +1,148 @@
+"""Writers whose bookies fail, in a cluster with spares: real bookies, real connections."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from bookie.api import BookKeeper, WriterHandle, connect
+from bookie.formats.ledger_metadata import LedgerMetadata
+from tests.unit.client.real_cluster import RealCluster, real_cluster, until
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[RealCluster]:
+    async with real_cluster(tmp_path, 5) as found:
+        yield found
+
+
+@pytest.fixture
+async def bk(cluster: RealCluster) -> AsyncIterator[BookKeeper]:
+    async with connect(cluster.uri, replace_after_seconds=0.5, add_timeout_seconds=2) as client:
+        yield client
+
+
+def numbers_of(metadata: LedgerMetadata) -> list[int]:
+    """The bookies of the last fragment, as the cluster counts them."""
+    return [int(bookie_id[1:]) for bookie_id in metadata.last_fragment.bookies]
+
+
+async def append_all(writer: WriterHandle, count: int) -> None:
+    """Append numbers; each is what its id is."""
+    for _ in range(count):
+        number = writer.last_entry_id + 1
+        assert await writer.append(b"%d" % number) == number
+
+
+async def until_replaced(writer: WriterHandle, number: int) -> None:
+    """Wait until a bookie stands in no slot."""
+    await until(lambda: number not in numbers_of(writer.metadata))
+
+
+async def append_to_all(writers: list[WriterHandle]) -> None:
+    """Three entries to each, at the same time."""
+    async with asyncio.TaskGroup() as tasks:
+        for writer in writers:
+            tasks.create_task(append_all(writer, 3))
+
+
+async def check_copies(cluster: RealCluster, bk: BookKeeper, ledger_id: int, count: int) -> None:
+    """Everything is there, and the fragments name those who have it."""
+    reader = await bk.open_ledger(ledger_id)
+    found = [entry.payload async for entry in reader.read()]
+    assert found == [b"%d" % number for number in range(count)]
+
+
+async def test_a_bookie_that_stops_is_replaced(cluster: RealCluster, bk: BookKeeper) -> None:
+    """It does not come back: another one stands in its slot, and has all that follows."""
+    async with bk.create_ledger() as writer:
+        await append_all(writer, 10)
+        gone = numbers_of(writer.metadata)[0]
+        await cluster.stop(gone)
+        await append_all(writer, 10)
+        await until_replaced(writer, gone)
+        await append_all(writer, 10)
+        await until(lambda: not writer._machine.window.retained)
+    metadata = writer.metadata
+    assert [fragment.first_entry_id for fragment in metadata.fragments] == [0, 20]
+    assert not writer.is_under_replicated
+    await check_copies(cluster, bk, writer.ledger_id, 30)
+
+
+async def test_a_writer_outlives_all_of_its_first_bookies(
+    cluster: RealCluster, bk: BookKeeper
+) -> None:
+    """One after the other stops, and starts again later; no append fails."""
+    async with bk.create_ledger() as writer:
+        first = numbers_of(writer.metadata)
+        for gone in first:
+            await cluster.stop(gone)
+            await append_all(writer, 5)
+            await until_replaced(writer, gone)
+            await append_all(writer, 5)
+            await cluster.start(gone)
+            bk._connected.pool.quarantine._until.clear()
+        await append_all(writer, 5)
+    assert len(writer.metadata.fragments) == 4
+    await check_copies(cluster, bk, writer.ledger_id, 35)
+
+
+async def test_two_of_three_at_once_cost_a_moment(cluster: RealCluster, bk: BookKeeper) -> None:
+    """No ack quorum is left; the appends under way wait for newcomers and succeed."""
+    async with bk.create_ledger() as writer:
+        await append_all(writer, 5)
+        gone = numbers_of(writer.metadata)[:2]
+        async with asyncio.TaskGroup() as tasks:
+            for number in gone:
+                tasks.create_task(cluster.stop(number))
+        await append_all(writer, 5)
+        assert not set(gone) & set(numbers_of(writer.metadata))
+    await check_copies(cluster, bk, writer.ledger_id, 10)
+
+
+async def test_a_bookie_that_returns_in_time_is_kept(cluster: RealCluster) -> None:
+    """A restart costs no change of the ensemble."""
+    async with connect(cluster.uri) as bk, bk.create_ledger() as writer:
+        await append_all(writer, 5)
+        number = numbers_of(writer.metadata)[0]
+        await cluster.stop(number)
+        await cluster.start(number)
+        await append_all(writer, 5)
+        await until(lambda: not writer._machine.window.retained)
+    assert len(writer.metadata.fragments) == 1
+
+
+async def test_a_client_of_many_ledgers_changes_all_of_them(
+    cluster: RealCluster, bk: BookKeeper
+) -> None:
+    """Also those that nobody appends to."""
+    writers = [await bk.create_ledger() for _ in range(20)]
+    await append_to_all(writers)
+    gone = numbers_of(writers[0].metadata)[0]
+    await cluster.stop(gone)
+    await until(lambda: all(gone not in numbers_of(one.metadata) for one in writers))
+    await append_to_all(writers)
+    for writer in writers:
+        metadata = await writer.close()
+        assert metadata.last_entry_id == 5
+        assert len(metadata.fragments) <= 2
+
+
+async def test_a_spare_that_comes_later_is_taken(tmp_path: Path) -> None:
+    """Three bookies, one stops: the writer goes on with two, and a third one joins it later."""
+    async with (
+        real_cluster(tmp_path, 3) as cluster,
+        connect(cluster.uri, replace_after_seconds=0.3) as bk,
+    ):
+        async with bk.create_ledger() as writer:
+            await append_all(writer, 5)
+            await cluster.stop(0)
+            await append_all(writer, 5)
+            await cluster.start(3)
+            await until(lambda: 3 in numbers_of(writer.metadata))
+            await append_all(writer, 5)
+            await until(lambda: not writer._machine.window.retained)
+        await check_copies(cluster, bk, writer.ledger_id, 15)
