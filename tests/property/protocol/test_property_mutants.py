@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,9 @@ import pytest
 from bookie.errors import LedgerFencedError
 from bookie.ids import Status
 from bookie.protocol import recovery_events, writer_events
+from bookie.protocol.ensemble_change import ChangeOutcome, EnsembleChange
+from bookie.protocol.exchange import MetadataFailed, MetadataRead, TimerFired
+from bookie.protocol.ownership import MetadataAnswer
 from bookie.protocol.pending import PendingBatch
 from bookie.protocol.quorum import Quorum
 from bookie.protocol.recovery import LedgerRecovery
@@ -204,6 +208,82 @@ class BelievesEveryFence(LedgerWriter):
         return self._fail(LedgerFencedError(f"slot {bookie} says so"))
 
 
+class CountsReplacedBookies(LedgerWriter):
+    """While a change is under way the bookie that is to go acknowledges like the others."""
+
+    def step(self, event: WriterEvent) -> list[WriterEffect]:
+        self._countable = -1
+        return super().step(event)
+
+
+class KeepsAcksAcrossTheChange(LedgerWriter):
+    """What a replaced bookie acknowledged counts for its successor."""
+
+    def _take_newcomers(self, change: EnsembleChange) -> list[WriterEffect]:
+        acked = {number: batch.acked for number, batch in self.window.retained.items()}
+        effects = super()._take_newcomers(change)
+        for number, before in acked.items():
+            self.window.retained[number].acked = before
+        return effects
+
+
+class HearsFormerEpochs(LedgerWriter):
+    """An acknowledgement of a bookie that was replaced counts for its successor."""
+
+    def step(self, event: WriterEvent) -> list[WriterEffect]:
+        if isinstance(event, writer_events.AddAnswered) and event.status is Status.OK:
+            event = replace(event, epoch=self.epochs[event.slot])
+        return super().step(event)
+
+
+class StartsAtTheLac(LedgerWriter):
+    """The new fragment begins with the last confirmed entry, which newcomers do not get."""
+
+    def _on_newcomers(self, bookies: Mapping[int, str]) -> list[WriterEffect]:
+        window = self.window
+        window.last_add_confirmed -= window.last_add_confirmed > 0
+        effects = super()._on_newcomers(bookies)
+        window.last_add_confirmed += window.last_add_confirmed > 0
+        return effects
+
+
+class StartsTooLate(LedgerWriter):
+    """The new fragment begins after all that is pending, as if the old bookies would get it."""
+
+    def _on_newcomers(self, bookies: Mapping[int, str]) -> list[WriterEffect]:
+        window, before = self.window, self.window.last_add_confirmed
+        window.last_add_confirmed = window.next_entry_id - 1
+        effects = super()._on_newcomers(bookies)
+        window.last_add_confirmed = before
+        return effects
+
+
+class TakesSilenceForFailure(LedgerWriter):
+    """A compare-and-set without an answer did not happen."""
+
+    def step(self, event: WriterEvent) -> list[WriterEffect]:
+        if isinstance(event, MetadataFailed) and self.ownership.change is not None:
+            self.ownership._operation = self.ownership.change = None
+            return self._end_change(None) + self._next_operation()
+        is_reread = isinstance(event, TimerFired) and event.timer[0] == "reread"
+        return [] if is_reread and not self.ownership.is_busy else super().step(event)
+
+
+class ProposesAnother(LedgerWriter):
+    """Without an answer another change is proposed, although the first may still arrive."""
+
+    def _on_metadata(self, event: MetadataAnswer) -> list[WriterEffect]:
+        change = self.ownership.change
+        if (
+            isinstance(event, MetadataRead)
+            and change is not None
+            and change.outcome(event.metadata, event.version) is ChangeOutcome.UNDECIDED
+        ):
+            self.ownership._operation = self.ownership.change = None
+            return self._end_change(None)
+        return super()._on_metadata(event)
+
+
 class FencesAfterALoss(SimBookie):
     """A doubtful bookie fences open ledgers, as if somebody had taken them."""
 
@@ -232,6 +312,7 @@ class KeepsOutOfLimbo(SimBookie):
 
 LOSSES = Setting(faults=Faults(lose_disk=0.02))
 DUEL = Setting(duel=True, steps=30, faults=Faults(slow=0.35))
+CHANGES = Setting(spares=2, faults=Faults(kill_bookie=0.004, fail_metadata=0.25, break_stream=0.03))
 STRIPED = Setting((4, 3, 2))
 CASES = [
     replace(DUEL, recovery=ReadsWithoutFence),
@@ -252,6 +333,13 @@ CASES = [
     replace(LOSSES, bookie=TrustsAFreshStamp),
     replace(LOSSES, bookie=ComparesNoIncarnation),
     replace(LOSSES, bookie=KeepsOutOfLimbo),
+    replace(CHANGES, writer=CountsReplacedBookies),
+    replace(CHANGES, writer=KeepsAcksAcrossTheChange),
+    replace(CHANGES, writer=HearsFormerEpochs),
+    replace(CHANGES, writer=StartsAtTheLac),
+    replace(CHANGES, writer=StartsTooLate),
+    replace(CHANGES, writer=TakesSilenceForFailure),
+    replace(CHANGES, writer=ProposesAnother),
 ]
 
 
