@@ -1,11 +1,13 @@
 """``bookie demo``: a cluster loses bookies in the middle of a stream, and every byte comes back.
 
 1. a file is made of real text, the sources of the installed Python;
-2. three bookies start, and the file is streamed into a ledger with three copies, two of which make
+2. five bookies start, and the file is streamed into a ledger with three copies, two of which make
    an entry durable;
-3. midway one bookie is killed with SIGKILL, and the writer goes on;
-4. near the end all of them are killed, with appends in flight;
-5. all start again, the ledger is recovered and read back, and SHA-256 decides.
+3. one bookie of the ledger after another is killed with SIGKILL, until two bookies are left, and
+   the writer goes on;
+4. the dead start again, and one of them joins the ledger;
+5. near the end all of them are killed, with appends in flight;
+6. all start again, the ledger is recovered and read back, and SHA-256 decides.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import hashlib
 import sysconfig
 import tempfile
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -36,8 +38,10 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 ENTRY_BYTES = 8 * 1024
 GROUP_ENTRIES = 128
 GROUPS_IN_FLIGHT_MAX = 8
-KILL_ONE_AT = 0.5
+KILLS_AT = (0.2, 0.4, 0.6)
+START_AT = 0.75
 KILL_ALL_AT = 0.95
+JOIN_SECONDS_MAX = 30.0
 
 
 @app.command("demo")
@@ -53,7 +57,7 @@ def demo(
     ] = 200,
     output: Output = OutputFormat.TABLE,
 ) -> int:
-    """Stream real text into three bookies, kill them with -9, and get every byte back."""
+    """Stream real text into five bookies, kill them with -9, and get every byte back."""
     from bookie.cli.output import print_records
 
     with nullcontext(data) if data is not None else tempfile.TemporaryDirectory() as directory:
@@ -124,8 +128,8 @@ class Demonstration:
         text = self.directory / "text"
         self.size = make_text(text, self.size)
         self.story.tell("made a file of Python sources", bytes=self.size)
-        async with local_cluster(self.directory / "cluster", bookies=3) as cluster:
-            self.story.tell("started three bookies", ports=_ports(cluster))
+        async with local_cluster(self.directory / "cluster", bookies=5) as cluster:
+            self.story.tell("started five bookies", ports=_ports(cluster))
             with progress_bar("writing", total=self.size) as advance:
                 await self._write(cluster, text, advance)
             await start_all(cluster.bookies)
@@ -143,16 +147,23 @@ class Demonstration:
                 ensemble_size=3, write_quorum_size=3, ack_quorum_size=2
             )
             self.ledger_id = writer.ledger_id
-            one_killed = False
+            kills, start_at = list(KILLS_AT), START_AT
             async with _Appends(self, writer, advance) as appends:
                 for group in entries_of(text):
                     await appends.start(group)
                     share = self.acknowledged * ENTRY_BYTES / self.size
-                    if share >= KILL_ONE_AT and not one_killed:
-                        one_killed = True
-                        await self._kill(cluster, "bookie-2")
+                    if kills and share >= kills[0]:
+                        kills.pop(0)
+                        await self._kill(cluster, _victim(cluster, writer))
+                        appends.begin_watch()
+                    elif share >= start_at:
+                        start_at = 2.0
+                        self._tell_pause(appends)
+                        await self._bring_back(cluster, writer)
                     if share >= KILL_ALL_AT:
                         break
+                    if len(kills) < len(KILLS_AT) and appends.has_gone_on:
+                        self._tell_pause(appends)
                 in_flight = writer.last_entry_id + 1 - self.acknowledged
                 async with asyncio.TaskGroup() as killing:
                     for bookie in cluster.bookies:
@@ -162,11 +173,29 @@ class Demonstration:
             "the writer has lost its ledger",
             entries_acknowledged=self.acknowledged,
             in_flight_at_the_kill=in_flight,
+            fragments=len(writer.metadata.fragments),
         )
 
     async def _kill(self, cluster: LocalCluster, bookie_id: str) -> None:
         await cluster.bookie(bookie_id).kill()
         self.story.tell(f"killed {bookie_id} with -9", entries_acknowledged=self.acknowledged)
+
+    def _tell_pause(self, appends: _Appends) -> None:
+        """Say how long nothing was acknowledged since the last kill, at most."""
+        if appends.is_watching:
+            self.story.tell("the writer goes on", longest_pause_ms=round(appends.end_watch() * 1e3))
+
+    async def _bring_back(self, cluster: LocalCluster, writer: WriterHandle) -> None:
+        """Start the dead bookies, and wait until the ledger has three copies again."""
+        from bookie.server.local.supervisor import start_all
+
+        await start_all([bookie for bookie in cluster.bookies if bookie.pid is None])
+        with suppress(TimeoutError):
+            async with asyncio.timeout(JOIN_SECONDS_MAX):
+                while writer.is_under_replicated:  # noqa: ASYNC110  (the writer tells nobody)
+                    await asyncio.sleep(0.05)
+        copies = 2 if writer.is_under_replicated else 3
+        self.story.tell("started the dead bookies again", copies_of_new_entries=copies)
 
     async def _read_back(self, cluster: LocalCluster, text: Path, advance: Advance) -> None:
         """Recover, read everything, and compare it with what was acknowledged."""
@@ -216,6 +245,12 @@ def _ports(cluster: LocalCluster) -> str:
     return " ".join(str(bookie.member.port) for bookie in cluster.bookies)
 
 
+def _victim(cluster: LocalCluster, writer: WriterHandle) -> str:
+    """A bookie that lives and has the ledger's new entries."""
+    bookies = writer.metadata.last_fragment.bookies
+    return next(one for one in bookies if cluster.bookie(one).pid is not None)
+
+
 class _Appends:
     """Appends in flight. The end of the block gives up those without an answer."""
 
@@ -227,6 +262,28 @@ class _Appends:
         self._group = asyncio.TaskGroup()
         self._tasks: set[asyncio.Task[None]] = set()
         self._done: dict[int, int] = {}
+        self._watched_since = self._answered_at = self._longest = 0.0
+        self._answers = 0
+
+    def begin_watch(self) -> None:
+        """Look for the longest time without an acknowledgement from now on."""
+        self._watched_since = self._answered_at = asyncio.get_running_loop().time()
+        self._longest, self._answers = 0.0, 0
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether it is being looked for."""
+        return self._watched_since > 0
+
+    @property
+    def has_gone_on(self) -> bool:
+        """Whether so much was acknowledged since that the pause is over."""
+        return self.is_watching and self._answers > 2 * GROUPS_IN_FLIGHT_MAX
+
+    def end_watch(self) -> float:
+        """The longest time without an acknowledgement, in seconds."""
+        self._watched_since = 0.0
+        return self._longest
 
     async def start(self, entries: list[bytes]) -> None:
         """Begin to append `entries`; waits while too many are in flight."""
@@ -242,6 +299,10 @@ class _Appends:
         while self._run.acknowledged in self._done:
             self._run.acknowledged = self._done.pop(self._run.acknowledged)
         self._advance(sum(map(len, entries)))
+        now = asyncio.get_running_loop().time()
+        self._longest = max(self._longest, now - self._answered_at)
+        self._answered_at = now
+        self._answers += 1
         self._window.release()
 
     async def __aenter__(self) -> _Appends:

@@ -1,7 +1,7 @@
 """Bookies that take over slots of open ledgers: who is chosen, and who they are.
 
 A bookie that failed is left alone by this client for a while, whichever ledger noticed it. It is
-chosen again before that only for itself: if it lost its data, it may take over its own slot.
+chosen again when it registers anew. If it lost its data, it may take over its own slot.
 """
 
 from __future__ import annotations
@@ -24,20 +24,27 @@ _REREAD_SECONDS_MAX = 1.0
 
 
 class Quarantine:
-    """The bookies that failed one of this client's ledgers lately."""
+    """The bookies that failed one of this client's ledgers lately, and have not come back since."""
 
-    def __init__(self) -> None:
-        self._until: dict[str, float] = {}
+    def __init__(self, directory: BookieDirectory) -> None:
+        self._directory = directory
+        self._until: dict[str, tuple[float, int]] = {}
+        """By bookie: until when, and how often it had arrived."""
 
     def put(self, bookie_id: str) -> None:
         """Do not choose it for a while; how long is left to chance, so that clients differ."""
         seconds = QUARANTINE_SECONDS * random.uniform(0.5, 1.5)  # noqa: S311  (jitter)
-        self._until[bookie_id] = asyncio.get_running_loop().time() + seconds
+        until = asyncio.get_running_loop().time() + seconds
+        self._until[bookie_id] = until, self._directory.arrivals(bookie_id)
 
     def members(self) -> set[str]:
         """Those that must not be chosen now."""
-        now = asyncio.get_running_loop().time()
-        self._until = {one: until for one, until in self._until.items() if until > now}
+        now, arrivals = asyncio.get_running_loop().time(), self._directory.arrivals
+        self._until = {
+            bookie_id: (until, arrived)
+            for bookie_id, (until, arrived) in self._until.items()
+            if until > now and arrivals(bookie_id) == arrived
+        }
         return set(self._until)
 
 

@@ -392,7 +392,7 @@ class BookiePool:
         self.directory = directory
         self.tasks = tasks
         self.settings = settings
-        self.quarantine = Quarantine()
+        self.quarantine = Quarantine(directory)
         self._instance_id = instance_id
         self._rpc = rpc
         self._connections: dict[str, BookieConnection] = {}

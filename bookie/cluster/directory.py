@@ -6,6 +6,7 @@ serving.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from types import MappingProxyType, TracebackType
 from typing import Self
@@ -38,6 +39,7 @@ class BookieDirectory:
         self._writable: dict[str, Registration] = {}
         self._read_only: dict[str, Registration] = {}
         self._last_known: dict[str, Registration] = {}
+        self._arrivals: Counter[str] = Counter()
 
     def bookies(self) -> Mapping[str, Registration]:
         """The bookies that take new entries, by id. A snapshot."""
@@ -74,6 +76,10 @@ class BookieDirectory:
         registration = self._last_known.get(bookie_id)
         return "" if registration is None else registration.incarnation
 
+    def arrivals(self, bookie_id: str) -> int:
+        """How often a bookie was seen to register since this directory watches."""
+        return self._arrivals[bookie_id]
+
     async def wait_for_change(self) -> None:
         """Return after the next change of the view: a bookie came, went or changed."""
         await self._mirror.wait_for_change()
@@ -91,8 +97,10 @@ class BookieDirectory:
         await self._mirror.__aexit__(exc_type, exc, traceback)
 
     def _take(self, records: Mapping[str, Registration]) -> None:
+        before = self.all()
         self._writable, self._read_only = {}, {}
         for key, registration in sorted(records.items()):
             side = self._writable if keys.is_writable(key) else self._read_only
             side[registration.bookie_id] = registration
+        self._arrivals.update(self.all().keys() - before.keys())
         self._last_known |= self.all()

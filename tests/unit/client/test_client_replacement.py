@@ -84,7 +84,6 @@ async def test_a_writer_outlives_all_of_its_first_bookies(
             await until_replaced(writer, gone)
             await append_all(writer, 5)
             await cluster.start(gone)
-            bk._connected.pool.quarantine._until.clear()
         await append_all(writer, 5)
     assert len(writer.metadata.fragments) == 4
     await check_copies(cluster, bk, writer.ledger_id, 35)
