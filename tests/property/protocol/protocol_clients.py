@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import assert_never
 
@@ -13,12 +14,15 @@ from bookie.ids import NO_ENTRY, Status
 from bookie.protocol import reader, recovery_events, writer_events
 from bookie.protocol.exchange import (
     CancelTimer,
+    ChooseNewcomers,
+    NewcomersChosen,
     ReadMetadata,
     StartTimer,
     TimerFired,
     WriteMetadata,
 )
 from bookie.protocol.pending import WriterLimits
+from bookie.protocol.placement import choose_newcomers
 from bookie.protocol.quorum import slots_of
 from bookie.protocol.reader import LedgerRead
 from bookie.protocol.recovery import LedgerRecovery
@@ -27,6 +31,7 @@ from bookie.protocol.writer import LedgerWriter
 from tests.property.protocol.protocol_world import (
     DIGESTER,
     LEDGER_ID,
+    Call,
     MetadataAnswer,
     ReadResult,
     SimBookie,
@@ -76,7 +81,8 @@ class SimWriter:
         self._payloads: list[bytes] = []
         self.told_lost: set[int] = set()
         """Slots whose bookies are known to have lost data."""
-        self.streams = [self._open(slot, name) for slot, name in enumerate(world.bookies)]
+        ensemble = metadata.last_fragment.bookies
+        self.streams = [self._open(slot, name) for slot, name in enumerate(ensemble)]
 
     def _open(self, slot: int, bookie_id: str) -> Stream:
         def on_answer(answer: object) -> None:
@@ -240,15 +246,24 @@ class SimWriter:
 
 
 class SimRecoverer:
-    """A client that recovers the ledger."""
+    """A client that recovers the ledger; it crashes before it carries out effect `effects_max`."""
 
-    def __init__(self, world: World, machine: type[LedgerRecovery] = LedgerRecovery) -> None:
+    def __init__(
+        self,
+        world: World,
+        machine: type[LedgerRecovery] = LedgerRecovery,
+        effects_max: float = math.inf,
+    ) -> None:
         self.world = world
+        self.effects_left = effects_max
         self.machine = machine(world.store.metadata, world.store.version)
         self.crashed = False
         self.recovered: LedgerMetadata | None = None
         self.failed: BookieError | None = None
         self.incarnations = {name: bookie.incarnation for name, bookie in world.bookies.items()}
+        """As the store says; of a newcomer, when it was chosen."""
+        self.failing: set[str] = set()
+        self.newcomers = 0
         self.step(recovery_events.Start())
 
     def step(self, event: recovery_events.RecoveryEvent) -> None:
@@ -256,6 +271,10 @@ class SimRecoverer:
         if self.crashed:
             return
         for effect in self.machine.step(event):
+            self.effects_left -= 1
+            if self.effects_left < 0:
+                self.crash()
+                return
             self._carry_out(effect)
 
     def _carry_out(self, effect: recovery_events.RecoveryEffect) -> None:
@@ -267,6 +286,10 @@ class SimRecoverer:
                 self._send_read(effect)
             case recovery_events.SendAdd():
                 self._send_add(effect)
+            case ChooseNewcomers():
+                self._choose(effect)
+            case recovery_events.PublishNewcomers():
+                world.metadata_call(lambda: self._publish(effect), self.step)
             case recovery_events.Recovered(metadata):
                 self.recovered = metadata
                 stored = world.store.metadata
@@ -338,9 +361,44 @@ class SimRecoverer:
 
         def on_result(result: object) -> None:
             status = result if isinstance(result, Status) else Status.IO_ERROR
+            if status is not Status.OK:
+                self.failing.add(effect.bookie_id)
             self.step(recovery_events.RecoveryAddAnswered(effect.round, effect.slot, status))
 
         self.world.call(effect.bookie_id, serve, on_result)
+
+    def _choose(self, effect: ChooseNewcomers) -> None:
+        """Choose, and hear of it later."""
+        world = self.world
+        chosen: dict[int, str] = {}
+
+        def serve() -> object:
+            slots = list(slots_of(effect.slots))
+            candidates = world.bookies.keys() - self.failing
+            chosen.update(
+                choose_newcomers(effect.bookies, slots, candidates, pick=world.rng.randrange)
+            )
+            for name in chosen.values():
+                self.incarnations[name] = world.bookies[name].incarnation
+            return chosen
+
+        def on_result(_result: object) -> None:
+            self.newcomers += len(chosen)
+            self.step(NewcomersChosen(chosen))
+
+        world.calls.append(Call(serve, on_result))
+
+    def _publish(
+        self, effect: recovery_events.PublishNewcomers
+    ) -> MetadataAnswer | recovery_events.NewcomersLost:
+        lost = [
+            name
+            for name in effect.newcomers
+            if self.world.bookies[name].incarnation != self.incarnations[name]
+        ]
+        if lost:
+            return recovery_events.NewcomersLost(tuple(lost))
+        return self.world.store.write(effect.metadata, effect.version)
 
     def crash(self) -> None:
         """Vanish."""
@@ -361,7 +419,10 @@ def read_range(world: World, first: int, last: int) -> Sequence[Entry]:
         match effect:
             case reader.SendRead(request, bookie_id, start, end, stripe):
                 limit = world.rng.choice([1, 3, 50])
-                result = world.bookies[bookie_id].read(start, end, stripe, limit, fence=False)
+                bookie = world.bookies[bookie_id]
+                result = bookie.read(start, end, stripe, limit, fence=False)
+                if bookie.gone:
+                    result = ReadResult(Status.IO_ERROR)
                 batch = batch_of(result.packets) if result.packets else None
                 answer = reader.ReadAnswered(
                     request,

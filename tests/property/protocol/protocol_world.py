@@ -11,6 +11,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 
@@ -32,6 +33,7 @@ from tests.entry_batches import merged
 DIGESTER = digester_for_key(DigestType.CRC32C, b"")
 LEDGER_ID = 7
 
+T = TypeVar("T")
 MetadataAnswer = MetadataRead | MetadataWritten | MetadataConflict | MetadataFailed
 
 
@@ -75,6 +77,8 @@ class SimBookie:
         self.bookie_id = bookie_id
         self.world = world
         self.up = True
+        self.gone = False
+        """It never comes up again."""
         self.read_only = False
         self.fenced = False
         self.entries: dict[int, bytes] = {}
@@ -200,7 +204,10 @@ class SimBookie:
         self.explicit_lac = NO_ENTRY
         self.destroyed |= {e: p for e, p in before.items() if e not in self.entries}
         self.incarnation += self.renews
-        self.limbo = self.limbo or self.suspects
+        # It lists the ledgers that name it, so it does not suspect one that will.
+        fragments = self.world.store.metadata.fragments
+        is_named = any(self.bookie_id in fragment.bookies for fragment in fragments)
+        self.limbo = self.limbo or (self.suspects and is_named)
         self.fenced = self.fenced or self.fences
 
 
@@ -283,13 +290,15 @@ class World:
         sizes: tuple[int, int, int],
         faults: Faults,
         bookie: type[SimBookie] = SimBookie,
+        spares: int = 0,
     ) -> None:
         self.rng = random.Random(seed)
         self.seed = seed
         self.faults = faults
         self.quorum = Quorum(*sizes)
         names = tuple(f"b{i}" for i in range(sizes[0]))
-        self.bookies = {name: bookie(name, self) for name in names}
+        every = [f"b{i}" for i in range(sizes[0] + spares)]
+        self.bookies = {name: bookie(name, self) for name in every}
         metadata = LedgerMetadata(
             ledger_id=LEDGER_ID,
             ensemble_size=sizes[0],
@@ -314,6 +323,8 @@ class World:
         """Nothing goes wrong any more."""
         self.losses_left = sizes[2] - 1
         self.losses = 0
+        self.newcomers = 0
+        """How often a bookie took over a slot."""
 
     # -- what clients do -------------------------------------------------------------------------
 
@@ -330,7 +341,7 @@ class World:
         self.calls.append(call)
 
     def metadata_call(
-        self, serve: Callable[[], MetadataAnswer], reply: Callable[[MetadataAnswer], None]
+        self, serve: Callable[[], T], reply: Callable[[T | MetadataFailed], None]
     ) -> None:
         """Ask the metadata store."""
 
@@ -418,6 +429,14 @@ class World:
             if stream.bookie is bookie:
                 self.break_stream(stream)
 
+    def lose_bookie(self) -> None:
+        """One bookie of the ensemble is gone for good; an ack quorum must survive that."""
+        assert self.losses_left > 0
+        self.losses_left -= 1
+        bookie = self.bookies[f"b{self.rng.randrange(self.quorum.ensemble_size)}"]
+        bookie.gone = True
+        self.crash_bookie(bookie)
+
     def disturb(self) -> None:
         """Perhaps something goes wrong, or comes back."""
         rng, faults = self.rng, self.faults
@@ -436,7 +455,7 @@ class World:
                 stream.slow = rng.random() < faults.slow
         bookie = self.bookies[rng.choice(list(self.bookies))]
         if not bookie.up:
-            bookie.up = rng.random() < 0.1
+            bookie.up = rng.random() < 0.1 and not bookie.gone
         elif rng.random() < faults.crash_bookie:
             self.crash_bookie(bookie)
         elif faults.lose_disk and self._disturb_disk(bookie):
@@ -474,7 +493,7 @@ class World:
         """From now on everything works."""
         self.calm = True
         for bookie in self.bookies.values():
-            bookie.up, bookie.read_only = True, False
+            bookie.up, bookie.read_only = not bookie.gone, False
         for stream in self.streams:
             self.connect_stream(stream)
 

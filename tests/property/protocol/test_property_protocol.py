@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import pytest
 
@@ -60,3 +61,53 @@ def test_no_lost_disk_breaks_a_rule(sizes: tuple[int, int, int], deferred_sync: 
             error.add_note(f"seed {seed}, sizes {sizes}, lost disks")
             raise
     assert (losses > SEEDS) is (sizes[2] > 1)
+
+
+UNRELIABLE = Faults(lose_call=0.15)
+"""Many adds of a recovery are not answered, so that others take over."""
+
+SURVIVORS = [sizes for sizes in SIZES if sizes[2] > 1]
+"""Where a ledger outlives one bookie: one of Qa copies may be gone, and a denial still counts."""
+
+
+@pytest.mark.parametrize("sizes", SURVIVORS, ids=str)
+def test_a_dead_bookie_and_a_spare_stop_no_recovery(sizes: tuple[int, int, int]) -> None:
+    """One bookie dies for good at some step: the ledger is closed, and every rule holds (L1)."""
+    newcomers = 0
+    for seed in range(2 * SEEDS):
+        try:
+            newcomers += run(seed, Setting(sizes, spares=1, loses_bookie=True)).newcomers
+        except Exception as error:
+            error.add_note(f"seed {seed}, sizes {sizes}, one dead")
+            raise
+    if sizes[1] == sizes[2]:
+        assert newcomers > SEEDS // 4
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_a_recovery_may_crash_at_any_step(sizes: tuple[int, int, int]) -> None:
+    """Several recoveries crash between two of their effects; the last one closes."""
+    newcomers = 0
+    for seed in range(2 * SEEDS):
+        try:
+            setting = Setting(sizes, spares=2, crashing=True, faults=UNRELIABLE)
+            newcomers += run(seed, setting).newcomers
+        except Exception as error:
+            error.add_note(f"seed {seed}, sizes {sizes}, crashing recoveries")
+            raise
+    assert newcomers > SEEDS // 10 or sizes[2] == 1
+
+
+@pytest.mark.parametrize("sizes", SURVIVORS, ids=str)
+def test_no_newcomer_loses_what_it_acknowledged(sizes: tuple[int, int, int]) -> None:
+    """Bookies lose their disks, also newcomers that no metadata names yet."""
+    newcomers = 0
+    for seed in range(3 * SEEDS):
+        faults = replace(UNRELIABLE, lose_disk=0.02)
+        try:
+            setting = Setting(sizes, spares=2, crashing=True, faults=faults)
+            newcomers += run(seed, setting).newcomers
+        except Exception as error:
+            error.add_note(f"seed {seed}, sizes {sizes}, newcomers lose disks")
+            raise
+    assert newcomers > SEEDS // 10

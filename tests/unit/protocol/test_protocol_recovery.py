@@ -11,10 +11,12 @@ from bookie.formats.batch import EntryBatch
 from bookie.formats.ledger_metadata import Fragment, LedgerMetadata, LedgerState
 from bookie.ids import Status
 from bookie.protocol.exchange import (
+    ChooseNewcomers,
     MetadataConflict,
     MetadataFailed,
     MetadataRead,
     MetadataWritten,
+    NewcomersChosen,
     ReadMetadata,
     StartTimer,
     TimerFired,
@@ -250,12 +252,14 @@ def test_a_wrong_password_ends_recovery_at_once() -> None:
 
 
 def test_storing_again_needs_an_ack_quorum() -> None:
-    """Two of three fail: they are asked again, the first is not."""
+    """Two of three fail and no other can take over: they are asked again, the first is not."""
     recovery = reading()
     found(recovery, 0, packed(0, 1))
     stored(recovery, 0)
     stored(recovery, 1, Status.IO_ERROR)
-    assert stored(recovery, 2, Status.IO_ERROR) == [StartTimer(("retry", 0), 0.5)]
+    bookies = ("b0", "b1", "b2")
+    assert stored(recovery, 2, Status.IO_ERROR) == [ChooseNewcomers(bookies, 0b110)]
+    assert recovery.step(NewcomersChosen({})) == [StartTimer(("retry", 0), 0.5)]
     again = of_type(recovery.step(TimerFired(("retry", 0))), SendAdd)
     assert [add.slot for add in again] == [1, 2]
 
