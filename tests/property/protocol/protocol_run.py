@@ -40,6 +40,8 @@ class Setting:
     """Bookies beyond the ensemble."""
     loses_bookie: bool = False
     """One bookie of the ensemble dies for good, at some step."""
+    silently: bool = False
+    """It answers nothing then, and no timeout answers in its place."""
     crashing: bool = False
     """More recoverers, and each of them but the last crashes between two of its effects."""
     writer: type[LedgerWriter] = LedgerWriter
@@ -63,7 +65,7 @@ def run(seed: int, setting: Setting) -> World:
     bookie_lost_at = rng.randrange(setting.steps) if setting.loses_bookie else -1
     for step in range(setting.steps):
         if step == bookie_lost_at:
-            world.lose_bookie()
+            world.lose_bookie(silent=setting.silently)
         if (not world.deliver_one() or rng.random() < 0.3) and not setting.duel:
             writer.append()
         world.disturb()

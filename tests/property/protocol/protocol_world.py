@@ -79,6 +79,8 @@ class SimBookie:
         self.up = True
         self.gone = False
         """It never comes up again."""
+        self.silent = False
+        """What is asked of it now is never answered, not even by a timeout."""
         self.read_only = False
         self.fenced = False
         self.entries: dict[int, bytes] = {}
@@ -336,6 +338,8 @@ class World:
     ) -> None:
         """Send a request to a bookie; `reply` gets its result, or None when there is no answer."""
         bookie = self.bookies[bookie_id]
+        if bookie.silent:
+            return
         call = Call(lambda: serve(bookie) if bookie.up else None, reply)
         call.slow = self.rng.random() < self.faults.slow
         self.calls.append(call)
@@ -429,12 +433,12 @@ class World:
             if stream.bookie is bookie:
                 self.break_stream(stream)
 
-    def lose_bookie(self) -> None:
+    def lose_bookie(self, *, silent: bool) -> None:
         """One bookie of the ensemble is gone for good; an ack quorum must survive that."""
         assert self.losses_left > 0
         self.losses_left -= 1
         bookie = self.bookies[f"b{self.rng.randrange(self.quorum.ensemble_size)}"]
-        bookie.gone = True
+        bookie.gone, bookie.silent = True, silent
         self.crash_bookie(bookie)
 
     def disturb(self) -> None:

@@ -21,7 +21,7 @@ from bookie.protocol.exchange import (
     WriteMetadata,
 )
 from bookie.protocol.pending import PendingBatch
-from bookie.protocol.quorum import Quorum
+from bookie.protocol.quorum import Quorum, mask_of
 from bookie.protocol.recovery import LedgerRecovery
 from bookie.protocol.recovery_events import RecoveryEffect, RecoveryEvent
 from bookie.protocol.recovery_tail import RecoveryTail
@@ -254,6 +254,17 @@ class TrustsItsNewcomers(LedgerRecovery):
         ]
 
 
+class WaitsForEveryWriteSet(LedgerRecovery):
+    """Striped, entries found are stored again only when each write set has given some."""
+
+    def _evaluate(self) -> list[RecoveryEffect]:
+        heard = mask_of(self._found)
+        complete = all(window & heard for window in self.quorum.windows)
+        if self._found and self.waiting and not complete:
+            return []
+        return super()._evaluate()
+
+
 class AcksOneShort(LedgerWriter):
     """Qa - 1 acknowledgements are enough."""
 
@@ -397,6 +408,7 @@ CASES = [
     replace(CHANGES, recovery=StartsAtTheLac),
     replace(CHANGES, recovery=PublishesNoTail),
     replace(CHANGES, recovery=TrustsItsNewcomers, faults=Faults(lose_call=0.15, lose_disk=0.02)),
+    replace(STRIPED, recovery=WaitsForEveryWriteSet, loses_bookie=True, silently=True),
     Setting(writer=AcksOneShort),
     Setting(writer=IgnoresFences),
     Setting(writer=TellsLacTooEarly),

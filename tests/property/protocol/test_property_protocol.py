@@ -84,6 +84,17 @@ def test_a_dead_bookie_and_a_spare_stop_no_recovery(sizes: tuple[int, int, int])
         assert newcomers > SEEDS // 10
 
 
+@pytest.mark.parametrize("sizes", [s for s in SURVIVORS if s[1] > s[2]], ids=str)
+def test_no_recovery_waits_for_a_silent_bookie(sizes: tuple[int, int, int]) -> None:
+    """Where the others suffice, recovery ends without one timeout of the bookie that hangs."""
+    for seed in range(SEEDS):
+        try:
+            run(seed, Setting(sizes, loses_bookie=True, silently=True))
+        except Exception as error:
+            error.add_note(f"seed {seed}, sizes {sizes}, one silent")
+            raise
+
+
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_a_recovery_may_crash_at_any_step(sizes: tuple[int, int, int]) -> None:
     """Several recoveries crash between two of their effects; the last one closes."""
