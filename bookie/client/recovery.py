@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import random
+from collections import Counter
 
 from bookie.client.calls import Calls, carry_out_metadata
 from bookie.client.pool import BookiePool
@@ -10,14 +12,29 @@ from bookie.client.requests import RequestEncoder
 from bookie.client.verification import verify_lac, verify_read
 from bookie.cluster.cookies import CookieManager
 from bookie.cluster.ledgers import LedgerManager
-from bookie.errors import BookieError
+from bookie.errors import BadVersionError, BookieError
 from bookie.formats.ledger_metadata import LedgerMetadata, Versioned
 from bookie.ids import BATCH_SIZE_BYTES_MAX, Status
-from bookie.protocol.exchange import ReadMetadata, StartTimer, TimerFired, TimerId, WriteMetadata
+from bookie.protocol.exchange import (
+    ChooseNewcomers,
+    MetadataConflict,
+    MetadataFailed,
+    MetadataWritten,
+    NewcomersChosen,
+    ReadMetadata,
+    StartTimer,
+    TimerFired,
+    TimerId,
+    WriteMetadata,
+)
 from bookie.protocol.pending import BATCH_ENTRIES_MAX
+from bookie.protocol.placement import choose_newcomers
+from bookie.protocol.quorum import slots_of
 from bookie.protocol.recovery import LedgerRecovery
 from bookie.protocol.recovery_events import (
     FenceAnswered,
+    NewcomersLost,
+    PublishNewcomers,
     Recovered,
     RecoveryAddAnswered,
     RecoveryEffect,
@@ -34,6 +51,10 @@ from bookie.telemetry import event_log
 
 _log = event_log(__name__)
 
+ADDS_BEHIND_MAX = 32
+"""Batches that one bookie may have unanswered. An ack quorum of the others goes on without it, and
+would pile up a whole ledger in memory for a bookie that is dead."""
+
 
 async def recover_ledger(
     found: Versioned[LedgerMetadata],
@@ -44,8 +65,9 @@ async def recover_ledger(
     """Fence a ledger, find where it ends, and close it there; returns its final metadata.
 
     The closed ledger has every entry that its writer had acknowledged, on an ack quorum. A ledger
-    that is closed already stays as it is. After a cancellation or a failure the ledger may stay
-    IN_RECOVERY; any client may then start another recovery.
+    that is closed already stays as it is. If too few bookies of the last ensemble store what was
+    found, others of the cluster take over; the closed ledger names them. After a cancellation or a
+    failure the ledger may stay IN_RECOVERY; any client may then start another recovery.
 
     Raises:
         LedgerRecoveryError: too few bookies answered; try again.
@@ -92,6 +114,9 @@ class _RecoveryDriver:
         self._calls = calls
         self._incarnations: dict[str, str] = {}
         """Of each bookie, as the store says once the ledger is marked: no other one is believed."""
+        self._failing: set[str] = set()
+        """Bookies that did not store what they were sent: they take over no slot."""
+        self._adds_behind: Counter[str] = Counter()
 
     def begin(self, effect: RecoveryEffect) -> None:
         """Begin what one effect asks for."""
@@ -103,6 +128,10 @@ class _RecoveryDriver:
                 self._calls.start(self._read(effect), name)
             case SendAdd():
                 self._calls.start(self._add(effect), name)
+            case ChooseNewcomers():
+                self._calls.start(self._choose(effect), name)
+            case PublishNewcomers():
+                self._calls.start(self._publish(effect), name)
             case StartTimer(timer, seconds):
                 self._calls.start(_sleep(timer, seconds), name)
             case ReadMetadata() | WriteMetadata():
@@ -166,18 +195,86 @@ class _RecoveryDriver:
         )
 
     async def _add(self, effect: SendAdd) -> RecoveryEvent:
+        bookie_id = effect.bookie_id
+        if self._adds_behind[bookie_id] >= ADDS_BEHIND_MAX:
+            status, message = Status.IO_ERROR, "earlier entries are not answered yet"
+        else:
+            self._adds_behind[bookie_id] += 1
+            try:
+                status, message = await self._store(effect)
+            finally:
+                self._adds_behind[bookie_id] -= 1
+        if status is not Status.OK:
+            self._failing.add(bookie_id)
+        return RecoveryAddAnswered(effect.round, effect.slot, status, message)
+
+    async def _store(self, effect: SendAdd) -> tuple[Status, str]:
         request_id, data = self._encoder.entries(effect.batch, recovery=True)
         seconds = self._pool.settings.add_timeout_seconds
         try:
             incarnation = await self._incarnation_of(effect.bookie_id)
             lane = self._pool.connection(effect.bookie_id).recovery(incarnation)
             async with asyncio.timeout(seconds):
-                status, message = await lane.request(request_id, data)
+                return await lane.request(request_id, data)
         except TimeoutError:
-            status, message = Status.IO_ERROR, f"no answer within {seconds:g} s"
+            return Status.IO_ERROR, f"no answer within {seconds:g} s"
         except BookieError as error:
-            status, message = error.status, str(error)
-        return RecoveryAddAnswered(effect.round, effect.slot, status, message)
+            return error.status, str(error)
+
+    async def _choose(self, effect: ChooseNewcomers) -> RecoveryEvent:
+        chosen = choose_newcomers(
+            effect.bookies,
+            list(slots_of(effect.slots)),
+            self._pool.directory.bookies().keys() - self._failing,
+            pick=random.SystemRandom().randrange,
+        )
+        newcomers = {
+            slot: bookie_id for slot, bookie_id in chosen.items() if await self._meet(bookie_id)
+        }
+        _log.info(
+            "recovery_newcomers",
+            ledger_id=self._ledger_id,
+            replaced=[effect.bookies[slot] for slot in slots_of(effect.slots)],
+            newcomers=sorted(newcomers.values()),
+        )
+        return NewcomersChosen(newcomers)
+
+    async def _meet(self, bookie_id: str) -> bool:
+        """Learn the incarnation of a newcomer, before it is sent anything; whether it has a cookie.
+
+        It is remembered until the close: what another incarnation acknowledged would be lost.
+        """
+        try:
+            found = await self._cookies.read_latest(bookie_id)
+        except BookieError as error:
+            _log.warning("newcomer_unknown", bookie_id=bookie_id, reason=str(error))
+            return False
+        if found is None:
+            self._failing.add(bookie_id)
+            return False
+        self._incarnations[bookie_id] = found.value.incarnation
+        return True
+
+    async def _publish(self, effect: PublishNewcomers) -> RecoveryEvent:
+        """Close the ledger unless the cookie of a newcomer has changed; see the effect for why."""
+        conditions = []
+        lost = []
+        try:
+            for bookie_id in effect.newcomers:
+                found = await self._cookies.read_latest(bookie_id)
+                if found is None or found.value.incarnation != self._incarnations[bookie_id]:
+                    lost.append(bookie_id)
+                else:
+                    conditions.append(self._cookies.unchanged(bookie_id, found.version))
+            if lost:
+                return NewcomersLost(tuple(lost))
+            written = await self._ledgers.write(effect.metadata, effect.version, conditions)
+        except BadVersionError:
+            # Of the ledger or of a cookie. A cookie changes at each start of its bookie, too.
+            return MetadataConflict()
+        except BookieError as error:
+            return MetadataFailed(error)
+        return MetadataWritten(written.version)
 
     async def _incarnation_of(self, bookie_id: str) -> str:
         """Which incarnation of a bookie may speak for it; empty if the store names none.

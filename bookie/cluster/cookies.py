@@ -12,7 +12,7 @@ from bookie.cluster import keys
 from bookie.errors import FormatError, KeyExistsError
 from bookie.formats.cookie import Cookie, decode_cookie, encode_cookie
 from bookie.formats.ledger_metadata import Versioned
-from bookie.metadata.store import NOT_EXISTS, MetadataStore
+from bookie.metadata.store import NOT_EXISTS, Check, MetadataStore
 from bookie.telemetry import event_log
 
 _log = event_log(__name__)
@@ -37,6 +37,10 @@ class CookieManager:
         """`read`, but no older than this call, whichever server of the store answers."""
         await self._store.sync()
         return await self.read(bookie_id)
+
+    def unchanged(self, bookie_id: str, version: int) -> Check:
+        """The condition that the cookie of `bookie_id` still has `version`, for a transaction."""
+        return Check(keys.cookie(bookie_id), version)
 
     async def has_cluster(self) -> bool:
         """Whether the store holds a cluster at all; an emptied one says nothing about a bookie."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 
@@ -30,7 +30,16 @@ from bookie.errors import (
 from bookie.formats.deletion_proof import DeletionProof
 from bookie.formats.ledger_metadata import LedgerMetadata, Versioned, decode, encode
 from bookie.ids import NO_ENTRY
-from bookie.metadata.store import NOT_EXISTS, Change, Delete, MetadataStore, Put, Record, Stat
+from bookie.metadata.store import (
+    NOT_EXISTS,
+    Change,
+    Check,
+    Delete,
+    MetadataStore,
+    Put,
+    Record,
+    Stat,
+)
 from bookie.telemetry import event_log
 
 _log = event_log(__name__)
@@ -119,18 +128,25 @@ class LedgerManager:
         await self._store.sync()
         return await self.read(ledger_id)
 
-    async def write(self, metadata: LedgerMetadata, version: int) -> Versioned[LedgerMetadata]:
-        """Replace the metadata that has `version`.
+    async def write(
+        self, metadata: LedgerMetadata, version: int, conditions: Sequence[Check] = ()
+    ) -> Versioned[LedgerMetadata]:
+        """Replace the metadata that has `version`, in one step with the check of `conditions`.
 
         Raises:
-            BadVersionError: it was changed meanwhile; read it again.
+            BadVersionError: it was changed meanwhile, or a condition does not hold; read it again.
             NoSuchLedgerError: it was deleted.
         """
         if version < 0:
             raise BadRequestError(f"{version} is not a version of ledger {metadata.ledger_id}")
         key = await self._key(metadata.ledger_id)
         try:
-            stat = await self._store.put(key, encode(metadata), version=version)
+            if conditions:
+                put = Put(key, encode(metadata), version)
+                stat, *_ = await self._store.transaction([put, *conditions])
+                assert stat is not None, "a put has a result"
+            else:
+                stat = await self._store.put(key, encode(metadata), version=version)
         except BadVersionError as error:
             if await self._store.get(key) is None:
                 raise NoSuchLedgerError(f"ledger {metadata.ledger_id} does not exist") from error

@@ -12,10 +12,12 @@ READING    read forward, by batches and with fencing reads, from max(LAC, first 
            fragment - 1) + 1. One verified copy: the entry exists -> RE-ADDING. Qw - Qa + 1 definite
            denials of the next entry: the ledger ends before it -> CLOSING. Neither, when all have
            answered: unknown, and the recovery fails. It never guesses.
-RE-ADDING  store the packets, byte for byte, on their write sets; Qa of them -> READING
+RE-ADDING  store the packets, byte for byte, on their write sets; Qa of them -> READING. Where Qa
+           cannot be reached any more, other bookies take over the slots that failed
 MEASURING  no entry was found: read the entry before, which was acknowledged, for the length
 CLOSING    compare-and-set IN_RECOVERY -> CLOSED. Lost -> read again. CLOSED by another client is
-           adopted; IN_RECOVERY is tried again, from FENCING if the last fragment has changed
+           adopted; IN_RECOVERY is tried again, from FENCING if the last fragment has changed, or
+           if a bookie that took over a slot has lost what it acknowledged
 DONE       the ledger is CLOSED
 FAILED     it is not closed. The ledger is undamaged, and another recovery may start
 ========== =========================================================================================
@@ -26,13 +28,22 @@ It was not acknowledged before, because one of them would have had it. A bookie 
 entries beyond the end. They stay unacknowledged and unreadable, because recovery stores packets
 with the LAC that they carried: no LAC rises above what the writer had acknowledged.
 
+Fences and reads always go to the last ensemble as it was found. What is stored again may go to
+other bookies, which only the closing compare-and-set names (`recovery_tail`). They take over from
+the first entry that is not on an ack quorum yet. That is no entry of an earlier fragment, because
+reading starts in the last one. A recovery that dies leaves nothing behind that a next one trusts.
+
+A slot is taken over only if an ack quorum is out of reach without it. A slow bookie is then no
+reason for a change: Qa others suffice, and each next batch is offered to it again. So few
+fragments are made, and spare bookies are left for slots that need them.
+
 Source: the BookKeeper protocol document, "Closing a ledger as a reader".
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -47,10 +58,12 @@ from bookie.formats.entry import parse_header
 from bookie.formats.ledger_metadata import LedgerMetadata, LedgerState
 from bookie.ids import BATCH_SIZE_BYTES_MAX, MAX_ID, NO_ENTRY, Status
 from bookie.protocol.exchange import (
+    ChooseNewcomers,
     MetadataConflict,
     MetadataFailed,
     MetadataRead,
     MetadataWritten,
+    NewcomersChosen,
     ReadMetadata,
     StartTimer,
     TimerFired,
@@ -60,6 +73,8 @@ from bookie.protocol.pending import BATCH_ENTRIES_MAX
 from bookie.protocol.quorum import EVERY_ID, Quorum, mask_of, slots_of
 from bookie.protocol.recovery_events import (
     FenceAnswered,
+    NewcomersLost,
+    PublishNewcomers,
     Recovered,
     RecoveryAddAnswered,
     RecoveryEffect,
@@ -71,6 +86,7 @@ from bookie.protocol.recovery_events import (
     SendRecoveryRead,
     Start,
 )
+from bookie.protocol.recovery_tail import RecoveryTail
 from bookie.protocol.striping import is_run, run_from, select
 
 _RETRY = ("retry", 0)
@@ -117,6 +133,8 @@ class LedgerRecovery:
         self.quorum = Quorum(
             metadata.ensemble_size, metadata.write_quorum_size, metadata.ack_quorum_size
         )
+        self.tail = RecoveryTail.of(metadata)
+        """Where entries are stored again; `metadata` does not name it before the close."""
         self.state = RecoveryState.MARKING
         self.round = 0
         """Number of the last sends; an answer to an earlier round is ignored."""
@@ -138,9 +156,15 @@ class LedgerRecovery:
         self.silence = "no bookie answered"
         """Why the last unhelpful answer did not help, for the error message."""
         self._found: dict[int, EntryBatch] = {}
+        self._heard = 0
+        """Slots that gave entries or a denial in this round of reads."""
         self._told: dict[int, int] = {}
         self._readding: EntryBatch | None = None
         self._acked = 0
+        self._failed = 0
+        """Slots that failed in this round of adds, and were not offered to other bookies since."""
+        self._offered: int | None = None
+        """Slots for which newcomers are being chosen."""
         self._conflicts = 0
 
     def step(self, event: RecoveryEvent) -> list[RecoveryEffect]:
@@ -154,6 +178,10 @@ class LedgerRecovery:
                 return self._on_read(event) if self._is_awaited(event) else []
             case RecoveryAddAnswered():
                 return self._on_add(event) if self._is_awaited(event) else []
+            case NewcomersChosen(bookies):
+                return self._on_newcomers(bookies)
+            case NewcomersLost(lost):
+                return self._restart(f"{', '.join(lost)} took over and lost entries")
             case TimerFired():
                 return self._on_timer()
             case MetadataRead(metadata, version):
@@ -206,7 +234,8 @@ class LedgerRecovery:
             case RecoveryState.READING:
                 return self._read()
             case RecoveryState.READDING:
-                return self._send_adds()
+                # An answer of the former bookie must not pass for one of its newcomer.
+                return self._send_adds() if self._offered is None else []
             case RecoveryState.MEASURING:
                 return self._measure()
             case RecoveryState.MARKING | RecoveryState.CLOSING:
@@ -263,7 +292,7 @@ class LedgerRecovery:
 
     def _read(self) -> list[RecoveryEffect]:
         self.state = RecoveryState.READING
-        self._found = {}
+        self._found, self._heard = {}, 0
         self._begin_round(self.quorum.every_slot)
         bookies = self.metadata.last_fragment.bookies
         return [
@@ -286,6 +315,8 @@ class LedgerRecovery:
         if self.state is RecoveryState.MEASURING:
             return self._on_measured(answer)
         slot = answer.slot
+        if answer.status is Status.OK or answer.status.is_definite_negative:
+            self._heard |= 1 << slot
         stripe = self.quorum.stripe_of(slot)
         undecided = stripe.next_id(self.next_entry_id)
         denial = answer.status
@@ -306,10 +337,11 @@ class LedgerRecovery:
         quorum, entry_id = self.quorum, self.next_entry_id
         run = run_from(entry_id, list(self._found.values()))
         if run is not None:
-            # Striped, a run is short until some member of every write set has answered.
-            heard = mask_of(self._found)
-            complete = all(window & heard for window in quorum.windows)
-            return self._readd(run) if complete or not self.waiting else []
+            # Striped, a run is short while those that store the entry after it have not answered.
+            # One of them suffices: a silent bookie must not keep the others' entries waiting.
+            following = quorum.write_mask(run.last_entry_id + 1)
+            is_whole = following & self._heard or not following & self.waiting
+            return self._readd(run) if is_whole else []
         members = quorum.write_mask(entry_id)
         denied = self.denied.get(entry_id, 0) & members
         if denied.bit_count() >= quorum.negatives_needed:
@@ -331,9 +363,13 @@ class LedgerRecovery:
         batch = self._readding
         assert batch is not None
         self._begin_round(self.quorum.slots_for(self._classes(batch)) & ~self._acked)
-        bookies = self.metadata.last_fragment.bookies
+        self._failed = 0
+        return self._adds_to(batch, self.waiting)
+
+    def _adds_to(self, batch: EntryBatch, slots: int) -> list[RecoveryEffect]:
+        bookies = self.tail.bookies
         effects: list[RecoveryEffect] = []
-        for slot in slots_of(self.waiting):
+        for slot in slots_of(slots):
             part = select(batch, self.quorum.stripe_of(slot))
             assert part is not None
             effects.append(SendAdd(self.round, slot, bookies[slot], part))
@@ -344,16 +380,56 @@ class LedgerRecovery:
         assert batch is not None
         if answer.status in _FATAL:
             return self._fail(error_for_status(answer.status, answer.message))
-        if answer.status is Status.OK:
-            self._acked |= 1 << answer.slot
-            if self.quorum.is_acknowledged(self._acked, self._classes(batch)):
-                self.next_entry_id = batch.last_entry_id + 1
-                self.length = parse_header(batch.packets()[-1]).length
-                self.denied = {e: by for e, by in self.denied.items() if e >= self.next_entry_id}
-                self.attempts_left = self.limits.attempts_max
-                self._readding = None
-                return self._read()
+        if answer.status is not Status.OK:
+            self._failed |= 1 << answer.slot
+            return self._offer_slots(batch)
+        self._acked |= 1 << answer.slot
+        if not self.quorum.is_acknowledged(self._acked, self._classes(batch)):
+            return self._offer_slots(batch)
+        self.next_entry_id = batch.last_entry_id + 1
+        self.length = parse_header(batch.packets()[-1]).length
+        self.denied = {e: by for e, by in self.denied.items() if e >= self.next_entry_id}
+        self.attempts_left = self.limits.attempts_max
+        self._readding = None
+        return self._read()
+
+    def _offer_slots(self, batch: EntryBatch) -> list[RecoveryEffect]:
+        """Ask for other bookies if an ack quorum is out of reach; wait if it is not."""
+        if self._offered is not None:
+            return []  # one choice at a time: it must know the ensemble that the last one made
+        possible = self._acked | self.waiting
+        short = [
+            index
+            for index in self._classes(batch)
+            if not self.quorum.is_acknowledged(possible, [index])
+        ]
+        if not short:
+            return []
+        failed = self._failed & self.quorum.slots_for(short)
+        if failed:
+            self._offered = failed
+            self._failed &= ~failed
+            return [ChooseNewcomers(self.tail.bookies, failed)]
         return [] if self.waiting else self._undecided()
+
+    def _on_newcomers(self, bookies: Mapping[int, str]) -> list[RecoveryEffect]:
+        batch, offered = self._readding, self._offered
+        self._offered = None
+        if self.state is not RecoveryState.READDING or batch is None or offered is None:
+            return []
+        newcomers = {slot: name for slot, name in bookies.items() if offered >> slot & 1}
+        effects: list[RecoveryEffect] = []
+        if newcomers:
+            slots = mask_of(newcomers)
+            self.tail = self.tail.changed(batch.first_entry_id, newcomers)
+            # What the former bookie has stored counts no longer: the fragment names the newcomer.
+            self._acked &= ~slots
+            # Still this round: answers that are on their way from the other slots stay good.
+            self.waiting |= slots
+            effects = self._adds_to(batch, slots)
+        else:
+            self.silence += ", and no other bookie can take over"
+        return effects + self._offer_slots(batch)
 
     # -- MEASURING and CLOSING ---------------------------------------------------------------------
 
@@ -379,14 +455,16 @@ class LedgerRecovery:
         return [] if self.waiting else self._undecided()
 
     def _close(self) -> list[RecoveryEffect]:
-        assert self.length is not None
         self.state = RecoveryState.CLOSING
         self.waiting = 0
-        return [WriteMetadata(self._closed_metadata(), self.version)]
+        closed, newcomers = self._closed_metadata(), self.tail.newcomers
+        if newcomers:
+            return [PublishNewcomers(closed, self.version, newcomers)]
+        return [WriteMetadata(closed, self.version)]
 
     def _closed_metadata(self) -> LedgerMetadata:
         assert self.length is not None
-        return self.metadata.closed(self.next_entry_id - 1, self.length)
+        return self.tail.published(self.metadata).closed(self.next_entry_id - 1, self.length)
 
     def _on_written(self, version: int) -> list[RecoveryEffect]:
         self.version = version
@@ -399,9 +477,9 @@ class LedgerRecovery:
 
     def _on_metadata(self, metadata: LedgerMetadata, version: int) -> list[RecoveryEffect]:
         """A compare-and-set was lost: see what stands there now."""
-        before = self.metadata
         self.metadata, self.version = metadata, version
         if self.state is RecoveryState.MARKING:
+            self.tail = RecoveryTail.of(metadata)
             return self._mark()
         assert self.state is RecoveryState.CLOSING
         ledger_id = metadata.ledger_id
@@ -418,16 +496,22 @@ class LedgerRecovery:
             return self._fail(
                 CorruptionError(f"ledger {ledger_id} went back from IN_RECOVERY to OPEN")
             )
-        if metadata.last_fragment == before.last_fragment:
+        if metadata.last_fragment == self.tail.frozen:
             return self._close()
         # What was stored again went to bookies that the metadata no longer names.
+        return self._restart("its last fragment keeps changing")
+
+    def _restart(self, reason: str) -> list[RecoveryEffect]:
+        """Nothing that was stored again counts: begin with the fences, a few times at most."""
         self.restarts_left -= 1
         if self.restarts_left <= 0:
             return self._fail(
-                LedgerRecoveryError(f"the last fragment of ledger {ledger_id} keeps changing")
+                LedgerRecoveryError(f"ledger {self.metadata.ledger_id} is not recovered: {reason}")
             )
+        self.tail = RecoveryTail.of(self.metadata)
         self.fenced, self.last_add_confirmed = 0, NO_ENTRY
         self.denied.clear()
+        self.attempts_left = self.limits.attempts_max
         return self._fence()
 
     def _done(self) -> list[RecoveryEffect]:

@@ -13,10 +13,12 @@ from bookie.formats.batch import EntryBatch
 from bookie.formats.ledger_metadata import LedgerMetadata
 from bookie.ids import NO_ENTRY, Status
 from bookie.protocol.exchange import (
+    ChooseNewcomers,
     MetadataConflict,
     MetadataFailed,
     MetadataRead,
     MetadataWritten,
+    NewcomersChosen,
     ReadMetadata,
     StartTimer,
     TimerFired,
@@ -77,11 +79,20 @@ class RecoveryAddAnswered:
     message: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class NewcomersLost:
+    """These newcomers have another incarnation now: nothing was written, their acks are void."""
+
+    bookies: tuple[str, ...]
+
+
 RecoveryEvent = (
     Start
     | FenceAnswered
     | RecoveryReadAnswered
     | RecoveryAddAnswered
+    | NewcomersChosen
+    | NewcomersLost
     | TimerFired
     | MetadataRead
     | MetadataWritten
@@ -126,6 +137,23 @@ class SendAdd:
 
 
 @dataclass(frozen=True, slots=True)
+class PublishNewcomers:
+    """`WriteMetadata`, on condition that no newcomer has lost what it acknowledged.
+
+    The write must fail if a newcomer has another incarnation than when it was chosen, and both must
+    be one step of the store. A bookie that may have lost data renews its incarnation, and then
+    distrusts itself about every ledger that names it. A newcomer is named only after this write.
+    So a check before the write could miss a loss in between; one after it could not undo the write.
+
+    `NewcomersLost` follows, or what follows `WriteMetadata`.
+    """
+
+    metadata: LedgerMetadata
+    version: int
+    newcomers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Recovered:
     """The ledger is CLOSED with this metadata, by us or by another client."""
 
@@ -144,6 +172,8 @@ RecoveryEffect = (
     SendFence
     | SendRecoveryRead
     | SendAdd
+    | ChooseNewcomers
+    | PublishNewcomers
     | Recovered
     | RecoveryFailed
     | StartTimer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import assert_never
 
@@ -21,6 +22,7 @@ from bookie.protocol.exchange import (
     WriteMetadata,
 )
 from bookie.protocol.pending import WriterLimits
+from bookie.protocol.placement import choose_newcomers
 from bookie.protocol.quorum import slots_of
 from bookie.protocol.reader import LedgerRead
 from bookie.protocol.recovery import LedgerRecovery
@@ -282,15 +284,24 @@ class SimWriter:
 
 
 class SimRecoverer:
-    """A client that recovers the ledger."""
+    """A client that recovers the ledger; it crashes before it carries out effect `effects_max`."""
 
-    def __init__(self, world: World, machine: type[LedgerRecovery] = LedgerRecovery) -> None:
+    def __init__(
+        self,
+        world: World,
+        machine: type[LedgerRecovery] = LedgerRecovery,
+        effects_max: float = math.inf,
+    ) -> None:
         self.world = world
+        self.effects_left = effects_max
         self.machine = machine(world.store.metadata, world.store.version)
         self.crashed = False
         self.recovered: LedgerMetadata | None = None
         self.failed: BookieError | None = None
         self.incarnations = {name: bookie.incarnation for name, bookie in world.bookies.items()}
+        """As the store says; of a newcomer, when it was chosen."""
+        self.failing: set[str] = set()
+        self.newcomers = 0
         self.step(recovery_events.Start())
 
     def step(self, event: recovery_events.RecoveryEvent) -> None:
@@ -298,6 +309,10 @@ class SimRecoverer:
         if self.crashed:
             return
         for effect in self.machine.step(event):
+            self.effects_left -= 1
+            if self.effects_left < 0:
+                self.crash()
+                return
             self._carry_out(effect)
 
     def _carry_out(self, effect: recovery_events.RecoveryEffect) -> None:
@@ -309,6 +324,10 @@ class SimRecoverer:
                 self._send_read(effect)
             case recovery_events.SendAdd():
                 self._send_add(effect)
+            case ChooseNewcomers():
+                self._choose(effect)
+            case recovery_events.PublishNewcomers():
+                world.metadata_call(lambda: self._publish(effect), self.step)
             case recovery_events.Recovered(metadata):
                 self.recovered = metadata
                 stored = world.store.metadata
@@ -380,9 +399,44 @@ class SimRecoverer:
 
         def on_result(result: object) -> None:
             status = result if isinstance(result, Status) else Status.IO_ERROR
+            if status is not Status.OK:
+                self.failing.add(effect.bookie_id)
             self.step(recovery_events.RecoveryAddAnswered(effect.round, effect.slot, status))
 
         self.world.call(effect.bookie_id, serve, on_result)
+
+    def _choose(self, effect: ChooseNewcomers) -> None:
+        """Choose, and hear of it later."""
+        world = self.world
+        chosen: dict[int, str] = {}
+
+        def serve() -> object:
+            slots = list(slots_of(effect.slots))
+            candidates = world.bookies.keys() - self.failing
+            chosen.update(
+                choose_newcomers(effect.bookies, slots, candidates, pick=world.rng.randrange)
+            )
+            for name in chosen.values():
+                self.incarnations[name] = world.bookies[name].incarnation
+            return chosen
+
+        def on_result(_result: object) -> None:
+            self.newcomers += len(chosen)
+            self.step(NewcomersChosen(chosen))
+
+        world.calls.append(Call(serve, on_result))
+
+    def _publish(
+        self, effect: recovery_events.PublishNewcomers
+    ) -> MetadataAnswer | recovery_events.NewcomersLost:
+        lost = [
+            name
+            for name in effect.newcomers
+            if self.world.bookies[name].incarnation != self.incarnations[name]
+        ]
+        if lost:
+            return recovery_events.NewcomersLost(tuple(lost))
+        return self.world.store.write(effect.metadata, effect.version)
 
     def crash(self) -> None:
         """Vanish."""
@@ -403,7 +457,10 @@ def read_range(world: World, first: int, last: int) -> Sequence[Entry]:
         match effect:
             case reader.SendRead(request, bookie_id, start, end, stripe):
                 limit = world.rng.choice([1, 3, 50])
-                result = world.bookies[bookie_id].read(start, end, stripe, limit, fence=False)
+                bookie = world.bookies[bookie_id]
+                result = bookie.read(start, end, stripe, limit, fence=False)
+                if bookie.gone:
+                    result = ReadResult(Status.IO_ERROR)
                 batch = batch_of(result.packets) if result.packets else None
                 answer = reader.ReadAnswered(
                     request,

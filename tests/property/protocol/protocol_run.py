@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from bookie.errors import BookieError
@@ -37,6 +38,12 @@ class Setting:
     """Bookies beside the first ensemble."""
     duel: bool = False
     """One batch only, and recovery starts while it is on its way."""
+    loses_bookie: bool = False
+    """One bookie of the ensemble dies for good, at some step."""
+    silently: bool = False
+    """It answers nothing then, and no timeout answers in its place."""
+    crashing: bool = False
+    """More recoverers, and each of them but the last crashes between two of its effects."""
     writer: type[LedgerWriter] = LedgerWriter
     recovery: type[LedgerRecovery] = LedgerRecovery
     bookie: type[SimBookie] = SimBookie
@@ -49,13 +56,16 @@ def run(seed: int, setting: Setting) -> World:
     writer = SimWriter(world, setting.writer, deferred_sync=setting.deferred_sync)
     recoverers: list[SimRecoverer] = []
     recovery_from = rng.randrange(setting.steps)
-    recoverers_max, recovery_rate = 2, 0.024
+    recoverers_max, recovery_rate = (4, 0.1) if setting.crashing else (2, 0.024)
     if setting.duel:
         for stream in world.streams:
             world.connect_stream(stream)
         writer.append()
         recovery_from, recoverers_max, recovery_rate = rng.randrange(6), rng.choice([1, 1, 2]), 0.5
+    bookie_lost_at = rng.randrange(setting.steps) if setting.loses_bookie else -1
     for step in range(setting.steps):
+        if step == bookie_lost_at:
+            world.lose_bookie(silent=setting.silently)
         if (not world.deliver_one() or rng.random() < 0.3) and not setting.duel:
             writer.append()
         world.disturb()
@@ -64,7 +74,8 @@ def run(seed: int, setting: Setting) -> World:
             and len(recoverers) < recoverers_max
             and rng.random() < recovery_rate
         ):
-            recoverers.append(SimRecoverer(world, setting.recovery))
+            effects_max = rng.randrange(40) if setting.crashing else math.inf
+            recoverers.append(SimRecoverer(world, setting.recovery, effects_max))
         chance = rng.random()
         if chance < 0.1 and not writer.crashed:
             writer.step(writer_events.Idle())
@@ -78,6 +89,7 @@ def run(seed: int, setting: Setting) -> World:
             rng.choice(recoverers).crash()
     _settle(world, writer, recoverers, setting)
     _check(world, writer, recoverers)
+    world.newcomers = sum(recoverer.newcomers for recoverer in recoverers)
     return world
 
 
@@ -138,14 +150,12 @@ def _check(world: World, writer: SimWriter, recoverers: list[SimRecoverer]) -> N
     for entry_id in range(last + 1):
         length += len(world.payloads[entry_id])
         names = final.fragment_of(entry_id).bookies
+        members = [world.bookies[names[slot]] for slot in quorum.write_set(entry_id)]
         holders = [
-            world.bookies[names[slot]]
-            for slot in quorum.write_set(entry_id)
-            if entry_id
-            in {
-                **world.bookies[names[slot]].entries,
-                **world.bookies[names[slot]].destroyed,
-            }
+            bookie
+            for bookie in members
+            # A loss that the bookie itself does not suspect is none that was allowed for.
+            if entry_id in bookie.entries or (bookie.limbo and entry_id in bookie.destroyed)
         ]
         require(len(holders) >= quorum.ack_quorum_size, f"I3: {len(holders)} of entry {entry_id}")
     require(final.length == length, f"C7: length {final.length} is stored, {length} is true")

@@ -11,6 +11,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 
@@ -33,6 +34,7 @@ from tests.entry_batches import merged
 DIGESTER = digester_for_key(DigestType.CRC32C, b"")
 LEDGER_ID = 7
 
+T = TypeVar("T")
 MetadataAnswer = MetadataRead | MetadataWritten | MetadataConflict | MetadataFailed
 
 
@@ -76,6 +78,10 @@ class SimBookie:
         self.bookie_id = bookie_id
         self.world = world
         self.up = True
+        self.gone = False
+        """It never comes up again."""
+        self.silent = False
+        """What is asked of it now is never answered, not even by a timeout."""
         self.read_only = False
         self.fenced = False
         self.entries: dict[int, bytes] = {}
@@ -201,7 +207,10 @@ class SimBookie:
         self.explicit_lac = NO_ENTRY
         self.destroyed |= {e: p for e, p in before.items() if e not in self.entries}
         self.incarnation += self.renews
-        self.limbo = self.limbo or self.suspects
+        # It lists the ledgers that name it, so it does not suspect one that will.
+        fragments = self.world.store.metadata.fragments
+        is_named = any(self.bookie_id in fragment.bookies for fragment in fragments)
+        self.limbo = self.limbo or (self.suspects and is_named)
         self.fenced = self.fenced or self.fences
 
 
@@ -292,8 +301,9 @@ class World:
         self.seed = seed
         self.faults = faults
         self.quorum = Quorum(*sizes)
-        names = tuple(f"b{i}" for i in range(sizes[0] + spares))
-        self.bookies = {name: bookie(name, self) for name in names}
+        names = tuple(f"b{i}" for i in range(sizes[0]))
+        every = [f"b{i}" for i in range(sizes[0] + spares)]
+        self.bookies = {name: bookie(name, self) for name in every}
         metadata = LedgerMetadata(
             ledger_id=LEDGER_ID,
             ensemble_size=sizes[0],
@@ -318,14 +328,14 @@ class World:
         """Nothing goes wrong any more."""
         self.losses_left = sizes[2] - 1
         self.losses = 0
-        self.gone: set[str] = set()
-        """Bookies that never come back."""
         self.writes: list[tuple[LedgerMetadata, int]] = []
         """Compare-and-sets on their way, each with the version that it expects."""
         self.late_writes: list[Callable[[], object]] = []
         """Those whose client got no answer, and which may still arrive."""
         self.changes = 0
         """Ensemble changes that took place."""
+        self.newcomers = 0
+        """How often a bookie took over a slot."""
 
     # -- what clients do -------------------------------------------------------------------------
 
@@ -337,12 +347,14 @@ class World:
     ) -> None:
         """Send a request to a bookie; `reply` gets its result, or None when there is no answer."""
         bookie = self.bookies[bookie_id]
+        if bookie.silent:
+            return
         call = Call(lambda: serve(bookie) if bookie.up else None, reply)
         call.slow = self.rng.random() < self.faults.slow
         self.calls.append(call)
 
     def metadata_call(
-        self, serve: Callable[[], MetadataAnswer], reply: Callable[[MetadataAnswer], None]
+        self, serve: Callable[[], T], reply: Callable[[T | MetadataFailed], None]
     ) -> None:
         """Ask the metadata store."""
 
@@ -483,6 +495,14 @@ class World:
             if stream.bookie is bookie:
                 self.break_stream(stream)
 
+    def lose_bookie(self, *, silent: bool) -> None:
+        """One bookie of the ensemble is gone for good; an ack quorum must survive that."""
+        assert self.losses_left > 0
+        self.losses_left -= 1
+        bookie = self.bookies[f"b{self.rng.randrange(self.quorum.ensemble_size)}"]
+        bookie.gone, bookie.silent = True, silent
+        self.crash_bookie(bookie)
+
     def disturb(self) -> None:
         """Perhaps something goes wrong, or comes back."""
         rng, faults = self.rng, self.faults
@@ -511,10 +531,10 @@ class World:
     def _disturb_bookie(self, bookie: SimBookie) -> None:
         rng, faults = self.rng, self.faults
         if not bookie.up:
-            bookie.up = bookie.bookie_id not in self.gone and rng.random() < 0.1
+            bookie.up = rng.random() < 0.1 and not bookie.gone
         elif self.losses_left and rng.random() < faults.kill_bookie:
             self.losses_left -= 1
-            self.gone.add(bookie.bookie_id)
+            bookie.gone = True
             self.crash_bookie(bookie)
         elif rng.random() < faults.crash_bookie:
             self.crash_bookie(bookie)
@@ -552,7 +572,7 @@ class World:
             arrive()
         self.late_writes.clear()
         for bookie in self.bookies.values():
-            bookie.up, bookie.read_only = bookie.bookie_id not in self.gone, False
+            bookie.up, bookie.read_only = not bookie.gone, False
         for stream in self.streams:
             self.connect_stream(stream)
 

@@ -8,15 +8,27 @@ from dataclasses import replace
 import pytest
 
 from bookie.errors import LedgerFencedError
+from bookie.formats.batch import EntryBatch
+from bookie.formats.ledger_metadata import LedgerMetadata
 from bookie.ids import Status
 from bookie.protocol import recovery_events, writer_events
 from bookie.protocol.ensemble_change import ChangeOutcome, EnsembleChange
-from bookie.protocol.exchange import MetadataFailed, MetadataRead, TimerFired
+from bookie.protocol.exchange import (
+    ChooseNewcomers,
+    MetadataConflict,
+    MetadataFailed,
+    MetadataRead,
+    MetadataWritten,
+    NewcomersChosen,
+    TimerFired,
+    WriteMetadata,
+)
 from bookie.protocol.ownership import MetadataAnswer
 from bookie.protocol.pending import PendingBatch
-from bookie.protocol.quorum import Quorum
+from bookie.protocol.quorum import Quorum, mask_of
 from bookie.protocol.recovery import LedgerRecovery
 from bookie.protocol.recovery_events import RecoveryEffect, RecoveryEvent
+from bookie.protocol.recovery_tail import RecoveryTail
 from bookie.protocol.writer import LedgerWriter
 from bookie.protocol.writer_events import WriterEffect, WriterEvent
 from tests.property.protocol.protocol_run import Setting, run
@@ -25,6 +37,8 @@ from tests.property.protocol.protocol_world import Faults, SimBookie, ViolationE
 pytestmark = pytest.mark.model
 
 SEEDS_MAX = 20_000
+
+METADATA_ANSWERS = (MetadataConflict, MetadataFailed, MetadataWritten)
 
 
 def without_fence(effects: list[RecoveryEffect]) -> list[RecoveryEffect]:
@@ -106,6 +120,153 @@ class LooksNoFurther(LedgerRecovery):
         if isinstance(event, recovery_events.RecoveryReadAnswered):
             event = replace(event, status=Status.NO_SUCH_ENTRY, batch=None)
         return super().step(event)
+
+
+class PublishesBeforeItCloses(LedgerRecovery):
+    """The store names newcomers as soon as they are chosen: the next recovery reads them."""
+
+    written: LedgerMetadata | None = None
+
+    def step(self, event: RecoveryEvent) -> list[RecoveryEffect]:
+        if self.written is not None and isinstance(event, METADATA_ANSWERS):
+            if isinstance(event, MetadataWritten):
+                self.metadata, self.version = self.written, event.version
+                self.tail = RecoveryTail.of(self.written)
+            self.written = None
+            return []
+        effects = super().step(event)
+        if isinstance(event, NewcomersChosen) and event.bookies and self.written is None:
+            self.written = self.tail.published(self.metadata)
+            effects.append(WriteMetadata(self.written, self.version))
+        return effects
+
+
+class ReadsItsNewEnsemble(LedgerRecovery):
+    """Reads go to the bookies that entries are stored on now."""
+
+    def step(self, event: RecoveryEvent) -> list[RecoveryEffect]:
+        return [
+            replace(effect, bookie_id=self.tail.bookies[effect.slot])
+            if isinstance(effect, recovery_events.SendRecoveryRead)
+            else effect
+            for effect in super().step(event)
+        ]
+
+
+class KeepsAcksAcrossItsChange(LedgerRecovery):
+    """What former bookies stored counts for the fragment that names others in their slots."""
+
+    def _offer_slots(self, batch: EntryBatch) -> list[RecoveryEffect]:
+        effects = super()._offer_slots(batch)
+        for number, effect in enumerate(effects):
+            if isinstance(effect, ChooseNewcomers):
+                self._offered = effect.slots | self._acked
+                effects[number] = replace(effect, slots=self._offered)
+        return effects
+
+    def _on_newcomers(self, bookies: Mapping[int, str]) -> list[RecoveryEffect]:
+        before = self._acked
+        effects = super()._on_newcomers(bookies)
+        self._acked |= before
+        return effects
+
+
+class ShiftedTail(RecoveryTail):
+    """The fragment does not begin at the first entry that is stored on its bookies."""
+
+    __slots__ = ()
+    by = 0
+
+    def changed(self, first_entry_id: int, newcomers: Mapping[int, str]) -> RecoveryTail:
+        floor = self.fragments[-1].first_entry_id
+        return super().changed(max(first_entry_id + self.by, floor), newcomers)
+
+
+class TailOneTooLow(ShiftedTail):
+    __slots__ = ()
+    by = -1
+
+
+class TailOneTooHigh(ShiftedTail):
+    __slots__ = ()
+    by = 1
+
+
+class TailAtTheLac(RecoveryTail):
+    """The fragment begins behind the LAC, though entries beyond it were stored on others."""
+
+    __slots__ = ()
+
+    def changed(self, first_entry_id: int, newcomers: Mapping[int, str]) -> RecoveryTail:
+        changed = super().changed(first_entry_id, newcomers)
+        first = replace(changed.fragments[-1], first_entry_id=self.frozen.first_entry_id)
+        return replace(changed, fragments=(first,))
+
+
+class UnpublishedTail(RecoveryTail):
+    """The closed ledger names the bookies that the recovery began with."""
+
+    __slots__ = ()
+
+    def published(self, metadata: LedgerMetadata) -> LedgerMetadata:
+        return metadata
+
+
+class OtherTail(LedgerRecovery):
+    """A recovery that keeps its tail in another way."""
+
+    kind: type[RecoveryTail] = RecoveryTail
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments)  # type: ignore[arg-type]
+        self.tail = self.kind.of(self.metadata)
+
+
+class StartsOneTooLow(OtherTail):
+    """Its fragment begins one entry too low: on the wrong bookies, or below an earlier fragment."""
+
+    kind = TailOneTooLow
+
+
+class StartsOneTooHigh(OtherTail):
+    """Its fragment begins one entry too high."""
+
+    kind = TailOneTooHigh
+
+
+class StartsAtTheLac(OtherTail):
+    """Its fragment begins where the recovery began to read."""
+
+    kind = TailAtTheLac
+
+
+class PublishesNoTail(OtherTail):
+    """Entries stored on newcomers are not where the closed ledger says."""
+
+    kind = UnpublishedTail
+
+
+class TrustsItsNewcomers(LedgerRecovery):
+    """The close does not depend on whether newcomers still have what they acknowledged."""
+
+    def step(self, event: RecoveryEvent) -> list[RecoveryEffect]:
+        return [
+            WriteMetadata(effect.metadata, effect.version)
+            if isinstance(effect, recovery_events.PublishNewcomers)
+            else effect
+            for effect in super().step(event)
+        ]
+
+
+class WaitsForEveryWriteSet(LedgerRecovery):
+    """Striped, entries found are stored again only when each write set has given some."""
+
+    def _evaluate(self) -> list[RecoveryEffect]:
+        heard = mask_of(self._found)
+        complete = all(window & heard for window in self.quorum.windows)
+        if self._found and self.waiting and not complete:
+            return []
+        return super()._evaluate()
 
 
 class AcksOneShort(LedgerWriter):
@@ -236,7 +397,7 @@ class HearsFormerEpochs(LedgerWriter):
         return super().step(event)
 
 
-class StartsAtTheLac(LedgerWriter):
+class BeginsAtTheLac(LedgerWriter):
     """The new fragment begins with the last confirmed entry, which newcomers do not get."""
 
     def _on_newcomers(self, bookies: Mapping[int, str]) -> list[WriterEffect]:
@@ -247,7 +408,7 @@ class StartsAtTheLac(LedgerWriter):
         return effects
 
 
-class StartsTooLate(LedgerWriter):
+class BeginsTooLate(LedgerWriter):
     """The new fragment begins after all that is pending, as if the old bookies would get it."""
 
     def _on_newcomers(self, bookies: Mapping[int, str]) -> list[WriterEffect]:
@@ -312,8 +473,11 @@ class KeepsOutOfLimbo(SimBookie):
 
 LOSSES = Setting(faults=Faults(lose_disk=0.02))
 DUEL = Setting(duel=True, steps=30, faults=Faults(slow=0.35))
-CHANGES = Setting(spares=2, faults=Faults(kill_bookie=0.004, fail_metadata=0.25, break_stream=0.03))
+REPLACING = Setting(
+    spares=2, faults=Faults(kill_bookie=0.004, fail_metadata=0.25, break_stream=0.03)
+)
 STRIPED = Setting((4, 3, 2))
+CHANGES = Setting((3, 3, 3), spares=2, crashing=True, faults=Faults(lose_call=0.15))
 CASES = [
     replace(DUEL, recovery=ReadsWithoutFence),
     Setting((3, 3, 2), recovery=OneDenialIsEnough),
@@ -321,6 +485,15 @@ CASES = [
     replace(DUEL, recovery=CoverageOfOne),
     Setting(recovery=DoesNotStoreAgain),
     Setting(recovery=LooksNoFurther),
+    replace(CHANGES, recovery=PublishesBeforeItCloses),
+    replace(CHANGES, recovery=ReadsItsNewEnsemble),
+    replace(CHANGES, recovery=KeepsAcksAcrossItsChange),
+    replace(CHANGES, recovery=StartsOneTooLow),
+    replace(CHANGES, recovery=StartsOneTooHigh),
+    replace(CHANGES, recovery=StartsAtTheLac),
+    replace(CHANGES, recovery=PublishesNoTail),
+    replace(CHANGES, recovery=TrustsItsNewcomers, faults=Faults(lose_call=0.15, lose_disk=0.02)),
+    replace(STRIPED, recovery=WaitsForEveryWriteSet, loses_bookie=True, silently=True),
     Setting(writer=AcksOneShort),
     Setting(writer=IgnoresFences),
     Setting(writer=TellsLacTooEarly),
@@ -333,13 +506,13 @@ CASES = [
     replace(LOSSES, bookie=TrustsAFreshStamp),
     replace(LOSSES, bookie=ComparesNoIncarnation),
     replace(LOSSES, bookie=KeepsOutOfLimbo),
-    replace(CHANGES, writer=CountsReplacedBookies),
-    replace(CHANGES, writer=KeepsAcksAcrossTheChange),
-    replace(CHANGES, writer=HearsFormerEpochs),
-    replace(CHANGES, writer=StartsAtTheLac),
-    replace(CHANGES, writer=StartsTooLate),
-    replace(CHANGES, writer=TakesSilenceForFailure),
-    replace(CHANGES, writer=ProposesAnother),
+    replace(REPLACING, writer=CountsReplacedBookies),
+    replace(REPLACING, writer=KeepsAcksAcrossTheChange),
+    replace(REPLACING, writer=HearsFormerEpochs),
+    replace(REPLACING, writer=BeginsAtTheLac),
+    replace(REPLACING, writer=BeginsTooLate),
+    replace(REPLACING, writer=TakesSilenceForFailure),
+    replace(REPLACING, writer=ProposesAnother),
 ]
 
 

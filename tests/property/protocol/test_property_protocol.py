@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import pytest
 
@@ -81,3 +82,64 @@ def test_no_ensemble_change_breaks_a_rule(sizes: tuple[int, int, int]) -> None:
             raise
         changes, losses = changes + world.changes, losses + world.losses
     assert changes > SEEDS // 2
+
+
+UNRELIABLE = Faults(lose_call=0.15)
+"""Many adds of a recovery are not answered, so that others take over."""
+
+SURVIVORS = [sizes for sizes in SIZES if sizes[2] > 1]
+"""Where a ledger outlives one bookie: one of Qa copies may be gone, and a denial still counts."""
+
+
+@pytest.mark.parametrize("sizes", SURVIVORS, ids=str)
+def test_a_dead_bookie_and_a_spare_stop_no_recovery(sizes: tuple[int, int, int]) -> None:
+    """One bookie dies for good at some step: the ledger is closed, and every rule holds (L1)."""
+    newcomers = 0
+    for seed in range(2 * SEEDS):
+        try:
+            newcomers += run(seed, Setting(sizes, spares=1, loses_bookie=True)).newcomers
+        except Exception as error:
+            error.add_note(f"seed {seed}, sizes {sizes}, one dead")
+            raise
+    if sizes[1] == sizes[2]:
+        assert newcomers > SEEDS // 10
+
+
+@pytest.mark.parametrize("sizes", [s for s in SURVIVORS if s[1] > s[2]], ids=str)
+def test_no_recovery_waits_for_a_silent_bookie(sizes: tuple[int, int, int]) -> None:
+    """Where the others suffice, recovery ends without one timeout of the bookie that hangs."""
+    for seed in range(SEEDS):
+        try:
+            run(seed, Setting(sizes, loses_bookie=True, silently=True))
+        except Exception as error:
+            error.add_note(f"seed {seed}, sizes {sizes}, one silent")
+            raise
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_a_recovery_may_crash_at_any_step(sizes: tuple[int, int, int]) -> None:
+    """Several recoveries crash between two of their effects; the last one closes."""
+    newcomers = 0
+    for seed in range(2 * SEEDS):
+        try:
+            setting = Setting(sizes, spares=2, crashing=True, faults=UNRELIABLE)
+            newcomers += run(seed, setting).newcomers
+        except Exception as error:
+            error.add_note(f"seed {seed}, sizes {sizes}, crashing recoveries")
+            raise
+    assert newcomers > SEEDS // 10 or sizes[2] == 1
+
+
+@pytest.mark.parametrize("sizes", SURVIVORS, ids=str)
+def test_no_newcomer_loses_what_it_acknowledged(sizes: tuple[int, int, int]) -> None:
+    """Bookies lose their disks, also newcomers that no metadata names yet."""
+    newcomers = 0
+    for seed in range(3 * SEEDS):
+        faults = replace(UNRELIABLE, lose_disk=0.02)
+        try:
+            setting = Setting(sizes, spares=2, crashing=True, faults=faults)
+            newcomers += run(seed, setting).newcomers
+        except Exception as error:
+            error.add_note(f"seed {seed}, sizes {sizes}, newcomers lose disks")
+            raise
+    assert newcomers > SEEDS // 10

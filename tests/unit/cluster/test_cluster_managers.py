@@ -262,6 +262,21 @@ async def test_ledger_metadata_changes_only_by_its_version(store: MetadataStore)
         await ledgers.read(7)
 
 
+async def test_a_write_of_a_ledger_may_depend_on_cookies(store: MetadataStore) -> None:
+    """One step: if a cookie has changed, the ledger stays as it is."""
+    ledgers, cookies = LedgerManager(store), CookieManager(store)
+    created = await ledgers.create(_metadata(7))
+    cookie = await cookies.create(Cookie("b1", ("/j",), ("/l",), "i", "u", CookieState.READY))
+    unchanged = cookies.unchanged("b1", cookie.version)
+    written = await ledgers.write(created.value, created.version, [unchanged])
+    await cookies.write(replace(cookie.value, incarnation="two"), cookie.version)
+    with pytest.raises(BadVersionError):
+        await ledgers.write(created.value.closed(4, 50), written.version, [unchanged])
+    with pytest.raises(BadVersionError):
+        await ledgers.write(created.value, written.version, [cookies.unchanged("b2", 0)])
+    assert await ledgers.read(7) == written
+
+
 async def test_a_second_create_fails_unless_it_is_the_same_one(store: MetadataStore) -> None:
     ledgers = LedgerManager(store)
     mine = await ledgers.create(_metadata(7, c_token=77))

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
-
 import pytest
 
-from bookie.errors import BookieError, CorruptionError, LedgerRecoveryError, UnauthorizedError
-from bookie.formats.batch import EntryBatch
-from bookie.formats.ledger_metadata import Fragment, LedgerMetadata, LedgerState
+from bookie.errors import CorruptionError, LedgerRecoveryError, UnauthorizedError
+from bookie.formats.ledger_metadata import Fragment, LedgerState
 from bookie.ids import Status
 from bookie.protocol.exchange import (
+    ChooseNewcomers,
     MetadataConflict,
     MetadataFailed,
     MetadataRead,
     MetadataWritten,
+    NewcomersChosen,
     ReadMetadata,
     StartTimer,
     TimerFired,
@@ -24,7 +23,6 @@ from bookie.protocol.recovery import LedgerRecovery, RecoveryLimits, RecoverySta
 from bookie.protocol.recovery_events import (
     FenceAnswered,
     Recovered,
-    RecoveryAddAnswered,
     RecoveryEffect,
     RecoveryFailed,
     RecoveryReadAnswered,
@@ -35,60 +33,17 @@ from bookie.protocol.recovery_events import (
 )
 from tests.entry_batches import merged
 from tests.unit.protocol.ledgers import ledger, packed
-
-T = TypeVar("T")
-NO = Status.NO_SUCH_ENTRY
-
-
-def of_type(effects: list[RecoveryEffect], kind: type[T]) -> list[T]:
-    return [effect for effect in effects if isinstance(effect, kind)]
-
-
-def fencing(metadata: LedgerMetadata | None = None) -> LedgerRecovery:
-    """A recovery that has marked the ledger."""
-    recovery = LedgerRecovery(metadata or ledger(), 0)
-    (mark,) = recovery.step(Start())
-    assert isinstance(mark, WriteMetadata)
-    assert mark.metadata.state is LedgerState.IN_RECOVERY
-    assert (
-        len(of_type(recovery.step(MetadataWritten(1)), SendFence)) == recovery.quorum.ensemble_size
-    )
-    return recovery
-
-
-def fence_all(recovery: LedgerRecovery, lac: int = -1) -> list[RecoveryEffect]:
-    """Bookies answer the fence until they cover; what is asked then."""
-    for slot in range(recovery.quorum.ensemble_size):
-        effects = recovery.step(FenceAnswered(recovery.round, slot, Status.OK, lac))
-        if effects:
-            return effects
-    raise AssertionError("not covered")
-
-
-def reading(lac: int = -1, metadata: LedgerMetadata | None = None) -> LedgerRecovery:
-    recovery = fencing(metadata)
-    fence_all(recovery, lac)
-    assert recovery.state is RecoveryState.READING
-    return recovery
-
-
-def found(recovery: LedgerRecovery, slot: int, batch: EntryBatch) -> list[RecoveryEffect]:
-    """The slot has exactly these entries."""
-    after = batch.last_entry_id + 1
-    return recovery.step(RecoveryReadAnswered(recovery.round, slot, Status.OK, batch, after, NO))
-
-
-def refuse(recovery: LedgerRecovery, slot: int, status: Status = NO) -> list[RecoveryEffect]:
-    return recovery.step(RecoveryReadAnswered(recovery.round, slot, status))
-
-
-def stored(recovery: LedgerRecovery, slot: int, status: Status = Status.OK) -> list[RecoveryEffect]:
-    return recovery.step(RecoveryAddAnswered(recovery.round, slot, status))
-
-
-def error_of(effects: list[RecoveryEffect]) -> BookieError:
-    (failed,) = of_type(effects, RecoveryFailed)
-    return failed.error
+from tests.unit.protocol.recoveries import (
+    NO,
+    error_of,
+    fence_all,
+    fencing,
+    found,
+    of_type,
+    reading,
+    refuse,
+    stored,
+)
 
 
 def test_an_empty_ledger_closes_empty() -> None:
@@ -250,12 +205,14 @@ def test_a_wrong_password_ends_recovery_at_once() -> None:
 
 
 def test_storing_again_needs_an_ack_quorum() -> None:
-    """Two of three fail: they are asked again, the first is not."""
+    """Two of three fail and no other can take over: they are asked again, the first is not."""
     recovery = reading()
     found(recovery, 0, packed(0, 1))
     stored(recovery, 0)
     stored(recovery, 1, Status.IO_ERROR)
-    assert stored(recovery, 2, Status.IO_ERROR) == [StartTimer(("retry", 0), 0.5)]
+    bookies = ("b0", "b1", "b2")
+    assert stored(recovery, 2, Status.IO_ERROR) == [ChooseNewcomers(bookies, 0b110)]
+    assert recovery.step(NewcomersChosen({})) == [StartTimer(("retry", 0), 0.5)]
     again = of_type(recovery.step(TimerFired(("retry", 0))), SendAdd)
     assert [add.slot for add in again] == [1, 2]
 
