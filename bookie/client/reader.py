@@ -221,7 +221,8 @@ class ReaderHandle:
 
     async def _has_newer_metadata(self) -> bool:
         before = self._found.version
-        self._adopt(await self._ledgers.read(self.ledger_id))
+        # What was denied is confirmed: only metadata that is current can explain it.
+        self._adopt(await self._ledgers.read_latest(self.ledger_id))
         return self._found.version != before
 
     def _adopt(self, found: Versioned[LedgerMetadata]) -> None:

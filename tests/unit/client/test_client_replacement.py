@@ -145,3 +145,43 @@ async def test_a_spare_that_comes_later_is_taken(tmp_path: Path) -> None:
             await append_all(writer, 5)
             await until(lambda: not writer._machine.window.retained)
         await check_copies(cluster, bk, writer.ledger_id, 15)
+
+
+async def test_a_tail_goes_on_while_all_bookies_are_replaced(
+    cluster: RealCluster, bk: BookKeeper
+) -> None:
+    """Every entry once and in order, across the fragments and to the close."""
+    found: list[bytes] = []
+
+    async def follow(ledger_id: int) -> None:
+        async with connect(cluster.uri) as other:
+            reader = await other.open_ledger(ledger_id)
+            found.extend([entry.payload async for entry in reader.tail()])
+
+    async with asyncio.TaskGroup() as tasks, bk.create_ledger() as writer:
+        tasks.create_task(follow(writer.ledger_id))
+        for gone in numbers_of(writer.metadata):
+            await append_all(writer, 5)
+            await cluster.stop(gone)
+            await until_replaced(writer, gone)
+            await append_all(writer, 5)
+            await cluster.start(gone)
+    assert found == [b"%d" % number for number in range(30)]
+
+
+async def test_a_reader_with_old_metadata_finds_new_fragments(
+    cluster: RealCluster, bk: BookKeeper
+) -> None:
+    """The bookies that it knows deny what went to others, and it looks again."""
+    async with bk.create_ledger() as writer:
+        await append_all(writer, 5)
+        reader = await bk.open_ledger(writer.ledger_id)
+        for gone in numbers_of(writer.metadata):
+            await cluster.stop(gone)
+            await until_replaced(writer, gone)
+            await cluster.start(gone)
+            await append_all(writer, 5)
+        reader._last_add_confirmed = writer.last_add_confirmed
+        assert len(reader.metadata.fragments) == 1
+        found = [entry.payload async for entry in reader.read(0, 19)]
+    assert found == [b"%d" % number for number in range(20)]
