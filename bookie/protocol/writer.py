@@ -206,6 +206,13 @@ class LedgerWriter:
     def _is_closed(self) -> bool:
         return self.state is WriterState.CLOSED
 
+    @property
+    def _is_working(self) -> bool:
+        """Whether appends may come, or wait to be confirmed, and the metadata is not closed."""
+        if self.state is WriterState.STUCK:
+            return bool(self.window.pending)
+        return self.state in (WriterState.OPEN, WriterState.DRAINING)
+
     def step(self, event: WriterEvent) -> list[WriterEffect]:  # noqa: C901, PLR0912  (a table)
         """Take one event; the effects must be carried out in their order."""
         match event:
@@ -554,9 +561,7 @@ class LedgerWriter:
 
     def _begin_change(self) -> list[WriterEffect]:
         """Ask for newcomers, if slots are due and somebody waits for them or may come to."""
-        is_needed = self.state is WriterState.OPEN or (
-            self.state is WriterState.DRAINING and self.window.pending
-        )
+        is_needed = self.state is WriterState.OPEN or self.window.pending
         if self.error is not None or not is_needed or not self.replacements.may_begin:
             return []
         self.replacements.is_choosing = True
@@ -567,7 +572,7 @@ class LedgerWriter:
         replacements.is_choosing = False
         if self.error is not None or not replacements.due or self.ownership.is_busy:
             return []  # nobody is missing any more, or it is asked again after the operation
-        if self.state not in (WriterState.OPEN, WriterState.DRAINING):
+        if not self._is_working:
             return []
         newcomers = {slot: b for slot, b in bookies.items() if replacements.due >> slot & 1}
         if not newcomers:
@@ -623,7 +628,7 @@ class LedgerWriter:
 
     def _check_fence(self, bookie: int) -> list[WriterEffect]:
         """A bookie says that another client took the ledger: see whether the metadata says so."""
-        if self.error is not None or self.state not in (WriterState.OPEN, WriterState.DRAINING):
+        if self.error is not None or not self._is_working:
             return []
         self.fenced_by |= bookie
         return self._skip(bookie & self.quorum.every_slot)
@@ -700,9 +705,8 @@ class LedgerWriter:
         """Begin what the metadata is needed for first; the rest waits for it."""
         if self.ownership.is_busy:
             return []
-        is_working = self.state in (WriterState.OPEN, WriterState.DRAINING)
         is_asking = self.fenced_by and not self._check_is_paused and self.error is None
-        if is_asking and is_working:
+        if is_asking and self._is_working:
             return [*self.ownership.check()]
         if self.state is WriterState.DRAINING and not self.window.retained:
             return self._drained()

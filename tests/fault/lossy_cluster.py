@@ -13,6 +13,7 @@ from pathlib import Path
 from bookie.api import BookKeeper, WriterHandle, connect
 from bookie.cluster.instance import initialize_cluster
 from bookie.cluster.removal import registered_bookies
+from bookie.errors import NotEnoughBookiesError
 from bookie.metadata.connect import open_store
 from tests.fault.daemon_cluster import BOOKIES, home_of
 from tests.fault.daemon_process import Daemon, Home, serving, suspend
@@ -197,10 +198,15 @@ class LossyCluster:
 
 
 async def create(client: BookKeeper, sizes: tuple[int, int, int] = (3, 3, 2)) -> WriterHandle:
-    """A new ledger."""
-    return await client.create_ledger(
-        ensemble_size=sizes[0], write_quorum_size=sizes[1], ack_quorum_size=sizes[2]
-    )
+    """A new ledger, as soon as enough bookies are registered: those that hung come back."""
+    async with asyncio.timeout(SECONDS_MAX):
+        while True:
+            try:
+                return await client.create_ledger(
+                    ensemble_size=sizes[0], write_quorum_size=sizes[1], ack_quorum_size=sizes[2]
+                )
+            except NotEnoughBookiesError:
+                await asyncio.sleep(0.05)
 
 
 async def payloads_of(client: BookKeeper, ledger_id: int) -> list[bytes]:
