@@ -40,6 +40,9 @@ BOOKIE_ID_METADATA_KEY = "bookie-id"
 INCARNATION_METADATA_KEY = "bookie-incarnation"
 """The incarnation that a client means; on a stream of adds also the one that the bookie has."""
 
+VACANT_PREFIX = "vacant."
+"""With the number of a slot: the name of a slot that no bookie has yet. No bookie may take it."""
+
 _BOOKIE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _BOOKIE_IDS_RESERVED = frozenset({"readonly", "readwrite", ".", ".."})
 
@@ -72,3 +75,8 @@ class Status(enum.IntEnum):
 def is_valid_bookie_id(text: str) -> bool:
     """Whether `text` may name a bookie: letters, digits, ``. _ : -``, at most 128, not reserved."""
     return _BOOKIE_ID.fullmatch(text) is not None and text not in _BOOKIE_IDS_RESERVED
+
+
+def is_vacant(bookie_id: str) -> bool:
+    """Whether an ensemble names this where a slot has no bookie yet."""
+    return bookie_id.startswith(VACANT_PREFIX)
