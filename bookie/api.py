@@ -42,7 +42,8 @@ from bookie.cluster.directory import BookieDirectory
 from bookie.cluster.instance import read_instance_id
 from bookie.cluster.ledger_ids import LedgerIdGenerator
 from bookie.cluster.ledgers import LedgerManager
-from bookie.config import ClientSettings, RpcSettings, load_settings
+from bookie.cluster.placement_view import PlacementView
+from bookie.config import RpcSettings, Sources, load_settings
 from bookie.coordination.barriers import DoubleBarrier
 from bookie.coordination.cache import JsonCodec, MetadataCache
 from bookie.coordination.counters import Counter
@@ -69,11 +70,12 @@ from bookie.formats.entry import Entry
 from bookie.formats.ledger_metadata import Fragment, LedgerMetadata, LedgerState, Versioned
 from bookie.formats.registration import Registration
 from bookie.formats.service_instance import ServiceInstance
+from bookie.ids import is_vacant
 from bookie.metadata.connect import SESSION_TIMEOUT_SECONDS, open_store
 from bookie.metadata.model import Check, Delete, Put, Record, Resync, Stat
 from bookie.metadata.security import MetadataSecurity, security_of
 from bookie.metadata.store import MetadataStore
-from bookie.protocol.placement import choose_ensemble
+from bookie.protocol.placement import choose_ensemble, choose_newcomers, vacant_slots
 from bookie.protocol.quorum import Quorum
 
 __all__ = [
@@ -159,10 +161,11 @@ def connect(
         ConfigurationError: a setting or the URI is wrong. Entering the client may raise it, too.
     """
     given = {f"client.{key}": str(value) for key, value in settings.items()}
-    loaded = load_settings(None, given)
+    sources = Sources.read(None, given)
+    loaded = sources.settings()
     return BookKeeper(
         metadata_uri,
-        loaded.client,
+        sources,
         rpc or loaded.rpc,
         session_timeout_seconds=session_timeout_seconds,
         security=security_of(loaded.metadata),
@@ -210,7 +213,7 @@ class BookKeeper:
     def __init__(
         self,
         metadata_uri: str,
-        settings: ClientSettings,
+        sources: Sources,
         rpc: RpcSettings,
         *,
         session_timeout_seconds: float,
@@ -219,7 +222,7 @@ class BookKeeper:
         self._metadata_uri = metadata_uri
         self._session_timeout_seconds = session_timeout_seconds
         self._security = security
-        self._settings = settings
+        self._sources = sources
         self._rpc = rpc
         self._tasks = asyncio.TaskGroup()
         self._resources = AsyncExitStack()
@@ -238,12 +241,17 @@ class BookKeeper:
             )
             instance_id = await read_instance_id(store)
             directory = await stack.enter_async_context(BookieDirectory(store))
+            placement = await stack.enter_async_context(
+                PlacementView(store, directory, self._sources)
+            )
             self._tasks = asyncio.TaskGroup()
             await self._tasks.__aenter__()
-            pool = BookiePool(directory, instance_id, self._tasks, self._settings, self._rpc)
+            settings = self._sources.settings().client
+            pool = BookiePool(directory, instance_id, self._tasks, settings, self._rpc)
             self._entered = _Entered(
                 instance_id,
                 directory,
+                placement,
                 pool,
                 LedgerManager(store),
                 LedgerIdGenerator(store),
@@ -299,6 +307,7 @@ class BookKeeper:
         custom_metadata: Mapping[str, bytes] | None = None,
         ledger_id: int | None = None,
         deferred_sync: bool = False,
+        allow_degraded: bool = False,
     ) -> WriterHandle:
         """Create a ledger and return its writer, the only one it will ever have.
 
@@ -314,19 +323,21 @@ class BookKeeper:
             custom_metadata: kept with the ledger, for the user.
             ledger_id: a free id; None takes a fresh one.
             deferred_sync: `append` returns before entries are durable; `force` makes them so.
+            allow_degraded: create the ledger even with fewer writable bookies than `ensemble_size`,
+                as long as each write set has an ack quorum of them. The slots that are left are
+                vacant (``vacant.2``), as if their bookies had failed: entries have fewer copies.
 
         Raises:
-            NotEnoughBookiesError: fewer writable bookies than `ensemble_size`.
+            NotEnoughBookiesError: fewer writable bookies than `ensemble_size`, or than
+                `allow_degraded` needs, or `placement.enforce` forbids what there is.
             LedgerExistsError: `ledger_id` is taken.
             BadRequestError: sizes or digest type are wrong.
             MetadataError: the metadata store failed; a ledger may have been created.
         """
         entered = self._connected
         key = _key_of(password)
-        Quorum(ensemble_size, write_quorum_size, ack_quorum_size)
-        bookies = choose_ensemble(
-            entered.directory.bookies(), ensemble_size, pick=random.SystemRandom().randrange
-        )
+        quorum = Quorum(ensemble_size, write_quorum_size, ack_quorum_size)
+        bookies = entered.choose(quorum, allow_degraded=allow_degraded)
         incarnations = await entered.incarnations(bookies)
         metadata = LedgerMetadata(
             ledger_id=0,
@@ -355,7 +366,8 @@ class BookKeeper:
         Await it, or enter it, as `create_ledger`.
 
         Such a ledger has the key `UNCLAIMED` in its custom metadata, and no entry. Of several
-        claims at once one wins: the key is removed by compare-and-set.
+        claims at once one wins: the key is removed by compare-and-set. The same step gives slots
+        that were left vacant (`allow_degraded`) to bookies that have come since.
 
         Raises:
             NoSuchLedgerError: it does not exist.
@@ -370,7 +382,7 @@ class BookKeeper:
         unclaimed = custom_metadata.pop(UNCLAIMED, None) is not None
         if not unclaimed or found.value.state is not LedgerState.OPEN:
             raise _has_a_writer(ledger_id)
-        claimed = replace(found.value, custom_metadata=custom_metadata)
+        claimed = entered.mended(replace(found.value, custom_metadata=custom_metadata))
         incarnations = await entered.incarnations(claimed.last_fragment.bookies)
         try:
             found = await entered.ledgers.write(claimed, found.version)
@@ -479,10 +491,46 @@ class _Entered:
 
     instance_id: str
     directory: BookieDirectory
+    placement: PlacementView
     pool: BookiePool
     ledgers: LedgerManager
     ids: LedgerIdGenerator
     cookies: CookieManager
+
+    def choose(self, quorum: Quorum, *, allow_degraded: bool) -> tuple[str, ...]:
+        """The bookies of a new ledger.
+
+        Raises:
+            NotEnoughBookiesError: there are too few, or they stand too close together.
+        """
+        candidates = self.directory.bookies()
+        lacking = max(0, quorum.ensemble_size - len(candidates))
+        return choose_ensemble(
+            candidates,
+            quorum.ensemble_size,
+            pick=random.SystemRandom().randrange,
+            write_quorum_size=quorum.write_quorum_size,
+            vacant=vacant_slots(quorum, lacking) if allow_degraded else (),
+            placement=self.placement.now(),
+        )
+
+    def mended(self, metadata: LedgerMetadata) -> LedgerMetadata:
+        """An unclaimed ledger with bookies in its vacant slots, as far as there are any.
+
+        It has no entries, so the bookies of its one fragment may change.
+        """
+        bookies = metadata.last_fragment.bookies
+        newcomers = choose_newcomers(
+            bookies,
+            [slot for slot, bookie_id in enumerate(bookies) if is_vacant(bookie_id)],
+            self.directory.bookies(),
+            pick=random.SystemRandom().randrange,
+            write_quorum_size=metadata.write_quorum_size,
+            placement=self.placement.now(),
+        )
+        mended = tuple(newcomers.get(slot, bookie_id) for slot, bookie_id in enumerate(bookies))
+        last = replace(metadata.last_fragment, bookies=mended)
+        return replace(metadata, fragments=(*metadata.fragments[:-1], last))
 
     async def incarnations(self, bookies: Iterable[str]) -> dict[str, str]:
         """The incarnation that each of these bookies has; empty if it has none.

@@ -40,10 +40,8 @@ BOOKIE_ID_METADATA_KEY = "bookie-id"
 INCARNATION_METADATA_KEY = "bookie-incarnation"
 """The incarnation that a client means; on a stream of adds also the one that the bookie has."""
 
-VACANT_PREFIX = "vacant."
-"""With the number of a slot: the name of a slot that no bookie has yet. No bookie may take it."""
-
 _BOOKIE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_VACANT_PREFIX = "vacant."
 _BOOKIE_IDS_RESERVED = frozenset({"readonly", "readwrite", ".", ".."})
 
 
@@ -77,6 +75,11 @@ def is_valid_bookie_id(text: str) -> bool:
     return _BOOKIE_ID.fullmatch(text) is not None and text not in _BOOKIE_IDS_RESERVED
 
 
+def vacancy(slot: int) -> str:
+    """What an ensemble names in a slot that has no bookie yet."""
+    return f"{_VACANT_PREFIX}{slot}"
+
+
 def is_vacant(bookie_id: str) -> bool:
-    """Whether an ensemble names this where a slot has no bookie yet."""
-    return bookie_id.startswith(VACANT_PREFIX)
+    """Whether an ensemble names this where a slot has no bookie yet. No bookie may take the id."""
+    return bookie_id.startswith(_VACANT_PREFIX)

@@ -14,6 +14,7 @@ from pydantic import Field, field_validator, model_validator
 
 from bookie.config.client_section import ClientSettings
 from bookie.config.metadata_section import MetadataSettings
+from bookie.config.placement_section import PlacementSettings
 from bookie.config.quantities import Labels, Size
 from bookie.config.section import DYNAMIC, OWN, Section
 from bookie.ids import ENTRY_SIZE_BYTES_MAX, is_vacant, is_valid_bookie_id
@@ -439,6 +440,7 @@ class Settings(Section):
     http: HttpSettings = HttpSettings()
     log: LogSettings = LogSettings()
     client: ClientSettings = ClientSettings()
+    placement: PlacementSettings = PlacementSettings()
 
     @model_validator(mode="after")
     def _relations(self) -> Self:

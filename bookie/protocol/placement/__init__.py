@@ -34,7 +34,7 @@ from bookie.protocol.placement.policy import (
     choose_newcomers,
     weights_by_free_space,
 )
-from bookie.protocol.placement.vacancy import is_vacant, vacant_slots, with_vacancies
+from bookie.protocol.placement.vacancy import vacant_slots
 
 __all__ = [
     "ANYWHERE",
@@ -43,8 +43,6 @@ __all__ = [
     "PlacementPolicy",
     "choose_ensemble",
     "choose_newcomers",
-    "is_vacant",
     "vacant_slots",
     "weights_by_free_space",
-    "with_vacancies",
 ]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from statistics import median_low
 
 from bookie.errors import NotEnoughBookiesError
+from bookie.ids import vacancy
 from bookie.protocol.placement.spread import UNKNOWN, Spread, draw, span, write_sets
 
 LEVELS = ("region", "zone", "rack")
@@ -73,15 +74,17 @@ class Placement:
         pick: Callable[[int], int],
         excluded: Collection[str] = (),
         write_quorum_size: int | None = None,
+        vacant: Collection[int] = (),
     ) -> tuple[str, ...]:
-        """Choose `ensemble_size` different bookies, one for each slot.
+        """Choose different bookies, one for each slot that is not to stay vacant.
 
         Args:
             candidates: ids of the bookies that take new ledgers; their order does not matter.
-            ensemble_size: how many to choose.
+            ensemble_size: the number of slots.
             pick: ``pick(n)`` returns a number in ``0 … n-1``.
             excluded: ids that must not be chosen.
             write_quorum_size: Qw; the ensemble's size if None.
+            vacant: slots that get no bookie, from `vacant_slots`.
 
         Raises:
             NotEnoughBookiesError: fewer candidates are left than slots, or `enforce` is set and
@@ -89,16 +92,19 @@ class Placement:
         """
         # Sorted: the order of a set of strings differs from process to process.
         pool = sorted(set(candidates).difference(excluded))
-        if len(pool) < ensemble_size:
+        slots = [slot for slot in range(ensemble_size) if slot not in vacant]
+        if len(pool) < len(slots):
             raise NotEnoughBookiesError(
-                f"an ensemble of {ensemble_size} is wanted, but there are only {len(pool)} "
+                f"an ensemble of {len(slots)} is wanted, but there are only {len(pool)} "
                 "writable bookies"
             )
         write_quorum_size = write_quorum_size or ensemble_size
-        slots = range(ensemble_size)
-        domains = self._spread([None] * ensemble_size, slots, pool, write_quorum_size, pick)
+        now = [UNKNOWN if slot in vacant else None for slot in range(ensemble_size)]
+        domains = self._spread(now, slots, pool, write_quorum_size, pick)
         chosen = self._fill([""] * ensemble_size, domains, pool, write_quorum_size, pick)
-        ensemble = tuple(chosen[slot] for slot in slots)
+        ensemble = tuple(
+            chosen[slot] if slot in chosen else vacancy(slot) for slot in range(ensemble_size)
+        )
         wanted, least = self.wanted(write_quorum_size), min(self.spans(ensemble, write_quorum_size))
         if self.enforce and least < wanted:
             raise NotEnoughBookiesError(
@@ -225,6 +231,7 @@ def choose_ensemble(
     pick: Callable[[int], int],
     excluded: Collection[str] = (),
     write_quorum_size: int | None = None,
+    vacant: Collection[int] = (),
     placement: Placement = ANYWHERE,
 ) -> tuple[str, ...]:
     """Choose the bookies of a new ensemble; see `Placement.ensemble`."""
@@ -234,6 +241,7 @@ def choose_ensemble(
         pick=pick,
         excluded=excluded,
         write_quorum_size=write_quorum_size,
+        vacant=vacant,
     )
 
 

@@ -9,13 +9,8 @@ with a failed bookie. The fragments of the ledger record which entries were writ
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from bookie.errors import NotEnoughBookiesError
-from bookie.ids import VACANT_PREFIX, is_vacant
 from bookie.protocol.quorum import Quorum, mask_of
-
-__all__ = ["is_vacant", "vacant_slots", "with_vacancies"]
 
 
 def vacant_slots(quorum: Quorum, count: int) -> tuple[int, ...]:
@@ -33,12 +28,3 @@ def vacant_slots(quorum: Quorum, count: int) -> tuple[int, ...]:
             f"than {quorum.ack_quorum_size} copies"
         )
     return vacant
-
-
-def with_vacancies(bookies: Sequence[str], vacant: Sequence[int]) -> tuple[str, ...]:
-    """The ensemble with `bookies` in their order, and the slots in `vacant` without a bookie."""
-    waiting = iter(bookies)
-    return tuple(
-        f"{VACANT_PREFIX}{slot}" if slot in vacant else next(waiting)
-        for slot in range(len(bookies) + len(vacant))
-    )

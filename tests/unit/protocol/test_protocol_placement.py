@@ -9,15 +9,14 @@ from dataclasses import replace
 import pytest
 
 from bookie.errors import NotEnoughBookiesError
+from bookie.ids import is_vacant
 from bookie.protocol.placement import (
     Placement,
     PlacementPolicy,
     choose_ensemble,
     choose_newcomers,
-    is_vacant,
     vacant_slots,
     weights_by_free_space,
-    with_vacancies,
 )
 from bookie.protocol.quorum import Quorum
 
@@ -176,8 +175,19 @@ def test_vacant_slots_are_named_and_spread() -> None:
     quorum = Quorum(6, 3, 2)
     assert vacant_slots(quorum, 0) == ()
     assert vacant_slots(quorum, 2) == (2, 5)
-    ensemble = with_vacancies(("a", "b", "c", "d"), (2, 5))
-    assert ensemble == ("a", "b", "vacant.2", "c", "d", "vacant.5")
-    assert [is_vacant(bookie_id) for bookie_id in ensemble] == [False, False, True] * 2
+    placement = labelled(PlacementPolicy.RACK, a="rack=r1", b="rack=r1", c="rack=r2", d="rack=r2")
+    for seed in range(20):
+        ensemble = choose_ensemble(
+            "abcd",
+            6,
+            pick=random.Random(seed).randrange,
+            write_quorum_size=3,
+            vacant=(2, 5),
+            placement=placement,
+        )
+        assert (ensemble[2], ensemble[5]) == ("vacant.2", "vacant.5")
+        assert [is_vacant(bookie_id) for bookie_id in ensemble] == [False, False, True] * 2
+        # Two copies of each entry, in two racks.
+        assert placement.spans(ensemble, 3) == (2,) * 6
     with pytest.raises(NotEnoughBookiesError, match="only 3 writable bookies of 6"):
         vacant_slots(quorum, 3)
