@@ -13,7 +13,6 @@ large ones with too few domains the search ends after `STEPS_MAX` steps with the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 
 UNKNOWN = ""
 """The domain of a bookie without the label. It adds nothing to the span of a write set."""
@@ -78,7 +77,9 @@ class Spread:
         self._chosen: list[str | None] = list(domains)
         for slot in free:
             self._chosen[slot] = None
+        self._known = self._count_known()
         self._costs = [self._cost(index) for index in range(len(self._sets))]
+        self._bound = self._find_bound()
         self.steps = 0
         """What the search took."""
         self._best: tuple[int, int] | None = None
@@ -93,15 +94,13 @@ class Spread:
             if domain is not None
         }
 
-    @cached_property
-    def _known(self) -> int:
+    def _count_known(self) -> int:
         """How many domains any write set can span at all."""
         found = {*self._left, *(domain for domain in self._now if domain)}
         return max(1, len(found - {UNKNOWN}))
 
-    @cached_property
-    def _bound(self) -> int:
-        """A cost below which no choice can be."""
+    def _find_bound(self) -> int:
+        """A cost below which no choice can be; to be called before the search."""
         if len(self._free) < self._size:
             return sum(self._costs)
         # Each slot of a domain brings it into the write sets around; these can overlap at best not.
@@ -112,12 +111,15 @@ class Spread:
                 gains += [self._write_quorum_size] * min(count, alone)
                 gains += [rest] if count > alone else []
         total = sum(sorted(gains, reverse=True)[: self._size])
-        each, more = divmod(max(total, self._size), self._size)
+        each, more = divmod(total, self._size)
         if len(self._sets) == 1:
-            return self._price(each)
-        return (self._size - more) * self._price(each) + (
-            more * self._price(each + 1) if more else 0
-        )
+            return self._price(max(1, each))
+        spans = [each + 1] * more + [each] * (self._size - more)
+        if each < 2 and self._left.get(UNKNOWN, 0):
+            # A write set in unknown domains only spans one as well, and takes none from the others.
+            spans = [2] * (total // 2) + [1] * (self._size - total // 2)
+            spans[0] += total % 2
+        return sum(self._price(min(max(1, one), self._write_quorum_size)) for one in spans)
 
     def _price(self, spanned: int) -> int:
         power: int = (self._size + 1) ** (self._write_quorum_size - spanned)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import combinations, permutations, product
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -102,7 +103,7 @@ def test_no_ensemble_spans_more(
         assert best[0] >= min(wanted, write_quorum_size)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=1500, deadline=None)
 @given(
     sizes(),
     st.lists(st.sampled_from(RACKS), min_size=5, max_size=5),
@@ -163,6 +164,32 @@ def test_no_newcomers_are_better(
     assert value(found) == best
 
 
+@pytest.mark.parametrize("ensemble_size", range(1, 6))
+def test_no_ensemble_spans_more_whatever_racks_have(ensemble_size: int) -> None:
+    """Every Qw, and every number of bookies in three racks and outside of them."""
+    patterns = [(one, Counter(one)) for one in product(RACKS, repeat=ensemble_size)]
+    for write_quorum_size in range(1, ensemble_size + 1):
+        values = [(spans_of(one, write_quorum_size), counts) for one, counts in patterns]
+        values.sort(key=lambda value: value[0], reverse=True)
+        for many in product(range(3), *[range(5)] * 3):
+            capacity = Counter(dict(zip(RACKS, many, strict=True)))
+            if list(many[1:]) != sorted(many[1:]) or capacity.total() < ensemble_size:
+                continue
+            best = next(spans for spans, counts in values if counts <= capacity)
+            for seed in range(2):
+                search = Spread(
+                    [None] * ensemble_size,
+                    range(ensemble_size),
+                    write_quorum_size,
+                    capacity=capacity,
+                    weights={},
+                    pick=random.Random(seed).randrange,
+                )
+                chosen = list(search.run().values())
+                assert Counter(chosen) <= capacity
+                assert spans_of(chosen, write_quorum_size) == best, (many, write_quorum_size)
+
+
 def test_every_ensemble_of_up_to_seven_is_searched_to_the_end() -> None:
     """Whatever four racks and bookies without a rack have to offer, the steps suffice."""
     longest = 0
@@ -216,24 +243,19 @@ def test_vacancies_are_refused_only_in_need(
         assert is_right(vacant)
 
 
-@given(
-    sizes(7), st.lists(st.sampled_from(RACKS), min_size=7, max_size=7), st.data(), st.integers(1, 4)
-)
-def test_acknowledgements_span_domains_or_do_not_count(
-    size: tuple[int, int], racks: list[str], data: st.DataObject, minimum: int
-) -> None:
-    """Counted by hand, window by window; more acknowledgements never take the answer back."""
-    ensemble_size, write_quorum_size = size
-    quorum = Quorum(ensemble_size, write_quorum_size, 1)
-    domains = AckDomains.of(racks[:ensemble_size], minimum)
-    acked = data.draw(st.integers(0, quorum.every_slot))
-    by_hand = all(
-        len(Counter(racks[slot] for slot in slots_of(acked & window) if racks[slot])) >= minimum
-        for window in quorum.windows
-    )
-    enough = domains.is_enough(acked, quorum.windows)
-    assert enough == (by_hand or minimum == 1)
-    if enough:
-        assert domains.is_enough(
-            acked | data.draw(st.integers(0, quorum.every_slot)), quorum.windows
-        )
+def test_acknowledgements_span_domains_or_do_not_count() -> None:
+    """Counted by hand, write set by write set, for each ensemble of up to four bookies."""
+    seen = set()
+    for ensemble_size in range(1, 5):
+        for racks in product(RACKS, repeat=ensemble_size):
+            for write_quorum_size, minimum in product(range(1, ensemble_size + 1), (1, 2, 3)):
+                windows = Quorum(ensemble_size, write_quorum_size, 1).windows
+                domains = AckDomains.of(racks, minimum)
+                for acked in range(1 << ensemble_size):
+                    by_hand = all(
+                        len({racks[slot] for slot in slots_of(acked & window)} - {""}) >= minimum
+                        for window in windows
+                    )
+                    assert domains.is_enough(acked, windows) is (by_hand or minimum == 1)
+                    seen.add((minimum, by_hand))
+    assert len(seen) == 6

@@ -105,19 +105,20 @@ def test_a_striped_ensemble_spans_domains_in_each_write_set() -> None:
 
 
 def test_within_a_region_zones_and_racks_differ_as_far_as_they_can() -> None:
-    """Of the two bookies of region eu, the one outside the other's zone is taken."""
+    """Of the bookies of region eu, one that is outside the other's zone for certain is taken."""
     placement = labelled(
         PlacementPolicy.REGION,
         a="region=eu,zone=a,rack=r1",
         b="region=eu,zone=a,rack=r2",
         c="region=eu,zone=b,rack=r1",
+        x="region=eu,rack=r3",
         u="region=us,zone=x,rack=r9",
     )
     for seed in range(30):
         pick = random.Random(seed).randrange
-        assert choose_newcomers(("a", "u", "z"), [2], "bc", pick=pick, placement=placement) == {
-            2: "c"
-        }
+        for spares in ("bc", "cx"):
+            chosen = choose_newcomers(("a", "u", "z"), [2], spares, pick=pick, placement=placement)
+            assert chosen == {2: "c"}
 
 
 def test_a_bookie_without_the_label_proves_nothing() -> None:
