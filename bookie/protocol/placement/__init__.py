@@ -11,7 +11,7 @@ possible, then the next one, and so on. Among choices that are equally good, cha
 free space if bookies have weights.
 
 A slot for which there is no live bookie may be left **vacant** when a ledger is created. It counts
-as a failed bookie, and the first spare takes it over.
+as a failed bookie, and a spare may take it over.
 
 Topology, weights and chance arrive as arguments: the same arguments give the same bookies.
 

@@ -18,7 +18,7 @@ UNKNOWN = ""
 """The domain of a bookie without the label. It adds nothing to the span of a write set."""
 
 STEPS_MAX = 5_000
-"""A tenth of a second at most. Ensembles of up to 7 bookies need a third of it at most."""
+"""A tenth of a second at most. Ensembles of up to 7 bookies needed half of it at most."""
 
 
 def write_sets(ensemble_size: int, write_quorum_size: int) -> list[tuple[int, ...]]:
