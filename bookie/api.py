@@ -24,8 +24,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import random
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -33,6 +32,7 @@ from typing import Literal, Self, TypedDict, Unpack
 
 from bookie.client.arguments import checked_bytes
 from bookie.client.creating import creating
+from bookie.client.ensembles import Ensembles
 from bookie.client.pool import BookiePool
 from bookie.client.reader import ReaderHandle
 from bookie.client.recovery import recover_ledger
@@ -42,7 +42,8 @@ from bookie.cluster.directory import BookieDirectory
 from bookie.cluster.instance import read_instance_id
 from bookie.cluster.ledger_ids import LedgerIdGenerator
 from bookie.cluster.ledgers import LedgerManager
-from bookie.config import ClientSettings, RpcSettings, load_settings
+from bookie.cluster.placement_view import PlacementView
+from bookie.config import RpcSettings, Sources, load_settings
 from bookie.coordination.barriers import DoubleBarrier
 from bookie.coordination.cache import JsonCodec, MetadataCache
 from bookie.coordination.counters import Counter
@@ -54,7 +55,6 @@ from bookie.coordination.membership import Group
 from bookie.coordination.participant import Participant
 from bookie.coordination.queues import Queue
 from bookie.coordination.read_write_locks import ReadWriteLocks
-from bookie.env import gather
 from bookie.env.clock import SystemClock
 from bookie.errors import (
     BadRequestError,
@@ -73,7 +73,6 @@ from bookie.metadata.connect import SESSION_TIMEOUT_SECONDS, open_store
 from bookie.metadata.model import Check, Delete, Put, Record, Resync, Stat
 from bookie.metadata.security import MetadataSecurity, security_of
 from bookie.metadata.store import MetadataStore
-from bookie.protocol.placement import choose_ensemble
 from bookie.protocol.quorum import Quorum
 
 __all__ = [
@@ -161,10 +160,11 @@ def connect(
         ConfigurationError: a setting or the URI is wrong. Entering the client may raise it, too.
     """
     given = {f"client.{key}": str(value) for key, value in settings.items()}
-    loaded = load_settings(None, given)
+    sources = Sources.read(None, given)
+    loaded = sources.settings()
     return BookKeeper(
         metadata_uri,
-        loaded.client,
+        sources,
         rpc or loaded.rpc,
         session_timeout_seconds=session_timeout_seconds,
         security=security_of(loaded.metadata),
@@ -212,7 +212,7 @@ class BookKeeper:
     def __init__(
         self,
         metadata_uri: str,
-        settings: ClientSettings,
+        sources: Sources,
         rpc: RpcSettings,
         *,
         session_timeout_seconds: float,
@@ -221,7 +221,7 @@ class BookKeeper:
         self._metadata_uri = metadata_uri
         self._session_timeout_seconds = session_timeout_seconds
         self._security = security
-        self._settings = settings
+        self._sources = sources
         self._rpc = rpc
         self._tasks = asyncio.TaskGroup()
         self._resources = AsyncExitStack()
@@ -240,16 +240,20 @@ class BookKeeper:
             )
             instance_id = await read_instance_id(store)
             directory = await stack.enter_async_context(BookieDirectory(store))
+            placement = await stack.enter_async_context(
+                PlacementView(store, directory, self._sources)
+            )
             self._tasks = asyncio.TaskGroup()
             await self._tasks.__aenter__()
-            pool = BookiePool(directory, instance_id, self._tasks, self._settings, self._rpc)
+            settings = self._sources.settings().client
+            pool = BookiePool(directory, instance_id, self._tasks, settings, self._rpc)
             self._entered = _Entered(
                 instance_id,
                 directory,
+                Ensembles(directory, placement, CookieManager(store)),
                 pool,
                 LedgerManager(store),
                 LedgerIdGenerator(store),
-                CookieManager(store),
             )
             self._resources = stack.pop_all()
         return self
@@ -301,6 +305,7 @@ class BookKeeper:
         custom_metadata: Mapping[str, bytes] | None = None,
         ledger_id: int | None = None,
         deferred_sync: bool = False,
+        allow_degraded: bool = False,
     ) -> WriterHandle:
         """Create a ledger and return its writer, the only one it will ever have.
 
@@ -317,20 +322,24 @@ class BookKeeper:
             ledger_id: a free id; None takes a fresh one.
             deferred_sync: `append` returns before entries are durable; `force` makes them so. The
                 bookies of such a ledger are never replaced: one that fails is skipped.
+            allow_degraded: create the ledger even with fewer writable bookies than `ensemble_size`,
+                as long as each write set has an ack quorum of them. The slots that are left are
+                vacant (``vacant.2``), as if their bookies had failed: entries have fewer copies,
+                until bookies come.
 
         Raises:
-            NotEnoughBookiesError: fewer writable bookies than `ensemble_size`.
+            NotEnoughBookiesError: fewer writable bookies than `ensemble_size`, or than
+                `allow_degraded` needs, or `placement.enforce` forbids what there is.
             LedgerExistsError: `ledger_id` is taken.
             BadRequestError: sizes or digest type are wrong.
             MetadataError: the metadata store failed; a ledger may have been created.
         """
         entered = self._connected
         key = _key_of(password)
-        Quorum(ensemble_size, write_quorum_size, ack_quorum_size)
-        bookies = choose_ensemble(
-            entered.directory.bookies(), ensemble_size, pick=random.SystemRandom().randrange
-        )
-        incarnations = await entered.incarnations(bookies)
+        quorum = Quorum(ensemble_size, write_quorum_size, ack_quorum_size)
+        ensembles = entered.ensembles
+        bookies = ensembles.choose(quorum, allow_degraded=allow_degraded)
+        incarnations = await ensembles.incarnations(bookies)
         metadata = LedgerMetadata(
             ledger_id=0,
             ensemble_size=ensemble_size,
@@ -344,13 +353,13 @@ class BookKeeper:
             custom_metadata=_custom(custom_metadata),
         )
         created = await _create(entered, metadata, ledger_id)
-        lost = await entered.lost_since(incarnations)
+        lost = await ensembles.lost_since(incarnations)
         writer = WriterHandle(
             created,
             entered.pool,
             entered.ledgers,
             incarnations,
-            entered.cookies,
+            ensembles,
             deferred_sync=deferred_sync,
         )
         writer.start(lost)
@@ -363,7 +372,8 @@ class BookKeeper:
         Await it, or enter it, as `create_ledger`.
 
         Such a ledger has the key `UNCLAIMED` in its custom metadata, and no entry. Of several
-        claims at once one wins: the key is removed by compare-and-set.
+        claims at once one wins: the key is removed by compare-and-set. The same step gives slots
+        that were left vacant (`allow_degraded`) to bookies that have come since.
 
         Raises:
             NoSuchLedgerError: it does not exist.
@@ -378,14 +388,15 @@ class BookKeeper:
         unclaimed = custom_metadata.pop(UNCLAIMED, None) is not None
         if not unclaimed or found.value.state is not LedgerState.OPEN:
             raise _has_a_writer(ledger_id)
-        claimed = replace(found.value, custom_metadata=custom_metadata)
-        incarnations = await entered.incarnations(claimed.last_fragment.bookies)
+        ensembles = entered.ensembles
+        claimed = ensembles.mended(replace(found.value, custom_metadata=custom_metadata))
+        incarnations = await ensembles.incarnations(claimed.last_fragment.bookies)
         try:
             found = await entered.ledgers.write(claimed, found.version)
         except BadVersionError as error:
             raise _has_a_writer(ledger_id) from error
-        lost = await entered.lost_since(incarnations)
-        writer = WriterHandle(found, entered.pool, entered.ledgers, incarnations, entered.cookies)
+        lost = await ensembles.lost_since(incarnations)
+        writer = WriterHandle(found, entered.pool, entered.ledgers, incarnations, ensembles)
         writer.start(lost)
         return writer
 
@@ -409,7 +420,7 @@ class BookKeeper:
         found = await entered.ledgers.read(ledger_id)
         _check_password(found.value, password)
         if recover:
-            found = await recover_ledger(found, entered.pool, entered.ledgers, entered.cookies)
+            found = await recover_ledger(found, entered.pool, entered.ledgers, entered.ensembles)
         reader = ReaderHandle(found, entered.pool, entered.ledgers)
         if not reader.is_closed:
             await reader.refresh()
@@ -487,42 +498,10 @@ class _Entered:
 
     instance_id: str
     directory: BookieDirectory
+    ensembles: Ensembles
     pool: BookiePool
     ledgers: LedgerManager
     ids: LedgerIdGenerator
-    cookies: CookieManager
-
-    async def incarnations(self, bookies: Iterable[str]) -> dict[str, str]:
-        """The incarnation that each of these bookies has; empty if it has none.
-
-        A bookie that never registered while this client watched is looked up in the store.
-
-        Raises:
-            MetadataUnavailableError: the store does not answer.
-        """
-        known = {bookie_id: self.directory.incarnation(bookie_id) for bookie_id in bookies}
-        for bookie_id in [name for name, incarnation in known.items() if not incarnation]:
-            found = await self.cookies.read(bookie_id)
-            known[bookie_id] = "" if found is None else found.value.incarnation
-        return known
-
-    async def lost_since(self, incarnations: Mapping[str, str]) -> set[str]:
-        """Bookies that have another incarnation now. Call it after the ledger is in the store.
-
-        A bookie that loses its state first renews its incarnation and then lists the ledgers that
-        name it. If the incarnation here is the old one, that listing will have the new ledger. If
-        not, a former process of the bookie may live on and acknowledge entries that are lost.
-
-        Raises:
-            MetadataUnavailableError: the store does not answer.
-        """
-        named = [bookie_id for bookie_id, incarnation in incarnations.items() if incarnation]
-        cookies = await gather(self.cookies.read(bookie_id) for bookie_id in named)
-        return {
-            bookie_id
-            for bookie_id, found in zip(named, cookies, strict=True)
-            if found is None or found.value.incarnation != incarnations[bookie_id]
-        }
 
 
 async def _create(

@@ -41,6 +41,7 @@ INCARNATION_METADATA_KEY = "bookie-incarnation"
 """The incarnation that a client means; on a stream of adds also the one that the bookie has."""
 
 _BOOKIE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_VACANT_PREFIX = "vacant."
 _BOOKIE_IDS_RESERVED = frozenset({"readonly", "readwrite", ".", ".."})
 
 
@@ -72,3 +73,13 @@ class Status(enum.IntEnum):
 def is_valid_bookie_id(text: str) -> bool:
     """Whether `text` may name a bookie: letters, digits, ``. _ : -``, at most 128, not reserved."""
     return _BOOKIE_ID.fullmatch(text) is not None and text not in _BOOKIE_IDS_RESERVED
+
+
+def vacancy(slot: int) -> str:
+    """What an ensemble names in a slot that has no bookie yet."""
+    return f"{_VACANT_PREFIX}{slot}"
+
+
+def is_vacant(bookie_id: str) -> bool:
+    """Whether an ensemble names this where a slot has no bookie yet. No bookie may take the id."""
+    return bookie_id.startswith(_VACANT_PREFIX)

@@ -70,10 +70,22 @@ def create(
         list[str] | None,
         typer.Option("--custom", metavar="NAME=VALUE", help="Custom metadata; may be repeated."),
     ] = None,
+    allow_degraded: Annotated[
+        bool,
+        typer.Option(
+            "--allow-degraded",
+            help="Leave slots vacant if there are too few bookies. Entries have fewer copies then.",
+        ),
+    ] = False,
     password_file: PasswordFile = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Make an open ledger without entries and print its id."""
+    """Make an open ledger without entries and print its id.
+
+    With --allow-degraded an ack quorum of bookies for each entry is enough. Slots without a bookie
+    are named vacant.0, vacant.1, … in the ledger's metadata. Bookies that came since then take them
+    when a writer claims the ledger. `bookie ledger check-placement` finds such ledgers.
+    """
     from bookie.server.loop import run
 
     custom_metadata = {}
@@ -94,6 +106,7 @@ def create(
                 password=read_password(password_file),
                 digest_type=digest,
                 custom_metadata={**custom_metadata, UNCLAIMED: b""},
+                allow_degraded=allow_degraded,
             )
             return writer.ledger_id
 
@@ -212,6 +225,58 @@ def _describe(found: LedgerMetadata) -> Record:
             for name, value in sorted(found.custom_metadata.items())
         },
     }
+
+
+@app.command("check-placement")
+def check_placement(
+    metadata: Metadata,
+    ledgers: Annotated[
+        list[int] | None,
+        typer.Argument(metavar="[LEDGER]…", min=0, help="The ledgers; all of them by default."),
+    ] = None,
+    output: Output = OutputFormat.TABLE,
+) -> int:
+    """Check that the copies of each entry span the domains that the policy wants.
+
+    Domains are racks, zones or regions: see `placement.policy` in `bookie cluster settings`. They
+    follow from the bookies' labels as they are now. A bookie without the label adds no domain. Each
+    fragment with entries is a line; `spans` is the number of domains under its worst-placed entry.
+
+    Exit status 1 means that a fragment spans too few domains, or has vacant slots.
+    """
+    from bookie.cli.output import print_records
+    from bookie.errors import FormatError
+
+    damaged: list[int] = []
+    records = asyncio.run(_check_placement(metadata, ledgers or [], damaged.append))
+    print_records(records, output, empty="there are no entries to check")
+    if damaged:
+        ids = ", ".join(map(str, damaged))
+        raise FormatError(f"not checked, because their metadata is damaged: {ids}")
+    return int(not all(record["right"] for record in records))
+
+
+async def _check_placement(
+    metadata: str, ledger_ids: Sequence[int], on_damaged: Callable[[int], object]
+) -> list[Record]:
+    from bookie.cli.stores import open_metadata
+    from bookie.cluster.placement_check import PlacementCheck
+    from bookie.config import Sources
+
+    async with open_metadata(metadata) as store:
+        return [
+            {
+                "ledger_id": found.ledger_id,
+                "first_entry_id": found.first_entry_id,
+                "right": found.is_right,
+                "spans": found.spans,
+                "wanted": found.wanted,
+                "vacant": found.vacant,
+                "bookies": found.bookies,
+                "domains": [domain or "?" for domain in found.domains],
+            }
+            async for found in PlacementCheck(store, Sources.read()).run(ledger_ids, on_damaged)
+        ]
 
 
 # --- entries ----------------------------------------------------------------------------------

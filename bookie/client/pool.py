@@ -21,7 +21,6 @@ from collections.abc import Callable, Coroutine
 from itertools import count
 from typing import Generic, Protocol, TypeVar
 
-from bookie.client.newcomers import Quarantine
 from bookie.cluster.directory import BookieDirectory
 from bookie.config import ClientSettings, RpcSettings
 from bookie.errors import (
@@ -392,7 +391,6 @@ class BookiePool:
         self.directory = directory
         self.tasks = tasks
         self.settings = settings
-        self.quarantine = Quarantine(directory)
         self._instance_id = instance_id
         self._rpc = rpc
         self._connections: dict[str, BookieConnection] = {}

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections import Counter
 
 from bookie.client.calls import Calls, carry_out_metadata
+from bookie.client.ensembles import Ensembles
 from bookie.client.pool import BookiePool
 from bookie.client.requests import RequestEncoder
 from bookie.client.verification import verify_lac, verify_read
-from bookie.cluster.cookies import CookieManager
 from bookie.cluster.ledgers import LedgerManager
 from bookie.errors import BadVersionError, BookieError
 from bookie.formats.ledger_metadata import LedgerMetadata, Versioned
@@ -28,7 +27,6 @@ from bookie.protocol.exchange import (
     WriteMetadata,
 )
 from bookie.protocol.pending import BATCH_ENTRIES_MAX
-from bookie.protocol.placement import choose_newcomers
 from bookie.protocol.quorum import slots_of
 from bookie.protocol.recovery import LedgerRecovery
 from bookie.protocol.recovery_events import (
@@ -60,7 +58,7 @@ async def recover_ledger(
     found: Versioned[LedgerMetadata],
     pool: BookiePool,
     ledgers: LedgerManager,
-    cookies: CookieManager,
+    ensembles: Ensembles,
 ) -> Versioned[LedgerMetadata]:
     """Fence a ledger, find where it ends, and close it there; returns its final metadata.
 
@@ -77,7 +75,7 @@ async def recover_ledger(
     """
     machine = LedgerRecovery(found.value, found.version)
     async with Calls[RecoveryEvent]() as calls:
-        driver = _RecoveryDriver(machine, pool, ledgers, cookies, calls)
+        driver = _RecoveryDriver(machine, pool, ledgers, ensembles, calls)
         effects = machine.step(Start())
         while True:
             for effect in effects:
@@ -102,15 +100,17 @@ class _RecoveryDriver:
         machine: LedgerRecovery,
         pool: BookiePool,
         ledgers: LedgerManager,
-        cookies: CookieManager,
+        ensembles: Ensembles,
         calls: Calls[RecoveryEvent],
     ) -> None:
         self._ledger_id = machine.metadata.ledger_id
         self._key = machine.metadata.password_key
+        self._write_quorum_size = machine.metadata.write_quorum_size
         self._encoder = RequestEncoder(machine.metadata, machine.quorum, pool.next_request_id)
         self._pool = pool
         self._ledgers = ledgers
-        self._cookies = cookies
+        self._ensembles = ensembles
+        self._cookies = ensembles.cookies
         self._calls = calls
         self._incarnations: dict[str, str] = {}
         """Of each bookie, as the store says once the ledger is marked: no other one is believed."""
@@ -222,11 +222,11 @@ class _RecoveryDriver:
             return error.status, str(error)
 
     async def _choose(self, effect: ChooseNewcomers) -> RecoveryEvent:
-        chosen = choose_newcomers(
+        chosen = self._ensembles.newcomers(
             effect.bookies,
             list(slots_of(effect.slots)),
-            self._pool.directory.bookies().keys() - self._failing,
-            pick=random.SystemRandom().randrange,
+            self._write_quorum_size,
+            excluded=self._failing,
         )
         newcomers = {
             slot: bookie_id for slot, bookie_id in chosen.items() if await self._meet(bookie_id)

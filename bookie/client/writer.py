@@ -25,11 +25,11 @@ from typing import Self, assert_never
 from bookie.client.append_queue import AppendQueue, PendingAppends
 from bookie.client.arguments import Payload, checked_bytes, checked_payloads
 from bookie.client.calls import Timers, carry_out_metadata, fresh
+from bookie.client.ensembles import Ensembles
 from bookie.client.in_flight import InFlightWindow
-from bookie.client.newcomers import find_newcomers, read_incarnation
-from bookie.client.pool import AddConnection, BookiePool
+from bookie.client.pool import BookiePool
 from bookie.client.requests import Request, RequestEncoder
-from bookie.cluster.cookies import CookieManager
+from bookie.client.writer_lanes import WriterLanes
 from bookie.cluster.ledgers import LedgerManager
 from bookie.errors import BadRequestError, BookieError, ClientClosedError
 from bookie.formats.ledger_metadata import LedgerMetadata, Versioned
@@ -45,7 +45,7 @@ from bookie.protocol.exchange import (
     WriteMetadata,
 )
 from bookie.protocol.pending import BATCH_ENTRIES_MAX, WriterLimits
-from bookie.protocol.quorum import slots_of
+from bookie.protocol.quorum import mask_of, slots_of
 from bookie.protocol.writer import LedgerWriter, WriterState
 from bookie.protocol.writer_events import (
     AddAnswered,
@@ -65,10 +65,6 @@ from bookie.protocol.writer_events import (
     SendBatch,
     SendForce,
     SendLac,
-    SlotConnected,
-    SlotDisconnected,
-    SlotLost,
-    SlotSilent,
     WriterClosed,
     WriterEffect,
     WriterEvent,
@@ -76,39 +72,6 @@ from bookie.protocol.writer_events import (
 from bookie.telemetry import event_log
 
 _log = event_log(__name__)
-
-_SPREAD_SECONDS = 0.5
-"""Over so long the ledgers of one client spread their changes away from a silent bookie."""
-
-
-class _Slot:
-    """One bookie of the ensemble, as a user of its lane."""
-
-    def __init__(self, handle: WriterHandle, slot: int, epoch: int, lane: AddConnection) -> None:
-        # Weak: the lanes must not keep a writer that its user dropped.
-        self._handle = weakref.ref(handle)
-        self._slot = slot
-        self._epoch = epoch
-        self.lane = lane
-
-    def on_up(self) -> None:
-        self._tell(SlotConnected(self._slot, self._epoch))
-
-    def on_down(self) -> None:
-        self._tell(SlotDisconnected(self._slot, self._epoch))
-
-    def on_lost(self) -> None:
-        self._tell(SlotLost(self._slot, self._epoch))
-
-    def on_silent(self) -> None:
-        # All ledgers of the client hear of it at once; their changes need not come at once.
-        loop, seconds = asyncio.get_running_loop(), random.uniform(0, _SPREAD_SECONDS)  # noqa: S311
-        loop.call_later(seconds, self._tell, SlotSilent(self._slot, self._epoch))
-
-    def _tell(self, event: WriterEvent) -> None:
-        handle = self._handle()
-        if handle is not None:
-            handle._step(event)
 
 
 class WriterHandle:
@@ -120,21 +83,19 @@ class WriterHandle:
     that is dropped without `close` leaves its ledger open, and a ResourceWarning says so.
     """
 
-    _uses_lanes = False
-
     def __init__(
         self,
         created: Versioned[LedgerMetadata],
         pool: BookiePool,
         ledgers: LedgerManager,
         incarnations: Mapping[str, str],
-        cookies: CookieManager | None = None,
+        ensembles: Ensembles | None = None,
         *,
         deferred_sync: bool = False,
     ) -> None:
         """`incarnations` are the bookies' as they were learnt before the ledger was created.
 
-        Without `cookies`, which tell the incarnations of newcomers, no bookie is ever replaced.
+        Without `ensembles` no bookie is ever replaced.
         """
         metadata, settings = created.value, pool.settings
         jitter = random.uniform(1, 1.2)  # noqa: S311  (ledgers of one client must not change at once)
@@ -142,7 +103,7 @@ class WriterHandle:
             add_timeout_seconds=settings.add_timeout_seconds,
             in_flight_bytes_max=settings.in_flight_bytes_max,
             replace_after_seconds=settings.replace_after_seconds * jitter,
-            changes_per_minute_max=settings.changes_per_minute_max if cookies else 0,
+            changes_per_minute_max=settings.changes_per_minute_max if ensembles else 0,
         )
         self._machine = LedgerWriter(metadata, created.version, limits, deferred_sync=deferred_sync)
         self._ledger_id = metadata.ledger_id
@@ -151,8 +112,6 @@ class WriterHandle:
         )
         self._pool = pool
         self._ledgers = ledgers
-        self._cookies = cookies
-        self._incarnations = dict(incarnations)
         self._loop = asyncio.get_running_loop()
         self._thread = get_ident()
         self._timers = Timers(self._on_timer)
@@ -180,18 +139,21 @@ class WriterHandle:
         """Weak for the same reason as the slots."""
         self._closers: list[asyncio.Future[LedgerMetadata]] = []
         self._forcers: list[asyncio.Future[None]] = []
-        bookies = metadata.last_fragment.bookies
-        self._slots = [
-            _Slot(self, slot, 0, pool.connection(bookie_id).plain(incarnations[bookie_id]))
-            for slot, bookie_id in enumerate(bookies)
-        ]
+        self._lanes = WriterLanes(
+            self,
+            self._ledger_id,
+            pool,
+            metadata.last_fragment.bookies,
+            incarnations,
+            ensembles,
+        )
 
     def __del__(self) -> None:
-        if not self._uses_lanes or self._loop.is_closed():
+        lanes: WriterLanes | None = getattr(self, "_lanes", None)
+        if lanes is None or not lanes.is_used or self._loop.is_closed():
             return
         # The garbage collector may run in any thread.
-        for slot in self._slots:
-            self._loop.call_soon_threadsafe(slot.lane.leave, slot)
+        self._loop.call_soon_threadsafe(lanes.leave)
         self._loop.call_soon_threadsafe(self._pool.off_close, self._on_client_closed)
         message = f"the writer of ledger {self._ledger_id} was dropped without close; it stays open"
         warnings.warn(message, ResourceWarning, stacklevel=1)
@@ -362,13 +324,11 @@ class WriterHandle:
     def start(self, lost: Collection[str] = ()) -> None:
         """Begin to use the bookies' lanes, except those of `lost`: they have other incarnations."""
         self._pool.on_close(self._on_client_closed)
-        self._uses_lanes = True
-        bookies = self._machine.metadata.last_fragment.bookies
-        for slot, bookie_id in zip(self._slots, bookies, strict=True):
-            if bookie_id in lost:
-                slot.on_lost()
-            else:
-                slot.lane.join(slot)
+        self._lanes.join(lost)
+
+    def take(self, event: WriterEvent) -> None:
+        """Something happened on a lane."""
+        self._step(event)
 
     def abandon(self) -> None:
         """The client ends: appends that still wait get an error, their outcome is unknown."""
@@ -464,7 +424,7 @@ class WriterHandle:
             case ForceDone(error):
                 self._forced(error)
             case Failed(error):
-                lanes = [slot.lane.describe() for slot in self._slots]
+                lanes = self._lanes.describe()
                 _log.warning(
                     "writer_failed", ledger_id=self._ledger_id, reason=str(error), lanes=lanes
                 )
@@ -474,9 +434,13 @@ class WriterHandle:
             case CloseFailed(error):
                 self._close_failed(error)
             case ChooseNewcomers():
-                self._choose_newcomers(effect)
+                found = self._lanes.choose(effect, self.metadata.write_quorum_size)
+                # Not now: the effects that follow come first.
+                self._loop.call_soon(self._step, NewcomersChosen(found))
             case ReplaceBookies(bookies):
-                self._replace(bookies)
+                self._skipped &= ~mask_of(bookies)
+                first = self.metadata.last_fragment.first_entry_id
+                self._lanes.replace(bookies, self._machine.epochs, first)
             case ReadMetadata() | WriteMetadata():
                 self._pool.spawn(
                     self._on_metadata(effect), name=f"metadata of ledger {self._ledger_id}"
@@ -485,62 +449,19 @@ class WriterHandle:
                 assert_never(effect)
 
     def _send(self, batch: int, slot: int) -> None:
-        request_id, data = self._requests[batch][slot]
         on_answer = partial(self._on_answer, batch, slot, self._machine.epochs[slot])
-        self._slots[slot].lane.send(request_id, data, on_answer)
+        self._lanes.send(slot, self._requests[batch][slot], on_answer)
 
     def _send_lac(self, lac: int, slots: int) -> None:
-        request_id, data = self._encoder.lac(lac)
+        request = self._encoder.lac(lac)
         for slot in slots_of(slots):
             on_answer = partial(self._on_lac_answer, slot, self._machine.epochs[slot])
-            self._slots[slot].lane.send(request_id, data, on_answer)
+            self._lanes.send(slot, request, on_answer)
 
     def _spawn_force(self, force: int, slot: int) -> None:
         bookie_id = self._machine.metadata.last_fragment.bookies[slot]
         name = f"force ledger {self._ledger_id} on {bookie_id}"
         self._pool.spawn(self._force_slot(force, slot, bookie_id), name=name)
-
-    def _choose_newcomers(self, effect: ChooseNewcomers) -> None:
-        pool = self._pool
-        for slot in slots_of(effect.slots):
-            pool.quarantine.put(effect.bookies[slot])
-            user = self._slots[slot]
-            user.lane.suspect(user, pool.settings.add_timeout_seconds * 0.8)
-        found = find_newcomers(
-            pool.directory, pool.quarantine, effect.bookies, effect.slots, self._incarnations
-        )
-        # Not now: the effects that follow come first.
-        self._loop.call_soon(self._step, NewcomersChosen(found))
-
-    def _replace(self, bookies: Mapping[int, str]) -> None:
-        for slot, bookie_id in bookies.items():
-            former = self._slots[slot]
-            former.lane.leave(former)
-            self._skipped &= ~(1 << slot)
-            _log.warning(
-                "bookie_replaced",
-                ledger_id=self._ledger_id,
-                slot=slot,
-                bookie_id=bookie_id,
-                first_entry_id=self.metadata.last_fragment.first_entry_id,
-                former=former.lane.describe(),
-            )
-            epoch = self._machine.epochs[slot]
-            name = f"ledger {self._ledger_id} joins {bookie_id}"
-            self._pool.spawn(self._join(slot, epoch, bookie_id), name=name)
-
-    async def _join(self, slot: int, epoch: int, bookie_id: str) -> None:
-        assert self._cookies is not None
-        incarnation = await read_incarnation(self._cookies, bookie_id)
-        if epoch != self._machine.epochs[slot] or not self._uses_lanes:
-            return
-        if incarnation is None:
-            self._step(SlotLost(slot, epoch))
-            return
-        self._incarnations[bookie_id] = incarnation
-        lane = self._pool.connection(bookie_id).plain(incarnation)
-        user = self._slots[slot] = _Slot(self, slot, epoch, lane)
-        lane.join(user)
 
     # -- events from the world ---------------------------------------------------------------------
 
@@ -586,7 +507,7 @@ class WriterHandle:
             group.fail(error)
         self._in_flight.let_all_in()
         # A fenced writer may just be dropped: nothing holds it. It can still be closed.
-        self._leave_lanes()
+        self._lanes.leave()
         if self._closers:
             self._schedule_flush()
         else:
@@ -621,13 +542,7 @@ class WriterHandle:
         """Use the lanes no longer."""
         self._timers.clear()
         self._pool.off_close(self._on_client_closed)
-        self._leave_lanes()
-
-    def _leave_lanes(self) -> None:
-        if self._uses_lanes:
-            self._uses_lanes = False
-            for slot in self._slots:
-                slot.lane.leave(slot)
+        self._lanes.leave()
 
 
 def _abandon(writer: weakref.ref[WriterHandle]) -> None:

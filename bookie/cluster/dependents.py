@@ -3,7 +3,7 @@
 An acknowledged entry has at least Qa copies, on any Qa of the Qw members of its write set. A member
 is *lost* if its copies do not count: it is the bookie that is to be deleted, or has no cookie (it
 was deleted before). Or its cookie is NEW (it begins empty) or in doubt (it may lack entries). An
-entry may have no copy left once Qa members of its write set are lost.
+entry may have no copy left once Qa members of its write set are lost. A vacant slot never had one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from bookie.cluster.ledgers import LedgerManager
 from bookie.errors import FormatError
 from bookie.formats.cookie import CookieState
 from bookie.formats.ledger_metadata import Fragment, LedgerMetadata
-from bookie.ids import MAX_ID
+from bookie.ids import MAX_ID, is_vacant
 
 FIRST_IDS_MAX = 5
 """How many ledgers are named; of the others only the number is kept."""
@@ -70,7 +70,10 @@ def has_last_copies(metadata: LedgerMetadata, bookie_id: str, reliable: Containe
     for fragment, last_entry_id in _ranges(metadata):
         if bookie_id not in fragment.bookies:
             continue
-        lost = [name == bookie_id or name not in reliable for name in fragment.bookies]
+        lost = [
+            name == bookie_id or (name not in reliable and not is_vacant(name))
+            for name in fragment.bookies
+        ]
         slot = fragment.bookies.index(bookie_id)
         for start in range(slot - write + 1, slot + 1):
             first = fragment.first_entry_id

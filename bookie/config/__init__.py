@@ -13,6 +13,7 @@ from bookie.config.load import (
     require_bookie_id,
 )
 from bookie.config.metadata_section import MetadataSettings
+from bookie.config.placement_section import PlacementSettings
 from bookie.config.render import find_setting, given_values, render_defaults, render_toml
 from bookie.config.sections import (
     BookieSettings,
@@ -36,6 +37,7 @@ __all__ = [
     "LogSettings",
     "MetadataSettings",
     "NodeSettings",
+    "PlacementSettings",
     "RpcSettings",
     "Settings",
     "Sources",

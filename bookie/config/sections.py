@@ -14,9 +14,10 @@ from pydantic import Field, field_validator, model_validator
 
 from bookie.config.client_section import ClientSettings
 from bookie.config.metadata_section import MetadataSettings
+from bookie.config.placement_section import PlacementSettings
 from bookie.config.quantities import Labels, Size
 from bookie.config.section import DYNAMIC, OWN, Section
-from bookie.ids import ENTRY_SIZE_BYTES_MAX, is_valid_bookie_id
+from bookie.ids import ENTRY_SIZE_BYTES_MAX, is_vacant, is_valid_bookie_id
 
 KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
 
@@ -46,7 +47,7 @@ class BookieSettings(Section):
     @field_validator("id")
     @classmethod
     def _valid_id(cls, value: str) -> str:
-        if value and not is_valid_bookie_id(value):
+        if value and (is_vacant(value) or not is_valid_bookie_id(value)):
             raise ValueError("must be 1 to 128 letters, digits or ._:- and no reserved name")
         return value
 
@@ -439,6 +440,7 @@ class Settings(Section):
     http: HttpSettings = HttpSettings()
     log: LogSettings = LogSettings()
     client: ClientSettings = ClientSettings()
+    placement: PlacementSettings = PlacementSettings()
 
     @model_validator(mode="after")
     def _relations(self) -> Self:

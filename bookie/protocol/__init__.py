@@ -8,7 +8,7 @@ serve every machine, and a list of events is a bug report that replays.
 | module | what it decides |
 |---|---|
 | `quorum` | which slots store an entry, when it is acknowledged, what silence can hide |
-| `placement` | which bookies make an ensemble |
+| `placement` | which bookies make an ensemble, and who takes over a slot |
 | `writer` | the one writer of a ledger: order of acknowledgements, LAC, failures, close |
 | `recovery` | how another client fences a ledger and finds where it ends |
 | `reader` | which replica is asked for which ids, and what follows from a doubtful answer |

@@ -1,8 +1,15 @@
-"""What it means for a writer that its ledger is no longer OPEN when it wants to close it."""
+"""The errors that end a writer, or keep it from closing its ledger."""
 
 from __future__ import annotations
 
-from bookie.errors import BookieError, LedgerClosedError, LedgerFencedError
+from collections.abc import Sequence
+
+from bookie.errors import (
+    BookieError,
+    LedgerClosedError,
+    LedgerFencedError,
+    NotEnoughBookiesError,
+)
 from bookie.formats.ledger_metadata import LedgerMetadata
 
 
@@ -34,3 +41,18 @@ def end_of_writer(error: BookieError, ledger_id: int) -> BookieError:
     ended.retryable = False
     ended.__cause__ = error.__cause__
     return ended
+
+
+def no_ack_quorum(ledger_id: int, seconds: float, causes: Sequence[str]) -> BookieError:
+    """A batch missed its deadline; `causes` say why, one for each bookie that did not store it."""
+    return NotEnoughBookiesError(
+        f"ledger {ledger_id}: no ack quorum answered within {seconds:g} s ({'; '.join(causes)})"
+    )
+
+
+def not_synced(ledger_id: int, last_add_confirmed: int) -> BookieError:
+    """A force did not reach an ack quorum."""
+    return NotEnoughBookiesError(
+        f"ledger {ledger_id}: entries after {last_add_confirmed} could not be synced on an ack "
+        "quorum"
+    )

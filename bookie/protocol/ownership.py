@@ -3,11 +3,11 @@
 ========= ==========================================================================================
 operation what happens, and what ends it
 ========= ==========================================================================================
-check     read whose the ledger is -> StillOurs, Taken or CheckFailed
+check     read whose the ledger is -> StillOurs, LedgerTaken or CheckFailed
 change    compare-and-set an ensemble change; after a conflict or without an answer read first, then
-          propose the same again if the store has not seen it -> Changed, Overtaken, Taken or Ended
+          propose the same again if the store has not seen it -> Changed, Overtaken or LedgerTaken
 close     compare-and-set CLOSED; after a conflict read, and try again while the ledger is OPEN
-          -> Closed or CloseRefused
+          -> CloseDone or CloseRefused
 ========= ==========================================================================================
 
 Every read is synced, and comes a pause after the conflict that made it necessary.
@@ -55,7 +55,7 @@ class StillOurs:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class LedgerTaken:
     """The writer has ended: the ledger is another client's, or does not exist."""
 
     error: BookieError
@@ -79,7 +79,7 @@ class Overtaken:
 
 
 @dataclass(frozen=True, slots=True)
-class Closed:
+class CloseDone:
     """The ledger is CLOSED as the writer wanted it."""
 
 
@@ -90,7 +90,9 @@ class CloseRefused:
     error: BookieError
 
 
-Outcome: TypeAlias = StillOurs | Taken | CheckFailed | Changed | Overtaken | Closed | CloseRefused
+Outcome: TypeAlias = (
+    StillOurs | LedgerTaken | CheckFailed | Changed | Overtaken | CloseDone | CloseRefused
+)
 
 
 class _Operation(enum.Enum):
@@ -174,12 +176,12 @@ class LedgerOwnership:
             case MetadataRead(metadata, version):
                 if metadata.state is LedgerState.OPEN and metadata.c_token == self.metadata.c_token:
                     if metadata.last_fragment != self.metadata.last_fragment:
-                        return [], Taken(self._foreign())
+                        return [], LedgerTaken(self._foreign())
                     self.metadata, self.version = metadata, version
                     return [], StillOurs()
-                return [], Taken(self._fenced(metadata))
+                return [], LedgerTaken(self._fenced(metadata))
             case MetadataFailed(NoSuchLedgerError() as error):
-                return [], Taken(error)
+                return [], LedgerTaken(error)
             case MetadataFailed():
                 return [], CheckFailed()
             case _:
@@ -207,7 +209,7 @@ class LedgerOwnership:
                 self.metadata, self.version = change.proposal, version
                 return [], Changed(change)
             case MetadataFailed(NoSuchLedgerError() as error):
-                return [], Taken(error)
+                return [], LedgerTaken(error)
             case MetadataFailed(error):
                 self.silence = error
                 return self._read_later(), None
@@ -233,9 +235,9 @@ class LedgerOwnership:
                 self.metadata, self.version = found, version
                 return [], Overtaken()
             case ChangeOutcome.TAKEN:
-                return [], Taken(self._fenced(found))
+                return [], LedgerTaken(self._fenced(found))
             case ChangeOutcome.FOREIGN:
-                return [], Taken(self._foreign())
+                return [], LedgerTaken(self._foreign())
 
     # -- close
 
@@ -246,7 +248,7 @@ class LedgerOwnership:
         match event:
             case MetadataWritten(version):
                 self.metadata, self.version = self.metadata.closed(*self._end), version
-                return [], Closed()
+                return [], CloseDone()
             case MetadataConflict():
                 return self._read_later(), None
             case MetadataFailed(error):
@@ -259,4 +261,4 @@ class LedgerOwnership:
                 if refusal is not None:
                     return [], CloseRefused(refusal)
                 self.metadata, self.version = metadata, version
-                return [], Closed()
+                return [], CloseDone()

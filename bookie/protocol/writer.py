@@ -57,13 +57,12 @@ from typing import assert_never
 from bookie.errors import (
     BookieError,
     ClientClosedError,
-    NotEnoughBookiesError,
     error_for_status,
 )
 from bookie.formats.ledger_metadata import LedgerMetadata, LedgerState
-from bookie.ids import MAX_ID, NO_ENTRY, Status
-from bookie.protocol.closing import end_of_writer
-from bookie.protocol.deferred import DeferredSync
+from bookie.ids import Status
+from bookie.protocol.closing import end_of_writer, no_ack_quorum, not_synced
+from bookie.protocol.delivery import Delivery
 from bookie.protocol.ensemble_change import EnsembleChange, Replacements
 from bookie.protocol.exchange import (
     CancelTimer,
@@ -80,25 +79,23 @@ from bookie.protocol.exchange import (
 from bookie.protocol.ownership import (
     Changed,
     CheckFailed,
-    Closed,
+    CloseDone,
     CloseRefused,
     LedgerOwnership,
+    LedgerTaken,
     MetadataAnswer,
     Outcome,
     Overtaken,
     StillOurs,
-    Taken,
 )
-from bookie.protocol.pending import BatchWindow, PendingBatch, WriterLimits
+from bookie.protocol.pending import PendingBatch, WriterLimits
 from bookie.protocol.quorum import ENSEMBLE_SIZE_MAX, Quorum, slots_of
-from bookie.protocol.slots import Slots
 from bookie.protocol.writer_events import (
     FATAL_STATUSES,
     AddAnswered,
     Append,
     Close,
     CloseFailed,
-    Confirmed,
     Failed,
     Force,
     ForceAnswered,
@@ -108,9 +105,7 @@ from bookie.protocol.writer_events import (
     Release,
     ReplaceBookies,
     Resend,
-    SendBatch,
     SendForce,
-    SendLac,
     SlotConnected,
     SlotDisconnected,
     SlotLost,
@@ -121,8 +116,6 @@ from bookie.protocol.writer_events import (
 )
 
 _ENDING_STATUSES = FATAL_STATUSES | {Status.FENCED, Status.WRONG_INCARNATION}
-_EVERY_SLOT = -1
-_LATER_THAN_ALL = MAX_ID + 1
 _CHANGE_WINDOW_SECONDS = 60.0
 
 _FORMER_BOOKIE = 1 << ENSEMBLE_SIZE_MAX
@@ -156,22 +149,15 @@ class LedgerWriter:
             metadata.ensemble_size, metadata.write_quorum_size, metadata.ack_quorum_size
         )
         self.ownership = LedgerOwnership(metadata, version, self.limits)
-        self.window = BatchWindow(self.quorum, self.limits)
-        self.slots = Slots()
-        self.epochs = [0] * metadata.ensemble_size
+        self.delivery = Delivery(self.quorum, self.limits, deferred_sync=deferred_sync)
+        self.window, self.slots = self.delivery.window, self.delivery.slots
+        self.epochs, self.deferred = self.delivery.epochs, self.delivery.deferred
         self.replacements = Replacements(0 if deferred_sync else self.limits.changes_per_minute_max)
-        self.deferred = DeferredSync(self.quorum) if deferred_sync else None
         self.state = WriterState.OPEN
         self.error: BookieError | None = None
-        self.lac_carried = NO_ENTRY
-        """The highest LAC that some request carried; never above the LAC."""
         self.fenced_by = 0
         """Slots that answered FENCED, while the metadata has not confirmed or denied it."""
         self._check_is_paused = False
-        self._countable = _EVERY_SLOT
-        """The slots whose acknowledgements count: those that a change under way does not touch."""
-        self._held_from = _LATER_THAN_ALL
-        """The first entry of a change under way: what is not below it is kept for newcomers."""
         self._changes_begun = 0
 
     # -- what the driver may ask -----------------------------------------------------------------
@@ -191,6 +177,11 @@ class LedgerWriter:
     def last_add_confirmed(self) -> int:
         """The last entry that is durable, and before which all are; -1 if none is."""
         return self.window.last_add_confirmed
+
+    @property
+    def lac_carried(self) -> int:
+        """The highest LAC that some request carried; never above the LAC."""
+        return self.delivery.lac_carried
 
     @property
     def length_confirmed(self) -> int:
@@ -258,17 +249,7 @@ class LedgerWriter:
 
     def _on_append(self, count: int, payload_bytes: int) -> list[WriterEffect]:
         assert self.may_append(full=True)
-        window = self.window
-        first, length_before = window.next_entry_id, window.length
-        batch = window.take(count, payload_bytes)
-        number = batch.number
-        self.lac_carried = lac = window.last_add_confirmed
-        targets = self.slots.targets(batch.slots, number)
-        return [
-            SendBatch(number, first, count, lac, length_before, targets),
-            StartTimer(("add", number), self.limits.add_timeout_seconds),
-            *self._make_room(),
-        ]
+        return self.delivery.append(count, payload_bytes) + self._make_room()
 
     def _on_answer(self, answer: AddAnswered) -> list[WriterEffect]:
         slot, status = answer.slot, answer.status
@@ -297,9 +278,7 @@ class LedgerWriter:
             return [Resend(batch.number, slot)]
         return self._bury(bit)
 
-    def _on_refusal(
-        self, slot: int, epoch: int, status: Status, message: str
-    ) -> list[WriterEffect]:
+    def _on_refusal(self, slot: int, epoch: int, status: Status, said: str) -> list[WriterEffect]:
         """An answer that may end the writer, or its use of the slot; nothing else is done."""
         if self._is_closed:
             return []
@@ -307,9 +286,9 @@ class LedgerWriter:
             if status is Status.FENCED:
                 return self._check_fence(_FORMER_BOOKIE)
             is_fatal = status is Status.UNAUTHORIZED
-            return self._fail(error_for_status(status, message)) if is_fatal else []
+            return self._fail(error_for_status(status, said)) if is_fatal else []
         if status in FATAL_STATUSES:
-            return self._fail(error_for_status(status, message))
+            return self._fail(error_for_status(status, said))
         if status is Status.WRONG_INCARNATION:
             return self._lose(1 << slot)
         return self._check_fence(1 << slot) if status is Status.FENCED else []
@@ -318,127 +297,45 @@ class LedgerWriter:
         """After new acknowledgements of `batch`: confirm and release what can be."""
         effects: list[WriterEffect] = []
         if batch.confirmed:
-            self._release_if_done(batch, effects)
+            self.delivery.release_if_done(batch, effects)
             return effects
-        self._confirm(effects)
+        self.delivery.confirm(effects)
         if self.deferred and len(self.deferred.unsynced) >= self.limits.unforced_batches_max:
             effects += self._start_force()
         return effects + self._make_room()
 
-    def _confirm(self, effects: list[WriterEffect]) -> None:
-        """Confirm the oldest pending batches that have their acknowledgements."""
-        quorum, pending, countable = self.quorum, self.window.pending, self._countable
-        while pending and quorum.is_acknowledged(pending[0].acked & countable, pending[0].classes):
-            head = pending.popleft()
-            head.confirmed = True
-            if self.deferred is not None:
-                self.deferred.unsynced.append(head)
-            else:
-                self.window.advance(head)
-            effects.append(Confirmed(head.number))
-            self._release_if_done(head, effects)
-
-    def _release_if_done(self, batch: PendingBatch, effects: list[WriterEffect]) -> None:
-        """Drop a confirmed batch that nobody is waited for any more."""
-        if (
-            batch.confirmed
-            and not batch.slots & ~batch.acked & ~self.slots.dead
-            and batch.last_entry_id < self._held_from
-        ):
-            self._release(batch, effects)
-
-    def _release(self, batch: PendingBatch, effects: list[WriterEffect]) -> None:
-        self.window.release(batch)
-        effects.append(CancelTimer(("add", batch.number)))
-        effects.append(Release(batch.number))
-
     def _make_room(self) -> list[WriterEffect]:
-        """When only broken streams hold batches back, stop waiting for those bookies."""
-        effects: list[WriterEffect] = []
-        while not self.window.has_room:
-            oldest = next(iter(self.window.retained.values()))
-            missing = oldest.slots & ~oldest.acked & ~self.slots.dead
-            if not oldest.confirmed or missing & ~self.slots.broken:
-                break
-            if missing:
-                effects += self._skip(missing)
-            elif self.ownership.silence is not None:
-                # The newcomers will lack it, as a skipped bookie would. Better than to stand still
-                # for as long as the metadata store is away.
-                self._release(oldest, effects)
-            else:
-                break
-        return effects
+        if self.window.has_room:
+            return []
+        return self.delivery.make_room(is_store_away=self.ownership.silence is not None)
 
     # -- slots -------------------------------------------------------------------------------------
 
     def _bury(self, slots: int) -> list[WriterEffect]:
         """These bookies failed: go on without them, and replace them."""
         self.replacements.want(slots)
-        return self._skip(slots) + self._await_returns()
-
-    def _skip(self, slots: int) -> list[WriterEffect]:
-        """Go on without these bookies until they are back."""
-        effects: list[WriterEffect] = [
-            StartTimer(("retry", slot), self.limits.retry_seconds)
-            for slot in slots_of(self.slots.quarantine(slots))
-        ]
-        self._release_done(effects)
-        return effects
-
-    def _release_done(self, effects: list[WriterEffect]) -> None:
-        for batch in list(self.window.retained.values()):
-            self._release_if_done(batch, effects)
+        return self.delivery.skip(slots) + self._await_returns()
 
     def _lose(self, slots: int) -> list[WriterEffect]:
-        """These bookies may have lost what they acknowledged: nothing of theirs counts any more."""
-        effects: list[WriterEffect] = []
-        for slot in slots_of(slots & ~self.slots.lost):
-            self.epochs[slot] += 1  # answers on their way speak of what is lost
-            self.slots.lose(slot)
-            effects.append(CancelTimer(("retry", slot)))
-            if self.deferred is not None:
-                self.deferred.forget(slot)
+        """These bookies may have lost what they acknowledged: replace them."""
         self.replacements.want(slots)
-        for batch in self.window.retained.values():
-            batch.acked &= ~slots
-        self._release_done(effects)
-        return effects + self._await_returns()
+        return self.delivery.lose(slots) + self._await_returns()
 
     def _revive(self, slot: int) -> list[WriterEffect]:
-        """Trust a bookie again, and send it everything retained that it has not acknowledged."""
+        """Trust a bookie again, and bring it up to date."""
         bit = 1 << slot
-        self.slots.restore(slot)
         self.replacements.keep(bit)
-        effects: list[WriterEffect] = [
-            Resend(batch.number, slot)
-            for batch in self.window.retained.values()
-            if batch.slots & bit and not batch.acked & bit
-        ]
-        if self.slots.newcomers & bit:
-            # What it is sent now may carry an older LAC than others have heard.
-            self.slots.newcomers &= ~bit
-            lac = self.last_add_confirmed
-            return [*effects, SendLac(lac, bit)] if lac != NO_ENTRY else effects
-        return effects or self._publish_lac(bit, again=True)
+        return self.delivery.revive(slot) or self._publish_lac(bit, again=True)
 
     def _on_connected(self, slot: int) -> list[WriterEffect]:
         self.slots.connect(slot)
         if self.error is not None or self._is_closed or self.slots.lost >> slot & 1:
             return []
-        return [
-            CancelTimer(("retry", slot)),
-            CancelTimer(("replace", slot)),
-            *self._revive(slot),
-        ]
+        timers = [CancelTimer(("retry", slot)), CancelTimer(("replace", slot))]
+        return [*timers, *self._revive(slot)]
 
     def _on_disconnected(self, slot: int) -> list[WriterEffect]:
-        self.slots.disconnect(slot)
-        if self.deferred is not None:
-            keep = ~(1 << slot)
-            self.deferred.forget(slot)
-            for batch in self.window.retained.values():
-                batch.acked &= keep
+        self.delivery.disconnect(slot)
         return self._await_returns() + self._make_room()
 
     def _on_timer(self, timer: TimerId) -> list[WriterEffect]:
@@ -468,19 +365,7 @@ class LedgerWriter:
                 return self._revive(number) if self.slots.up & 1 << number else []
             case _:
                 assert kind == "retry"
-                return self._probe(number)
-
-    def _probe(self, slot: int) -> list[WriterEffect]:
-        """Try a dead slot, with a batch that needs it if there is one, else with the next."""
-        if not self.slots.may_probe(slot):
-            return []
-        bit = 1 << slot
-        for batch in self.window.pending:
-            if batch.slots & bit and not batch.acked & bit:
-                self.slots.probes[slot] = batch.number
-                return [Resend(batch.number, slot)]
-        self.slots.probing |= bit
-        return []
+                return self.delivery.probe(number)
 
     def _on_probed(self, slot: int, batch: PendingBatch | None, *, ok: bool) -> list[WriterEffect]:
         if not ok:
@@ -494,7 +379,7 @@ class LedgerWriter:
         if batch is None:
             return []
         effects = self._bury(batch.slots & ~batch.acked & ~self.slots.dead)
-        if self.quorum.is_acknowledged(batch.acked & self._countable, batch.classes):
+        if self.delivery.is_acknowledged(batch):
             return effects
         replacements = self.replacements
         if self.ownership.change or replacements.is_choosing or replacements.may_begin:
@@ -503,15 +388,9 @@ class LedgerWriter:
         return effects + self._fail_without_quorum(batch)
 
     def _fail_without_quorum(self, batch: PendingBatch) -> list[WriterEffect]:
-        bookies = self.metadata.last_fragment.bookies
-        missing = slots_of(batch.slots & ~batch.acked)
-        causes = [self.slots.cause(slot, bookies[slot]) for slot in missing]
-        return self._fail(
-            NotEnoughBookiesError(
-                f"ledger {self.metadata.ledger_id}: no ack quorum answered within "
-                f"{self.limits.add_timeout_seconds:g} s ({'; '.join(causes)})"
-            )
-        )
+        causes = self.delivery.causes(batch, self.metadata.last_fragment.bookies)
+        seconds = self.limits.add_timeout_seconds
+        return self._fail(no_ack_quorum(self.metadata.ledger_id, seconds, causes))
 
     def _fail(self, error: BookieError) -> list[WriterEffect]:
         """Nothing is acknowledged from now on; what was not has an unknown outcome."""
@@ -537,11 +416,8 @@ class LedgerWriter:
         if not replacements.are_allowed or self.error is not None:
             return []
         broken = self.slots.broken & ~self.slots.lost & ~replacements.due
-        healthy = ~self.slots.failing
-        is_urgent = any(
-            (window & healthy).bit_count() < self.quorum.ack_quorum_size
-            for window in self.quorum.windows
-        )
+        every_class = range(len(self.quorum.windows))
+        is_urgent = not self.quorum.is_acknowledged(~self.slots.failing, every_class)
         if is_urgent:
             starting = broken & ~replacements.urgent
             replacements.urgent |= starting
@@ -583,8 +459,7 @@ class LedgerWriter:
             return [StartTimer(("spare", 0), self.limits.spare_seconds)]
         first = self.last_add_confirmed + 1
         change = EnsembleChange(self.metadata, self.ownership.version, first, newcomers)
-        self._countable = ~change.replaced
-        self._held_from = first
+        self.delivery.hold(change)
         replacements.left -= 1
         self._changes_begun += 1
         return [
@@ -594,34 +469,16 @@ class LedgerWriter:
 
     def _end_change(self, change: EnsembleChange | None) -> list[WriterEffect]:
         """The change is in force; or it never was (None), and its slots count again."""
-        self._countable, self._held_from = _EVERY_SLOT, _LATER_THAN_ALL
         effects: list[WriterEffect] = []
-        if self.error is not None:
-            return effects
-        if change is not None:
+        if change is not None and self.error is None:
             effects += self._take_newcomers(change)
-        self._confirm(effects)
-        self._release_done(effects)
+        self.delivery.end_hold(effects)
         return effects + self._make_room()
 
     def _take_newcomers(self, change: EnsembleChange) -> list[WriterEffect]:
-        effects: list[WriterEffect] = []
-        for slot in change.newcomers:
-            self.epochs[slot] += 1
-            self.slots.renew(slot)
-            effects += [CancelTimer((kind, slot)) for kind in ("retry", "resend")]
-            effects.append(StartTimer(("replace", slot), self.limits.replace_after_seconds))
-        replaced = change.replaced
-        self.replacements.keep(replaced)
-        self.fenced_by &= ~replaced
-        for batch in self.window.retained.values():
-            if batch.last_entry_id < change.first_entry_id:
-                batch.slots &= ~replaced
-            else:
-                batch.acked &= ~replaced
-                batch.overdue = False
-                timer = ("add", batch.number)
-                effects.append(StartTimer(timer, self.limits.add_timeout_seconds))
+        self.replacements.keep(change.replaced)
+        self.fenced_by &= ~change.replaced
+        effects = self.delivery.take_newcomers(change)
         return [*effects, ReplaceBookies(change.newcomers), *self._await_returns()]
 
     # -- is it fenced? -----------------------------------------------------------------------------
@@ -631,12 +488,9 @@ class LedgerWriter:
         if self.error is not None or not self._is_working:
             return []
         self.fenced_by |= bookie
-        return self._skip(bookie & self.quorum.every_slot)
+        return self.delivery.skip(bookie & self.quorum.every_slot)
 
-    def _on_whose_it_is(self, outcome: StillOurs | CheckFailed) -> list[WriterEffect]:
-        if isinstance(outcome, StillOurs):
-            slots, self.fenced_by = self.fenced_by, 0
-            return self._lose(slots & self.quorum.every_slot)
+    def _on_unknown_owner(self) -> list[WriterEffect]:
         if self.state is WriterState.DRAINING and not self.window.retained:
             self.fenced_by = 0
             return []  # closing decides it
@@ -646,15 +500,9 @@ class LedgerWriter:
     # -- publishing the LAC, and forcing -----------------------------------------------------------
 
     def _publish_lac(self, slots: int, *, again: bool) -> list[WriterEffect]:
-        """Send the LAC on its own, when nothing is on its way that would carry it."""
-        lac = self.last_add_confirmed
-        if self.window.pending or self.state is not WriterState.OPEN or self.error is not None:
+        if self.state is not WriterState.OPEN or self.error is not None:
             return []
-        if lac == NO_ENTRY or not slots or not (again or lac > self.lac_carried):
-            return []
-        if not again:
-            self.lac_carried = lac
-        return [SendLac(lac, slots)]
+        return self.delivery.publish_lac(slots, again=again)
 
     def _start_force(self) -> list[WriterEffect]:
         if self.error is not None:
@@ -681,10 +529,7 @@ class LedgerWriter:
             self.window.advance(batch)
         error = None
         if not complete:
-            error = NotEnoughBookiesError(
-                f"ledger {self.metadata.ledger_id}: entries after {self.last_add_confirmed} could "
-                f"not be synced on an ack quorum"
-            )
+            error = not_synced(self.metadata.ledger_id, self.last_add_confirmed)
         effects: list[WriterEffect] = [CancelTimer(("force", number)), ForceDone(error)]
         if error is not None and self.state is WriterState.DRAINING:
             # Closing at the LAC would cut off what the user was told is written.
@@ -736,15 +581,18 @@ class LedgerWriter:
 
     def _on_outcome(self, outcome: Outcome) -> list[WriterEffect]:
         match outcome:
-            case StillOurs() | CheckFailed():
-                return self._on_whose_it_is(outcome)
-            case Taken(error):
+            case StillOurs():
+                slots, self.fenced_by = self.fenced_by & self.quorum.every_slot, 0
+                return self._lose(slots)
+            case CheckFailed():
+                return self._on_unknown_owner()
+            case LedgerTaken(error):
                 return self._fail(error) + self._end_change(None)
             case Changed(change):
                 return self._end_change(change)
             case Overtaken():
                 return self._end_change(None)
-            case Closed():
+            case CloseDone():
                 self.state = WriterState.CLOSED
                 return [WriterClosed(self.metadata)]
             case CloseRefused(error):

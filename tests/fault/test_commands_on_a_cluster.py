@@ -274,3 +274,38 @@ def test_the_python_of_the_readme_runs(shell: Shell) -> None:
         "1 b'many'",
         "2 b'in one wait'",
     ]
+
+
+def test_labels_say_where_copies_stand(shell: Shell) -> None:
+    """The policy and labels are the cluster's; both count for the next command."""
+    names = [one["bookie"] for one in json.loads(shell.ok("cluster", "bookies", "-o", "json"))]
+    homes = dict(zip(names, ("r1", "r1", "r2"), strict=True))
+
+    on_all = shell.new_ledger()
+
+    def label(racks: dict[str, str]) -> None:
+        for name, rack in racks.items():
+            shell.ok("node", "label", name, f"rack={rack}")
+        # Bookies register their labels within a second; the check goes by what is registered.
+        found: dict[str, str] = {}
+        while found != racks:
+            checked = shell.run("ledger", "check-placement", on_all, "-o", "json")
+            (fragment,) = json.loads(checked.stdout)
+            found = dict(zip(fragment["bookies"], fragment["domains"], strict=True))
+
+    shell.ok("cluster", "settings", "set", "placement.policy=rack")
+    try:
+        label(homes)
+        two = ("-E", "2", "-W", "2", "-A", "2")
+        ledgers = [shell.new_ledger(*two) for _ in range(4)]
+        checked = json.loads(shell.ok("ledger", "check-placement", *ledgers, "-o", "json"))
+        assert [sorted(fragment["domains"]) for fragment in checked] == [["r1", "r2"]] * 4
+        label(dict.fromkeys(names, "r3"))
+        assert shell.run("ledger", "check-placement", *ledgers).returncode == 1
+        shell.ok("cluster", "settings", "set", "placement.enforce=true")
+        refusal = shell.refused("ledger", "create", *two)
+        assert refusal.startswith("every write set must span 2 racks"), refusal
+    finally:
+        shell.ok("cluster", "settings", "unset", "placement.policy")
+        shell.run("cluster", "settings", "unset", "placement.enforce")
+    shell.ok("ledger", "check-placement", *ledgers)

@@ -139,6 +139,12 @@ def test_variables_of_others_are_left_alone() -> None:
             " name",
         ),
         (
+            {"bookie.id": "vacant.1"},
+            {},
+            "flag bookie.id: bookie.id: must be 1 to 128 letters, digits or ._:- and no reserved"
+            " name",
+        ),
+        (
             {"storage.checkpoint_journal_bytes": "1MiB"},
             {},
             "storage: block_bytes_max must be at most checkpoint_journal_bytes",

@@ -422,5 +422,6 @@ def test_essays_name_modules_that_exist() -> None:
                 source.at(1, f"there is no module {name}")
                 for name in re.findall(r"`(\w+)`", first_cells)
                 if not (source.path.parent / f"{name}.py").is_file()
+                and not (source.path.parent / name / "__init__.py").is_file()
             ]
     check(offenders)

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from bookie.cluster.dependents import has_last_copies
 from bookie.formats.ledger_metadata import Fragment, LedgerMetadata, LedgerState
+from bookie.ids import is_vacant
 
-NAMES = tuple("abcdef")
+NAMES = (*"abcde", "vacant.2")
 BEYOND = 20
 """Entries that an open ledger may get behind the start of its last fragment."""
 
@@ -37,6 +38,7 @@ def loses_an_entry(metadata: LedgerMetadata, bookie_id: str, reliable: set[str])
             ensemble[(entry_id + i) % metadata.ensemble_size]
             for i in range(metadata.write_quorum_size)
         ]
+        write_set = [name for name in write_set if name == bookie_id or not is_vacant(name)]
         if bookie_id not in write_set:
             continue
         for copies in combinations(write_set, metadata.ack_quorum_size):

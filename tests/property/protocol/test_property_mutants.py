@@ -275,7 +275,7 @@ class AcksOneShort(LedgerWriter):
     def __init__(self, *arguments: object, **options: object) -> None:
         super().__init__(*arguments, **options)  # type: ignore[arg-type]
         quorum = self.quorum
-        self.quorum = Quorum(
+        self.delivery.quorum = Quorum(
             quorum.ensemble_size, quorum.write_quorum_size, quorum.ack_quorum_size - 1
         )
 
@@ -373,7 +373,7 @@ class CountsReplacedBookies(LedgerWriter):
     """While a change is under way the bookie that is to go acknowledges like the others."""
 
     def step(self, event: WriterEvent) -> list[WriterEffect]:
-        self._countable = -1
+        self.delivery.countable = -1
         return super().step(event)
 
 

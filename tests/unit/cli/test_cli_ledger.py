@@ -1,4 +1,4 @@
-"""``bookie ledger`` on a cluster: where a tail starts, and how JSON names a ledger."""
+"""``bookie ledger`` on a cluster: where a tail starts, how JSON names a ledger, vacant slots."""
 
 from __future__ import annotations
 
@@ -60,3 +60,20 @@ async def test_json_names_a_ledger_in_one_way(command: Command) -> None:
     _, out, _ = await command("create --output json")
     assert json.loads(out).keys() == {"ledger_id"}
     assert found == [0, 0, 1, 1, 1]
+
+
+async def test_a_degraded_ledger_is_found_and_mended(command: Command) -> None:
+    """Five slots for three bookies: two are vacant, which the check of the placement says."""
+    status, out, said = await command("check-placement --output json")
+    assert (status, [fragment["right"] for fragment in json.loads(out)]) == (0, [True] * 2), said
+    status, _, said = await command("create -E 5 -W 5 -A 3")
+    assert (status, "only 3 writable bookies" in said) == (1, True)
+    status, out, _ = await command("create -E 5 -W 5 -A 3 --allow-degraded")
+    assert status == 0
+    status, out, _ = await command(f"check-placement {int(out)} --output json")
+    (fragment,) = json.loads(out)
+    assert (status, fragment["vacant"], fragment["right"]) == (1, 2, False)
+    assert {"vacant.2", "vacant.4"} & set(fragment["bookies"])
+    assert (await command("check-placement 0 1"))[0] == 0
+    status, _, said = await command("check-placement 77")
+    assert (status, said) == (1, "bookie: ledger 77 does not exist\n")

@@ -149,7 +149,7 @@ async def test_another_cluster_is_refused(bk: BookKeeper) -> None:
     found = await entered.ledgers.read(writer.ledger_id)
     async with asyncio.TaskGroup() as tasks:
         stranger = BookiePool(entered.directory, "another", tasks, ClientSettings(), RpcSettings())
-        incarnations = await entered.incarnations(found.value.last_fragment.bookies)
+        incarnations = await entered.ensembles.incarnations(found.value.last_fragment.bookies)
         foreign = WriterHandle(found, stranger, entered.ledgers, incarnations)
         foreign.start()
         assert isinstance(await failure_of(foreign), WrongClusterError)
@@ -268,9 +268,11 @@ async def test_a_reader_finds_entries_whose_bookie_was_replaced(
 async def test_a_bookie_that_was_renewed_meanwhile_is_not_counted_on(bk: BookKeeper) -> None:
     """The client chose it by an old registration; its former process may be alive and answer."""
     entered = bk._connected
-    found = await entered.cookies.read("b1")
+    found = await entered.ensembles.cookies.read("b1")
     assert found is not None
-    await entered.cookies.write(replace(found.value, incarnation="another"), found.version)
+    await entered.ensembles.cookies.write(
+        replace(found.value, incarnation="another"), found.version
+    )
     writer = await bk.create_ledger()
     assert await writer.append_many([b"x", b"y"]) == range(2)
     slot = writer.metadata.last_fragment.bookies.index("b1")
@@ -329,7 +331,7 @@ async def test_a_former_process_of_a_bookie_decides_nothing(cluster: RealCluster
         writer = await bk.create_ledger()
         await writer.append(b"a")
         await cluster.stop(2)
-        cookies = bk._connected.cookies
+        cookies = bk._connected.ensembles.cookies
         found = await cookies.read("b1")
         assert found is not None
         await cookies.write(replace(found.value, incarnation="its successor's"), found.version)

@@ -269,6 +269,38 @@ async def test_creating_with_a_given_id(bk: BookKeeper) -> None:
         await bk.create_ledger(ledger_id=77)
 
 
+async def test_a_degraded_ledger_is_mended_by_its_claim(
+    bk: BookKeeper, cluster: RealCluster
+) -> None:
+    """Two bookies of three: a vacant slot, and appends all the same; a third one takes the slot."""
+    await cluster.stop(2)
+    await until(lambda: len(bk.bookies()) == 2)
+    with pytest.raises(NotEnoughBookiesError, match="only 2 writable bookies"):
+        await bk.create_ledger()
+    async with bk.create_ledger(allow_degraded=True) as writer:
+        assert await writer.append_many([b"a", b"b"]) == range(2)
+    assert await payloads_of(bk, writer.ledger_id) == [b"a", b"b"]
+    (fragment,) = (await bk.ledger_metadata(writer.ledger_id)).fragments
+    assert fragment.bookies[2] == "vacant.2"
+    taken = await bk.create_ledger(allow_degraded=True)
+    await taken.append(b"c")
+    reader = await bk.open_ledger(taken.ledger_id, recover=True)
+    assert [entry.payload async for entry in reader.read()] == [b"c"]
+    waiting = await bk.create_ledger(allow_degraded=True, custom_metadata={UNCLAIMED: b""})
+    with pytest.raises(NotEnoughBookiesError, match="fewer than 3 copies"):
+        await bk.create_ledger(ack_quorum_size=3, allow_degraded=True)
+    await cluster.start(2)
+    await until(lambda: len(bk.bookies()) == 3)
+    async with bk.claim_ledger(waiting.ledger_id) as claimed:
+        await claimed.append(b"d")
+    (mended,) = (await bk.ledger_metadata(waiting.ledger_id)).fragments
+    assert set(mended.bookies[:2]) == {"b0", "b1"}
+    assert mended.bookies[2] == "b2"
+    async with bk.create_ledger(allow_degraded=True) as whole:
+        (fragment,) = (await bk.ledger_metadata(whole.ledger_id)).fragments
+    assert set(fragment.bookies) == {"b0", "b1", "b2"}
+
+
 async def test_creating_what_cannot_be(bk: BookKeeper) -> None:
     """Too few bookies, sizes out of order and unknown digests are told in a sentence."""
     with pytest.raises(NotEnoughBookiesError):

@@ -11,6 +11,7 @@ import pytest
 
 from bookie.api import BookKeeper, connect
 from bookie.client.calls import Calls
+from bookie.client.ensembles import Ensembles
 from bookie.client.recovery import ADDS_BEHIND_MAX, _RecoveryDriver, recover_ledger
 from bookie.cluster.cookies import CookieManager
 from bookie.cluster.ledgers import LedgerManager
@@ -126,7 +127,7 @@ async def test_a_newcomer_that_loses_its_state_before_the_close_does_not_count(
         entered = bk._connected
         ledgers = RenewingLedgers(cluster.store)
         found = await ledgers.read(ledger_id)
-        closed = await recover_ledger(found, entered.pool, ledgers, entered.cookies)
+        closed = await recover_ledger(found, entered.pool, ledgers, entered.ensembles)
         assert ledgers.renewed in {"b3", "b4"}
         (other,) = {"b3", "b4"} - {ledgers.renewed}
         assert sorted(closed.value.last_fragment.bookies) == ["b0", "b1", other]
@@ -153,7 +154,7 @@ async def test_a_new_start_of_a_newcomer_only_costs_another_attempt(cluster: Rea
         entered = bk._connected
         ledgers = Restarting(cluster.store)
         found = await ledgers.read(ledger_id)
-        closed = await recover_ledger(found, entered.pool, ledgers, entered.cookies)
+        closed = await recover_ledger(found, entered.pool, ledgers, entered.ensembles)
         assert ledgers.renewed
         assert sorted(closed.value.last_fragment.bookies) == ["b0", "b1", "b3"]
 
@@ -167,6 +168,10 @@ class SilentLane:
 class NoCookies:
     async def read_latest(self, _bookie_id: str) -> None:
         return None
+
+
+class NoEnsembles:
+    cookies = NoCookies()
 
 
 async def test_a_silent_bookie_is_sent_no_more_than_a_few_batches() -> None:
@@ -186,5 +191,5 @@ def driver_of(pool: FakePool, calls: Calls[RecoveryEvent]) -> _RecoveryDriver:
     connection.recovery = lambda _incarnation: SilentLane()  # type: ignore[attr-defined]
     machine = LedgerRecovery(metadata_of(), 0)
     return _RecoveryDriver(
-        machine, pool.pool, cast("LedgerManager", None), cast("CookieManager", NoCookies()), calls
+        machine, pool.pool, cast("LedgerManager", None), cast("Ensembles", NoEnsembles()), calls
     )

@@ -43,7 +43,7 @@ async def test_a_writer_dropped_without_close_warns_and_is_freed(tmp_path: Path)
     async with real_cluster(tmp_path) as cluster, connect(cluster.uri) as bk:
         writer = await bk.create_ledger()
         await writer.append(b"x")
-        slots, pool, dropped = writer._slots, writer._pool, weakref.ref(writer)
+        slots, pool, dropped = writer._lanes._slots, writer._pool, weakref.ref(writer)
         del writer
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")

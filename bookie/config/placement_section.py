@@ -1,0 +1,42 @@
+"""The section ``[placement]``: which bookies clients choose for ledgers."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from bookie.config.section import DYNAMIC, Section
+
+
+class PlacementSettings(Section):
+    """Which bookies clients choose for ledgers. Set it for the whole cluster.
+
+    Every client follows the cluster setting. Labels of bookies (`bookie node label`) name racks,
+    zones and regions. Bookies ignore this section.
+    """
+
+    policy: Literal["default", "rack", "zone", "region"] = Field(
+        default="default",
+        description="The label that tells which bookies fail together. default: none, any bookies"
+        " will do. The copies of each entry are spread over as many as possible.",
+        json_schema_extra=DYNAMIC,
+    )
+    domains_min: int = Field(
+        default=2,
+        ge=1,
+        le=64,
+        description="Racks, zones or regions that the copies of each entry should span at least.",
+        json_schema_extra=DYNAMIC,
+    )
+    enforce: bool = Field(
+        default=False,
+        description="Refuse new ledgers and replacements with which copies would span fewer.",
+        json_schema_extra=DYNAMIC,
+    )
+    weigh_free_space: bool = Field(
+        default=False,
+        description="Choose bookies with more free space more often, up to three times as often as"
+        " the middle one.",
+        json_schema_extra=DYNAMIC,
+    )

@@ -1,0 +1,224 @@
+"""Which failure domain each slot gets, so that every write set spans as many as possible.
+
+The cost of a choice is a sum over the write sets: each one costs ``(E + 1) ** (Qw - span)``. As
+there are at most E of them, one more domain in a write set outweighs everything in write sets that
+span more. So the cheapest choice has the largest smallest span, then as few write sets as possible
+with that span, and so on.
+
+The search goes slot by slot, tries the best domain first, and cuts off what cannot become cheaper.
+It ends as soon as a choice costs as little as any can. Small ensembles are searched to the end. For
+large ones with too few domains the search ends after `STEPS_MAX` steps with the best choice so far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+UNKNOWN = ""
+"""The domain of a bookie without the label. It adds nothing to the span of a write set."""
+
+STEPS_MAX = 5_000
+"""A tenth of a second at most. Ensembles of up to 7 bookies needed half of it at most."""
+
+
+def write_sets(ensemble_size: int, write_quorum_size: int) -> list[tuple[int, ...]]:
+    """The different write sets as slots; a single one without striping."""
+    count = 1 if ensemble_size == write_quorum_size else ensemble_size
+    return [
+        tuple((first + i) % ensemble_size for i in range(write_quorum_size))
+        for first in range(count)
+    ]
+
+
+def span(domains: Sequence[str]) -> int:
+    """How many domains bookies span for certain; those in unknown domains span one together."""
+    return max(1, len(set(domains) - {UNKNOWN}))
+
+
+class Spread:
+    """One search for the domains of some slots.
+
+    Args:
+        domains: the domain in each slot now, or None where there is none yet.
+        free: the slots to be filled, in the order of their need.
+        write_quorum_size: Qw.
+        capacity: how many bookies each domain has to offer.
+        weights: how likely each domain is among equally good ones.
+        pick: ``pick(n)`` returns a number in ``0 … n-1``.
+        least: the smallest span allowed for each write set. A free slot keeps what it has, rather
+            than break this, or where no bookie is left. None if every slot must be filled.
+    """
+
+    def __init__(
+        self,
+        domains: Sequence[str | None],
+        free: Sequence[int],
+        write_quorum_size: int,
+        *,
+        capacity: Mapping[str, int],
+        weights: Mapping[str, int],
+        pick: Callable[[int], int],
+        least: Sequence[int] | None = None,
+    ) -> None:
+        self._size = len(domains)
+        self._now = domains
+        self._free = free
+        self._write_quorum_size = write_quorum_size
+        self._left = dict(capacity)
+        self._weights = weights
+        self._pick = pick
+        self._least = least
+        self._sets = write_sets(self._size, write_quorum_size)
+        self._sets_of: list[list[int]] = [[] for _ in domains]
+        for index, slots in enumerate(self._sets):
+            for slot in slots:
+                self._sets_of[slot].append(index)
+        # While the search runs: None is undecided.
+        self._chosen: list[str | None] = list(domains)
+        for slot in free:
+            self._chosen[slot] = None
+        self._known = self._count_known()
+        self._costs = [self._cost(index) for index in range(len(self._sets))]
+        self._bound = self._find_bound()
+        self.steps = 0
+        """What the search took."""
+        self._best: tuple[int, int] | None = None
+        self._found: list[str | None] = []
+
+    def run(self) -> dict[int, str]:
+        """The domain for each free slot that gets a bookie."""
+        self._descend(0, 0, frozenset())
+        return {
+            slot: domain
+            for slot, domain in zip(self._free, self._found, strict=False)
+            if domain is not None
+        }
+
+    def _count_known(self) -> int:
+        """How many domains any write set can span at all."""
+        found = {*self._left, *(domain for domain in self._now if domain)}
+        return max(1, len(found - {UNKNOWN}))
+
+    def _find_bound(self) -> int:
+        """A cost below which no choice can be; to be called before the search."""
+        if len(self._free) < self._size:
+            return sum(self._costs)
+        # Each slot of a domain brings it into the write sets around; these can overlap at best not.
+        alone, rest = divmod(self._size, self._write_quorum_size)
+        gains: list[int] = []
+        for domain, count in self._left.items():
+            if domain != UNKNOWN:
+                gains += [self._write_quorum_size] * min(count, alone)
+                gains += [rest] if count > alone else []
+        total = sum(sorted(gains, reverse=True)[: self._size])
+        each, more = divmod(total, self._size)
+        if len(self._sets) == 1:
+            return self._price(max(1, each))
+        spans = [each + 1] * more + [each] * (self._size - more)
+        if each < 2 and self._left.get(UNKNOWN, 0):
+            # A write set in unknown domains only spans one as well, and takes none from the others.
+            spans = [2] * (total // 2) + [1] * (self._size - total // 2)
+            spans[0] += total % 2
+        return sum(self._price(min(max(1, one), self._write_quorum_size)) for one in spans)
+
+    def _price(self, spanned: int) -> int:
+        power: int = (self._size + 1) ** (self._write_quorum_size - spanned)
+        return power
+
+    def _cost(self, index: int) -> int:
+        """What a write set will cost at least."""
+        return self._price(self._reach(index))
+
+    def _reach(self, index: int) -> int:
+        """What a write set can still span."""
+        inside = [self._chosen[slot] for slot in self._sets[index]]
+        certain = len(set(inside) - {None, UNKNOWN})
+        return max(1, min(certain + inside.count(None), self._known))
+
+    def _descend(self, depth: int, loss: int, kept: frozenset[int]) -> None:
+        """Fill the slots from `depth` on; `kept` are those before it that get no bookie."""
+        so_far = (loss, sum(self._costs))
+        if self._best is not None and so_far >= self._best:
+            return
+        if depth == len(self._free):
+            self._best = so_far
+            self._found = [None if slot in kept else self._chosen[slot] for slot in self._free]
+            return
+        slot = self._free[depth]
+        for domain in self._in_order(slot):
+            if self._is_done():
+                return
+            self.steps += 1
+            before = self._put(slot, domain)
+            if self._is_allowed(slot):
+                self._left[domain] -= 1
+                self._descend(depth + 1, loss, kept)
+                self._left[domain] += 1
+            self._take_back(slot, before)
+        if self._least is not None and not self._is_done():
+            # More filled slots are better, then those of greater need.
+            need = (1 << len(self._free)) + (1 << (len(self._free) - 1 - depth))
+            before = self._put(slot, self._now[slot])
+            if self._is_allowed(slot):
+                self._descend(depth + 1, loss + need, kept | {slot})
+            self._take_back(slot, before)
+
+    def _is_done(self) -> bool:
+        if self.steps >= STEPS_MAX:
+            return True
+        return self._best is not None and self._best <= (0, self._bound)
+
+    def _put(self, slot: int, domain: str | None) -> list[int]:
+        self._chosen[slot] = domain
+        before = [self._costs[index] for index in self._sets_of[slot]]
+        for index in self._sets_of[slot]:
+            self._costs[index] = self._cost(index)
+        return before
+
+    def _take_back(self, slot: int, before: list[int]) -> None:
+        self._chosen[slot] = None
+        for index, cost in zip(self._sets_of[slot], before, strict=True):
+            self._costs[index] = cost
+
+    def _is_allowed(self, slot: int) -> bool:
+        least = self._least
+        return least is None or all(
+            self._reach(index) >= least[index] for index in self._sets_of[slot]
+        )
+
+    def _in_order(self, slot: int) -> list[str]:
+        """The domains to try in a slot, the best first; one of several that make no difference."""
+        shuffled = self._shuffled([domain for domain, left in self._left.items() if left > 0])
+        used = {domain for domain in self._chosen if domain is not None}
+        used.update(domain for domain in self._now if domain is not None)
+        seen: set[int] = set()
+        ordered: list[tuple[int, str]] = []
+        for domain in shuffled:
+            if domain not in used and domain != UNKNOWN:
+                alike = min(self._left[domain], len(self._free))
+                if alike in seen:
+                    continue
+                seen.add(alike)
+            before = self._put(slot, domain)
+            ordered.append((sum(self._costs[index] for index in self._sets_of[slot]), domain))
+            self._take_back(slot, before)
+        ordered.sort(key=lambda item: item[0])
+        return [domain for _, domain in ordered]
+
+    def _shuffled(self, domains: list[str]) -> list[str]:
+        pool, shuffled = sorted(domains), []
+        while pool:
+            shuffled.append(draw(pool, self._weights, self._pick))
+        return shuffled
+
+
+def draw(pool: list[str], weights: Mapping[str, int], pick: Callable[[int], int]) -> str:
+    """Take one name out of `pool`, each as likely as its weight; a missing weight is 1."""
+    if not weights:
+        return pool.pop(pick(len(pool)))
+    at = pick(sum(weights.get(name, 1) for name in pool))
+    for index, name in enumerate(pool):
+        at -= weights.get(name, 1)
+        if at < 0:
+            return pool.pop(index)
+    raise AssertionError("the number picked is beyond the sum of the weights")
