@@ -120,6 +120,12 @@ class _Reconnecting(ABC, Generic[S]):
             self._pause_seconds = min(2 * self._pause_seconds, RECONNECT_SECONDS_MAX)
             self._timer = asyncio.get_running_loop().call_later(pause, self._fire)
 
+    def hurry(self) -> None:
+        """The bookie has just registered: do not wait with the next attempt."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._fire()
+
     def _fire(self) -> None:
         self._timer = None
         self._connect()
@@ -361,6 +367,11 @@ class BookieConnection:
                     lane.drop()
         return self._channel
 
+    def hurry(self) -> None:
+        """Connect now whatever waits to be connected."""
+        for lane in self._lanes():
+            lane.hurry()
+
     async def aclose(self) -> None:
         """End everything; what the bookie has received, it may still do."""
         for lane in self._lanes():
@@ -398,6 +409,7 @@ class BookiePool:
         self._is_closed = False
         self._spawned: set[asyncio.Task[None]] = set()
         self._on_close: dict[Callable[[], None], None] = {}
+        directory.on_arrival(self._on_arrival)
 
     def next_request_id(self) -> int:
         """A request id that this process has not used."""
@@ -409,6 +421,10 @@ class BookiePool:
         if found is None:
             found = self._connections[bookie_id] = BookieConnection(bookie_id, self)
         return found
+
+    def _on_arrival(self, bookie_id: str) -> None:
+        if not self._is_closed and (found := self._connections.get(bookie_id)) is not None:
+            found.hurry()
 
     def open_channel(self, address: str, bookie_id: str) -> BookieChannel:
         """A channel to an address, which refuses to speak with another bookie there."""

@@ -7,7 +7,7 @@ serving.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType, TracebackType
 from typing import Self
 
@@ -40,6 +40,7 @@ class BookieDirectory:
         self._read_only: dict[str, Registration] = {}
         self._last_known: dict[str, Registration] = {}
         self._arrivals: Counter[str] = Counter()
+        self._on_arrival: Callable[[str], object] | None = None
 
     def bookies(self) -> Mapping[str, Registration]:
         """The bookies that take new entries, by id. A snapshot."""
@@ -80,6 +81,10 @@ class BookieDirectory:
         """How often a bookie was seen to register since this directory watches."""
         return self._arrivals[bookie_id]
 
+    def on_arrival(self, callback: Callable[[str], object]) -> None:
+        """Call back with the id of each bookie that registers from now on; one callback only."""
+        self._on_arrival = callback
+
     async def wait_for_change(self) -> None:
         """Return after the next change of the view: a bookie came, went or changed."""
         await self._mirror.wait_for_change()
@@ -102,5 +107,9 @@ class BookieDirectory:
         for key, registration in sorted(records.items()):
             side = self._writable if keys.is_writable(key) else self._read_only
             side[registration.bookie_id] = registration
-        self._arrivals.update(self.all().keys() - before.keys())
         self._last_known |= self.all()
+        arrived = sorted(self.all().keys() - before.keys())
+        self._arrivals.update(arrived)
+        if self._on_arrival is not None:
+            for bookie_id in arrived:
+                self._on_arrival(bookie_id)

@@ -276,6 +276,8 @@ class LedgerWriter:
         if status is Status.BAD_CHECKSUM and not batch.checksum_failed & bit:
             batch.checksum_failed |= bit
             return [Resend(batch.number, slot)]
+        if status is Status.SHUTTING_DOWN:
+            return self.delivery.skip(bit) + self._await_returns(leaving=bit)
         return self._bury(bit)
 
     def _on_refusal(self, slot: int, epoch: int, status: Status, said: str) -> list[WriterEffect]:
@@ -381,8 +383,7 @@ class LedgerWriter:
         effects = self._bury(batch.slots & ~batch.acked & ~self.slots.dead)
         if self.delivery.is_acknowledged(batch):
             return effects
-        replacements = self.replacements
-        if self.ownership.change or replacements.is_choosing or replacements.may_begin:
+        if self.ownership.change or self.replacements.is_choosing or self.replacements.may_begin:
             batch.overdue = True
             return [*effects, StartTimer(("add", number), self.limits.add_timeout_seconds)]
         return effects + self._fail_without_quorum(batch)
@@ -410,12 +411,12 @@ class LedgerWriter:
 
     # -- replacing bookies -------------------------------------------------------------------------
 
-    def _await_returns(self) -> list[WriterEffect]:
-        """Give broken streams a while to come back: a moment only if they are needed."""
+    def _await_returns(self, leaving: int = 0) -> list[WriterEffect]:
+        """Give those who left a while to come back: a moment only if they are needed."""
         replacements = self.replacements
         if not replacements.are_allowed or self.error is not None:
             return []
-        broken = self.slots.broken & ~self.slots.lost & ~replacements.due
+        broken = (self.slots.broken | leaving) & ~self.slots.lost & ~replacements.due
         every_class = range(len(self.quorum.windows))
         is_urgent = not self.quorum.is_acknowledged(~self.slots.failing, every_class)
         if is_urgent:
@@ -446,10 +447,9 @@ class LedgerWriter:
     def _on_newcomers(self, bookies: Mapping[int, str]) -> list[WriterEffect]:
         replacements = self.replacements
         replacements.is_choosing = False
-        if self.error is not None or not replacements.due or self.ownership.is_busy:
-            return []  # nobody is missing any more, or it is asked again after the operation
-        if not self._is_working:
-            return []
+        is_wanted = replacements.due and self._is_working and self.error is None
+        if not is_wanted or self.ownership.is_busy:
+            return []  # if somebody is still missing then, it is asked again after the operation
         newcomers = {slot: b for slot, b in bookies.items() if replacements.due >> slot & 1}
         if not newcomers:
             replacements.lacks_spares = True

@@ -1,4 +1,4 @@
-"""Three bookies as processes whose disks a test may empty, swap, or put back as they once were."""
+"""Bookies as processes whose disks a test may empty, swap, or put back as they once were."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import shutil
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -21,12 +21,12 @@ from tests.fault.daemon_process import Daemon, Home, serving, suspend
 SESSION_TIMEOUT_SECONDS = 1.0
 SECONDS_MAX = 60.0
 
-ADD_SECONDS, READ_SECONDS = 2.0, 1.0
+ADD_SECONDS, READ_SECONDS, REPLACE_SECONDS = 2.0, 1.0, 0.5
 """Short timeouts: bookies that hang are the rule here."""
 
 
 class LossyCluster:
-    """Bookies b1, b2 and b3, and clients of theirs."""
+    """Bookies b1, b2, b3 and perhaps more, and clients of theirs."""
 
     def __init__(self, uri: str, path: Path, stack: AsyncExitStack) -> None:
         self.uri = uri
@@ -95,6 +95,11 @@ class LossyCluster:
         for name in self._hanging & set(names):
             self.daemons[name].process.send_signal(signal.SIGCONT)
             self._hanging.discard(name)
+
+    @property
+    def names(self) -> list[str]:
+        """All bookies, running or not."""
+        return list(self.homes)
 
     @property
     def running(self) -> set[str]:
@@ -177,6 +182,7 @@ class LossyCluster:
             read_timeout_seconds=READ_SECONDS,
             speculative_read_seconds=READ_SECONDS / 2,
             connect_timeout_seconds=READ_SECONDS,
+            replace_after_seconds=REPLACE_SECONDS,
         )
 
     async def command(self, *arguments: str) -> tuple[int, str]:
@@ -216,17 +222,19 @@ async def payloads_of(client: BookKeeper, ledger_id: int) -> list[bytes]:
 
 
 @asynccontextmanager
-async def lossy_cluster(uri: str, path: Path) -> AsyncIterator[LossyCluster]:
+async def lossy_cluster(
+    uri: str, path: Path, bookies: Sequence[str] = BOOKIES
+) -> AsyncIterator[LossyCluster]:
     """Start a new cluster; whatever still runs at the end is killed."""
     async with open_store(uri) as store:
         await initialize_cluster(store)
     async with AsyncExitStack() as stack:
         cluster = LossyCluster(uri, path, stack)
-        for name in BOOKIES:
+        for name in bookies:
             home = home_of(uri, path, name)
             home.sections["metadata"]["session_timeout_seconds"] = SESSION_TIMEOUT_SECONDS
             home.sections["storage"]["journal_file_bytes_max"] = 16 << 20
             home.sections["storage"]["reserve_bytes"] = 0
             cluster.homes[name] = home
-        await cluster.start(*BOOKIES)
+        await cluster.start(*bookies)
         yield cluster

@@ -1,17 +1,19 @@
 """Random episodes: one bookie's disk is lost while writers, recoveries and readers go on.
 
 Each episode has ledgers of its own, one loss, and perhaps a second bookie that hangs or is killed
-for a while. Then everything heals, and every ledger is recovered. The checks look for lost entries
-(acknowledged and not there), phantoms (there and never appended, or acknowledged beyond the end),
-and entries that differ between readers or between bookies. What an episode does follows from its
-number, which a failure names.
+for a while. With spares, writers replace bookies meanwhile. Then everything heals, and every ledger
+is recovered. The checks look for lost entries (acknowledged and not there), phantoms (there and
+never appended, or acknowledged beyond the end), entries that differ between readers or between
+bookies, and entries with too few copies where the metadata says that they are. What an episode does
+follows from its number, which a failure names.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,7 +27,7 @@ from bookie.client.verification import verify_read
 from bookie.errors import BookieError
 from bookie.formats.commands import ReadCommand
 from bookie.formats.digest import digester_for_key
-from bookie.formats.ledger_metadata import LedgerMetadata
+from bookie.formats.ledger_metadata import Fragment, LedgerMetadata
 from bookie.ids import Status
 from bookie.protocol.quorum import Quorum
 from tests.fault.daemon_cluster import BOOKIES
@@ -34,7 +36,10 @@ from tests.fault.metadata_servers import SHARED
 
 STORES = ["local", *sorted(SHARED)]
 EPISODES, EPISODES_OF_A_SOAK = 14, 334
-"""On each of the three kinds of store."""
+"""On each of the three kinds of store, with three bookies."""
+EPISODES_WITH_SPARES, EPISODES_WITH_SPARES_OF_A_SOAK = 6, 334
+"""Likewise, with five."""
+FIVE = ("b1", "b2", "b3", "b4", "b5")
 
 SIZES = [(3, 3, 2), (3, 3, 2), (3, 2, 2), (3, 3, 3), (2, 2, 2)]
 LOSSES = [
@@ -101,8 +106,10 @@ class Episode:
         self.cluster = cluster
         self.rng = random.Random(number)
         self.loss = LOSSES[number % len(LOSSES)]
-        self.victim, self.other, _ = self.rng.sample(BOOKIES, 3)
+        self.victim, self.other, *_ = self.rng.sample(cluster.names, 3)
         self.ledgers: list[Written] = []
+        self.changes = 0
+        """Fragments beyond the first of each ledger."""
 
     async def run(self, client: BookKeeper, reader: BookKeeper) -> None:
         """One episode, with its checks."""
@@ -113,7 +120,7 @@ class Episode:
             copy = cluster.copy(self.victim)
             await cluster.start(self.victim)
         for one in (client, reader):
-            await cluster.sees(one, *BOOKIES)
+            await cluster.sees(one, *cluster.names)
         for _ in range(LEDGERS):
             self.ledgers.append(Written(await create(client, rng.choice(SIZES))))
         async with asyncio.TaskGroup() as tasks:
@@ -129,8 +136,8 @@ class Episode:
             await asyncio.sleep(rng.uniform(0.05, 0.3))
             await self._lose_and_return(copy)
             await asyncio.sleep(rng.uniform(0, 0.3))
-            cluster.resume(*BOOKIES)
-            await cluster.start(*sorted({*BOOKIES} - cluster.running))
+            cluster.resume(*cluster.names)
+            await cluster.start(*sorted({*cluster.names} - cluster.running))
             for task in recovering:
                 await task
             for task in writing:
@@ -191,7 +198,8 @@ class Episode:
             channel = entered.pool.connection(self.victim).channel()
             for ledger in self.ledgers:
                 ledger_id = ledger.writer.ledger_id
-                if self.victim not in ledger.writer.metadata.last_fragment.bookies:
+                metadata = (await entered.ledgers.read(ledger_id)).value
+                if self.victim not in metadata.last_fragment.bookies:
                     continue
                 reply = await channel.read(ReadCommand(ledger_id, 10**6, 10**6), timeout=5)
                 metadata = (await entered.ledgers.read(ledger_id)).value
@@ -234,25 +242,36 @@ class Episode:
         assert found == ledger.attempted[: last + 1], f"ledger {ledger_id}: other entries"
         assert await payloads_of(client, ledger_id) == found
         metadata = (await reader._connected.ledgers.read(ledger_id)).value
-        for bookie in metadata.last_fragment.bookies:
-            await self._check_copies(reader, metadata, bookie, found)
+        self.changes += len(metadata.fragments) - 1
+        copies: Counter[int] = Counter()
+        ends = [fragment.first_entry_id for fragment in metadata.fragments[1:]] + [last + 1]
+        for fragment, end in zip(metadata.fragments, ends, strict=True):
+            for slot in range(metadata.ensemble_size):
+                place = Place(metadata, fragment, slot, end)
+                copies.update(await self._check_copies(reader, place, found))
+        least = metadata.ack_quorum_size - (self.loss not in ("nothing", "swapped"))
+        assert all(copies[entry_id] >= least for entry_id in range(last + 1)), (
+            f"ledger {ledger_id}: {copies}, and every entry should have {least} copies"
+        )
 
     async def _check_copies(
-        self, reader: BookKeeper, metadata: LedgerMetadata, bookie: str, entries: list[bytes]
-    ) -> None:
-        """What one bookie holds of a ledger is what the ledger says."""
+        self, reader: BookKeeper, place: Place, entries: list[bytes]
+    ) -> list[int]:
+        """Which entries a bookie holds of those that it should; what it holds must be right."""
+        metadata, bookie = place.metadata, place.fragment.bookies[place.slot]
         connection = reader._connected.pool.connection(bookie)
         digester = digester_for_key(metadata.digest_type, metadata.password_key)
         quorum = Quorum(
             metadata.ensemble_size, metadata.write_quorum_size, metadata.ack_quorum_size
         )
-        stripe = quorum.stripe_of(metadata.last_fragment.bookies.index(bookie))
-        following = stripe.next_id(0)
-        while following < len(entries):
+        stripe = quorum.stripe_of(place.slot)
+        following = stripe.next_id(place.fragment.first_entry_id)
+        held: list[int] = []
+        while following < min(place.end, len(entries)):
             command = ReadCommand(
                 metadata.ledger_id,
                 following,
-                len(entries) - 1,
+                place.end - 1,
                 max_entries=1000,
                 max_bytes=1 << 20,
                 stripe_modulus=stripe.modulus,
@@ -263,26 +282,36 @@ class Episode:
             told = verify_read(await healed(read), digester)
             for entry in told.entries:
                 assert entry.payload == entries[entry.entry_id], f"{bookie} holds another entry"
+                held.append(entry.entry_id)
             if told.batch is None:
                 # Lost with the disk, or never stored: absent, or unknown.
                 assert told.status is not Status.BAD_CHECKSUM
                 following = stripe.next_id(following + 1)
             else:
                 following = stripe.next_id(told.batch.last_entry_id + 1)
+        return held
 
 
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("kind", STORES)
-async def test_episodes(
-    kind: str, request: pytest.FixtureRequest, tmp_path: Path, is_soak: bool
-) -> None:
-    """Many losses, one after the other, on the same bookies."""
-    uri = f"local://{tmp_path}/metadata"
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A slot of a fragment, whose entries end before `end`."""
+
+    metadata: LedgerMetadata
+    fragment: Fragment
+    slot: int
+    end: int
+
+
+async def run_episodes(
+    kind: str, request: pytest.FixtureRequest, path: Path, bookies: Sequence[str], episodes: int
+) -> int:
+    """Many losses, one after the other, on the same bookies; how many changes they brought."""
+    uri = f"local://{path}/metadata"
     if kind != "local":
         uri = SHARED[kind](request).uri
-    episodes = EPISODES_OF_A_SOAK if is_soak else EPISODES
-    offset = 100_000 * STORES.index(kind)
-    async with lossy_cluster(uri, tmp_path) as cluster:
+    offset = 100_000 * STORES.index(kind) + 10_000_000 * (len(bookies) - 3)
+    changes = 0
+    async with lossy_cluster(uri, path, bookies) as cluster:
         for number in range(episodes):
             async with cluster.connect() as client, cluster.connect() as reader:
                 episode = Episode(cluster, offset + number)
@@ -294,3 +323,26 @@ async def test_episodes(
                     )
                     error.add_note(cluster.describe())
                     raise
+                changes += episode.changes
+    return changes
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("kind", STORES)
+async def test_episodes(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path, is_soak: bool
+) -> None:
+    """Three bookies: nobody else can take over, except in ledgers on two."""
+    episodes = EPISODES_OF_A_SOAK if is_soak else EPISODES
+    await run_episodes(kind, request, tmp_path, BOOKIES, episodes)
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("kind", STORES)
+async def test_episodes_with_spares(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path, is_soak: bool
+) -> None:
+    """Five bookies: writers and recoveries replace those that fail."""
+    episodes = EPISODES_WITH_SPARES_OF_A_SOAK if is_soak else EPISODES_WITH_SPARES
+    changes = await run_episodes(kind, request, tmp_path, FIVE, episodes)
+    assert changes >= episodes, "writers replaced bookies"

@@ -331,6 +331,17 @@ def test_a_broken_stream_has_a_while_to_come_back() -> None:
     assert effects == [ChooseNewcomers(("b0", "b1", "b2"), 0b100)]
 
 
+def test_a_bookie_that_shuts_down_has_a_while_to_come_back() -> None:
+    """Rule 6: it says so before its stream breaks; a restart costs no change."""
+    writer = writer_of()
+    writer.step(Append(1, 10))
+    effects = answer(writer, 0, 2, Status.SHUTTING_DOWN)
+    assert effects == [StartTimer(("retry", 2), 1.0), StartTimer(("replace", 2), 3.0)]
+    assert writer.step(SlotDisconnected(2, 0)) == []
+    assert Resend(0, 2) in writer.step(SlotConnected(2, 0))
+    assert writer.step(TimerFired(("replace", 2))) == []
+
+
 def test_without_an_ack_quorum_there_is_only_a_moment() -> None:
     """Rule 6: two of three broke, and both are replaced in one change."""
     writer = writer_of()
