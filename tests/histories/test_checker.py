@@ -411,3 +411,23 @@ def test_a_late_version_may_fit_a_later_life_of_as_many_writes(writes: int, is_g
     ]
     assert check(history)
     assert bool(check_late_versions(history)) != is_good
+
+
+def test_an_offence_by_both_kinds_of_versions_is_one_and_the_same() -> None:
+    """One refusal is strange by the store's versions, another by the nodes': neither by both."""
+    life, later = 5 << 32, 8 << 32
+    by_the_store: History = [
+        Write("a", CREATE, "/j", 0, 1, OK, "1", None, life, 5),
+        Write("a", DELETE, "/j", 2, 3, OK, expected=life),
+        Write("a", CREATE, "/j", 4, 5, OK, "2", None, later, 8),
+        Write("b", REPLACE, "/j", 6, 7, CONFLICT, "3", later),
+    ]
+    by_the_nodes: History = [
+        Write("a", CREATE, "/k", 0, 1, OK, "4", None, life + 1, 6, 1),
+        SessionEnd("a", 1, 2, 3),
+        Write("a", CREATE, "/k", 4, 5, OK, "5", None, later + 1, 9),
+        Write("b", REPLACE, "/k", 6, 7, CONFLICT, "6", life + 1),
+    ]
+    assert check(by_the_store)
+    assert not check(by_the_nodes)
+    assert not check_late_versions(by_the_store + by_the_nodes)

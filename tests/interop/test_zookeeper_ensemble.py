@@ -44,6 +44,11 @@ async def put_until_done(store: MetadataStore, key: str, value: bytes) -> None:
             return
 
 
+ELECTION_SECONDS_MAX = 150
+"""Servers that are cut off may keep others waiting in handshakes. How long an election takes is not
+what is tested here: up to half a minute was seen on an idle machine."""
+
+
 class Tally:
     """What those who count were told."""
 
@@ -75,7 +80,7 @@ class Tally:
         """Return when so many more were acknowledged."""
         self._wanted = self.acknowledged + more
         self._reached.clear()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(ELECTION_SECONDS_MAX):
             await self._reached.wait()
 
 
