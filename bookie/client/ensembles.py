@@ -18,7 +18,12 @@ from bookie.env import gather
 from bookie.errors import MetadataError, NotEnoughBookiesError
 from bookie.formats.ledger_metadata import LedgerMetadata
 from bookie.ids import is_vacant
-from bookie.protocol.placement import choose_ensemble, choose_newcomers, vacant_slots
+from bookie.protocol.placement import (
+    AckDomains,
+    choose_ensemble,
+    choose_newcomers,
+    vacant_slots,
+)
 from bookie.protocol.quorum import Quorum, slots_of
 
 QUARANTINE_SECONDS = 30.0
@@ -84,14 +89,26 @@ class Ensembles:
     def _choose(
         self, candidates: Collection[str], quorum: Quorum, lacking: int = 0
     ) -> tuple[str, ...]:
-        return choose_ensemble(
+        placement = self.placement.now()
+        chosen = choose_ensemble(
             candidates,
             quorum.ensemble_size,
             pick=self._pick,
             write_quorum_size=quorum.write_quorum_size,
             vacant=vacant_slots(quorum, lacking) if lacking else (),
-            placement=self.placement.now(),
+            placement=placement,
         )
+        domains = placement.ack_domains(chosen)
+        if domains is not None and not domains.is_enough(quorum.every_slot, quorum.windows):
+            raise NotEnoughBookiesError(
+                f"placement.ack_domains_min is {placement.ack_domains_min}, and the writable "
+                f"bookies stand in too few of them ({placement.policy.value})"
+            )
+        return chosen
+
+    def ack_domains(self, bookies: Iterable[str]) -> AckDomains | None:
+        """What acknowledgements of an ensemble must span, as labels and settings are now."""
+        return self.placement.now().ack_domains(bookies)
 
     def mended(self, metadata: LedgerMetadata) -> LedgerMetadata:
         """An unclaimed ledger with bookies in its vacant slots, as far as there are any.

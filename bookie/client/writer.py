@@ -46,7 +46,7 @@ from bookie.protocol.exchange import (
 )
 from bookie.protocol.pending import BATCH_ENTRIES_MAX, WriterLimits
 from bookie.protocol.quorum import mask_of, slots_of
-from bookie.protocol.writer import LedgerWriter, WriterState
+from bookie.protocol.writer import LedgerWriter
 from bookie.protocol.writer_events import (
     AddAnswered,
     Append,
@@ -68,6 +68,7 @@ from bookie.protocol.writer_events import (
     WriterClosed,
     WriterEffect,
     WriterEvent,
+    WriterState,
 )
 from bookie.telemetry import event_log
 

@@ -19,6 +19,7 @@ from bookie.protocol.writer_events import (
     SlotDisconnected,
     SlotLost,
     SlotSilent,
+    SpanDomains,
     WriterEvent,
 )
 from bookie.telemetry import event_log
@@ -118,6 +119,7 @@ class WriterLanes:
     def join(self, lost: Collection[str]) -> None:
         """Begin to use the lanes, except those of `lost`: they have other incarnations."""
         self._is_used = True
+        self._tell_domains()
         for slot, bookie_id in zip(self._slots, self._bookies, strict=True):
             if bookie_id in lost:
                 slot.on_lost()
@@ -178,6 +180,14 @@ class WriterLanes:
                 self._join(slot, epochs[slot], bookie_id),
                 name=f"ledger {self._ledger_id} joins {bookie_id}",
             )
+
+        self._tell_domains()
+
+    def _tell_domains(self) -> None:
+        """Say what acknowledgements must span."""
+        owner = self._owner()
+        if self._ensembles is not None and owner is not None:
+            owner.take(SpanDomains(self._ensembles.ack_domains(self._bookies)))
 
     async def _join(self, slot: int, epoch: int, bookie_id: str) -> None:
         assert self._ensembles is not None

@@ -96,6 +96,7 @@ def placement_of(settings: PlacementSettings, bookies: Mapping[str, Registration
         labels={bookie_id: bookie.labels for bookie_id, bookie in bookies.items()},
         weights=weights,
         domains_min=settings.domains_min,
+        ack_domains_min=settings.ack_domains_min,
         enforce=settings.enforce,
     )
 

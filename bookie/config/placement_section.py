@@ -29,6 +29,14 @@ class PlacementSettings(Section):
         description="Racks, zones or regions that the copies of each entry should span at least.",
         json_schema_extra=DYNAMIC,
     )
+    ack_domains_min: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="Racks, zones or regions that must have stored an entry before it is"
+        " acknowledged, beside the ack quorum. Appends fail while too few answer.",
+        json_schema_extra=DYNAMIC,
+    )
     enforce: bool = Field(
         default=False,
         description="Refuse new ledgers and replacements with which copies would span fewer.",

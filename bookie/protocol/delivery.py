@@ -13,6 +13,7 @@ from bookie.protocol.deferred import DeferredSync
 from bookie.protocol.ensemble_change import EnsembleChange
 from bookie.protocol.exchange import CancelTimer, StartTimer
 from bookie.protocol.pending import BatchWindow, PendingBatch, WriterLimits
+from bookie.protocol.placement.ack_domains import AckDomains
 from bookie.protocol.quorum import Quorum, slots_of
 from bookie.protocol.slots import Slots
 from bookie.protocol.writer_events import (
@@ -40,6 +41,8 @@ class Delivery:
         self.deferred = DeferredSync(quorum) if deferred_sync else None
         self.lac_carried = NO_ENTRY
         """The highest LAC that some request carried; never above the LAC."""
+        self.ack_domains: AckDomains | None = None
+        """What acknowledgements must span beside the ack quorum."""
         self.countable = _EVERY_SLOT
         """The slots whose acknowledgements count: those that a change under way does not touch."""
         self.held_from = _LATER_THAN_ALL
@@ -61,13 +64,19 @@ class Delivery:
         ]
 
     def is_acknowledged(self, batch: PendingBatch) -> bool:
-        """Whether slots that count make an ack quorum for all of it."""
-        return self.quorum.is_acknowledged(batch.acked & self.countable, batch.classes)
+        """Whether slots that count make an ack quorum for all of it, in enough domains."""
+        acked, quorum = batch.acked & self.countable, self.quorum
+        if not quorum.is_acknowledged(acked, batch.classes):
+            return False
+        domains = self.ack_domains
+        return domains is None or domains.is_enough(
+            acked, (quorum.windows[index] for index in batch.classes)
+        )
 
     def confirm(self, effects: list[WriterEffect]) -> None:
         """Confirm the oldest pending batches that have their acknowledgements."""
-        quorum, pending, countable = self.quorum, self.window.pending, self.countable
-        while pending and quorum.is_acknowledged(pending[0].acked & countable, pending[0].classes):
+        pending = self.window.pending
+        while pending and self.is_acknowledged(pending[0]):
             head = pending.popleft()
             head.confirmed = True
             if self.deferred is not None:

@@ -50,7 +50,6 @@ Source: the BookKeeper protocol document, "Writing to ledgers" and "Closing a le
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping
 from typing import assert_never
 
@@ -110,9 +109,11 @@ from bookie.protocol.writer_events import (
     SlotDisconnected,
     SlotLost,
     SlotSilent,
+    SpanDomains,
     WriterClosed,
     WriterEffect,
     WriterEvent,
+    WriterState,
 )
 
 _ENDING_STATUSES = FATAL_STATUSES | {Status.FENCED, Status.WRONG_INCARNATION}
@@ -120,16 +121,6 @@ _CHANGE_WINDOW_SECONDS = 60.0
 
 _FORMER_BOOKIE = 1 << ENSEMBLE_SIZE_MAX
 """Among the slots that answered FENCED: a bookie that does not stand in a slot any more."""
-
-
-class WriterState(enum.Enum):
-    """Where the writer is in its life; see the module's table."""
-
-    OPEN = "open"
-    DRAINING = "draining"
-    CLOSING = "closing"
-    STUCK = "stuck"
-    CLOSED = "closed"
 
 
 class LedgerWriter:
@@ -224,6 +215,8 @@ class LedgerWriter:
             case SlotSilent(slot, epoch):
                 is_known = epoch == self.epochs[slot] and self.error is None
                 effects = self._bury(1 << slot) if is_known and not self._is_closed else []
+            case SpanDomains(domains):
+                self.delivery.ack_domains, effects = domains, []
             case NewcomersChosen(bookies):
                 effects = self._on_newcomers(bookies)
             case TimerFired(timer):

@@ -6,6 +6,7 @@ that its bookie lost its data.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -25,6 +26,18 @@ from bookie.protocol.exchange import (
     TimerFired,
     WriteMetadata,
 )
+from bookie.protocol.placement.ack_domains import AckDomains
+
+
+class WriterState(enum.Enum):
+    """Where the writer is in its life; see the table of `writer`."""
+
+    OPEN = "open"
+    DRAINING = "draining"
+    CLOSING = "closing"
+    STUCK = "stuck"
+    CLOSED = "closed"
+
 
 FATAL_STATUSES = frozenset(
     {
@@ -119,6 +132,16 @@ class SlotLost:
 
 
 @dataclass(frozen=True, slots=True)
+class SpanDomains:
+    """From now on acknowledgements must span failure domains, too; None: they need not.
+
+    Told at the start, and again after `ReplaceBookies`, before a newcomer is connected.
+    """
+
+    domains: AckDomains | None
+
+
+@dataclass(frozen=True, slots=True)
 class Idle:
     """Nothing is queued in the driver."""
 
@@ -142,6 +165,7 @@ WriterEvent = (
     | SlotDisconnected
     | SlotLost
     | SlotSilent
+    | SpanDomains
     | Idle
     | Force
     | Close

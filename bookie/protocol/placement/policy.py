@@ -9,6 +9,7 @@ from statistics import median_low
 
 from bookie.errors import NotEnoughBookiesError
 from bookie.ids import vacancy
+from bookie.protocol.placement.ack_domains import AckDomains
 from bookie.protocol.placement.spread import UNKNOWN, Spread, draw, span, write_sets
 
 LEVELS = ("region", "zone", "rack")
@@ -41,6 +42,14 @@ class Placement:
     """Domains that every write set should span, as far as it has bookies for them."""
     enforce: bool = False
     """Whether a choice is refused that would make a write set span fewer."""
+    ack_domains_min: int = 1
+    """Domains that must have stored an entry before it is acknowledged."""
+
+    def ack_domains(self, bookies: Iterable[str]) -> AckDomains | None:
+        """What acknowledgements of this ensemble must span; None if nothing is asked for."""
+        if self.policy is PlacementPolicy.DEFAULT or self.ack_domains_min <= 1:
+            return None
+        return AckDomains.of(self.domains(bookies), self.ack_domains_min)
 
     def domain(self, bookie_id: str) -> str:
         """The failure domain of a bookie; `UNKNOWN` if no label names it."""

@@ -29,7 +29,8 @@ from bookie.protocol.exchange import (
     WriteMetadata,
 )
 from bookie.protocol.pending import WriterLimits
-from bookie.protocol.writer import LedgerWriter, WriterState
+from bookie.protocol.placement import AckDomains
+from bookie.protocol.writer import LedgerWriter
 from bookie.protocol.writer_events import (
     AddAnswered,
     Append,
@@ -46,7 +47,9 @@ from bookie.protocol.writer_events import (
     SlotDisconnected,
     SlotLost,
     SlotSilent,
+    SpanDomains,
     WriterEffect,
+    WriterState,
 )
 from tests.unit.protocol.ledgers import ledger
 from tests.unit.protocol.writers import ALL, connected, failed_with, kinds
@@ -473,3 +476,28 @@ def test_deferred_sync_replaces_nobody() -> None:
     assert ChooseNewcomers not in kinds(answer(writer, 0, 2, Status.READ_ONLY))
     assert writer.step(SlotDisconnected(1, 0)) == []
     assert ALL & writer.slots.dead == 0b100
+
+
+def test_acknowledgements_may_have_to_span_domains() -> None:
+    """Two bookies of one rack are an ack quorum, and not enough; the one of the other rack is."""
+    writer = writer_of()
+    writer.step(SpanDomains(AckDomains.of(["r1", "r1", "r2"], 2)))
+    writer.step(Append(1, 10))
+    assert kinds(answer(writer, 0, 0) + answer(writer, 0, 1)) == []
+    assert Confirmed(0) in answer(writer, 0, 2)
+
+
+def test_a_bookie_whose_domain_is_missed_is_replaced() -> None:
+    """It misses its deadline; its successor from the same rack completes the batch."""
+    writer = writer_of()
+    writer.step(SpanDomains(AckDomains.of(["r1", "r1", "r2"], 2)))
+    writer.step(Append(1, 10))
+    answer(writer, 0, 0)
+    answer(writer, 0, 1)
+    effects = writer.step(TimerFired(("add", 0)))
+    assert ChooseNewcomers(("b0", "b1", "b2"), 0b100) in effects
+    writer.step(NewcomersChosen({2: "b3"}))
+    writer.step(MetadataWritten(1))
+    writer.step(SpanDomains(AckDomains.of(["r1", "r1", "r2"], 2)))
+    writer.step(SlotConnected(2, 1))
+    assert Confirmed(0) in answer(writer, 0, 2)

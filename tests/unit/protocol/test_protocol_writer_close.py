@@ -23,7 +23,7 @@ from bookie.protocol.exchange import (
     WriteMetadata,
 )
 from bookie.protocol.pending import WriterLimits
-from bookie.protocol.writer import LedgerWriter, WriterState
+from bookie.protocol.writer import LedgerWriter
 from bookie.protocol.writer_events import (
     Append,
     Close,
@@ -40,6 +40,7 @@ from bookie.protocol.writer_events import (
     SlotDisconnected,
     WriterClosed,
     WriterEffect,
+    WriterState,
 )
 from tests.unit.protocol.ledgers import ledger
 from tests.unit.protocol.writers import ALL, ack, connected, kinds
