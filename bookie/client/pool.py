@@ -462,8 +462,9 @@ class BookiePool:
         self._on_close.pop(callback, None)
 
     def close_channel(self, channel: BookieChannel) -> None:
-        """Close a channel that is not used any more, in the background."""
-        self.tasks.create_task(channel.aclose(), name=f"close {channel.address}")
+        """Close a channel to where a bookie is no longer, in the background."""
+        work = channel.aclose(has_moved=True)
+        self.tasks.create_task(work, name=f"close {channel.address}")
 
     async def aclose(self) -> None:
         """Tell everybody, end all calls and close all connections."""

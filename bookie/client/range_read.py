@@ -210,8 +210,6 @@ async def read_one(
             return ()
         return verify_batch(batch, digester)
     except ClientClosedError:
-        # The client, or only the connection of a bookie that has another address now.
-        pool.require_open()
-        return ()
+        raise
     except BookieError:
         return ()

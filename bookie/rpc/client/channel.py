@@ -8,7 +8,8 @@ in transport raises too, and its outcome is unknown:
 * `BookieUnreachableError`: no connection, a broken one, or an answer that cannot be understood;
 * `OperationTimeoutError`: no answer in time;
 * `BadRequestError`: a message exceeded what one of the two ends takes;
-* `ClientClosedError`: the channel was closed meanwhile.
+* `ClientClosedError`: the channel was closed meanwhile. If the bookie has moved:
+  `BookieUnreachableError`.
 
 Cancelling a call abandons it; the bookie may still do what it asked.
 """
@@ -27,7 +28,6 @@ from bookie.config import RpcSettings
 from bookie.errors import (
     BadRequestError,
     BookieUnreachableError,
-    ClientClosedError,
     OperationTimeoutError,
     error_for_status,
 )
@@ -49,6 +49,7 @@ from bookie.rpc.client.streams import (
     OnBroken,
     OnOpen,
     ReadStream,
+    closed_error,
     error_of,
 )
 from bookie.rpc.codec import encode_read_request, parse_read_response, read_reply_of
@@ -121,9 +122,15 @@ class BookieChannel:
             connect_timeout_seconds=connect_timeout_seconds,
         )
         self._streams: list[AddStream | ReadStream | LacWatch] = [self._reads]
+        self._has_moved = False
 
-    async def aclose(self) -> None:
-        """End the streams and close the connections; calls that run raise ClientClosedError."""
+    async def aclose(self, *, has_moved: bool = False) -> None:
+        """End the streams and close the connections.
+
+        Calls that run raise ClientClosedError, or BookieUnreachableError if the bookie `has_moved`:
+        then another connection reaches it.
+        """
+        self._has_moved = self._reads.has_moved = has_moved
         for stream in self._streams:
             await stream.aclose()
         await self._bulk.close()
@@ -336,9 +343,10 @@ class BookieChannel:
 
         Raises:
             ClientClosedError: The current task was not cancelled.
+            BookieUnreachableError: Likewise, because the bookie has another address now.
         """
         if not is_being_cancelled():
-            raise ClientClosedError(f"the connection to bookie {self.address} was closed") from None
+            raise closed_error(self.address, has_moved=self._has_moved) from None
 
     async def _pages(
         self, rpc: str, request: bytes, timeout: float | None

@@ -64,6 +64,13 @@ OnBroken = Callable[[BookieError], None]
 OnOpen = Callable[[], None]
 
 
+def closed_error(address: str, *, has_moved: bool) -> BookieError:
+    """Why a call ends whose connection was closed from this side."""
+    if has_moved:
+        return BookieUnreachableError(f"the bookie at {address} has another address now")
+    return ClientClosedError(f"the connection to bookie {address} was closed")
+
+
 class OnAnswer(Protocol):
     """Takes a bookie's answer to one add."""
 
@@ -351,6 +358,8 @@ class ReadStream(Stream):
         self._awaited: dict[int, asyncio.Future[Fields | BookieError | None]] = {}
         self.is_offered = True
         """Whether the bookie knows such streams, as far as is known."""
+        self.has_moved = False
+        """Whether it is closed because the bookie has another address now."""
 
     async def ask(self, command: ReadCommand, timeout_seconds: float) -> Fields | None:
         """The message that answers a read; None if the bookie turns out to know no such streams.
@@ -390,9 +399,7 @@ class ReadStream(Stream):
         try:
             await super().aclose()
         finally:
-            self._settle(
-                lambda: ClientClosedError(f"the connection to bookie {self.address} was closed")
-            )
+            self._settle(lambda: closed_error(self.address, has_moved=self.has_moved))
 
     def _error_of(self, error: grpc.RpcError) -> BookieError:
         if error.code() is grpc.StatusCode.UNIMPLEMENTED:

@@ -338,7 +338,7 @@ async def test_a_former_process_of_a_bookie_decides_nothing(cluster: RealCluster
         assert found is not None
         await cookies.write(replace(found.value, incarnation="its successor's"), found.version)
         with pytest.raises(LedgerRecoveryError):
-            await bk.open_ledger(ledger_id, recover=True)
+            await bk.open_ledger(writer.ledger_id, recover=True)
         await cluster.start(2)
-        reader = await bk.open_ledger(ledger_id, recover=True)
+        reader = await bk.open_ledger(writer.ledger_id, recover=True)
         assert reader.last_entry_id == 0

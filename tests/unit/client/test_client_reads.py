@@ -14,7 +14,6 @@ from bookie.cluster.ledgers import LedgerManager
 from bookie.config import ClientSettings
 from bookie.errors import (
     BookieUnreachableError,
-    ClientClosedError,
     NoSuchEntryError,
     TooManyRequestsError,
 )
@@ -320,7 +319,7 @@ async def test_one_entry_in_doubt_comes_from_another_bookie(
             case "gone":
                 raise BookieUnreachableError("gone")
             case "moved":
-                raise ClientClosedError("the connection was closed, but not the client")
+                raise BookieUnreachableError("the bookie has another address now")
             case "corrupt":
                 assert good.batch is not None
                 return ReadReply(Status.OK, "", spoiled(good.batch, 7), 8)
