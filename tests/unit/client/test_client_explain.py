@@ -9,8 +9,12 @@ import pytest
 from bookie.api import BookKeeper, WriterHandle, connect
 from bookie.client.explanation import LedgerExplanation, TailRange, tail_of
 from bookie.errors import LedgerRecoveryError, NoSuchLedgerError
+from bookie.formats.checksum import crc32c
+from bookie.formats.commands import AddCommand
+from bookie.formats.digest import digester_for_key
+from bookie.formats.entry import pack_batch
 from bookie.formats.ledger_metadata import LedgerState, Versioned
-from bookie.ids import NO_ENTRY
+from bookie.ids import NO_ENTRY, Status
 from bookie.protocol.recovery_forecast import WouldClose
 from tests.unit.client.real_cluster import RealCluster, until
 
@@ -156,6 +160,26 @@ async def test_two_bookies_are_missing(bk: BookKeeper, cluster: RealCluster) -> 
         assert found.is_decidable
         recovered = await other.open_ledger(writer.ledger_id, recover=True)
     assert recovered.last_entry_id == 2
+
+
+async def test_the_first_answers_may_decide(bk: BookKeeper, cluster: RealCluster) -> None:
+    """One bookie alone has an entry beyond the end: a recovery keeps it, or not; both are right."""
+    writer = await written(bk, 3)
+    found = writer.metadata
+    holder = found.last_fragment.bookies[2]
+    digester = digester_for_key(found.digest_type, found.password_key)
+    batch = pack_batch(writer.ledger_id, 3, 2, 3, [b"z"], digester)
+    command = AddCommand(batch, writer.ledger_id, found.password_key, crc32c(batch.payload))
+    assert (await cluster.bookies[number_of(holder)].add(command)).status is Status.OK
+    explanation = await bk.explain_ledger(writer.ledger_id)
+    assert [one.last_entry_id for one in closes_of(explanation)] == [2, 3]
+    assert explanation.tail == (TailRange(3, 3, (holder,)),)
+    closes, stores = explanation.verdict()[:2]
+    assert closes.startswith("a recovery would close it at an entry from 2 to 3: ")
+    # Entry 2 again, too, for one that hears only of the LAC before it.
+    assert stores.startswith("it would store at most entr")
+    await cluster.stop(number_of(holder))
+    assert (await bk.explain_ledger(writer.ledger_id)).verdict()[0].endswith("at entry 2")
 
 
 async def test_striped_and_dead(bk: BookKeeper, cluster: RealCluster) -> None:
