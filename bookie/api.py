@@ -33,6 +33,8 @@ from typing import Literal, Self, TypedDict, Unpack
 from bookie.client.arguments import checked_bytes
 from bookie.client.creating import creating
 from bookie.client.ensembles import Ensembles
+from bookie.client.explain import explain_ledger
+from bookie.client.explanation import LedgerExplanation
 from bookie.client.pool import BookiePool
 from bookie.client.reader import ReaderHandle
 from bookie.client.recovery import recover_ledger
@@ -90,6 +92,7 @@ __all__ = [
     "Group",
     "JsonCodec",
     "LeaderState",
+    "LedgerExplanation",
     "LedgerMetadata",
     "Lock",
     "LockManager",
@@ -457,6 +460,19 @@ class BookKeeper:
             MetadataError: the metadata store failed.
         """
         return (await self._connected.ledgers.read(ledger_id)).value
+
+    async def explain_ledger(self, ledger_id: int) -> LedgerExplanation:
+        """What a recovery of the ledger would decide now. Nothing is fenced or written.
+
+        It asks the bookies of the last ensemble and tells what each of them says.
+
+        Raises:
+            NoSuchLedgerError: it does not exist.
+            MetadataError: the metadata store failed.
+        """
+        entered = self._connected
+        found = await entered.ledgers.read_latest(ledger_id)
+        return await explain_ledger(found, entered.pool, entered.ensembles)
 
     @property
     def _connected(self) -> _Entered:

@@ -1,4 +1,4 @@
-"""``bookie ledger``: create, append to, read, tail, recover and delete ledgers.
+"""``bookie ledger``: create, append to, read, tail, recover, explain and delete ledgers.
 
 A ledger has one writer for life; here that is one ``ledger append``. ``create`` makes
 the ledger and leaves it without a writer; the first ``append`` claims it (a compare-and-set decides
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
 
     from bookie.cli.output import Record
+    from bookie.client.explanation import LedgerExplanation
     from bookie.formats.entry import Entry
     from bookie.formats.ledger_metadata import LedgerMetadata
 
@@ -42,7 +43,7 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     no_args_is_help=True,
-    help="Create, append to, read, tail, recover and delete ledgers.",
+    help="Create, append to, read, tail, recover, explain and delete ledgers.",
 )
 
 
@@ -423,6 +424,28 @@ def recover(
         {"ledger_id": ledger, "state": "CLOSED", "last_entry_id": last_entry_id, "bytes": length},
         output,
     )
+
+
+@app.command("explain")
+def explain(ledger: LedgerArgument, metadata: Metadata, output: Output = OutputFormat.TABLE) -> int:
+    """Tell what a recovery would decide now, who is fenced and whose answers are missing.
+
+    It asks the bookies of the last ensemble. It fences nobody and writes nothing.
+
+    Exit status 1 means that a recovery could not decide now.
+    """
+    from bookie.cli.ledger_explain import print_explanation
+    from bookie.server.loop import run
+
+    async def ask() -> LedgerExplanation:
+        from bookie.api import connect
+
+        async with connect(metadata) as client:
+            return await client.explain_ledger(ledger)
+
+    found = run(ask())
+    print_explanation(found, output)
+    return int(not found.is_decidable)
 
 
 @app.command("delete")

@@ -222,10 +222,13 @@ class BookieChannel:
             timeout = due - asyncio.get_running_loop().time()
         return await self.read(command, timeout=timeout)
 
-    async def read_lac(self, ledger_id: int, master_key: bytes, *, timeout: float) -> LacReply:
+    async def read_lac(
+        self, ledger_id: int, master_key: bytes, *, timeout: float, incarnation: str = ""
+    ) -> LacReply:
         """Ask what the bookie knows about the end of a ledger; packets are unverified."""
         request = unary_codec.encode_ledger_request(pb.ReadLacRequest, ledger_id, master_key)
-        return await self._call("ReadLac", request, timeout, unary_codec.parse_lac_reply)
+        data = await self._answer("ReadLac", request, timeout, self._metadata_for(incarnation))
+        return self._understand(unary_codec.parse_lac_reply, data)
 
     async def fence(
         self, ledger_id: int, master_key: bytes, *, timeout: float, incarnation: str = ""
