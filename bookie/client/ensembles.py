@@ -15,7 +15,7 @@ from bookie.cluster.cookies import CookieManager
 from bookie.cluster.directory import BookieDirectory
 from bookie.cluster.placement_view import PlacementView
 from bookie.env import gather
-from bookie.errors import MetadataError, NotEnoughBookiesError
+from bookie.errors import FormatError, MetadataError, NotEnoughBookiesError
 from bookie.formats.ledger_metadata import LedgerMetadata
 from bookie.ids import is_vacant
 from bookie.protocol.placement import (
@@ -194,7 +194,7 @@ class Ensembles:
         }
 
     async def incarnation_of_newcomer(self, bookie_id: str) -> str | None:
-        """The incarnation of a bookie that a ledger names by now; None if it was removed.
+        """The incarnation of a bookie that a ledger names by now; None if the store cannot tell.
 
         Ask after the ledger's metadata names the bookie, for the reason that `lost_since` gives.
         Asks until the store answers.
@@ -203,6 +203,8 @@ class Ensembles:
         while True:
             try:
                 found = await self.cookies.read(bookie_id)
+            except FormatError:
+                return None  # nobody knows who it is
             except MetadataError:
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _REREAD_SECONDS_MAX)

@@ -141,8 +141,10 @@ class AddConnection(_Reconnecting[AddStream]):
         self._is_lost = False
         self._users: dict[AddSender, None] = {}
         self._awaited: dict[int, OnAnswer] = {}
-        self._heard_at = 0.0
+        self.heard_at = 0.0
         """When the last answer came, or the stream was taken up."""
+        self._told_at = -1.0
+        """`heard_at` when users were told that the bookie is silent: they hear it once."""
         self.is_up = False
         """Whether the bookie has taken the stream up; only then something may be sent."""
 
@@ -182,8 +184,9 @@ class AddConnection(_Reconnecting[AddStream]):
 
     def suspect(self, teller: AddSender, seconds: float) -> None:
         """`teller` waited in vain. If nobody was answered for so long, tell the others."""
-        silent = asyncio.get_running_loop().time() - self._heard_at
-        if self.is_up and self._awaited and silent >= seconds:
+        silent = asyncio.get_running_loop().time() - self.heard_at
+        if self.is_up and self._awaited and silent >= seconds and self._told_at != self.heard_at:
+            self._told_at = self.heard_at
             for user in list(self._users):
                 if user is not teller:
                     user.on_silent()
@@ -195,7 +198,7 @@ class AddConnection(_Reconnecting[AddStream]):
             return f"{bookie_id}: may have lost what it acknowledged"
         if not self.is_up or self._stream is None:
             return f"{bookie_id}: down"
-        silent = asyncio.get_running_loop().time() - self._heard_at
+        silent = asyncio.get_running_loop().time() - self.heard_at
         return (
             f"{bookie_id}: up, {len(self._awaited)} requests unanswered, "
             f"{self._stream.queued_bytes} bytes not sent, last heard {silent:.1f} s ago"
@@ -219,7 +222,7 @@ class AddConnection(_Reconnecting[AddStream]):
     def _on_open(self) -> None:
         super()._on_open()
         self.is_up = True
-        self._heard_at = asyncio.get_running_loop().time()
+        self.heard_at = asyncio.get_running_loop().time()
         for user in list(self._users):
             user.on_up()
 
@@ -238,7 +241,7 @@ class AddConnection(_Reconnecting[AddStream]):
             user.on_down()
 
     def _on_answer(self, request_id: int, status: Status, message: str, /) -> None:
-        self._heard_at = asyncio.get_running_loop().time()
+        self.heard_at = asyncio.get_running_loop().time()
         on_answer = self._awaited.pop(request_id, None)
         if on_answer is not None:
             on_answer(status, message)

@@ -16,7 +16,7 @@ import asyncio
 import random
 import warnings
 import weakref
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from threading import get_ident
 from types import TracebackType
@@ -115,7 +115,7 @@ class WriterHandle:
         self._ledgers = ledgers
         self._loop = asyncio.get_running_loop()
         self._thread = get_ident()
-        self._timers = Timers(self._on_timer)
+        self._timers = Timers(partial(_fire, weakref.WeakMethod(self._on_timer)))
         self._queue = AppendQueue(
             self._encoder.digester.size_bytes,
             min(settings.batch_entries_max, BATCH_ENTRIES_MAX),
@@ -544,6 +544,12 @@ class WriterHandle:
         self._timers.clear()
         self._pool.off_close(self._on_client_closed)
         self._lanes.leave()
+
+
+def _fire(on_timer: weakref.WeakMethod[Callable[[TimerId], None]], timer: TimerId) -> None:
+    """A timer must not keep a writer that its user dropped."""
+    if (call := on_timer()) is not None:
+        call(timer)
 
 
 def _abandon(writer: weakref.ref[WriterHandle]) -> None:

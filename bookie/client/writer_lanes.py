@@ -69,7 +69,11 @@ class _Slot:
         # All ledgers of the client hear of it at once; their changes need not come at once.
         seconds = random.uniform(0, _SPREAD_SECONDS)  # noqa: S311  (jitter)
         loop = asyncio.get_running_loop()
-        loop.call_later(seconds, self._tell, SlotSilent(self._slot, self._epoch))
+        loop.call_later(seconds, self._tell_silent, self.lane.heard_at)
+
+    def _tell_silent(self, heard_at: float) -> None:
+        if self.lane.is_up and self.lane.heard_at == heard_at:  # else it spoke, or broke, since
+            self._tell(SlotSilent(self._slot, self._epoch))
 
     def _tell(self, event: WriterEvent) -> None:
         owner = self._owner()
@@ -106,6 +110,8 @@ class WriterLanes:
         self._bookies = list(bookies)
         self._epochs = [0] * len(bookies)
         self._is_used = False
+        self._asked = 0
+        """The slots for which newcomers were asked last, as a mask."""
         self._slots = [
             _Slot(self._owner, slot, 0, pool.connection(bookie_id).plain(incarnations[bookie_id]))
             for slot, bookie_id in enumerate(bookies)
@@ -152,9 +158,11 @@ class WriterLanes:
         assert ensembles is not None
         seconds = self._pool.settings.add_timeout_seconds * _SILENT_SHARE
         for slot in slots_of(effect.slots):
-            ensembles.quarantine.put(effect.bookies[slot])
             user = self._slots[slot]
-            user.lane.suspect(user, seconds)
+            if not self._asked >> slot & 1:  # once a failure, however often newcomers are asked for
+                ensembles.quarantine.put(effect.bookies[slot])
+                user.lane.suspect(user, seconds)
+        self._asked = effect.slots
         return ensembles.newcomers_or_renewed(
             effect.bookies, effect.slots, write_quorum_size, self._incarnations
         )
@@ -167,6 +175,7 @@ class WriterLanes:
             former = self._slots[slot]
             former.lane.leave(former)
             self._epochs[slot] = epochs[slot]
+            self._asked &= ~(1 << slot)
             self._bookies[slot] = bookie_id
             _log.warning(
                 "bookie_replaced",
@@ -196,6 +205,8 @@ class WriterLanes:
         if epoch != self._epochs[slot] or not self._is_used or owner is None:
             return
         if incarnation is None:
+            # Not offered its own slot again before it registers with another one.
+            self._incarnations[bookie_id] = self._ensembles.directory.incarnation(bookie_id)
             owner.take(SlotLost(slot, epoch))
             return
         self._incarnations[bookie_id] = incarnation

@@ -1,4 +1,4 @@
-"""The errors that end a writer, or keep it from closing its ledger."""
+"""The errors that end a writer, or keep a ledger from being closed."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from bookie.errors import (
     BookieError,
     LedgerClosedError,
     LedgerFencedError,
+    NoSuchLedgerError,
     NotEnoughBookiesError,
 )
 from bookie.formats.ledger_metadata import LedgerMetadata
@@ -31,6 +32,11 @@ def refusal_to_close(
         f"ledger {found.ledger_id} was closed by another client at entry {found.last_entry_id}, "
         f"our last confirmed entry is {last_add_confirmed}"
     )
+
+
+def id_given_away(ledger_id: int) -> BookieError:
+    """The metadata has another creation token: it is about another ledger."""
+    return NoSuchLedgerError(f"ledger {ledger_id} was deleted, and its id was given to another one")
 
 
 def end_of_writer(error: BookieError, ledger_id: int) -> BookieError:

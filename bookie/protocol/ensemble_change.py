@@ -64,8 +64,8 @@ class EnsembleChange:
         return replace(self.before, fragments=(*kept, Fragment(self.first_entry_id, bookies)))
 
     def outcome(self, found: LedgerMetadata, version: int) -> ChangeOutcome:
-        """What became of the change, as `found` tells, which was read after it was proposed."""
-        if found.state is not LedgerState.OPEN or found.c_token != self.before.c_token:
+        """What became of the change, as `found` of the same ledger tells, which was read since."""
+        if found.state is not LedgerState.OPEN:
             return ChangeOutcome.TAKEN
         if version == self.version:
             return ChangeOutcome.UNDECIDED

@@ -26,7 +26,7 @@ from bookie.errors import (
     NoSuchLedgerError,
 )
 from bookie.formats.ledger_metadata import LedgerMetadata, LedgerState
-from bookie.protocol.closing import refusal_to_close
+from bookie.protocol.closing import id_given_away, refusal_to_close
 from bookie.protocol.ensemble_change import ChangeOutcome, EnsembleChange
 from bookie.protocol.exchange import (
     MetadataConflict,
@@ -174,7 +174,9 @@ class LedgerOwnership:
     def _on_check(self, event: MetadataAnswer) -> tuple[list[MetadataEffect], Outcome | None]:
         match event:
             case MetadataRead(metadata, version):
-                if metadata.state is LedgerState.OPEN and metadata.c_token == self.metadata.c_token:
+                if metadata.c_token != self.metadata.c_token:
+                    return [], LedgerTaken(id_given_away(metadata.ledger_id))
+                if metadata.state is LedgerState.OPEN:
                     if metadata.last_fragment != self.metadata.last_fragment:
                         return [], LedgerTaken(self._foreign())
                     self.metadata, self.version = metadata, version
@@ -223,6 +225,8 @@ class LedgerOwnership:
     def _on_change_read(
         self, change: EnsembleChange, found: LedgerMetadata, version: int
     ) -> tuple[list[MetadataEffect], Outcome | None]:
+        if found.c_token != self.metadata.c_token:
+            return [], LedgerTaken(id_given_away(found.ledger_id))
         match change.outcome(found, version):
             case ChangeOutcome.UNDECIDED:
                 # Another proposal could be acknowledged by bookies that this one does not name,
@@ -254,7 +258,11 @@ class LedgerOwnership:
             case MetadataFailed(error):
                 return [], CloseRefused(error)
             case MetadataRead(metadata, version):
+                if metadata.c_token != self.metadata.c_token:
+                    return [], CloseRefused(id_given_away(metadata.ledger_id))
                 if metadata.state is LedgerState.OPEN:
+                    if metadata.last_fragment != self.metadata.last_fragment:
+                        return [], CloseRefused(self._foreign())
                     self.metadata, self.version = metadata, version
                     return self._write_closed(), None
                 refusal = refusal_to_close(metadata, *self._end)

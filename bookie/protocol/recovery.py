@@ -57,6 +57,7 @@ from bookie.formats.batch import EntryBatch
 from bookie.formats.entry import parse_header
 from bookie.formats.ledger_metadata import LedgerMetadata, LedgerState
 from bookie.ids import BATCH_SIZE_BYTES_MAX, MAX_ID, NO_ENTRY, Status
+from bookie.protocol.closing import id_given_away
 from bookie.protocol.exchange import (
     ChooseNewcomers,
     MetadataConflict,
@@ -477,6 +478,8 @@ class LedgerRecovery:
 
     def _on_metadata(self, metadata: LedgerMetadata, version: int) -> list[RecoveryEffect]:
         """A compare-and-set was lost: see what stands there now."""
+        if metadata.c_token != self.metadata.c_token:
+            return self._fail(id_given_away(metadata.ledger_id))
         self.metadata, self.version = metadata, version
         if self.state is RecoveryState.MARKING:
             self.tail = RecoveryTail.of(metadata)

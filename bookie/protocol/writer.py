@@ -181,8 +181,8 @@ class LedgerWriter:
 
     @property
     def is_under_replicated(self) -> bool:
-        """Whether some slot is skipped, so that new entries get fewer than Qw copies."""
-        return self.slots.dead != 0
+        """Whether some slot is skipped or due, so that new entries get fewer than Qw copies."""
+        return self.slots.dead | self.replacements.due != 0
 
     @property
     def _is_closed(self) -> bool:
@@ -375,6 +375,9 @@ class LedgerWriter:
             return []
         effects = self._bury(batch.slots & ~batch.acked & ~self.slots.dead)
         if self.delivery.is_acknowledged(batch):
+            if number in self.window.retained:
+                # It is held, or a bookie that came back owes it, and may be silent again.
+                effects.append(StartTimer(("add", number), self.limits.add_timeout_seconds))
             return effects
         if self.ownership.change or self.replacements.is_choosing or self.replacements.may_begin:
             batch.overdue = True
@@ -584,7 +587,8 @@ class LedgerWriter:
             case Changed(change):
                 return self._end_change(change)
             case Overtaken():
-                return self._end_change(None)
+                self.replacements.left += 1
+                return [CancelTimer(("allow", self._changes_begun)), *self._end_change(None)]
             case CloseDone():
                 self.state = WriterState.CLOSED
                 return [WriterClosed(self.metadata)]
