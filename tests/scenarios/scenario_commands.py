@@ -129,6 +129,13 @@ class Scenario:
         """`force`: make durable what is confirmed (deferred sync)."""
         self.writer.step(writer_events.Force())
 
+    def sync(self, _client: str, words: Words) -> None:
+        """`sync b0 b1`: a force arrives there, and so does its answer."""
+        for name in words:
+            for request in self._requests("writer", name):
+                self.world.requests.remove(request)
+                request.reply(request.serve())
+
     def close(self, _client: str, _words: Words) -> None:
         """`close`: the writer closes the ledger as soon as it can."""
         self.writer.step(writer_events.Close())
@@ -357,6 +364,7 @@ COMMANDS: dict[str, Callable[[Scenario, str, Words], None]] = {
     "append": Scenario.append,
     "idle": Scenario.idle,
     "force": Scenario.force,
+    "sync": Scenario.sync,
     "close": Scenario.close,
     "vanish": Scenario.vanish,
     "choose": Scenario.choose,

@@ -130,6 +130,13 @@ def ensemble(world: ScenarioWorld, _client: Client, words: Words) -> None:
     same(f"{last.first_entry_id}: {' '.join(last.bookies)}", " ".join(words))
 
 
+def fragment(world: ScenarioWorld, _client: Client, words: Words) -> None:
+    """`fragment 0: b0 b1 b5`: one of the fragments in the store."""
+    every = world.store.metadata.fragments
+    found = [f"{one.first_entry_id}: {' '.join(one.bookies)}" for one in every]
+    demand(" ".join(words) in found, f"found {found}")
+
+
 def fragments(world: ScenarioWorld, _client: Client, words: Words) -> None:
     """`fragments 0 2`: the first ids of all fragments in the store."""
     same([f.first_entry_id for f in world.store.metadata.fragments], numbers(words))
@@ -187,6 +194,7 @@ EXPECTATIONS: dict[str, Callable[[ScenarioWorld, Client, Words], None]] = {
     "recovered": recovered,
     "sends": sends,
     "ensemble": ensemble,
+    "fragment": fragment,
     "fragments": fragments,
     "state": state,
     "custom": custom,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from tests.scenarios.scenario_commands import run_scenario
-from tests.scenarios.scenario_script import ScriptError
+from tests.scenarios.scenario_commands import COMMANDS, run_scenario
+from tests.scenarios.scenario_expectations import EXPECTATIONS
+from tests.scenarios.scenario_script import ScenarioFailedError, ScriptError
 
 FOLDER = Path(__file__).parent
 FILES = sorted(FOLDER.glob("*.txt"))
@@ -39,3 +41,22 @@ def test_a_wrong_script_is_told_where(tmp_path: Path, text: str, said: str) -> N
     with pytest.raises(ScriptError) as caught:
         run_scenario(path)
     assert str(caught.value).startswith(said)
+
+
+def test_a_wrong_expectation_is_told_where(tmp_path: Path) -> None:
+    """The message says what was found as well."""
+    path = tmp_path / "wrong.txt"
+    path.write_text("ledger 3 3 2\nappend 1\nexpect lac 0  # too early", encoding="utf-8")
+    with pytest.raises(ScenarioFailedError, match=r"^wrong\.txt:3: expect lac 0: found -1$"):
+        run_scenario(path)
+
+
+def test_the_example_of_the_page_is_a_scenario(tmp_path: Path) -> None:
+    """And the page has every command and every expectation."""
+    page = (FOLDER / "README.md").read_text(encoding="utf-8")
+    path = tmp_path / "example.txt"
+    example = [line[4:] for line in page.splitlines() if line.startswith("    ")]
+    path.write_text("\n".join(example), encoding="utf-8")
+    assert run_scenario(path) == 3
+    words = set(re.findall(r"[a-z_-]+", page))
+    assert not (COMMANDS.keys() | EXPECTATIONS.keys()) - words
