@@ -204,6 +204,14 @@ class Scenario:
             after = replace(before, custom_metadata={key: value.encode()})
         store.write(after, store.version)
 
+    def recreate(self, _client: str, _words: Words) -> None:
+        """`recreate`: the ledger is deleted, and another one gets its id and its first ensemble."""
+        store = self.world.store
+        fragments = (Fragment(0, store.metadata.fragments[0].bookies),)
+        token = store.metadata.c_token + 1
+        store.metadata = replace(store.metadata, fragments=fragments, c_token=token)
+        store.version += 1
+
     def copy(self, _client: str, words: Words) -> None:
         """`copy 0 b2 b4`: repair stores entry 0 of b2 on b4, too."""
         entry_id, source, target = number(words[0]), self.bookie(words[1]), self.bookie(words[2])
@@ -371,6 +379,7 @@ COMMANDS: dict[str, Callable[[Scenario, str, Words], None]] = {
     "timer": Scenario.timer,
     "metadata": Scenario.metadata,
     "repair": Scenario.repair,
+    "recreate": Scenario.recreate,
     "copy": Scenario.copy,
     "deliver": Scenario.deliver,
     "reach": Scenario.reach,

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from bookie.errors import ForeignEnsembleError, MetadataUnavailableError
+from bookie.errors import BookieError, ForeignEnsembleError, MetadataUnavailableError
 from bookie.formats.ledger_metadata import LedgerMetadata, LedgerState
 from bookie.protocol import recovery_events, writer_events
 from bookie.protocol.exchange import (
@@ -197,10 +197,15 @@ class ScriptedWriter(SimWriter):
 
     def _carry_out(self, effect: writer_events.WriterEffect) -> None:
         match effect:
-            case writer_events.Failed(ForeignEnsembleError() as error):
-                self.failed = error  # random worlds have nobody who would change ensembles
+            case writer_events.Failed(error) if self._is_ousted(error):
+                self.failed = error  # random worlds have nobody who would do this
             case _:
                 super()._carry_out(effect)
+
+    def _is_ousted(self, error: BookieError) -> bool:
+        """Whether the open ledger is not the one that the writer knows."""
+        is_another = self.world.store.metadata.c_token != self.machine.metadata.c_token
+        return is_another or isinstance(error, ForeignEnsembleError)
 
     def append_batch(self, count: int) -> None:
         """One batch of so many entries."""
