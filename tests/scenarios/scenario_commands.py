@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 
-from bookie.formats.ledger_metadata import Fragment
+from bookie.formats.ledger_metadata import Fragment, LedgerState
 from bookie.ids import Status
 from bookie.protocol import writer_events
 from bookie.protocol.pending import WriterLimits
@@ -208,8 +208,8 @@ class Scenario:
         """`recreate`: the ledger is deleted, and another one gets its id and its first ensemble."""
         store = self.world.store
         fragments = (Fragment(0, store.metadata.fragments[0].bookies),)
-        token = store.metadata.c_token + 1
-        store.metadata = replace(store.metadata, fragments=fragments, c_token=token)
+        fresh = store.metadata.with_state(LedgerState.OPEN)
+        store.metadata = replace(fresh, fragments=fragments, c_token=fresh.c_token + 1)
         store.version += 1
 
     def copy(self, _client: str, words: Words) -> None:

@@ -15,13 +15,14 @@ from bookie.protocol import recovery_events, writer_events
 from bookie.protocol.ensemble_change import EnsembleChange
 from bookie.protocol.exchange import MetadataRead
 from bookie.protocol.ownership import CloseRefused, Outcome
+from bookie.protocol.quorum import mask_of
 from bookie.protocol.recovery import LedgerRecovery
 from bookie.protocol.recovery_events import RecoveryEffect, RecoveryEvent
 from bookie.protocol.writer import LedgerWriter
 from bookie.protocol.writer_events import WriterEffect, WriterEvent
 from tests.entry_batches import merged
 from tests.property.protocol import test_property_mutants as seeded
-from tests.property.protocol.protocol_world import DIGESTER, LEDGER_ID
+from tests.property.protocol.protocol_world import DIGESTER, LEDGER_ID, SimBookie
 from tests.scenarios.scenario_commands import run_scenario
 from tests.scenarios.scenario_script import ScenarioFailedError
 from tests.scenarios.scenario_world import Machines
@@ -65,6 +66,25 @@ class IgnoresEqualEnsembles(LedgerWriter):
             self.replacements.keep(change.replaced)
             return []
         return super()._take_newcomers(change)
+
+
+class ForgivesLateFailures(LedgerWriter):
+    """A bookie that fails an entry with an ack quorum stays in the ensemble."""
+
+    def step(self, event: WriterEvent) -> list[WriterEffect]:
+        if isinstance(event, writer_events.AddAnswered) and event.status is Status.IO_ERROR:
+            batch = self.window.retained.get(event.batch)
+            if batch is not None and batch.confirmed:
+                return []
+        return super().step(event)
+
+
+class ReplacesWhoIsBack(LedgerWriter):
+    """Newcomers that were chosen are taken, whoever has returned since."""
+
+    def _on_newcomers(self, bookies: Mapping[int, str]) -> list[WriterEffect]:
+        self.replacements.due |= mask_of(bookies)
+        return super()._on_newcomers(bookies)
 
 
 class HearsWhoLeft(LedgerWriter):
@@ -156,6 +176,21 @@ class ClosesOnce(LedgerWriter):
         return effects
 
 
+class ForgetsTheFence(SimBookie):
+    """A bookie remembers a fence only for ledgers that it has entries of."""
+
+    def add(
+        self,
+        packets: list[tuple[int, bytes]],
+        *,
+        recovery: bool,
+        deferred: bool,
+        incarnation: int,
+    ) -> Status:
+        self.fenced = self.fenced and bool(self.entries)
+        return super().add(packets, recovery=recovery, deferred=deferred, incarnation=incarnation)
+
+
 class ReadsFromTheLac(LedgerRecovery):
     """Reading begins behind the LAC, wherever the last fragment begins."""
 
@@ -210,6 +245,8 @@ WRITERS: list[tuple[str, type[LedgerWriter]]] = [
     ("4651_acks_of_bookies_already_given_up", seeded.CountsReplacedBookies),
     ("4660_acks_before_the_failure", seeded.BeginsTooLate),
     ("4557_confirmed_while_newcomers_are_chosen", FreezesTooEarly),
+    ("1390_failure_after_the_ack_quorum", ForgivesLateFailures),
+    ("4278_back_before_newcomers_are_found", ReplacesWhoIsBack),
     ("4261_replacement_equal_to_the_old", IgnoresEqualEnsembles),
     ("4459_a_slot_already_replaced", HearsWhoLeft),
     ("unknown_outcome_found_done", seeded.TakesSilenceForFailure),
@@ -257,6 +294,7 @@ CASES = [
     *[(name, Machines(writer=writer)) for name, writer in WRITERS],
     *[(name, Machines(recovery=recovery)) for name, recovery in RECOVERIES],
     ("D3_wiped_bookie_denies_nothing", Machines(bookie=seeded.KeepsOutOfLimbo)),
+    ("D9_fence_of_an_unknown_ledger", Machines(bookie=ForgetsTheFence)),
     ("D3_writer_of_a_wiped_bookie", Machines(bookie=seeded.TrustsAFreshStamp)),
 ]
 
