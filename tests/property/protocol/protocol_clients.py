@@ -66,10 +66,13 @@ class SimWriter:
         machine: type[LedgerWriter] = LedgerWriter,
         *,
         deferred_sync: bool = False,
+        limits: WriterLimits | None = None,
     ) -> None:
         self.world = world
         self.deferred_sync = deferred_sync
-        limits = WriterLimits(in_flight_bytes_max=120, eager_batches_max=3, in_flight_batches_max=8)
+        limits = limits or WriterLimits(
+            in_flight_bytes_max=120, eager_batches_max=3, in_flight_batches_max=8
+        )
         metadata, version = world.store.metadata, world.store.version
         self.machine = machine(metadata, version, limits, deferred_sync=deferred_sync)
         self.crashed = False

@@ -1,0 +1,306 @@
+"""The scenarios bite: each fails with a machine that walks into the trap that its file names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bookie.formats.batch import EntryBatch
+from bookie.formats.entry import pack_batch, parse_header, verify_batch
+from bookie.ids import Status
+from bookie.protocol import recovery_events, writer_events
+from bookie.protocol.ensemble_change import EnsembleChange
+from bookie.protocol.exchange import MetadataRead
+from bookie.protocol.ownership import CloseRefused, Outcome
+from bookie.protocol.quorum import mask_of
+from bookie.protocol.recovery import LedgerRecovery
+from bookie.protocol.recovery_events import RecoveryEffect, RecoveryEvent
+from bookie.protocol.writer import LedgerWriter
+from bookie.protocol.writer_events import WriterEffect, WriterEvent
+from tests.entry_batches import merged
+from tests.property.protocol import test_property_mutants as seeded
+from tests.property.protocol.protocol_world import DIGESTER, LEDGER_ID, SimBookie
+from tests.scenarios.scenario_commands import run_scenario
+from tests.scenarios.scenario_script import ScenarioFailedError
+from tests.scenarios.scenario_world import Machines
+
+FOLDER = Path(__file__).parent
+
+
+class DropsTheSecondFailure(LedgerWriter):
+    """A bookie that fails while others are being replaced is forgotten."""
+
+    def _take_newcomers(self, change: EnsembleChange) -> list[WriterEffect]:
+        effects = super()._take_newcomers(change)
+        self.replacements.due = 0
+        return effects
+
+
+class FreezesTooEarly(LedgerWriter):
+    """The fragment begins behind the LAC of the failure, though more was confirmed since."""
+
+    frozen = -1
+
+    def _begin_change(self) -> list[WriterEffect]:
+        effects = super()._begin_change()
+        if effects:
+            self.frozen = self.last_add_confirmed
+        return effects
+
+    def _on_newcomers(self, bookies: Mapping[int, str]) -> list[WriterEffect]:
+        window, before = self.window, self.window.last_add_confirmed
+        window.last_add_confirmed = self.frozen
+        effects = super()._on_newcomers(bookies)
+        window.last_add_confirmed = before
+        return effects
+
+
+class IgnoresEqualEnsembles(LedgerWriter):
+    """A change that names the same bookies again changes nothing, so nothing is sent."""
+
+    def _take_newcomers(self, change: EnsembleChange) -> list[WriterEffect]:
+        if change.proposal.last_fragment.bookies == change.before.last_fragment.bookies:
+            self.replacements.keep(change.replaced)
+            return []
+        return super()._take_newcomers(change)
+
+
+class ForgivesLateFailures(LedgerWriter):
+    """A bookie that fails an entry with an ack quorum stays in the ensemble."""
+
+    def step(self, event: WriterEvent) -> list[WriterEffect]:
+        if isinstance(event, writer_events.AddAnswered) and event.status is Status.IO_ERROR:
+            batch = self.window.retained.get(event.batch)
+            if batch is not None and batch.confirmed:
+                return []
+        return super().step(event)
+
+
+class ReplacesWhoIsBack(LedgerWriter):
+    """Newcomers that were chosen are taken, whoever has returned since."""
+
+    def _on_newcomers(self, bookies: Mapping[int, str]) -> list[WriterEffect]:
+        self.replacements.due |= mask_of(bookies)
+        return super()._on_newcomers(bookies)
+
+
+class HearsWhoLeft(LedgerWriter):
+    """Refusals of a bookie that was replaced count against its successor."""
+
+    def step(self, event: WriterEvent) -> list[WriterEffect]:
+        if isinstance(event, writer_events.AddAnswered) and event.status is not Status.OK:
+            event = replace(event, epoch=self.epochs[event.slot])
+        return super().step(event)
+
+
+class DeafToFormerEpochs(LedgerWriter):
+    """All answers of a bookie that was replaced are ignored, FENCED and UNAUTHORIZED as well."""
+
+    def step(self, event: WriterEvent) -> list[WriterEffect]:
+        if isinstance(event, writer_events.AddAnswered) and event.epoch != self.epochs[event.slot]:
+            return []
+        return super().step(event)
+
+
+class ReleasesMeanwhile(LedgerWriter):
+    """What is confirmed while a change is under way is released at once."""
+
+    def step(self, event: WriterEvent) -> list[WriterEffect]:
+        self.delivery.held_from = 1 << 62
+        return super().step(event)
+
+
+class HidesTheLac(LedgerWriter):
+    """A newcomer is sent the entries, and no LAC."""
+
+    def step(self, event: WriterEvent) -> list[WriterEffect]:
+        is_connect = isinstance(event, writer_events.SlotConnected)
+        effects = super().step(event)
+        return [e for e in effects if not (is_connect and isinstance(e, writer_events.SendLac))]
+
+
+class IsImpatient(LedgerWriter):
+    """A bookie is replaced as soon as its stream breaks."""
+
+    def _await_returns(self, leaving: int = 0) -> list[WriterEffect]:
+        self.replacements.want((self.slots.broken | leaving) & ~self.slots.lost)
+        return []
+
+
+class AsksOnce(LedgerWriter):
+    """Without a spare nobody is asked again."""
+
+    def _on_newcomers(self, bookies: Mapping[int, str]) -> list[WriterEffect]:
+        effects = super()._on_newcomers(bookies)
+        return effects if bookies else []
+
+
+class HasNoBound(LedgerWriter):
+    """As many changes as bookies fail."""
+
+    def step(self, event: WriterEvent) -> list[WriterEffect]:
+        self.replacements.left = 20
+        return super().step(event)
+
+
+class AdoptsForeigners(LedgerWriter):
+    """A last fragment that somebody else wrote is taken for the writer's own change."""
+
+    def step(self, event: WriterEvent) -> list[WriterEffect]:
+        change = self.ownership.change
+        if isinstance(event, MetadataRead) and change is not None:
+            fragments = (*event.metadata.fragments[:-1], change.proposal.last_fragment)
+            event = replace(event, metadata=replace(event.metadata, fragments=fragments))
+        return super().step(event)
+
+
+class OverwritesRepair(LedgerWriter):
+    """After a conflict the change is proposed with the new version and the old contents."""
+
+    def step(self, event: WriterEvent) -> list[WriterEffect]:
+        if isinstance(event, MetadataRead) and self.ownership.change is not None:
+            event = replace(event, metadata=self.ownership.change.before)
+        return super().step(event)
+
+
+class ClosesOnce(LedgerWriter):
+    """A close that was refused is not tried again."""
+
+    def _on_outcome(self, outcome: Outcome) -> list[WriterEffect]:
+        effects = super()._on_outcome(outcome)
+        if isinstance(outcome, CloseRefused):
+            self._on_close = list  # type: ignore[method-assign]
+        return effects
+
+
+class ForgetsTheFence(SimBookie):
+    """A bookie remembers a fence only for ledgers that it has entries of."""
+
+    def add(
+        self,
+        packets: list[tuple[int, bytes]],
+        *,
+        recovery: bool,
+        deferred: bool,
+        incarnation: int,
+    ) -> Status:
+        self.fenced = self.fenced and bool(self.entries)
+        return super().add(packets, recovery=recovery, deferred=deferred, incarnation=incarnation)
+
+
+class ReadsFromTheLac(LedgerRecovery):
+    """Reading begins behind the LAC, wherever the last fragment begins."""
+
+    def _start_reading(self) -> list[RecoveryEffect]:
+        first = replace(self.metadata.last_fragment, first_entry_id=0)
+        before, self.metadata = self.metadata, replace(self.metadata, fragments=(first,))
+        effects = super()._start_reading()
+        self.metadata = before
+        return effects
+
+
+class WaitsForAll(LedgerRecovery):
+    """Nothing is decided before each bookie has answered."""
+
+    def step(self, event: RecoveryEvent) -> list[RecoveryEffect]:
+        if isinstance(event, recovery_events.FenceAnswered) and not self._is_last(event):
+            return []
+        return super().step(event)
+
+    def _is_last(self, event: recovery_events.FenceAnswered) -> bool:
+        self.waiting &= ~(1 << event.slot)
+        last, self.waiting = not self.waiting, self.waiting or 1 << event.slot
+        return last
+
+
+class RaisesTheLac(LedgerRecovery):
+    """What recovery stores again carries the id before its own as the LAC."""
+
+    def step(self, event: RecoveryEvent) -> list[RecoveryEffect]:
+        return [
+            replace(effect, batch=raised(effect.batch))
+            if isinstance(effect, recovery_events.SendAdd)
+            else effect
+            for effect in super().step(event)
+        ]
+
+
+def raised(batch: EntryBatch) -> EntryBatch:
+    """The same entries, each with the id before its own as the LAC."""
+    packed = []
+    for entry, packet in zip(verify_batch(batch, DIGESTER), batch.packets(), strict=True):
+        before, payload = entry.entry_id - 1, entry.payload
+        length_before = parse_header(packet).length - len(payload)
+        packed.append(pack_batch(LEDGER_ID, before + 1, before, length_before, [payload], DIGESTER))
+    return merged(packed)
+
+
+WRITERS: list[tuple[str, type[LedgerWriter]]] = [
+    ("4097_second_failure_during_a_change", DropsTheSecondFailure),
+    ("4194_ack_of_the_bookie_that_goes", seeded.CountsReplacedBookies),
+    ("4194_ack_of_the_bookie_that_goes", seeded.KeepsAcksAcrossTheChange),
+    ("4651_acks_of_bookies_already_given_up", seeded.CountsReplacedBookies),
+    ("4660_acks_before_the_failure", seeded.BeginsTooLate),
+    ("4557_confirmed_while_newcomers_are_chosen", FreezesTooEarly),
+    ("1390_failure_after_the_ack_quorum", ForgivesLateFailures),
+    ("4278_back_before_newcomers_are_found", ReplacesWhoIsBack),
+    ("4261_replacement_equal_to_the_old", IgnoresEqualEnsembles),
+    ("4459_a_slot_already_replaced", HearsWhoLeft),
+    ("unknown_outcome_found_done", seeded.TakesSilenceForFailure),
+    ("unknown_outcome_found_not_done", seeded.ProposesAnother),
+    ("unknown_outcome_arriving_late", seeded.ProposesAnother),
+    ("conflict_merged", OverwritesRepair),
+    ("conflict_custom_metadata", OverwritesRepair),
+    ("foreign_fragment", AdoptsForeigners),
+    ("old_epoch_fenced", DeafToFormerEpochs),
+    ("old_epoch_fenced_by_mistake", seeded.BelievesEveryFence),
+    ("old_epoch_unauthorized", DeafToFormerEpochs),
+    ("left_lane_is_silent", seeded.HearsFormerEpochs),
+    ("left_lane_is_silent", HearsWhoLeft),
+    ("newcomer_gets_the_lac", HidesTheLac),
+    ("hysteresis_return_in_time", IsImpatient),
+    ("no_spare_then_a_spare", AsksOnce),
+    ("frozen_lac_and_fragment_start", ReleasesMeanwhile),
+    ("appends_while_the_store_is_away", ReleasesMeanwhile),
+    ("deferred_lac_follows_the_force", seeded.SyncsInMind),
+    ("striped_batch_needs_each_class", seeded.OneClassIsEnough),
+    ("D1_recovery_reads_fence", seeded.IgnoresFences),
+    ("D3_writer_of_a_wiped_bookie", seeded.CountsVoidAcks),
+    ("D5_nothing_counts_before_the_metadata", seeded.TakesSilenceForFailure),
+    ("D16_lost_answer_of_a_close", ClosesOnce),
+    ("D26_changes_are_limited", HasNoBound),
+]
+RECOVERIES: list[tuple[str, type[LedgerRecovery]]] = [
+    ("D1_recovery_reads_fence", seeded.ReadsWithoutFence),
+    ("D2_empty_last_fragment", ReadsFromTheLac),
+    ("D6_coverage_of_striped_ledgers", seeded.CoverageOfOne),
+    ("D7_newcomers_are_named_by_the_close", seeded.PublishesBeforeItCloses),
+    ("D7_newcomers_are_named_by_the_close", seeded.KeepsAcksAcrossItsChange),
+    ("D8_reads_go_to_the_frozen_ensemble", seeded.ReadsItsNewEnsemble),
+    ("D8_reads_go_to_the_frozen_ensemble", seeded.PublishesNoTail),
+    ("D10_recovery_adds_carry_the_old_lac", RaisesTheLac),
+    ("D21_one_silent_bookie", WaitsForAll),
+    ("D21_striped_write_set_without_entries", seeded.WaitsForEveryWriteSet),
+    ("D28_failed_append_that_was_recovered", seeded.OneDenialIsEnough),
+    ("silence_is_no_denial", seeded.SilenceIsDenial),
+    ("recovery_change_begins_at_the_next_entry", seeded.StartsOneTooLow),
+    ("recovery_change_begins_at_the_next_entry", seeded.StartsAtTheLac),
+    ("newcomer_of_a_recovery_is_wiped", seeded.TrustsItsNewcomers),
+]
+CASES = [
+    *[(name, Machines(writer=writer)) for name, writer in WRITERS],
+    *[(name, Machines(recovery=recovery)) for name, recovery in RECOVERIES],
+    ("D3_wiped_bookie_denies_nothing", Machines(bookie=seeded.KeepsOutOfLimbo)),
+    ("D9_fence_of_an_unknown_ledger", Machines(bookie=ForgetsTheFence)),
+    ("D3_writer_of_a_wiped_bookie", Machines(bookie=seeded.TrustsAFreshStamp)),
+]
+
+
+@pytest.mark.parametrize(("name", "machines"), CASES)
+def test_a_machine_that_walks_into_the_trap_fails(name: str, machines: Machines) -> None:
+    """The honest machines pass the same file (test_scenarios)."""
+    with pytest.raises(ScenarioFailedError):
+        run_scenario(FOLDER / f"{name}.txt", machines)
