@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import warnings
+import weakref
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from bookie.api import BookKeeper, WriterHandle, connect
+from bookie.client.pool import AddConnection, BookieConnection
 from bookie.formats.ledger_metadata import LedgerMetadata
+from bookie.ids import Status
+from bookie.protocol.quorum import Quorum
 from tests.unit.client.real_cluster import RealCluster, real_cluster, until
 
 
@@ -185,3 +192,89 @@ async def test_a_reader_with_old_metadata_finds_new_fragments(
         assert len(reader.metadata.fragments) == 1
         found = [entry.payload async for entry in reader.read(0, 19)]
     assert found == [b"%d" % number for number in range(20)]
+
+
+async def test_a_newcomer_with_a_damaged_cookie_ends_no_ledger(
+    cluster: RealCluster, bk: BookKeeper
+) -> None:
+    """Nobody knows who it is: another one is taken, and other ledgers do not even notice."""
+    async with bk.create_ledger() as writer, bk.create_ledger() as other:
+        await append_to_all([writer, other])
+        spares = set(bk.bookies()) - set(writer.metadata.last_fragment.bookies)
+        damaged = min(spares)
+        key = f"/cookies/{damaged}"
+        cookie = await cluster.store.get(key)
+        assert cookie is not None
+        await cluster.store.put(key, b"garbage")
+        gone = numbers_of(writer.metadata)[0]
+        await cluster.stop(gone)
+        await until_replaced(writer, gone)
+        await until_replaced(writer, int(damaged[1:]))
+        await append_to_all([writer, other])
+        await cluster.store.put(key, cookie.value)
+
+
+async def test_a_dropped_writer_that_lacks_a_bookie_is_collected(tmp_path: Path) -> None:
+    """It asks for newcomers once a second, and that must not keep it alive."""
+    async with (
+        real_cluster(tmp_path, 3) as cluster,
+        connect(cluster.uri, replace_after_seconds=0.2) as bk,
+    ):
+        writer = await bk.create_ledger()
+        await append_all(writer, 3)
+        await cluster.stop(0)
+        async with asyncio.timeout(20):
+            while not writer._machine.replacements.lacks_spares:  # noqa: ASYNC110  (no name is kept)
+                await asyncio.sleep(0.01)
+        dropped = weakref.ref(writer)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            del writer
+            await until(lambda: gc.collect() >= 0 and dropped() is None)
+
+
+async def test_a_bookie_that_failed_is_left_alone_by_all_ledgers_until_it_registers(
+    cluster: RealCluster, bk: BookKeeper
+) -> None:
+    """New ledgers do without it while the others suffice; asking again renews nothing."""
+    ensembles = bk._connected.ensembles
+    ensembles.quarantine.put("b0")
+    for _ in range(10):
+        assert "b0" not in ensembles.choose(Quorum(3, 3, 2), allow_degraded=False)
+        assert ensembles.newcomers(("b1", "b2", "b3"), [0], 3) == {0: "b4"}
+    assert len(ensembles.choose(Quorum(5, 3, 2), allow_degraded=False)) == 5, "better than nothing"
+    await cluster.stop(0)
+    await until(lambda: "b0" not in bk.bookies())
+    await cluster.start(0)
+    await until(lambda: "b0" in bk.bookies())
+    assert not ensembles.quarantine.members()
+
+
+async def test_silence_is_told_once() -> None:
+    """A thousand ledgers hear of a silent bookie from one, and not from each other."""
+    told: list[str] = []
+
+    class User:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def on_up(self) -> None: ...
+
+        def on_down(self) -> None: ...
+
+        def on_lost(self) -> None: ...
+
+        def on_silent(self) -> None:
+            told.append(self.name)
+
+    lane = AddConnection(cast("BookieConnection", None))
+    users = [User(str(number)) for number in range(3)]
+    lane._users = dict.fromkeys(users)
+    lane.is_up, lane._awaited = True, {1: lambda *_: None}
+    lane.suspect(users[0], 1.0)
+    lane.suspect(users[1], 1.0)
+    assert told == ["1", "2"]
+    lane._on_answer(1, Status.OK, "")
+    lane._awaited = {2: lambda *_: None}
+    lane.suspect(users[0], 1.0)
+    assert told == ["1", "2"], "it has just answered"

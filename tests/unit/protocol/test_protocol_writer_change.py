@@ -17,6 +17,7 @@ from bookie.errors import (
 from bookie.formats.ledger_metadata import Fragment, LedgerState
 from bookie.ids import Status
 from bookie.protocol.exchange import (
+    CancelTimer,
     ChooseNewcomers,
     MetadataConflict,
     MetadataFailed,
@@ -501,3 +502,48 @@ def test_a_bookie_whose_domain_is_missed_is_replaced() -> None:
     writer.step(SpanDomains(AckDomains.of(["r1", "r1", "r2"], 2)))
     writer.step(SlotConnected(2, 1))
     assert Confirmed(0) in answer(writer, 0, 2)
+
+
+def test_a_close_goes_over_no_foreign_fragment() -> None:
+    """Its bookies may have none of what was acknowledged."""
+    writer = writer_of()
+    confirmed(writer)
+    writer.step(Close())
+    writer.step(MetadataConflict())
+    writer.step(TimerFired(("reread", 0)))
+    foreign = ledger(fragments=(Fragment(0, ("b7", "b8", "b9")),))
+    (refused,) = writer.step(MetadataRead(foreign, 3))
+    assert isinstance(refused, CloseFailed)
+    assert isinstance(refused.error, ForeignEnsembleError)
+
+
+def test_a_bookie_that_is_silent_again_after_a_change_that_never_was_keeps_nobody() -> None:
+    """It came back during the change, was sent the batch, and hangs: its deadline counts again."""
+    writer = writer_of()
+    writer.step(Append(1, 10))
+    proposed(writer)
+    answer(writer, 0, 0)
+    assert Confirmed(0) in answer(writer, 0, 1)
+    writer.step(SlotDisconnected(2, 0))
+    assert Resend(0, 2) in writer.step(SlotConnected(2, 0))
+    assert StartTimer(("add", 0), 5.0) in writer.step(TimerFired(("add", 0)))
+    assert Resend(0, 2) in writer.step(SlotConnected(2, 0))
+    writer.step(MetadataConflict())
+    writer.step(TimerFired(("reread", 0)))
+    writer.step(MetadataRead(ledger(), 5))
+    assert writer.step(Close()) == []
+    effects = writer.step(TimerFired(("add", 0)))
+    assert Release(0) in effects
+    assert WriteMetadata in kinds(effects)
+
+
+def test_a_change_that_never_was_is_not_counted() -> None:
+    """The limit is about changes, not about attempts."""
+    writer = writer_of(limits=WriterLimits(changes_per_minute_max=1))
+    writer.step(Append(1, 10))
+    proposed(writer)
+    writer.step(MetadataConflict())
+    writer.step(TimerFired(("reread", 0)))
+    effects = writer.step(MetadataRead(ledger(), 5))
+    assert CancelTimer(("allow", 1)) in effects
+    assert ChooseNewcomers(("b0", "b1", "b2"), 0b100) in effects
