@@ -1,0 +1,243 @@
+"""The search: every state that a scope allows, each once, until all are seen or the share is spent.
+
+States are told apart by a hash of 64 bits of their key. Two of five million states have the same
+hash by chance once in a million searches, and then one state is left out.
+
+The search goes depth first, in an order that is shuffled in the same way each time. Now and then it
+goes on from any state that waits. So a search that is cut has seen many long lives. `breadth` finds
+a short trace instead.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+from bookie.formats.ledger_metadata import LedgerState
+from tests.explorer.explored_base import WRITER, Action
+from tests.explorer.explored_machines import Key, Renaming, key_of_writer, renamings
+from tests.explorer.explored_state import ExploredState
+from tests.explorer.explored_world import Scope, Stream, Zombie, check_closed
+from tests.property.protocol.protocol_world import require
+
+FINISHED_EVERY = 100
+"""Of so many states one is closed by a recovery without faults, beside all that are at rest."""
+
+ELSEWHERE = 0.02
+"""How often the search goes on from any state that waits."""
+
+Trace = tuple["Trace", Action] | None
+"""The actions that led to a state, last first."""
+
+
+# -- keys ------------------------------------------------------------------------------------------
+
+
+def _renaming_of(state: ExploredState, known: dict[tuple[int, ...], Renaming]) -> Renaming:
+    """One of the permutations that put the slots in the order of what is known of each."""
+    if len(known) == 1:
+        return next(iter(known.values()))
+    slots = state.writer.slots
+    acked = [batch.acked for batch in state.writer.window.retained.values()]
+    seen = []
+    for slot, stream in enumerate(state.streams):
+        calls = sorted(
+            (call.client, call.kind, call.round) for call in state.calls if call.slot == slot
+        )
+        seen.append(
+            (
+                state.bookies[f"b{slot}"],
+                stream[2:],
+                slots.connected >> slot & 1,
+                slots.dead >> slot & 1,
+                tuple([mask >> slot & 1 for mask in acked]),
+                tuple(calls),
+                slot,
+            )
+        )
+    seen.sort(key=repr)
+    to = [0] * len(seen)
+    for place, one in enumerate(seen):
+        to[one[-1]] = place
+    return known[tuple(to)]
+
+
+def _stream_key(stream: Stream, by: Renaming) -> Key:
+    return by.to[stream.slot], by.name(stream.bookie), stream[2:]
+
+
+def key_of(state: ExploredState) -> Key:
+    """Equal for states with equal futures; states that differ by the slots' names share one."""
+    scope = state.scope
+    by = _renaming_of(state, renamings(scope.sizes[0], is_symmetric=scope.is_symmetric))
+    name, size = by.name, scope.sizes[0]
+    if by.to not in state.writer_keys:
+        state.writer_keys[by.to] = key_of_writer(state.writer, by)
+    bookies = list(state.bookies.values())
+    return (
+        state.writer_keys[by.to],
+        by.in_order(bookies[:size]),
+        tuple(bookies[size:]),
+        by.in_order([_stream_key(stream, by) for stream in state.streams]),
+        tuple(sorted(_stream_key(stream, by) for stream in state.left)),
+        tuple(
+            sorted(
+                [
+                    call._replace(slot=by.to[call.slot], bookie=name(call.bookie))
+                    for call in state.calls
+                ]
+            )
+        ),
+        tuple(sorted([Zombie(z[0], name(z[1]), *z[2:]) for z in state.zombies])),
+        tuple(sorted(_timer_key(client, *timer, by) for client, timer in state.timers)),
+        tuple(sorted((client, by.mask(c.slots)) for client, c in state.choices.items())),
+        tuple([(client, r.key(by)) for client, r in state.recoverers.items()]),
+        tuple([_operation_key(state, client, by) for client in sorted(state.operations)]),
+        tuple([(w.client, by.metadata(w.metadata), w.newcomers) for w in state.late]),
+        by.metadata(state.store.metadata),
+        (state.store.version, state.started, state.acknowledged, state.kept),
+        tuple(sorted(map(name, state.told))),
+        tuple(sorted(state.used)),
+        tuple(state.budget.values()),
+    )
+
+
+def _timer_key(client: int, kind: str, number: int, by: Renaming) -> tuple[int, str, int]:
+    is_slot = client == WRITER and kind in {"replace", "retry", "resend"}
+    return client, kind, by.to[number] if is_slot else number
+
+
+def _operation_key(state: ExploredState, client: int, by: Renaming) -> Key:
+    write, answer = state.operations[client]
+    said = getattr(answer, "metadata", None)
+    return (
+        client,
+        by.metadata(write.metadata) if write else None,
+        (write.version, write.newcomers) if write else None,
+        type(answer).__name__,
+        getattr(answer, "version", None),
+        by.metadata(said) if said else None,
+    )
+
+
+# -- the end of a life -----------------------------------------------------------------------------
+
+
+def finish(state: ExploredState) -> None:
+    """Faults end, and one more recovery closes the ledger (L1)."""
+    last = state.copy()
+    last.scope = Scope(**{**vars(state.scope), "recoverers": state.started + 1})
+    for client in list(last.recoverers):
+        last.budget["crash"] += 1
+        last = last.after(("crash", client))
+    last.late, last.zombies = [], []
+    last = last.after(("recover",))
+    client = last.started
+    for _ in range(500):
+        action = next((a for a in last.actions() if _is_of(a, client)), None)
+        if action is None:
+            break
+        last = last.after(action)
+    metadata = last.store.metadata
+    require(metadata.state is LedgerState.CLOSED, "L1: a recovery without faults closes")
+    require(last.acknowledged <= metadata.last_entry_id, "I1: closed before what is acknowledged")
+    check_closed(last.quorum, last.bookies, metadata)
+
+
+def _is_of(action: Action, client: int) -> bool:
+    match action:
+        case ("call", call):
+            return getattr(call, "client", None) == client
+        case (("store" | "answer" | "timer" | "choose"), number, *_):
+            return number == client
+        case _:
+            return False
+
+
+_FAULTS = {
+    "break",
+    "drop",
+    "silence",
+    "wipe",
+    "crash",
+    "copy",
+    "zombie",
+    "late",
+    "recover",
+    "close",
+}
+
+
+# -- the search ------------------------------------------------------------------------------------
+
+
+@dataclass
+class Explored:
+    """What a search has seen."""
+
+    states: int = 0
+    transitions: int = 0
+    finished: int = 0
+    is_complete: bool = False
+    seconds: float = 0.0
+    notes: Counter[str] = field(default_factory=Counter)
+
+
+class FoundError(AssertionError):
+    """A rule was broken; the message tells the way there."""
+
+    def __init__(self, rule: str, trace: list[Action], transitions: int) -> None:
+        steps = "\n".join(f"  {' '.join(map(str, action))}" for action in trace)
+        super().__init__(f"{rule}, after {transitions} transitions, by:\n{steps}")
+        self.rule = rule
+        self.trace = trace
+        self.transitions = transitions
+
+
+def _actions_of(trace: Trace) -> list[Action]:
+    actions: list[Action] = []
+    while trace is not None:
+        trace, action = trace
+        actions.append(action)
+    return actions[::-1]
+
+
+def explore(scope: Scope, transitions_max: int, *, breadth: bool = False) -> Explored:
+    """Search until all is seen or the transitions are spent; raises `FoundError`."""
+    rng = random.Random(1)
+    found = Explored()
+    began = time.perf_counter()
+    first = ExploredState(scope)
+    seen = {hash(key_of(first))}
+    waiting: deque[tuple[ExploredState, Trace]] = deque([(first, None)])
+    while waiting and found.transitions < transitions_max:
+        if breadth:
+            state, trace = waiting.popleft()
+        else:
+            if rng.random() < ELSEWHERE:
+                waiting.rotate(rng.randrange(len(waiting)))
+            state, trace = waiting.pop()
+        actions = list(state.actions())
+        rng.shuffle(actions)
+        action: Action = ("finish",)
+        try:
+            is_at_rest = all(a[0] in _FAULTS for a in actions)
+            if state.kept and (is_at_rest or len(seen) % FINISHED_EVERY == 0):
+                found.finished += 1
+                finish(state)
+            for action in actions:
+                found.transitions += 1
+                after = state.after(action)
+                found.notes.update(after.notes)
+                key = hash(key_of(after))
+                if key not in seen:
+                    seen.add(key)
+                    waiting.append((after, (trace, action)))
+        except AssertionError as error:
+            trace = (trace, action)
+            raise FoundError(str(error), _actions_of(trace), found.transitions) from error
+    found.states, found.is_complete = len(seen), not waiting
+    found.seconds = time.perf_counter() - began
+    return found
