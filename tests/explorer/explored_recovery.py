@@ -151,11 +151,15 @@ class RecoverySide(Surroundings):
         stripe = self.quorum.stripe_of(call.slot) if call.first != call.last else None
         found: list[Body] = []
         entry_id = stripe.next_id(call.first) if stripe else call.first
-        while entry_id <= call.last and (body := bookie.body(entry_id)) is not None:
+        most = 1 if self.scope.short_reads else self.scope.entries
+        while entry_id <= call.last and len(found) < most:
+            body = bookie.body(entry_id)
+            if body is None:
+                break
             found.append(body)
             entry_id = stripe.next_id(entry_id + 1) if stripe else entry_id + 1
         stopped_by = Status.OK
-        if entry_id <= call.last:
+        if entry_id <= call.last and bookie.body(entry_id) is None:
             stopped_by = Status.UNKNOWN_LEDGER_STATE if bookie.limbo else Status.NO_SUCH_ENTRY
         if call.fence:
             bookie = bookie._replace(fenced=True)

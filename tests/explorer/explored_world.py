@@ -47,14 +47,18 @@ class Scope:
     """Recoverers that vanish."""
     copies: int = 0
     """Adds that arrive twice."""
+    short_reads: bool = False
+    """Whether bookies give one entry at a time."""
     closes: bool = False
     """Whether the writer may close."""
     writer: type[LedgerWriter] = LedgerWriter
     recovery: type[LedgerRecovery] = LedgerRecovery
+    reduces: bool = True
+    """Whether states that differ by the slots' names count as one."""
     shows: tuple[str, ...] = ()
     """What must come up in a search of this scope."""
-    share: int = 2
-    """Of the transitions of all scopes."""
+    transitions: int = 20_000
+    """How many `make test` takes at most; a soak takes many times as many."""
 
     @property
     def quorum(self) -> Quorum:
@@ -63,7 +67,7 @@ class Scope:
     @property
     def is_symmetric(self) -> bool:
         """Whether slots may change places: only if all entries have the same write set."""
-        return self.sizes[0] == self.sizes[1]
+        return self.reduces and self.sizes[0] == self.sizes[1]
 
 
 class Bookie(NamedTuple):

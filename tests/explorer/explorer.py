@@ -4,7 +4,7 @@ States are told apart by a hash of 64 bits of their key. Two of five million sta
 hash by chance once in a million searches, and then one state is left out.
 
 The search goes depth first, in an order that is shuffled in the same way each time. Now and then it
-goes on from any state that waits. So a search that is cut has seen many long lives. `breadth` finds
+jumps to any state that waits. So a search that is cut has seen many long lives. `breadth` finds
 a short trace instead.
 """
 
@@ -13,20 +13,21 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter, deque
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 from bookie.formats.ledger_metadata import LedgerState
 from tests.explorer.explored_base import WRITER, Action
 from tests.explorer.explored_machines import Key, Renaming, key_of_writer, renamings
 from tests.explorer.explored_state import ExploredState
-from tests.explorer.explored_world import Scope, Stream, Zombie, check_closed
+from tests.explorer.explored_world import Scope, Stream, Write, Zombie, check_closed
 from tests.property.protocol.protocol_world import require
 
 FINISHED_EVERY = 100
 """Of so many states one is closed by a recovery without faults, beside all that are at rest."""
 
-ELSEWHERE = 0.02
-"""How often the search goes on from any state that waits."""
+JUMPS = 1000
+"""How often, about, the search goes on from any state that waits, if its share is spent."""
 
 Trace = tuple["Trace", Action] | None
 """The actions that led to a state, last first."""
@@ -69,33 +70,51 @@ def _stream_key(stream: Stream, by: Renaming) -> Key:
 
 
 def key_of(state: ExploredState) -> Key:
-    """Equal for states with equal futures; states that differ by the slots' names share one."""
+    """Equal for states with equal futures; most states that differ by slots' names share one."""
     scope = state.scope
-    by = _renaming_of(state, renamings(scope.sizes[0], is_symmetric=scope.is_symmetric))
-    name, size = by.name, scope.sizes[0]
+    known = renamings(scope.sizes[0], is_symmetric=scope.is_symmetric)
+    return key_under(state, _renaming_of(state, known))
+
+
+def orbit_of(state: ExploredState) -> frozenset[int]:
+    """The hashes of the state under all permutations of slots."""
+    known = renamings(state.scope.sizes[0], is_symmetric=True)
+    return frozenset(hash(key_under(state, by)) for by in known.values())
+
+
+def key_under(state: ExploredState, by: Renaming) -> Key:
+    """What the state's future depends on, with its slots renamed."""
+    name, size = by.name, state.scope.sizes[0]
     if by.to not in state.writer_keys:
         state.writer_keys[by.to] = key_of_writer(state.writer, by)
     bookies = list(state.bookies.values())
+    recoverers = {client: one.key(by) for client, one in state.recoverers.items()}
+    # Recoverers are alike; which of them is the first does not matter.
+    numbers = {
+        client: n for n, client in enumerate(sorted(recoverers, key=_by_hash(recoverers)), 1)
+    }
+    numbers[WRITER] = WRITER
+    calls = [
+        (numbers[call.client], *call[1:3], by.to[call.slot], name(call.bookie), *call[5:])
+        for call in state.calls
+    ]
     return (
         state.writer_keys[by.to],
         by.in_order(bookies[:size]),
         tuple(bookies[size:]),
         by.in_order([_stream_key(stream, by) for stream in state.streams]),
         tuple(sorted(_stream_key(stream, by) for stream in state.left)),
+        tuple(sorted(calls)),
+        tuple(sorted([Zombie(z[0], name(z[1]), *z[2:]) for z in state.zombies])),
+        tuple(sorted([_timer_key(numbers[client], *timer, by) for client, timer in state.timers])),
+        tuple(sorted([(numbers[c], by.mask(one.slots)) for c, one in state.choices.items()])),
+        tuple(sorted([(numbers[client], hash(key)) for client, key in recoverers.items()])),
         tuple(
             sorted(
-                [
-                    call._replace(slot=by.to[call.slot], bookie=name(call.bookie))
-                    for call in state.calls
-                ]
+                [_operation_key(state, c, numbers[c], by) for c in state.operations], key=_number
             )
         ),
-        tuple(sorted([Zombie(z[0], name(z[1]), *z[2:]) for z in state.zombies])),
-        tuple(sorted(_timer_key(client, *timer, by) for client, timer in state.timers)),
-        tuple(sorted((client, by.mask(c.slots)) for client, c in state.choices.items())),
-        tuple([(client, r.key(by)) for client, r in state.recoverers.items()]),
-        tuple([_operation_key(state, client, by) for client in sorted(state.operations)]),
-        tuple([(w.client, by.metadata(w.metadata), w.newcomers) for w in state.late]),
+        frozenset([_write_key(write, by) for write in state.late]),
         by.metadata(state.store.metadata),
         (state.store.version, state.started, state.acknowledged, state.kept),
         tuple(sorted(map(name, state.told))),
@@ -104,18 +123,32 @@ def key_of(state: ExploredState) -> Key:
     )
 
 
+def _by_hash(keys: dict[int, Key]) -> Callable[[int], int]:
+    return lambda client: hash(keys[client])
+
+
+def _number(key: Key) -> int:
+    number = key[0]
+    assert isinstance(number, int)
+    return number
+
+
+def _write_key(write: Write, by: Renaming) -> Key:
+    newcomers = tuple([(by.name(name), incarnation) for name, incarnation in write.newcomers])
+    return by.metadata(write.metadata), write.version, newcomers
+
+
 def _timer_key(client: int, kind: str, number: int, by: Renaming) -> tuple[int, str, int]:
     is_slot = client == WRITER and kind in {"replace", "retry", "resend"}
     return client, kind, by.to[number] if is_slot else number
 
 
-def _operation_key(state: ExploredState, client: int, by: Renaming) -> Key:
+def _operation_key(state: ExploredState, client: int, number: int, by: Renaming) -> Key:
     write, answer = state.operations[client]
     said = getattr(answer, "metadata", None)
     return (
-        client,
-        by.metadata(write.metadata) if write else None,
-        (write.version, write.newcomers) if write else None,
+        number,
+        _write_key(write, by) if write else None,
         type(answer).__name__,
         getattr(answer, "version", None),
         by.metadata(said) if said else None,
@@ -126,12 +159,15 @@ def _operation_key(state: ExploredState, client: int, by: Renaming) -> Key:
 
 
 def finish(state: ExploredState) -> None:
-    """Faults end, and one more recovery closes the ledger (L1)."""
+    """Faults end. The writer acknowledges what is pending; one more recovery closes (L1)."""
     last = state.copy()
-    last.scope = Scope(**{**vars(state.scope), "recoverers": state.started + 1})
+    last.late, last.zombies = [], []
     for client in list(last.recoverers):
         last.budget["crash"] += 1
         last = last.after(("crash", client))
+    if not last.started:
+        last = _settled(last)
+    last.scope = replace(state.scope, recoverers=state.started + 1)
     last.late, last.zombies = [], []
     last = last.after(("recover",))
     client = last.started
@@ -144,6 +180,30 @@ def finish(state: ExploredState) -> None:
     require(metadata.state is LedgerState.CLOSED, "L1: a recovery without faults closes")
     require(last.acknowledged <= metadata.last_entry_id, "I1: closed before what is acknowledged")
     check_closed(last.quorum, last.bookies, metadata)
+
+
+def _settled(state: ExploredState) -> ExploredState:
+    """The writer has come to rest, without faults; timers fire when nothing else happens."""
+    state.budget["timer"] = 100
+    for _ in range(500):
+        action = min(state.actions(), key=_rank, default=("recover",))
+        if _rank(action) >= len(_IN_CALM):
+            break
+        state = state.after(action)
+    writer = state.writer
+    require(
+        writer.error is not None or not writer.window.pending,
+        "L1: without faults everything is acknowledged",
+    )
+    return state
+
+
+_IN_CALM = ("connect", "serve", "hear", "store", "answer", "choose", "timer")
+
+
+def _rank(action: Action) -> int:
+    kind = str(action[0])
+    return _IN_CALM.index(kind) if kind in _IN_CALM else len(_IN_CALM)
 
 
 def _is_of(action: Action, client: int) -> bool:
@@ -204,8 +264,21 @@ def _actions_of(trace: Trace) -> list[Action]:
     return actions[::-1]
 
 
-def explore(scope: Scope, transitions_max: int, *, breadth: bool = False) -> Explored:
-    """Search until all is seen or the transitions are spent; raises `FoundError`."""
+def explore(
+    scope: Scope,
+    transitions_max: int,
+    *,
+    breadth: bool = False,
+    visit: Callable[[ExploredState], None] = lambda _state: None,
+) -> Explored:
+    """Search until all is seen or the transitions are spent; raises `FoundError`.
+
+    Args:
+        scope: what may happen.
+        transitions_max: the search may take a few more, to end with a state.
+        breadth: find a shortest trace, with much more memory.
+        visit: is called with every state.
+    """
     rng = random.Random(1)
     found = Explored()
     began = time.perf_counter()
@@ -216,9 +289,10 @@ def explore(scope: Scope, transitions_max: int, *, breadth: bool = False) -> Exp
         if breadth:
             state, trace = waiting.popleft()
         else:
-            if rng.random() < ELSEWHERE:
+            if rng.random() < JUMPS / max(transitions_max, 50 * JUMPS):
                 waiting.rotate(rng.randrange(len(waiting)))
             state, trace = waiting.pop()
+        visit(state)
         actions = list(state.actions())
         rng.shuffle(actions)
         action: Action = ("finish",)

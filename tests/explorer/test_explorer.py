@@ -1,7 +1,7 @@
 """Every life of a small cluster: the machines are tried in all orders that each scope allows.
 
-A search ends when all states are seen, or when its share of the transitions is spent:
-BOOKIE_TEST_EXPLORER_TRANSITIONS for all scopes together, by default 200 000, in a soak 5 million.
+A search ends when all states are seen, or when its transitions are spent. Together the scopes may
+take BOOKIE_TEST_EXPLORER_TRANSITIONS, by default some 350 000, and 10 million in a soak.
 The end of the run prints for each scope how many states there were, and how often interesting
 things came up.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -23,20 +24,19 @@ from bookie.protocol.writer import LedgerWriter
 from tests.explorer.explored_machines import FIELDS
 from tests.explorer.explored_state import ExploredState
 from tests.explorer.explored_world import Scope
-from tests.explorer.explorer import explore
+from tests.explorer.explorer import explore, orbit_of
 from tests.sim.summary import PROPERTY
 
 pytestmark = pytest.mark.model
 
-TRANSITIONS = 200_000
-TRANSITIONS_OF_A_SOAK = 5_000_000
+TRANSITIONS_OF_A_SOAK = 10_000_000
 
 _CHANGED = ("change by the writer committed",)
 _RECOVERED = ("closed by recovery", "entry stored again", "add refused after a fence")
 _RECOVERY_CHANGED = (*_RECOVERED, "change by recovery committed")
 
 SCOPES = {
-    "one recoverer": Scope(shows=_RECOVERED),
+    "one recoverer": Scope(shows=_RECOVERED, transitions=75_000),
     "one recoverer, 2/2/2, a lost answer": Scope(sizes=(2, 2, 2), drops=1, shows=_RECOVERED),
     "two recoverers, 2/2/2": Scope(
         sizes=(2, 2, 2), recoverers=2, shows=(*_RECOVERED, "conflict of recovery")
@@ -49,6 +49,7 @@ SCOPES = {
         silences=1,
         recoverers=0,
         entries=2,
+        transitions=35_000,
         shows=(
             *_CHANGED,
             "lost compare-and-set found done",
@@ -62,8 +63,8 @@ SCOPES = {
         changes=1,
         timers=1,
         silences=1,
+        transitions=35_000,
         shows=(*_CHANGED, *_RECOVERED, "change by the writer found the ledger taken"),
-        share=6,
     ),
     "wiped bookie, one recoverer": Scope(
         wipes=1, shows=(*_RECOVERED, "writer told of a loss", "fence answered in limbo")
@@ -82,8 +83,17 @@ SCOPES = {
         spares=1,
         drops=1,
         wipes=1,
+        transitions=30_000,
         shows=(*_RECOVERY_CHANGED, "newcomers lost"),
-        share=5,
+    ),
+    "change by recovery, 3/3/2, two entries": Scope(
+        spares=1,
+        entries=2,
+        drops=2,
+        shows=_RECOVERED,
+    ),
+    "change by recovery, short reads": Scope(
+        sizes=(2, 2, 2), spares=1, entries=2, drops=1, short_reads=True, shows=_RECOVERY_CHANGED
     ),
     "striped, two entries": Scope(sizes=(3, 2, 2), entries=2, shows=_RECOVERED),
     "the writer closes, a stream breaks": Scope(
@@ -92,12 +102,28 @@ SCOPES = {
     "a recoverer dies, another follows": Scope(
         sizes=(2, 2, 2), spares=1, recoverers=2, crashes=1, drops=1, shows=_RECOVERY_CHANGED
     ),
+    "all at once": Scope(
+        spares=1,
+        entries=2,
+        recoverers=2,
+        changes=1,
+        breaks=1,
+        drops=1,
+        silences=1,
+        timers=1,
+        wipes=1,
+        crashes=1,
+        shows=("closed by recovery", "writer told of a loss"),
+    ),
 }
 
 
-def transitions_in_all(*, is_soak: bool) -> int:
-    default = TRANSITIONS_OF_A_SOAK if is_soak else TRANSITIONS
-    return int(os.environ.get("BOOKIE_TEST_EXPLORER_TRANSITIONS", default))
+def transitions_of(scope: Scope, *, is_soak: bool) -> int:
+    """The scope's share of what all may take."""
+    usual = sum(one.transitions for one in SCOPES.values())
+    in_all = os.environ.get("BOOKIE_TEST_EXPLORER_TRANSITIONS")
+    total = int(in_all) if in_all else TRANSITIONS_OF_A_SOAK if is_soak else usual
+    return total * scope.transitions // usual
 
 
 @pytest.mark.timeout(3600)
@@ -106,8 +132,7 @@ def test_no_order_of_events_breaks_a_rule(
     name: str, is_soak: bool, record_property: Callable[[str, object], None]
 ) -> None:
     scope = SCOPES[name]
-    shares = sum(one.share for one in SCOPES.values())
-    found = explore(scope, transitions_in_all(is_soak=is_soak) * scope.share // shares)
+    found = explore(scope, transitions_of(scope, is_soak=is_soak))
     ending = "complete" if found.is_complete else "cut"
     notes = ", ".join(f"{note} {times}" for note, times in sorted(found.notes.items()))
     record_property(
@@ -130,3 +155,17 @@ def test_copies_and_keys_know_every_attribute() -> None:
     classes = (Delivery, BatchWindow, Slots, LedgerOwnership, Replacements)
     known = {kind.__name__ for kind in (*classes, LedgerWriter, LedgerRecovery)}
     assert known == FIELDS.keys()
+
+
+@pytest.mark.parametrize("name", ["one recoverer, 2/2/2, a lost answer", "change by recovery"])
+def test_symmetry_leaves_nothing_out(name: str) -> None:
+    """Without the reduction, every state is one of those seen with it, under other names."""
+    orbits: list[set[frozenset[int]]] = [set(), set()]
+    for reduces, seen in zip((False, True), orbits, strict=True):
+        scope = replace(SCOPES[name], reduces=reduces)
+
+        def visit(state: ExploredState, seen: set[frozenset[int]] = seen) -> None:
+            seen.add(orbit_of(state))
+
+        assert explore(scope, 100_000, visit=visit).is_complete
+    assert orbits[0] == orbits[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -32,26 +33,41 @@ def _writer(machine: type[LedgerWriter], entries: int = 1, silences: int = 0) ->
 
 
 def _recovery(
-    machine: type[LedgerRecovery], entries: int = 1, spares: int = 1, wipes: int = 0
+    machine: type[LedgerRecovery],
+    entries: int = 1,
+    spares: int = 1,
+    wipes: int = 0,
+    recoverers: int = 1,
 ) -> Scope:
     """One change of the ensemble by recovery."""
     return Scope(
-        sizes=(2, 2, 2), recovery=machine, entries=entries, spares=spares, drops=1, wipes=wipes
+        sizes=(2, 2, 2),
+        recovery=machine,
+        entries=entries,
+        spares=spares,
+        drops=1,
+        wipes=wipes,
+        recoverers=recoverers,
     )
 
 
 CASES = [
     Scope(recovery=broken.OneDenialIsEnough),
     Scope(recovery=broken.SilenceIsDenial, drops=2),
+    Scope(sizes=(2, 2, 2), recovery=broken.ReadsWithoutFence),
+    Scope(recovery=broken.CoverageOfOne),
     Scope(recovery=broken.DoesNotStoreAgain),
     Scope(recovery=broken.LooksNoFurther),
     _recovery(broken.PublishesNoTail),
     _recovery(broken.KeepsAcksAcrossItsChange, spares=2),
     _recovery(broken.TrustsItsNewcomers, wipes=1),
+    replace(_recovery(broken.ReadsItsNewEnsemble, entries=2), short_reads=True),
+    _recovery(broken.PublishesBeforeItCloses, recoverers=2),
     _recovery(broken.StartsAtTheLac, entries=2),
     Scope(writer=broken.AcksOneShort),
     Scope(writer=broken.IgnoresFences),
     Scope(writer=broken.TellsLacTooEarly, entries=2),
+    Scope(writer=broken.ConfirmsOutOfOrder, sizes=(3, 2, 2), entries=2),
     Scope(writer=broken.CountsVoidAcks, wipes=1),
     _writer(broken.CountsReplacedBookies),
     _writer(broken.KeepsAcksAcrossTheChange),
