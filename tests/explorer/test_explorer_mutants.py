@@ -73,7 +73,7 @@ CASES = [
     _writer(broken.KeepsAcksAcrossTheChange),
     _writer(broken.HearsFormerEpochs),
     _writer(broken.BeginsAtTheLac, entries=2),
-    _writer(broken.BeginsTooLate, entries=2),
+    replace(_writer(broken.BeginsTooLate, entries=2), sizes=(2, 2, 2)),
     _writer(broken.TakesSilenceForFailure, silences=1),
     _writer(broken.ProposesAnother, silences=1),
 ]
@@ -93,3 +93,13 @@ def test_a_broken_rule_is_found(
     found = caught.value
     line = f"explorer, {name_of(scope)}: caught after {found.transitions} transitions: {found.rule}"
     record_property(PROPERTY, line)
+
+
+def test_a_search_by_breadth_finds_a_shortest_way() -> None:
+    scope = _writer(broken.CountsReplacedBookies)
+    with pytest.raises(FoundError) as deep:
+        explore(scope, TRANSITIONS_MAX)
+    with pytest.raises(FoundError) as wide:
+        explore(scope, TRANSITIONS_MAX, breadth=True)
+    assert len(wide.value.trace) <= len(deep.value.trace)
+    assert wide.value.trace[0] == ("append",)
