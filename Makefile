@@ -76,7 +76,7 @@ test-core: $(VENV)/.test ## unit, property and conformance tests without Java, b
 	$(PYTEST) tests/unit tests/property tests/conformance -k "not zk" -m "not model" $(SHARED)
 
 model: $(VENV)/.test ## random schedules of the protocol and of the engine against models, and mutants; 1 min
-	$(PYTEST) tests/property -m model $(SHARED)
+	$(PYTEST) tests/property tests/explorer -m model $(SHARED)
 
 zookeeper: $(VENV)/.test ## the jars of ZooKeeper that tests start; downloads 456 MB, once
 	@$(BIN)/python -m tests.servers.fetch_zookeeper
@@ -102,7 +102,7 @@ interop: $(VENV)/.test zookeeper ## real servers of metadata, killed, stopped an
 
 soak: $(VENV)/.test ## the same tests with their long counts; takes an hour or more
 	$(PYTEST) --hypothesis-profile=soak tests/unit tests/property tests/conformance tests/sim \
-	  tests/matrix tests/fault tests/histories
+	  tests/explorer tests/matrix tests/fault tests/histories
 
 soak-system: $(VENV)/.test ## as root: six hundred power cuts; takes half an hour
 	$(PYTEST) --hypothesis-profile=soak tests/system
