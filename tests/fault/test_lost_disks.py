@@ -124,7 +124,7 @@ async def a_doubtful_start_ends_no_healthy_writer(cluster: LossyCluster) -> None
         await append(writer, 5, 10)
     # b1 has told each of them by now, or does when its lane is tried again. Nobody else is there,
     # so that it takes over its own slot.
-    await until(lambda: all(sum(writer._machine.epochs) == 2 for writer in writers))
+    await until(lambda: all(sum(writer._machine.epochs) >= 1 for writer in writers))
     for writer in writers:
         await append(writer, 10, 20)
         assert (await writer.close()).last_entry_id == 19

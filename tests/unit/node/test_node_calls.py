@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 from collections import Counter
@@ -36,13 +37,16 @@ class Calls:
             self.counted[frame.f_code.co_qualname] += 1
 
     async def of(self, action: Callable[[], Awaitable[object]]) -> Counter[str]:
-        """The calls until `action` is complete."""
+        """The calls until `action` is complete; those of a garbage collection are not among them."""
+        gc.collect()
+        gc.disable()
         self.counted.clear()
         self.on = True
         try:
             await action()
         finally:
             self.on = False
+            gc.enable()
         return Counter(self.counted)
 
 
