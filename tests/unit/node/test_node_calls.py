@@ -37,7 +37,7 @@ class Calls:
             self.counted[frame.f_code.co_qualname] += 1
 
     async def of(self, action: Callable[[], Awaitable[object]]) -> Counter[str]:
-        """The calls until `action` is complete; those of a garbage collection are not among them."""
+        """The calls until `action` is complete; a garbage collection's not among them."""
         gc.collect()
         gc.disable()
         self.counted.clear()
