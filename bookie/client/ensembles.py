@@ -148,7 +148,11 @@ class Ensembles:
         write_quorum_size: int,
         incarnations: Mapping[str, str],
     ) -> dict[int, str]:
-        """`newcomers` for a mask, or for its own slot a bookie that is not `incarnations` says."""
+        """`newcomers` for a mask of slots, whose own bookies may return with other incarnations.
+
+        `incarnations` are those that the writer knows. A slot that finds no newcomer keeps its
+        bookie if that is writable and has another incarnation by now.
+        """
         found = self.newcomers(ensemble, list(slots_of(slots)), write_quorum_size)
         writable = self.directory.bookies()
         for slot in slots_of(slots):

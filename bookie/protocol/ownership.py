@@ -10,7 +10,7 @@ close     compare-and-set CLOSED; after a conflict read, and try again while the
           -> CloseDone or CloseRefused
 ========= ==========================================================================================
 
-Every read is synced, and comes a pause after the conflict that made it necessary.
+Every read is synced. One that follows a conflict, or no answer, comes after a pause.
 """
 
 from __future__ import annotations
