@@ -1,7 +1,8 @@
 """The handle of a ledger's reader: ranges, whole batches, and the tail.
 
-A reader returns only confirmed entries: up to the last entry of a closed ledger, else up to the
-last add confirmed (LAC) that some bookie's packet proved. The LAC of a reader never moves back.
+A reader returns only confirmed entries. A closed ledger ends with its last entry. An open one ends,
+for a reader, with the last add confirmed (LAC) that some bookie's packet proved. The LAC of a
+reader never moves back.
 """
 
 from __future__ import annotations
