@@ -1,11 +1,15 @@
-"""Random episodes: one bookie's disk is lost while writers, recoveries and readers go on.
+"""Random episodes: one bookie's disk is lost while writers, recoveries and tails go on.
 
-Each episode has ledgers of its own, one loss, and perhaps a second bookie that hangs or is killed
-for a while. With spares, writers replace bookies meanwhile. Then everything heals, and every ledger
-is recovered. The checks look for lost entries (acknowledged and not there), phantoms (there and
-never appended, or acknowledged beyond the end), entries that differ between readers or between
-bookies, and entries with too few copies where the metadata says that they are. What an episode does
-follows from its number, which a failure names.
+Each episode has ledgers of its own and one loss. A second bookie may hang, be killed, or be cut off
+in one direction or both. With spares, writers replace bookies meanwhile. Recoveries may compete.
+Then everything heals, and every ledger is recovered. The checks look for
+
+- lost entries: acknowledged and not there;
+- phantoms: never appended, acknowledged beyond the end, or seen by a tail and not there;
+- entries that differ between readers or between bookies;
+- entries with too few copies where the metadata says that they are.
+
+What an episode does follows from its number, which a failure names.
 """
 
 from __future__ import annotations
@@ -33,6 +37,7 @@ from bookie.protocol.quorum import Quorum
 from tests.fault.daemon_cluster import BOOKIES
 from tests.fault.lossy_cluster import LossyCluster, create, lossy_cluster, payloads_of
 from tests.fault.metadata_servers import SHARED
+from tests.servers.proxy import Direction
 
 STORES = ["local", *sorted(SHARED)]
 EPISODES, EPISODES_OF_A_SOAK = 14, 334
@@ -54,8 +59,20 @@ LOSSES = [
 ]
 DOUBTFUL = frozenset(LOSSES) - {"nothing", "swapped", "one journal"}
 """Losses after which the bookie denies nothing. An empty journal may be gone without a doubt."""
+TROUBLES = [
+    "none",
+    "hangs before",
+    "hangs after",
+    "killed",
+    "cut off",
+    "requests lost",
+    "answers lost",
+    "reset",
+]
+"""Of a second bookie."""
 LEDGERS = 3
 HEAL_SECONDS_MAX = 60.0
+EPISODE_SECONDS_MAX = 240.0
 
 T = TypeVar("T")
 
@@ -69,6 +86,8 @@ class Written:
     acknowledged: set[int] = field(default_factory=set)
     closed_at: set[int] = field(default_factory=set)
     """What each recovery and close said about the last entry."""
+    tailed: int = 0
+    """Entries that a tail delivered."""
 
     async def write(self, rng: random.Random) -> None:
         """Append until the writer fails or is stopped."""
@@ -85,6 +104,17 @@ class Written:
             assert ids == range(first, first + count)
             self.acknowledged.update(ids)
             await asyncio.sleep(rng.uniform(0, 0.01))
+
+    async def tail(self, client: BookKeeper) -> None:
+        """Follow the ledger to its end; a tail that fails is begun anew where it was."""
+        while True:
+            with suppress(BookieError):
+                reader = await client.open_ledger(self.writer.ledger_id)
+                async for entry in reader.tail(self.tailed):
+                    assert entry == (self.tailed, self.attempted[self.tailed])
+                    self.tailed += 1
+                return
+            await asyncio.sleep(0.1)
 
 
 async def healed(call: Callable[[], Awaitable[T]]) -> T:
@@ -123,38 +153,60 @@ class Episode:
             await cluster.sees(one, *cluster.names)
         for _ in range(LEDGERS):
             self.ledgers.append(Written(await create(client, rng.choice(SIZES))))
+        async with asyncio.timeout(EPISODE_SECONDS_MAX), asyncio.TaskGroup() as tails:
+            for ledger in self.ledgers:
+                tails.create_task(ledger.tail(reader))
+            await self._go_wrong(client, reader, copy)
+            await self._settle(client, reader)
+        for ledger in self.ledgers:
+            await self._check(client, reader, ledger)
+            await client.delete_ledger(ledger.writer.ledger_id)
+
+    async def _go_wrong(self, client: BookKeeper, reader: BookKeeper, copy: Path | None) -> None:
+        """Writers and recoveries go on while the loss happens; at the end all bookies run."""
+        rng, cluster = self.rng, self.cluster
         async with asyncio.TaskGroup() as tasks:
             writing = [
                 tasks.create_task(ledger.write(random.Random(rng.random())))
                 for ledger in self.ledgers
             ]
-            recovering = [
-                tasks.create_task(self._recover(reader, ledger, rng.uniform(0, 3)))
-                for ledger in self.ledgers
-                if rng.random() < 0.6
-            ]
+            recovering = []
+            for ledger in self.ledgers:
+                after = rng.uniform(0, 3)
+                # Two begin at about the same time, so that they compete.
+                for recoverer in (reader, client)[: rng.choice([0, 0, 1, 1, 2])]:
+                    recovery = self._recover(recoverer, ledger, after + rng.uniform(0, 0.02))
+                    recovering.append(tasks.create_task(recovery))
             await asyncio.sleep(rng.uniform(0.05, 0.3))
             await self._lose_and_return(copy)
             await asyncio.sleep(rng.uniform(0, 0.3))
+            cluster.heal()
             cluster.resume(*cluster.names)
             await cluster.start(*sorted({*cluster.names} - cluster.running))
             for task in recovering:
                 await task
             for task in writing:
                 task.cancel()
-        await self._settle(client, reader)
-        for ledger in self.ledgers:
-            await self._check(client, reader, ledger)
-            await client.delete_ledger(ledger.writer.ledger_id)
 
     async def _lose_and_return(self, copy: Path | None) -> None:
         """The victim's disk is lost and it comes back, while another may hang or be away."""
         rng, cluster, victim, other = self.rng, self.cluster, self.victim, self.other
-        trouble = rng.choice(["none", "hangs before", "hangs after", "killed"])
-        if trouble == "hangs before":
-            await cluster.hang(other)
-        if trouble == "killed":
-            await cluster.kill(other)
+        trouble = rng.choice(TROUBLES)
+        match trouble:
+            case "hangs before":
+                await cluster.hang(other)
+            case "killed":
+                await cluster.kill(other)
+            case "cut off":
+                cluster.links[other].hold()
+            case "requests lost":
+                cluster.links[other].hold(Direction.TO_SERVER)
+            case "answers lost":
+                cluster.links[other].hold(Direction.TO_CLIENT)
+            case "reset":
+                cluster.links[other].reset()
+            case _:
+                pass
         if rng.random() < 0.5:
             await cluster.kill(victim)
         else:
@@ -236,6 +288,7 @@ class Episode:
         ledger_id = ledger.writer.ledger_id
         assert len(ledger.closed_at) == 1, f"ledger {ledger_id} ends at {ledger.closed_at}"
         (last,) = ledger.closed_at
+        assert ledger.tailed == last + 1, f"a tail saw {ledger.tailed} entries, not {last + 1}"
         late = [entry_id for entry_id in ledger.acknowledged if entry_id > last]
         assert not late, f"ledger {ledger_id} ends at {last}, but {late} were acknowledged"
         found = await payloads_of(reader, ledger_id)
@@ -311,7 +364,7 @@ async def run_episodes(
         uri = SHARED[kind](request).uri
     offset = 100_000 * STORES.index(kind) + 10_000_000 * (len(bookies) - 3)
     changes = 0
-    async with lossy_cluster(uri, path, bookies) as cluster:
+    async with lossy_cluster(uri, path, bookies, has_links=True) as cluster:
         for number in range(episodes):
             async with cluster.connect() as client, cluster.connect() as reader:
                 episode = Episode(cluster, offset + number)
