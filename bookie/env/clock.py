@@ -15,19 +15,15 @@ class Clock(Protocol):
 
     def monotonic(self) -> float:
         """Seconds that never go back; only differences mean anything."""
-        ...
 
     def now_ms(self) -> int:
         """Milliseconds since 1970; for humans and retention, never for ordering."""
-        ...
 
     def nonce(self) -> bytes:
         """16 bytes that no other file has."""
-        ...
 
     def boot_id(self) -> str:
         """Differs after each start of the operating system; empty when unknown."""
-        ...
 
 
 class SystemClock:

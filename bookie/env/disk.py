@@ -58,11 +58,9 @@ class Readable(Protocol):
 
     def pread(self, size: int, offset: int) -> Buffer:
         """Up to `size` bytes; shorter only at the end."""
-        ...
 
     def size(self) -> int:
         """Bytes up to the end."""
-        ...
 
 
 class File(Protocol):
@@ -74,63 +72,51 @@ class File(Protocol):
         Short writes are continued. Nothing is durable before `fdatasync`, though the device may
         have some of it.
         """
-        ...
 
     def pread(self, size: int, offset: int) -> bytes:
         """Up to `size` bytes; shorter only at the end of the file. May block on the device."""
-        ...
 
     def pread_cached(self, size: int, offset: int) -> Buffer | None:
         """Exactly `size` bytes if they are in memory, else None; never waits for the device."""
-        ...
 
     def prefetch(self, size: int, offset: int) -> None:
         """Let the device bring `size` bytes into memory, soon to be read; a hint that never fails.
 
         Returns when the device was asked, which may take a while if it is busy.
         """
-        ...
 
     def pread_uncached(self, size: int, offset: int) -> Buffer:
         """As `pread`, from the device and without a trace in the page cache where that is possible.
 
         `size` and `offset` are multiples of 4096.
         """
-        ...
 
     def fdatasync(self) -> None:
         """Make every write so far durable, with the size needed to read it back."""
-        ...
 
     def size(self) -> int:
         """Bytes up to the end of the file."""
-        ...
 
     def allocate(self, offset: int, size: int) -> None:
         """Reserve `size` bytes at `offset` (not zero-filled); the file then ends there or later.
 
         An error may leave some of it reserved; `truncate` gives that back.
         """
-        ...
 
     def truncate(self, size: int) -> None:
         """Cut the file to `size` bytes, freeing what was allocated beyond; not yet durable."""
-        ...
 
     def drop_cache(self) -> None:
         """Sync, then ask the kernel to forget its copy, so that reads show what the device has."""
-        ...
 
     def forget(self, offset: int, size: int) -> None:
         """Free the memory of pages that are durable; a hint, after which reads need the device.
 
         A `size` of 0 means up to the end. Pages with unwritten changes stay.
         """
-        ...
 
     def close(self) -> None:
         """Close; further calls are errors."""
-        ...
 
 
 class Disk(Protocol):
@@ -141,31 +127,24 @@ class Disk(Protocol):
 
         An existing file of that name is replaced. Content and name are not durable yet.
         """
-        ...
 
     def open(self, path: str, *, writable: bool = False) -> File:
         """An existing file; it is never created."""
-        ...
 
     def names(self, directory: str) -> list[str]:
         """The names in `directory`, sorted."""
-        ...
 
     def rename(self, source: str, target: str) -> None:
         """Rename within one directory; durable after `sync_directory`."""
-        ...
 
     def unlink(self, path: str) -> None:
         """Remove a name; durable after `sync_directory`. A missing file is not an error."""
-        ...
 
     def make_directory(self, path: str) -> None:
         """Create `path` (mode 0700) and its parents if missing, durably."""
-        ...
 
     def sync_directory(self, path: str) -> None:
         """Make creations, renames and removals in `path` durable."""
-        ...
 
     def lock(self, path: str) -> File:
         """Lock the file `path` for this process, creating it; released by closing or death.
@@ -173,11 +152,9 @@ class Disk(Protocol):
         Raises:
             DirectoryLockedError: another process holds it.
         """
-        ...
 
     def usage(self, directory: str) -> DiskUsage:
         """Sizes of the file system that holds `directory`."""
-        ...
 
 
 class PosixFile:

@@ -66,21 +66,17 @@ class ReadTransaction(Protocol):
 
     def get(self, table: str, key: bytes) -> bytes | None:
         """The value of `key`, or None."""
-        ...
 
     def range(
         self, table: str, start: bytes, stop: bytes, pairs_max: int
     ) -> list[tuple[bytes, bytes]]:
         """Up to `pairs_max` pairs with ``start <= key < stop``, in key order."""
-        ...
 
     def around(self, table: str, key: bytes) -> list[tuple[bytes, bytes]]:
         """Up to two pairs: the last one below `key`, and the first one that is not."""
-        ...
 
     def count(self, table: str) -> int:
         """How many keys there are."""
-        ...
 
 
 class WriteTransaction(ReadTransaction, Protocol):
@@ -88,19 +84,15 @@ class WriteTransaction(ReadTransaction, Protocol):
 
     def get_many(self, table: str, keys: Sequence[bytes]) -> list[bytes | None]:
         """The value of each key, or None; for keys that are then put, and not looked up again."""
-        ...
 
     def put(self, table: str, key: bytes, value: bytes) -> None:
         """Set `key`."""
-        ...
 
     def put_many(self, table: str, pairs: Iterable[tuple[bytes, bytes]]) -> None:
         """Set many keys; fastest when they ascend."""
-        ...
 
     def delete(self, table: str, key: bytes) -> bool:
         """Remove `key`; whether it was there."""
-        ...
 
 
 class KeyValueStore(Protocol):
@@ -113,7 +105,6 @@ class KeyValueStore(Protocol):
             CorruptionError: the store noticed that its file is damaged.
             StorageFailedError: a commit failed, so the newest snapshot is unknown.
         """
-        ...
 
     def write(self) -> AbstractContextManager[WriteTransaction]:
         """A write transaction, committed and durable at the end of its block.
@@ -124,11 +115,9 @@ class KeyValueStore(Protocol):
             OSError: the device failed, now or in an earlier transaction, and what is on it is
                 unknown. Its errno is always EIO.
         """
-        ...
 
     def close(self) -> None:
         """Close; no transaction may be open."""
-        ...
 
 
 class _LmdbTransaction:

@@ -28,15 +28,12 @@ class BatchWorker(Protocol[T_contra]):
 
         Called in the event loop. The thread may learn of it only at the end of the loop's turn.
         """
-        ...
 
     def close(self) -> None:
         """Handle what is queued, then end the thread; waits for it."""
-        ...
 
     def abandon(self) -> None:
         """Handle and report nothing more, without waiting: the thread may hang in a device."""
-        ...
 
 
 class Workers(Protocol):
@@ -54,7 +51,6 @@ class Workers(Protocol):
         Each posted result reaches `done` in the event loop, in order. An exception from `handle`
         reaches `failed` there, once; the worker then handles nothing more.
         """
-        ...
 
     async def run(
         self, pool: str, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs
@@ -63,7 +59,6 @@ class Workers(Protocol):
 
         Cancelling the caller does not stop a function that has begun.
         """
-        ...
 
     async def run_through(
         self, pool: str, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs
@@ -73,16 +68,13 @@ class Workers(Protocol):
         Cancelled before the function has begun, the caller ends at once. After that it ends with
         the function, or when it is cancelled once more.
         """
-        ...
 
     async def drained(self) -> None:
         """Wait until every function of every pool has ended, also those of cancelled callers."""
-        ...
 
     @property
     def is_idle(self) -> bool:
         """Whether `drained` would not have to wait."""
-        ...
 
 
 class _ThreadBatchWorker(Generic[T, R]):

@@ -62,20 +62,16 @@ class Digester(Protocol):
     @property
     def type(self) -> DigestType:
         """The type that this object computes."""
-        ...
 
     @property
     def size_bytes(self) -> int:
         """Bytes of one digest, 0 for DUMMY."""
-        ...
 
     def digest(self, header: BytesLike, payload: BytesLike) -> bytes:
         """The digest of one packet's header followed by its payload."""
-        ...
 
     def digest_many(self, headers: Headers, payloads: Sequence[BytesLike]) -> bytes:
         """The digests of at least one packet back to back; as many headers as payloads."""
-        ...
 
 
 class Crc32cDigester:
