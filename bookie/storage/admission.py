@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from bookie.env import Failpoints, Outcome
 from bookie.errors import BookieError, DiskFullError
@@ -114,7 +115,7 @@ class Admission:
         request = self._request(state, key)
         self._put(request, encode_lac(state.ledger_id, packet))
         request.synced = False
-        request.complete = _Introduced(state)
+        request.complete = partial(_introduced, state)
         state.take_lac(packet)
         self.mark_dirty(state)
         self.submit_with_next(request)
@@ -124,15 +125,30 @@ class Admission:
         if state.fenced and state.fence_durable:
             return Waiter.of(OK)
         waiter: Waiter = Outcome()
+
+        def fenced_before(done: JournalRequest) -> None:
+            error = done.error
+            if error is None and not state.fence_durable:
+                error = DiskFullError("the journal had no room for the fence")
+            _resolve(waiter, error)
+
+        def fence_done(done: JournalRequest) -> None:
+            state.fence_queued = False
+            if done.error is None:
+                _introduced(state, done)
+                state.fence_durable = True
+                self.failpoints.hit("fence.before_ack")
+            _resolve(waiter, done.error)
+
         if state.fence_queued:
-            # The record is in the queue before us: what became of it is known when we are done.
-            self.submit(JournalRequest(RequestKind.FORCE, _FencedBefore(state, waiter)))
+            # An earlier record is in the queue. Its outcome is known when this request is done.
+            self.submit(JournalRequest(RequestKind.FORCE, fenced_before))
             return waiter
         request = self._request(state, key, essential=True)
         self._put(request, encode_fence(state.ledger_id, state.key_digest or b""))
         state.fenced = state.fence_queued = True
         self.mark_dirty(state)
-        request.complete = _FenceDone(state, waiter, self.failpoints)
+        request.complete = fence_done
         self.submit(request)
         return waiter
 
@@ -198,7 +214,7 @@ class Admission:
         request = self._request(state, None)
         if request.introduces:
             request.synced = False
-            request.complete = _Introduced(state)
+            request.complete = partial(_introduced, state)
             self.submit_with_next(request)
 
     def _put(self, request: JournalRequest, head: bytes, *rest: bytes | memoryview) -> None:
@@ -207,26 +223,16 @@ class Admission:
         request.records += 1
 
 
+@dataclass(slots=True, eq=False)
 class _AddDone:
-    """Completes one add: the run learns where it is, the waiter hears the outcome."""
+    """Completes one add: the run learns where it is, the waiter gets the outcome."""
 
-    __slots__ = ("admission", "delta", "run", "runs", "state", "waiter")
-
-    def __init__(
-        self,
-        runs: LedgerRuns,
-        run: Run,
-        delta: int,
-        waiter: Waiter,
-        admission: Admission,
-        state: LocalLedger,
-    ) -> None:
-        self.runs = runs
-        self.run = run
-        self.delta = delta
-        self.waiter = waiter
-        self.admission = admission
-        self.state = state
+    runs: LedgerRuns
+    run: Run
+    delta: int
+    waiter: Waiter
+    admission: Admission
+    state: LocalLedger
 
     def __call__(self, request: JournalRequest) -> None:
         if request.error is not None:
@@ -243,53 +249,6 @@ class _AddDone:
                 self.admission.introduce(state)
             self.admission.failpoints.hit("add.before_ack")
         _resolve(self.waiter, request.error)
-
-
-class _FenceDone:
-    """Completes one fence."""
-
-    __slots__ = ("failpoints", "state", "waiter")
-
-    def __init__(self, state: LocalLedger, waiter: Waiter, failpoints: Failpoints) -> None:
-        self.state = state
-        self.waiter = waiter
-        self.failpoints = failpoints
-
-    def __call__(self, request: JournalRequest) -> None:
-        self.state.fence_queued = False
-        if request.error is None:
-            _introduced(self.state, request)
-            self.state.fence_durable = True
-            self.failpoints.hit("fence.before_ack")
-        _resolve(self.waiter, request.error)
-
-
-class _FencedBefore:
-    """Completes a fence that found another one in the queue, with what became of that one."""
-
-    __slots__ = ("state", "waiter")
-
-    def __init__(self, state: LocalLedger, waiter: Waiter) -> None:
-        self.state = state
-        self.waiter = waiter
-
-    def __call__(self, request: JournalRequest) -> None:
-        error = request.error
-        if error is None and not self.state.fence_durable:
-            error = DiskFullError("the journal had no room for the fence")
-        _resolve(self.waiter, error)
-
-
-class _Introduced:
-    """Completes an explicit LAC or a ledger's key; no request waits for these."""
-
-    __slots__ = ("state",)
-
-    def __init__(self, state: LocalLedger) -> None:
-        self.state = state
-
-    def __call__(self, request: JournalRequest) -> None:
-        _introduced(self.state, request)
 
 
 def _introduced(state: LocalLedger, request: JournalRequest) -> None:
