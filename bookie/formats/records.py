@@ -319,7 +319,8 @@ def _parse_plain(kind: int, body: memoryview) -> Record | None:
             return LimboRecord(
                 ledger_id, kind != RecordType.UNLIMBO, kind != RecordType.LIMBO_UNFENCED
             )
-    return None
+        case _:
+            return None
 
 
 def _sized(body: memoryview, size: int) -> memoryview:

@@ -23,19 +23,17 @@ from typing import ParamSpec
 
 from bookie.env import Environment
 from bookie.errors import CorruptionError, DiskFullError, StorageFailedError
-from bookie.formats.blocks import FileKind
 from bookie.formats.index_rows import LedgerIndexRow, Mark
 from bookie.storage.admission import Admission
-from bookie.storage.files import FileTable
+from bookie.storage.files import FileTable, SealedFile
 from bookie.storage.index.entry_index import (
     CheckpointChange,
     CommitResult,
     Index,
     LedgerChange,
-    SealedFile,
 )
 from bookie.storage.index.relocation import Relocation
-from bookie.storage.journal.group_commit import JournalRequest, RequestKind, RolledFile
+from bookie.storage.journal.group_commit import JournalRequest, RequestKind
 from bookie.storage.ledger_state import LocalLedger
 from bookie.storage.memtable import Memtable
 from bookie.storage.removal import Removal
@@ -143,9 +141,9 @@ class Checkpointer:
             return (self._admission.memtable,)
         return (self._immutable.memtable, self._admission.memtable)
 
-    def rolled(self, file: RolledFile) -> None:
+    def sealed(self, file: SealedFile) -> None:
         """A journal file took its last block."""
-        self._sealed.append(SealedFile(file.number, FileKind.JOURNAL, file.end_offset))
+        self._sealed.append(file)
 
     async def run(self) -> None:
         """Make one checkpoint; concurrent callers queue up.

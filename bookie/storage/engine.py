@@ -490,7 +490,7 @@ class Engine:
             self.admission.journal_file = number
         self.page_cache.wrote(block.file_number, block.durable_upto)
         for rolled in block.rolled:
-            self._checkpointer.rolled(rolled)
+            self._checkpointer.sealed(rolled)
         written = 0
         self._queue.reported(block.requests)
         try:

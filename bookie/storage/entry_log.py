@@ -22,8 +22,7 @@ from bookie.formats.records import (
     encode_link,
 )
 from bookie.storage.block_file import BlockFile
-from bookie.storage.files import create_file, file_name, publish_file
-from bookie.storage.index.entry_index import SealedFile
+from bookie.storage.files import SealedFile, create_file, file_name, publish_file
 from bookie.storage.window import Buffer
 
 

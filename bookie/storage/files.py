@@ -11,6 +11,7 @@ import errno
 import os
 import threading
 from collections import OrderedDict
+from dataclasses import dataclass
 
 from bookie.env import Disk, File, Readable, is_disk_full
 from bookie.errors import DiskFullError
@@ -25,6 +26,15 @@ TEMPORARY_SUFFIX = ".tmp"
 _SUFFIX = {FileKind.JOURNAL: ".journal", FileKind.ENTRY_LOG: ".log"}
 OPEN_FILES_MAX = 256
 """Files kept open for reading."""
+
+
+@dataclass(frozen=True, slots=True)
+class SealedFile:
+    """A file that will not grow any more."""
+
+    number: int
+    kind: int
+    size_bytes: int
 
 
 def file_name(kind: FileKind, number: int) -> str:

@@ -312,12 +312,11 @@ class LedgerRuns:
 class Memtable:
     """Everything accepted between two checkpoints."""
 
-    __slots__ = ("entries", "ledgers", "payload_bytes")
+    __slots__ = ("entries", "ledgers")
 
     def __init__(self) -> None:
         self.ledgers: dict[int, LedgerRuns] = {}
         self.entries = 0
-        self.payload_bytes = 0
 
     def append(self, ledger_id: int, run: Run) -> LedgerRuns:
         """Accept `run`; returns where to report that it was written."""

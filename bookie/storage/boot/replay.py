@@ -27,9 +27,7 @@ from bookie.formats.records import LinkRecord
 from bookie.formats.tail import Verdict, evaluate, gather_evidence
 from bookie.storage.boot.replay_batch import LoadRows, ReplayBatch
 from bookie.storage.entry_log import EntryLogWriter, state_records
-from bookie.storage.files import read_header
-from bookie.storage.index.entry_index import SealedFile
-from bookie.storage.journal.group_commit import Predecessor
+from bookie.storage.files import SealedFile, read_header
 from bookie.storage.scan import (
     BlockGroup,
     BlockRun,
@@ -55,9 +53,8 @@ class ReplayOutcome:
     batch: ReplayBatch
     """What is not committed yet."""
     sealed: list[SealedFile] = field(default_factory=list)
-    predecessor: Predecessor | None = None
-    """The last journal file, for the link of the next one."""
-    sequence: int = 0
+    predecessor: LinkRecord | None = None
+    """Names the last journal file and its end, for the next one."""
     blocks: int = 0
     entries: int = 0
 
@@ -175,7 +172,7 @@ class Replay:
                 self._advance(file.size() - end)
                 self.outcome.sealed.append(SealedFile(header.number, header.kind, end))
                 if header.kind is FileKind.JOURNAL:
-                    self.outcome.predecessor = Predecessor(header.number, header.nonce, end)
+                    self.outcome.predecessor = LinkRecord(header.number, header.nonce, end)
             finally:
                 file.forget(0, 0)
                 file.close()
@@ -243,7 +240,7 @@ class Replay:
                 sequence = group.sequence
                 self._commit_batch(Mark(header.number, end, sequence, header.nonce))
         self.outcome.sealed.append(SealedFile(header.number, FileKind.JOURNAL, end))
-        self.outcome.predecessor = Predecessor(header.number, header.nonce, end)
+        self.outcome.predecessor = LinkRecord(header.number, header.nonce, end)
 
     def _blocks_of(
         self,
@@ -271,7 +268,6 @@ class Replay:
         while True:
             for run in runs(file, header, offset, sequence):
                 offset, sequence = run.end, run.sequence
-                self.outcome.sequence = max(self.outcome.sequence, sequence)
                 self.outcome.blocks += len(run)
                 yield run
             strange = left_by_no_crash(file, header, offset, sequence, room_after=room_after)

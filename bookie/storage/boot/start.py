@@ -40,12 +40,12 @@ from bookie.storage.directories import Directories
 from bookie.storage.files import (
     TEMPORARY_SUFFIX,
     FileTable,
+    SealedFile,
     file_name,
     parse_file_name,
 )
 from bookie.storage.index.entry_index import (
     INDEX_FORMAT_VERSION,
-    INTEGRITY_SOUND,
     INTEGRITY_SUSPECT,
     META_BOOKIE,
     META_BOOT_ID,
@@ -57,7 +57,6 @@ from bookie.storage.index.entry_index import (
     CheckpointChange,
     CommitResult,
     Index,
-    SealedFile,
 )
 from bookie.storage.index.opening import open_index
 from bookie.storage.index.page_walk import first_ledger_with_pages
@@ -80,7 +79,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class BootReport:
-    """What boot found, for the log and for the node's decision about integrity."""
+    """What boot found, for the log."""
 
     clean: bool
     """Whether the last process stopped in order."""
@@ -91,7 +90,6 @@ class BootReport:
     seconds: float
     corrupt: tuple[str, ...]
     """One sentence for each damage to something that had been durable."""
-    needs_integrity_check: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +100,6 @@ class Booted:
     files: FileTable
     next_number: Callable[[], int]
     writer: JournalWriter
-    mark: Mark
     states: dict[int, LocalLedger]
     indexed_max: int
     """No ledger above it has a row or pages in the index, unless `states` have it."""
@@ -241,14 +238,12 @@ class Boot:
             entries=outcome.entries,
             seconds=self._env.clock.monotonic() - started,
             corrupt=tuple(dict.fromkeys(self._corrupt)),
-            needs_integrity_check=integrity != INTEGRITY_SOUND,
         )
         return Booted(
             index,
             files,
             self._next_number,
             writer,
-            mark,
             states,
             indexed_max,
             committed.dead_files,

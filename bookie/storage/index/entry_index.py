@@ -45,6 +45,7 @@ from bookie.formats.index_rows import (
 )
 from bookie.formats.pages import SLOTS_PER_PAGE, decode_pages
 from bookie.ids import NO_ENTRY
+from bookie.storage.files import SealedFile
 from bookie.storage.index.cached_pages import CachedPages
 from bookie.storage.index.lookup import look_up, stored_pages
 from bookie.storage.index.page_deletions import (
@@ -120,15 +121,6 @@ class LedgerChange:
     ledger_id: int
     row: LedgerIndexRow
     table: LocationTable = EMPTY_TABLE
-
-
-@dataclass(frozen=True, slots=True)
-class SealedFile:
-    """A file that will not grow any more."""
-
-    number: int
-    kind: int
-    size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 
 from bookie.config import StorageSettings
 from bookie.env import Environment, File, is_disk_full
@@ -41,9 +41,9 @@ from bookie.formats.blocks import (
     block_size_on_disk,
 )
 from bookie.formats.index_rows import Mark
-from bookie.formats.records import encode_link
+from bookie.formats.records import LinkRecord, encode_link
 from bookie.storage.block_file import BlockFile
-from bookie.storage.files import create_file, file_name
+from bookie.storage.files import SealedFile, create_file, file_name
 from bookie.storage.window import Buffer
 from bookie.telemetry import Metrics
 
@@ -101,14 +101,6 @@ class JournalRequest:
     """Set when the request was refused; nothing of it was written."""
 
 
-@dataclass(frozen=True, slots=True)
-class RolledFile:
-    """A journal file that took its last block and ends at `end_offset`."""
-
-    number: int
-    end_offset: int
-
-
 @dataclass(slots=True, eq=False)
 class BlockFigures:
     """What one block took."""
@@ -145,7 +137,8 @@ class BlockDone:
     """The file that the journal is in now; the files before it are durable."""
     durable_upto: int
     """In that file."""
-    rolled: tuple[RolledFile, ...] = ()
+    rolled: tuple[SealedFile, ...] = ()
+    """Journal files that took their last block."""
     created: tuple[tuple[int, str], ...] = ()
     """Number and path of files that exist since."""
     figures: BlockFigures = field(default_factory=BlockFigures)
@@ -160,15 +153,6 @@ class _OpenJournal(BlockFile):
     durable_upto: int = FILE_HEADER_SIZE_BYTES
     waits_for_first_block: bool = False
     """True after a roll: a start would take a file that ends here for one that was cut."""
-
-
-@dataclass(frozen=True, slots=True)
-class Predecessor:
-    """The file before the journal's first one, as that file's link will name it."""
-
-    number: int
-    nonce: bytes
-    end: int
 
 
 class JournalWriter:
@@ -194,7 +178,7 @@ class JournalWriter:
         self._next_number = next_number
         self._release_reserve = release_reserve
         self._link: bytes = b""
-        self._rolled: list[RolledFile] = []
+        self._rolled: list[SealedFile] = []
         self._created: list[tuple[int, str]] = []
         self._is_open = False
         self._figures = BlockFigures()
@@ -206,16 +190,17 @@ class JournalWriter:
         file: File,
         path: str,
         size_bytes: int,
-        predecessor: Predecessor | None,
+        link: LinkRecord | None,
     ) -> Mark:
         """Begin with a file that boot has published; returns the mark of its start.
 
-        `size_bytes` of the file are allocated; it grows up to the size of a journal file.
+        `size_bytes` of the file are allocated; it grows up to the size of a journal file. The first
+        block will hold `link`, which names the file before.
         """
         self.current = _OpenJournal(file, header, path=path, size_bytes=size_bytes)
         self._is_open = True
-        if predecessor is not None:
-            self._link = encode_link(predecessor.number, predecessor.nonce, predecessor.end)
+        if link is not None:
+            self._link = encode_link(*astuple(link))
         return Mark(header.number, FILE_HEADER_SIZE_BYTES, 0, header.nonce)
 
     def handle(self, items: list[JournalRequest], post: Callable[[BlockDone], None]) -> None:
@@ -474,7 +459,7 @@ class JournalWriter:
             waits_for_first_block=True,
         )
         self._link = encode_link(old.header.number, old.header.nonce, old.end)
-        self._rolled.append(RolledFile(old.header.number, old.end))
+        self._rolled.append(SealedFile(old.header.number, FileKind.JOURNAL, old.end))
         self._created.append((number, path))
         self._env.failpoints.hit("journal.after_roll")
 

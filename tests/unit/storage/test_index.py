@@ -22,6 +22,7 @@ from bookie.formats.index_rows import (
 )
 from bookie.formats.pages import page_key
 from bookie.ids import MAX_ID
+from bookie.storage.files import SealedFile
 from bookie.storage.index import entry_index
 from bookie.storage.index.entry_index import (
     INTEGRITY_IN_LIMBO,
@@ -34,7 +35,6 @@ from bookie.storage.index.entry_index import (
     CheckpointChange,
     Index,
     LedgerChange,
-    SealedFile,
 )
 from bookie.storage.index.page_deletions import META_DELETING, PAGES_DELETED_MAX
 from bookie.storage.index.relocation import Relocation
