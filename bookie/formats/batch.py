@@ -202,6 +202,11 @@ class EntryBatch:
         return EntryBatch(self.ledger_id, first_entry_id, steps, self.sizes[start:end], payload)
 
 
+def batch_of(ledger_id: int, ids: Ids, sizes: Sizes, payload: bytes | memoryview) -> EntryBatch:
+    """The batch of entries with these ids, which ascend; at least one."""
+    return EntryBatch(ledger_id, int(ids[0]), _without_trivial(ids[1:] - ids[:-1]), sizes, payload)
+
+
 def headers_of(batch: EntryBatch) -> tuple[Ids, Ids, Ids, Ids]:
     """The four numbers of every packet's header: ledger ids, entry ids, LACs, lengths.
 

@@ -11,9 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
-from bookie.formats.batch import EntryBatch, headers_of
+from bookie.formats.batch import EntryBatch, batch_of, headers_of
 from bookie.formats.pages import SLOTS_PER_PAGE
 from bookie.ids import Status
 from bookie.storage.block_check import BlockCheck, DigestSizes
@@ -246,7 +245,9 @@ class EntryFetch:
         if not len(self.ids):
             return None
         sizes = self.window.sizes[self.ids - self.window.first]
-        batch = _batch(self._ledger_id, self.ids, sizes, self.payload())
+        payload = self.payload()
+        view = payload if isinstance(payload, bytes) else memoryview(payload)
+        batch = batch_of(self._ledger_id, self.ids, sizes, view)
         ledger_ids, entry_ids, _, _ = headers_of(batch)
         wrong = np.flatnonzero((ledger_ids != self._ledger_id) | (entry_ids != self.ids))
         if not len(wrong):
@@ -259,16 +260,3 @@ class EntryFetch:
 
 def _being_removed(number: int) -> FileNotFoundError:
     return FileNotFoundError(errno.ENOENT, f"file number {number} is being removed")
-
-
-def _batch(ledger_id: int, ids: Ids, sizes: npt.NDArray[np.int64], payload: Buffer) -> EntryBatch:
-    steps = ids[1:] - ids[:-1]
-    contiguous = bool(np.all(steps == 1))
-    view = payload if isinstance(payload, bytes) else memoryview(payload)
-    return EntryBatch(
-        ledger_id=ledger_id,
-        first_entry_id=int(ids[0]),
-        steps=None if contiguous else steps,
-        sizes=sizes,
-        payload=view,
-    )

@@ -58,13 +58,8 @@ class LocationTable:
         low = int(np.searchsorted(self.ids, window.first, "left"))
         high = int(np.searchsorted(self.ids, window.last, "right"))
         if low < high:
-            part = slice(low, high)
-            window.put(
-                self.ids[part],
-                self.files[part].astype(np.int64),
-                self.offsets[part].astype(np.int64),
-                self.sizes[part].astype(np.int64),
-            )
+            part = self.at(slice(low, high))
+            window.put(part.ids, part.files, part.offsets, part.sizes)
 
     def parts(self, page: int) -> Iterator[LocationTable]:
         """The same locations in pieces of about `PART_ENTRIES`; none at all of an empty table.
@@ -78,10 +73,7 @@ class LocationTable:
             stop = start + PART_ENTRIES
             if stop < len(self.ids):
                 stop = int(self.ids.searchsorted(self.ids[stop] // page * page))
-            part = slice(start, stop)
-            yield LocationTable(
-                self.ids[part], self.files[part], self.offsets[part], self.sizes[part]
-            )
+            yield self.at(slice(start, stop))
             start = stop
 
     def location(self, entry_id: int) -> Location | None:
@@ -97,21 +89,28 @@ EMPTY_TABLE = LocationTable(
 )
 
 
+def concatenated(tables: Sequence[LocationTable]) -> LocationTable:
+    """Tables one behind the other; of several ledgers, say."""
+    if len(tables) == 1:
+        return tables[0]
+    return LocationTable(
+        np.concatenate([table.ids for table in tables]),
+        np.concatenate([table.files for table in tables]),
+        np.concatenate([table.offsets for table in tables]),
+        np.concatenate([table.sizes for table in tables]),
+    )
+
+
 def merge_tables(tables: list[LocationTable]) -> LocationTable:
     """One table; of an id in several tables the last one wins."""
     if not tables:
         return EMPTY_TABLE
-    ids = np.concatenate([table.ids for table in tables])
-    files = np.concatenate([table.files for table in tables])
-    offsets = np.concatenate([table.offsets for table in tables])
-    sizes = np.concatenate([table.sizes for table in tables])
-    if bool(np.all(ids[1:] > ids[:-1])):
-        return LocationTable(ids, files, offsets, sizes)
-    order = np.argsort(ids, kind="stable")
-    ids = ids[order]
-    last_of_id = np.append(ids[1:] != ids[:-1], True)
-    order = order[last_of_id]
-    return LocationTable(ids[last_of_id], files[order], offsets[order], sizes[order])
+    whole = concatenated(tables)
+    if bool(np.all(whole.ids[1:] > whole.ids[:-1])):
+        return whole
+    order = np.argsort(whole.ids, kind="stable")
+    ids = whole.ids[order]
+    return whole.at(order[np.append(ids[1:] != ids[:-1], True)])
 
 
 def table_of_runs(runs: Sequence[Run]) -> LocationTable:

@@ -54,7 +54,7 @@ class Window:
         self.sizes: Ids = np.zeros(span, dtype=np.int64)
         self.memory: list[Buffer] = []
 
-    def put(self, ids: Ids, files: Ids | int, offsets: Ids, sizes: Sizes) -> None:
+    def put(self, ids: Ids, files: Sizes | int, offsets: Sizes, sizes: Sizes) -> None:
         """Lay locations over the window; all `ids` lie in it."""
         where = ids - self.first
         self.files[where] = files

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from bookie.env import WriteTransaction
 from bookie.formats.pages import COLUMNS, SLOTS_PER_PAGE, decode_pages, encode_pages, page_key
-from bookie.storage.memtable import PART_ENTRIES, LocationTable
+from bookie.storage.memtable import PART_ENTRIES, LocationTable, concatenated
 
 Ids = npt.NDArray[np.int64]
 U32 = npt.NDArray[np.uint32]
@@ -71,7 +71,7 @@ class SlotWriter:
         positions = np.array([position for position, _ in parts], np.int64)
         lengths = np.array([len(table.ids) for _, table in parts], np.int64)
         begins = np.cumsum(lengths) - lengths
-        table = _joined([table for _, table in parts])
+        table = concatenated([table for _, table in parts])
         page_of = table.ids // SLOTS_PER_PAGE
         differs = page_of[1:] != page_of[:-1]
         # Whatever its number, the first page of a part is no page of the one before.
@@ -133,15 +133,3 @@ class SlotWriter:
             numbers, totals = unique.tolist(), np.bincount(inverse, weights=sizes).tolist()
         for number, total in zip(numbers, totals, strict=True):
             self.live_delta[number] = self.live_delta.get(number, 0) + sign * int(total)
-
-
-def _joined(tables: list[LocationTable]) -> LocationTable:
-    """Tables of several ledgers, one behind the other."""
-    if len(tables) == 1:
-        return tables[0]
-    return LocationTable(
-        np.concatenate([table.ids for table in tables]),
-        np.concatenate([table.files for table in tables]),
-        np.concatenate([table.offsets for table in tables]),
-        np.concatenate([table.sizes for table in tables]),
-    )

@@ -19,7 +19,7 @@ import numpy as np
 
 from bookie.env import Disk, Environment, is_disk_full
 from bookie.errors import DiskFullError, FormatError
-from bookie.formats.batch import EntryBatch
+from bookie.formats.batch import EntryBatch, batch_of
 from bookie.formats.blocks import (
     FILE_HEADER_SIZE_BYTES,
     FileHeader,
@@ -38,7 +38,7 @@ from bookie.storage.files import (
     read_header,
 )
 from bookie.storage.index.relocation import MovedEntries, Relocation
-from bookie.storage.reclaim.live_scan import LiveEntries, batch_of, gather
+from bookie.storage.reclaim.live_scan import LiveEntries, gather
 from bookie.storage.scan import link_of
 from bookie.storage.window import Buffer
 

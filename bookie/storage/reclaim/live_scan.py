@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from bookie.env import Disk, File
-from bookie.formats.batch import EntryBatch
+from bookie.formats.batch import EntryBatch, batch_of
 from bookie.formats.blocks import (
     BLOCK_HEADER_SIZE_BYTES,
     FILE_HEADER_SIZE_BYTES,
@@ -208,13 +208,6 @@ def _look_at(index: Index, number: int, group: BlockGroup, gone: dict[int, bool]
             batch = batch_of(ledger_id, ids[alive], sizes[alive], payload)
             found.live.append(LiveEntries(batch, number, offsets[alive].astype(np.uint32)))
     return found
-
-
-def batch_of(ledger_id: int, ids: Ids, sizes: U32, payload: bytes | memoryview) -> EntryBatch:
-    """A batch of entries with ascending ids."""
-    steps = np.diff(ids)
-    contiguous = bool((steps == 1).all())
-    return EntryBatch(ledger_id, int(ids[0]), None if contiguous else steps, sizes, payload)
 
 
 def gather(body: bytes | memoryview, starts: Ids, sizes: U32) -> bytes:
