@@ -19,10 +19,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import ParamSpec
+from functools import partial
 
 from bookie.env import Environment
-from bookie.errors import CorruptionError, DiskFullError, StorageFailedError
+from bookie.errors import CorruptionError, DiskFullError
 from bookie.formats.index_rows import LedgerIndexRow, Mark
 from bookie.storage.admission import Admission
 from bookie.storage.files import FileTable, SealedFile
@@ -38,8 +38,6 @@ from bookie.storage.ledger_state import LocalLedger
 from bookie.storage.memtable import Memtable
 from bookie.storage.removal import Removal
 from bookie.telemetry import Metrics
-
-P = ParamSpec("P")
 
 RELOCATED_ENTRIES = 2048
 """Entries that follow into a log in one transaction, which keeps the interpreter busy."""
@@ -153,7 +151,7 @@ class Checkpointer:
         Raises:
             DiskFullError: the index has no room; nothing was lost, and the next run tries again.
             CorruptionError: a page that had to be changed is damaged; nothing was changed.
-            StorageFailedError: the device failed; the process must end.
+            OSError: the device failed; the process must end.
         """
         async with self._lock:
             await self._run({})
@@ -177,7 +175,8 @@ class Checkpointer:
         newest = self._admission.journal_file
         self._env.failpoints.hit("checkpoint.before_commit")
         removed = list(self._removed)
-        committed = await self._in_index(self._commit, immutable, mark, rows, removed, meta, newest)
+        commit = partial(self._commit, immutable, mark, rows, removed, meta, newest)
+        committed = await self._in_index(commit)
         self._env.failpoints.hit("checkpoint.after_commit")
         self._index.cached_pages.forget([*immutable.dirty, *committed.thinned])
         self._immutable = None
@@ -197,7 +196,7 @@ class Checkpointer:
         """
         async with self._lock:
             removed = list(self._removed)
-            committed = await self._in_index(self._commit_deletions, removed)
+            committed = await self._in_index(partial(self._commit_deletions, removed))
             # A read that began before the deletion may have brought some back.
             self._index.cached_pages.forget(committed.thinned)
             del self._removed[: len(removed)]
@@ -208,20 +207,19 @@ class Checkpointer:
         mark = self._index.mark()
         if mark is None:
             raise CorruptionError("the index has lost its mark")
-        with self._metrics.index_commit_seconds.time():
-            return self._index.commit(CheckpointChange(mark, removed_files=removed))
+        return self._index.commit(CheckpointChange(mark, removed_files=removed))
 
-    async def _in_index(
-        self, commit: Callable[P, CommitResult], *args: P.args, **kwargs: P.kwargs
-    ) -> CommitResult:
+    async def _in_index(self, commit: Callable[[], CommitResult]) -> CommitResult:
         """Commit in the index thread; a full device gives up its reserve for the next attempt."""
         try:
-            return await self._env.workers.run("index", commit, *args, **kwargs)
+            return await self._env.workers.run("index", self._timed, commit)
         except DiskFullError:
             self._release_reserve()
             raise
-        except OSError as error:
-            raise StorageFailedError(f"the index failed: {error}") from error
+
+    def _timed(self, commit: Callable[[], CommitResult]) -> CommitResult:
+        with self._metrics.index_commit_seconds.time():
+            return commit()
 
     def _swap(self) -> _Immutable:
         """Step 1. From here on new adds go to a new memtable."""
@@ -272,8 +270,7 @@ class Checkpointer:
             meta=meta,
             newest_journal=newest_journal,
         )
-        with self._metrics.index_commit_seconds.time():
-            return self._index.commit(change)
+        return self._index.commit(change)
 
     async def relocate(self, change: Relocation) -> None:
         """Have the index follow entries into a new log, then remove what is dead by that.
@@ -301,22 +298,17 @@ class Checkpointer:
         run, failpoints = self._env.workers.run, self._env.failpoints
         failpoints.hit("compaction.before_commit")
         try:
-            committed = await run("index", self._commit_relocation, part, is_last)
+            commit = partial(self._index.relocate, part, is_last=is_last)
+            committed = await run("index", self._timed, commit)
         except DiskFullError:
             if is_first:
                 self._files.remove(part.number)
                 await run("index", self._env.disk.unlink, part.path)
             raise
-        except OSError as error:
-            raise StorageFailedError(f"the index failed: {error}") from error
         self._index.cached_pages.forget(entries.ledger_id for entries in part.moved)
         failpoints.hit("compaction.after_commit")
         self._metrics.index_pages_total.inc(committed.pages)
         return committed
-
-    def _commit_relocation(self, part: Relocation, is_last: bool) -> CommitResult:
-        with self._metrics.index_commit_seconds.time():
-            return self._index.relocate(part, is_last=is_last)
 
     async def _remove_dead(self, committed: CommitResult, failpoint: str) -> None:
         """Step 6. The row of a removed file goes with the next transaction."""

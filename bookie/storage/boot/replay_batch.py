@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from bookie.formats.index_rows import LedgerIndexRow
 from bookie.formats.record_arrays import Ids, RecordArrays
@@ -25,7 +24,7 @@ from bookie.formats.records import (
 )
 from bookie.storage.index.entry_index import LedgerChange
 from bookie.storage.ledger_state import LocalLedger
-from bookie.storage.memtable import EMPTY_TABLE, LocationTable
+from bookie.storage.memtable import EMPTY_TABLE, LocationTable, concatenated
 
 LEDGERS_MAX = 100_000
 """Ledgers after which a batch is full, however few entries it has."""
@@ -45,11 +44,8 @@ class ReplayBatch:
         self.states: dict[int, LocalLedger] = {}
         self.entries = 0
         self._ledger_ids: list[Ids] = []
-        self._ids: list[Ids] = []
         self._lacs: list[Ids] = []
-        self._files: list[npt.NDArray[np.uint32]] = []
-        self._offsets: list[npt.NDArray[np.uint32]] = []
-        self._sizes: list[npt.NDArray[np.uint32]] = []
+        self._parts: list[LocationTable] = []
 
     @property
     def is_full(self) -> bool:
@@ -70,11 +66,15 @@ class ReplayBatch:
         if not len(offsets):
             return
         self._ledger_ids.append(records.ledger_ids)
-        self._ids.append(records.entry_ids)
         self._lacs.append(records.lacs)
-        self._files.append(np.full(len(offsets), file, np.uint32))
-        self._offsets.append(offsets.astype(np.uint32))
-        self._sizes.append(records.sizes.astype(np.uint32))
+        self._parts.append(
+            LocationTable(
+                records.entry_ids,
+                np.full(len(offsets), file, np.uint32),
+                offsets.astype(np.uint32),
+                records.sizes.astype(np.uint32),
+            )
+        )
         self.entries += len(offsets)
 
     def known_states(self) -> list[LocalLedger]:
@@ -92,16 +92,11 @@ class ReplayBatch:
         ]
 
     def _tables(self) -> dict[int, LocationTable]:
-        if not self._ids:
+        if not self._parts:
             return {}
         ledger_ids = np.concatenate(self._ledger_ids)
         lacs = np.concatenate(self._lacs)
-        whole = LocationTable(
-            np.concatenate(self._ids),
-            np.concatenate(self._files),
-            np.concatenate(self._offsets),
-            np.concatenate(self._sizes),
-        )
+        whole = concatenated(self._parts)
         if bool((ledger_ids[1:] < ledger_ids[:-1]).any()):
             # Stable: of an id that comes twice the last one wins.
             order = _stable_order(ledger_ids)

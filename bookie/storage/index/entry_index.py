@@ -388,10 +388,7 @@ class Index:
         Raises like `commit`.
         """
         with self._store.write() as txn:
-            data = txn.get("meta", META_MARK)
-            if data is None:
-                raise CorruptionError("the index has lost its mark")
-            at = decode_mark(data).file_number
+            at = _mark_in(txn).file_number
             limits = Limits.of(self._all_files(txn).rows, min(before_file, at))
             return forget(txn, ledger_ids, limits, at)
 
@@ -403,16 +400,14 @@ class Index:
         """
         with self._store.write() as txn:
             transaction = _Commit(txn, self._all_files(txn))
-            data = txn.get("meta", META_MARK)
-            if data is None:
-                raise CorruptionError("the index has lost its mark")
+            mark = _mark_in(txn)
             transaction.seal(SealedFile(change.number, FileKind.ENTRY_LOG, change.size_bytes))
             for ledger_id in change.deleted:
                 note_held(txn, ledger_id, HeldIn(logs=(change.number, change.number)))
             for entries in change.moved:
                 transaction.move(entries, change.number)
             transaction.write_files()
-            dead = transaction.dead_files(decode_mark(data)) if is_last else ()
+            dead = transaction.dead_files(mark) if is_last else ()
         self._all_files().update(transaction.files)
         return CommitResult({}, dead, transaction.pages, deletions_left=False)
 
@@ -545,6 +540,13 @@ class _Commit:
 
     def _file(self, number: int) -> FileRow | None:
         return self.files[number] if number in self.files else self._before.rows.get(number)
+
+
+def _mark_in(txn: ReadTransaction) -> Mark:
+    data = txn.get("meta", META_MARK)
+    if data is None:
+        raise CorruptionError("the index has lost its mark")
+    return decode_mark(data)
 
 
 def _files(txn: ReadTransaction) -> dict[int, FileRow]:

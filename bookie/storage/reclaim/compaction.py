@@ -26,7 +26,7 @@ from typing import NoReturn, ParamSpec, TypeVar
 
 from bookie.config import StorageSettings
 from bookie.env import Environment, Pause
-from bookie.errors import CorruptionError, DiskFullError, FormatError, StorageFailedError
+from bookie.errors import CorruptionError, DiskFullError, FormatError
 from bookie.formats.blocks import FILE_HEADER_SIZE_BYTES, FileKind
 from bookie.formats.index_rows import FileRow, FileState, LedgerIndexRow, Mark
 from bookie.storage.checkpoint import Checkpointer
@@ -432,10 +432,7 @@ class Compactor:
         try:
             while True:
                 began = self._env.clock.monotonic()
-                try:
-                    size = await self._env.workers.run(POOL, next, steps, None)
-                except OSError as error:
-                    raise StorageFailedError(f"a log could not be written: {error}") from error
+                size = await self._env.workers.run(POOL, next, steps, None)
                 if size is None:
                     return log
                 await self._pace(size, began)
