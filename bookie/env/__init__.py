@@ -20,7 +20,7 @@ from bookie.env.disk import (
     is_disk_full,
 )
 from bookie.env.failpoints import Failpoints
-from bookie.env.gather import gather
+from bookie.env.gather import beside, gather
 from bookie.env.kv import KeyValueStore, ReadTransaction, WriteTransaction, open_lmdb
 from bookie.env.outcome import Outcome
 from bookie.env.pause import Pause
@@ -45,6 +45,7 @@ __all__ = [
     "ThreadWorkers",
     "Workers",
     "WriteTransaction",
+    "beside",
     "boot_time_seconds",
     "gather",
     "is_disk_full",

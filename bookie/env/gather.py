@@ -1,9 +1,10 @@
-"""Several calls at once, as if they were one."""
+"""Several calls at once: as if they were one, or beside a block."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import AsyncIterator, Coroutine, Iterable
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -39,3 +40,18 @@ async def gather(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     if errors:
         raise errors[0] from None
     return [result for task in running for result in task.result()]
+
+
+@asynccontextmanager
+async def beside(work: Iterable[Coroutine[object, object, object]]) -> AsyncIterator[None]:
+    """Run `work` beside the block, and cancel it at the block's end.
+
+    If one call fails, the block is cancelled and the error comes out in a group.
+    """
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(one) for one in work]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()

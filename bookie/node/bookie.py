@@ -89,7 +89,8 @@ class Bookie:
         budget = ByteBudget(settings.in_flight_add_bytes_max)
         metrics.in_flight_add_bytes.set_function(lambda: budget.used)
         self._adds_in_flight = budget
-        self._watches = LacWatches(metrics.lac_watches.set)
+        self.watches = LacWatches(metrics.lac_watches.set)
+        """Who watches which ledger; `add_watch` adds to it."""
         self._closing = False
         self.set_read_only(COMMAND, read_only=settings.read_only)
 
@@ -207,7 +208,9 @@ class Bookie:
             return Outcome.of(_SHUTTING_DOWN)
         state = self._engine.states.get(command.ledger_id)
         if state is None or self._must_compare(state, command):
-            return self._add_later(command, max_lac)
+            outcome: Outcome[Reply] = Outcome()
+            self._spawn(self._add_after_load(command, max_lac, outcome))
+            return outcome
         return self._add_to(state, command, max_lac)
 
     def _must_compare(self, state: LocalLedger, command: AddCommand) -> bool:
@@ -240,13 +243,8 @@ class Bookie:
         metrics.entries_added_total.inc(len(batch.sizes))
         metrics.bytes_added_total.inc(len(batch.payload))
         if state.max_lac > lac_before:
-            self._watches.notify(state)
+            self.watches.notify(state)
         return waiter
-
-    def _add_later(self, command: AddCommand, max_lac: int) -> Outcome[Reply]:
-        outcome: Outcome[Reply] = Outcome()
-        self._spawn(self._add_after_load(command, max_lac, outcome))
-        return outcome
 
     async def _add_after_load(
         self, command: AddCommand, max_lac: int, outcome: Outcome[Reply]
@@ -324,7 +322,7 @@ class Bookie:
         return LacWatcher(self, callback)
 
     def add_watch(self, ledger_id: int, callback: LacCallback) -> None:
-        """Tell `callback` the ledger's state now and at every change, until `remove_watch`.
+        """Tell `callback` the ledger's state now and at every change; `watches` removes it.
 
         Raises:
             BadRequestError: the id is out of range, or too many ledgers are watched.
@@ -334,22 +332,18 @@ class Bookie:
             raise BadRequestError(f"ledger id {ledger_id} is out of range")
         if self._closing:
             raise ShuttingDownError("the bookie is stopping")
-        if len(self._watches) >= self.settings.lac_watches_max:
+        if len(self.watches) >= self.settings.lac_watches_max:
             raise BadRequestError("this bookie watches as many ledgers as it may")
         # Registered before the state is read: an update may come twice, never not at all.
-        self._watches.add(ledger_id, callback)
+        self.watches.add(ledger_id, callback)
         self._spawn(self._first_update(ledger_id, callback))
-
-    def remove_watch(self, ledger_id: int, callback: LacCallback) -> None:
-        """Stop telling `callback` about the ledger."""
-        self._watches.remove(ledger_id, callback)
 
     async def _first_update(self, ledger_id: int, callback: LacCallback) -> None:
         try:
             update = lac_state(await self._engine.load(ledger_id))
         except CorruptionError:
             update = LacState(ledger_id, NO_ENTRY, fenced=False, status=Status.IO_ERROR)
-        if self._watches.has(ledger_id, callback):
+        if self.watches.has(ledger_id, callback):
             callback(update)
 
     async def _lac(self, state: LocalLedger) -> LacReply:
@@ -389,13 +383,13 @@ class Bookie:
         fencing = self._engine.admission.fence(state, key)
         if not was_fenced:
             # At once: the fencer may be gone when it is durable, and watchers only take a hint.
-            self._watches.notify(state)
+            self.watches.notify(state)
         outcome = await fencing
         return state, None if outcome.status is Status.OK else outcome
 
     def _notify(self, state: LocalLedger, lac_before: int) -> None:
         if state.max_lac > lac_before:
-            self._watches.notify(state)
+            self.watches.notify(state)
 
     # --- reads -----------------------------------------------------------------------------
 
@@ -476,12 +470,12 @@ class LacWatcher:
         """Hear no more about the ledger."""
         if ledger_id in self._ledger_ids:
             self._ledger_ids.remove(ledger_id)
-            self._bookie.remove_watch(ledger_id, self._callback)
+            self._bookie.watches.remove(ledger_id, self._callback)
 
     def close(self) -> None:
         """Hear no more about anything."""
         for ledger_id in sorted(self._ledger_ids):
-            self._bookie.remove_watch(ledger_id, self._callback)
+            self._bookie.watches.remove(ledger_id, self._callback)
         self._ledger_ids.clear()
 
 

@@ -55,15 +55,11 @@ class ByteBudget:
         if self._waiting:
             self._admit()
 
-    def _fits(self, size: int) -> bool:
-        return self._used == 0 or self._used + size <= self._bytes_max
-
-    def _take(self, size: int) -> None:
-        self._used += size
-
     def _admit(self) -> None:
-        while self._waiting and self._fits(self._waiting[0][0]):
+        while self._waiting and (
+            not self._used or self._used + self._waiting[0][0] <= self._bytes_max
+        ):
             size, turn = self._waiting.popleft()
             if not turn.cancelled():
-                self._take(size)
+                self._used += size
                 turn.set_result(None)

@@ -35,7 +35,6 @@ from bookie.formats.ledger_metadata import LedgerMetadata
 from bookie.ids import MAX_ID, NO_ENTRY, Status
 from bookie.node.holdings import Holding, Missing, holdings, missing_of
 from bookie.node.limbo_entry import names
-from bookie.protocol.quorum import Stripe
 from bookie.storage.admission import Waiter
 from bookie.storage.engine import Engine
 from bookie.storage.index.entry_index import INTEGRITY_IN_LIMBO, INTEGRITY_SOUND
@@ -313,7 +312,6 @@ class IntegrityCheck:
 
     async def _answers(self, state: LocalLedger, holding: Holding) -> AsyncIterator[ReadResult]:
         """What reading `holding` from its start to its end brings: batches, and what failed."""
-        stripe = Stripe(holding.stripe.modulus, holding.stripe.first_residue, holding.stripe.count)
         following = holding.first
         while following <= holding.last:
             answer = await self._engine.read(
@@ -322,7 +320,7 @@ class IntegrityCheck:
                 holding.last,
                 entries_max=ENTRIES_PER_READ,
                 bytes_max=BYTES_PER_READ,
-                stripe=stripe,
+                stripe=holding.stripe,
             )
             if self._engine.failure is not None:
                 raise StorageFailedError(str(self._engine.failure))

@@ -35,11 +35,6 @@ class EntryReads:
         self._engine = engine
         self._settings = settings
 
-    def size_of(self, command: ReadCommand) -> int:
-        """Bytes that the answer may take."""
-        limit = self._settings.read_bytes_max
-        return min(command.max_bytes or limit, limit)
-
     def try_read(self, state: LocalLedger, command: ReadCommand) -> ReadReply | None:
         """What `read` returns, if it is one entry and no device has to be waited for; else None."""
         first = command.first_entry_id
@@ -70,13 +65,13 @@ class EntryReads:
         if first == last and not command.stripe_modulus:
             result = await self._read_one(state, first)
         else:
-            entries_max = self._settings.read_entries_max
+            entries_max, bytes_max = self._settings.read_entries_max, self._settings.read_bytes_max
             result = await self._engine.read(
                 state,
                 first,
                 last,
                 entries_max=min(command.max_entries or entries_max, entries_max),
-                bytes_max=self.size_of(command),
+                bytes_max=min(command.max_bytes or bytes_max, bytes_max),
                 stripe=_stripe(command),
             )
         return _reply(state, result)
@@ -84,19 +79,21 @@ class EntryReads:
     async def read_lac(self, state: LocalLedger) -> LacReply:
         """What this bookie knows about the end of the ledger."""
         if state.deleted or not state.exists:
-            return self._negative_lac(state, Status.NO_SUCH_LEDGER, "no such ledger")
+            status, message = _denial(state, Status.NO_SUCH_LEDGER, "no such ledger")
+            return LacReply(status, message, max_lac=state.max_lac, fenced=state.fenced)
         last_entry = b""
         result = await self._last_entry(state)
         if result is not None:
             if result.batch is None:
+                message = result.message or "the last entry cannot be read"
                 return LacReply(
-                    Status.IO_ERROR, result.message or "the last entry cannot be read", b"", b"",
-                    state.max_lac, state.fenced,
-                )  # fmt: skip
+                    Status.IO_ERROR, message, max_lac=state.max_lac, fenced=state.fenced
+                )
             last_entry = bytes(result.batch.payload)
         if state.limbo:
             # What is here may not be all that was acknowledged.
-            return self._negative_lac(state, Status.UNKNOWN_LEDGER_STATE, "in limbo")
+            status, message = _denial(state, Status.UNKNOWN_LEDGER_STATE, "")
+            return LacReply(status, message, max_lac=state.max_lac, fenced=state.fenced)
         return LacReply(Status.OK, "", last_entry, state.lac_packet, state.max_lac, state.fenced)
 
     async def entries(self, state: LocalLedger, first: int, last: int) -> AsyncIterator[IdRanges]:
@@ -168,12 +165,6 @@ class EntryReads:
             state.last_entry_id = highest
         return highest
 
-    def _negative_lac(self, state: LocalLedger, status: Status, message: str) -> LacReply:
-        if state.limbo:
-            status = Status.UNKNOWN_LEDGER_STATE
-            message = "this bookie may have lost entries of the ledger"
-        return LacReply(status, message, b"", b"", state.max_lac, state.fenced)
-
 
 def _reply(state: LocalLedger, result: ReadResult) -> ReadReply:
     following = min(result.next_entry_id, MAX_ID)
@@ -188,10 +179,15 @@ def _reply(state: LocalLedger, result: ReadResult) -> ReadReply:
 
 
 def _negative_read(state: LocalLedger, status: Status, message: str, following: int) -> ReadReply:
-    if state.limbo:
-        status = Status.UNKNOWN_LEDGER_STATE
-        message = "this bookie may have lost entries of the ledger"
+    status, message = _denial(state, status, message)
     return ReadReply(status, message, None, following, status, state.max_lac)
+
+
+def _denial(state: LocalLedger, status: Status, message: str) -> tuple[Status, str]:
+    """A negative answer, or in limbo that the answer is unknown."""
+    if state.limbo:
+        return Status.UNKNOWN_LEDGER_STATE, "this bookie may have lost entries of the ledger"
+    return status, message
 
 
 def problem_of(command: ReadCommand) -> str:
@@ -222,13 +218,7 @@ STRIPE_MODULUS_MAX = 1024
 def _first_wanted(command: ReadCommand) -> int:
     """The first id that the request wants; 0 if it asks for the last entry."""
     first = max(command.first_entry_id, 0)
-    stripe = _stripe(command)
-    if stripe.modulus == 0:
-        return first
-    position = (first - stripe.first_residue) % stripe.modulus
-    if position < stripe.count:
-        return first
-    return min(first + stripe.modulus - position, MAX_ID)
+    return min(_stripe(command).next_id(first), MAX_ID)
 
 
 def _stripe(command: ReadCommand) -> Stripe:

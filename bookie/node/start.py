@@ -17,8 +17,7 @@ can be trusted.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +26,7 @@ import bookie
 from bookie.cluster.cookies import CookieManager
 from bookie.cluster.ledgers import LedgerManager
 from bookie.config import GarbageSettings, NodeSettings, StorageSettings
-from bookie.env import Environment, is_disk_full
+from bookie.env import Environment, beside, is_disk_full
 from bookie.errors import ConfigurationError, DiskFullError, StorageFailedError
 from bookie.node.bookie import Bookie, open_bookie
 from bookie.node.disk_watch import DiskWatch
@@ -92,18 +91,6 @@ async def _claim(
         if is_disk_full(error):
             raise ConfigurationError(f"no room for cookies and index: {error}") from error
         raise StorageFailedError(f"a cookie or the index failed: {error}") from error
-
-
-@asynccontextmanager
-async def _beside(work: Sequence[Coroutine[object, object, object]]) -> AsyncIterator[None]:
-    """Run `work` beside the block, and cancel it at the block's end."""
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(one) for one in work]
-        try:
-            yield
-        finally:
-            for task in tasks:
-                task.cancel()
 
 
 def _is_suspect(integrity: bytes, own: OwnCookie) -> bool:
@@ -244,7 +231,7 @@ async def start_bookie(
                     ),
                 ]
                 try:
-                    async with _beside(work):
+                    async with beside(work):
                         yield StartedBookie(served, engine, collector, check, watch, own)
                 finally:
                     own.is_in_doubt_at_stop = engine.needs_integrity_check

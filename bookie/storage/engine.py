@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bookie.config import StorageSettings
-from bookie.env import Environment
+from bookie.env import Environment, beside
 from bookie.errors import BookieError, CorruptionError, DiskFullError, StorageFailedError
 from bookie.formats.index_rows import LedgerIndexRow
 from bookie.ids import MAX_ID, Status
@@ -559,19 +559,15 @@ async def open_engine(
         metrics.errors_total.labels("corruption").inc()
         _log.error("corruption", found=damage)
     try:
-        async with asyncio.TaskGroup() as tasks:
-            beside = [
-                tasks.create_task(engine.housekeep(), name="engine-housekeeper"),
-                tasks.create_task(engine.watch_devices(), name="engine-watch"),
-                tasks.create_task(engine.compactor.run(), name="engine-compactor"),
-                tasks.create_task(engine.remove_dead_files(), name="engine-removal"),
-                tasks.create_task(engine.page_cache.run(), name="engine-page-cache"),
-            ]
-            try:
-                yield engine
-            finally:
-                for task in beside:
-                    task.cancel()
+        work = [
+            engine.housekeep(),
+            engine.watch_devices(),
+            engine.compactor.run(),
+            engine.remove_dead_files(),
+            engine.page_cache.run(),
+        ]
+        async with beside(work):
+            yield engine
     finally:
         await engine.close()
     if engine.failure is not None:
