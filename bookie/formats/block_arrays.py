@@ -58,16 +58,7 @@ class BlockArrays:
 
     def first(self, count: int) -> BlockArrays:
         """The first `count` of them."""
-        return BlockArrays(
-            self.starts[:count],
-            self.ends[:count],
-            self.body_lengths[:count],
-            self.record_counts[:count],
-            self.sequences[:count],
-            self.durable_upto[:count],
-            self.body_crcs[:count],
-            self.body_seeds[:count],
-        )
+        return BlockArrays(*(getattr(self, column)[:count] for column in self.__slots__))
 
 
 def parse_block_headers(data: memoryview, alignment: int, nonce: bytes) -> BlockArrays | None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 
 from bookie.config import StorageSettings
 from bookie.env import Disk, is_disk_full
@@ -58,14 +58,14 @@ class Directories:
 
     def read_cookie(self, root: str) -> bytes | None:
         """The cookie file of a root, or None when there is none."""
+        return self._read(root, _COOKIE)
+
+    def _read(self, root: str, name: str) -> bytes | None:
         try:
-            file = self._disk.open(os.path.join(root, _COOKIE))
+            with closing(self._disk.open(os.path.join(root, name))) as file:
+                return file.pread(COOKIE_BYTES_MAX, 0)
         except FileNotFoundError:
             return None
-        try:
-            return file.pread(COOKIE_BYTES_MAX, 0)
-        finally:
-            file.close()
 
     def write_cookie(self, root: str, data: bytes) -> None:
         """Write the cookie file of a root; durable when it returns."""
@@ -74,12 +74,9 @@ class Directories:
     def _write(self, root: str, name: str, data: bytes) -> None:
         path = os.path.join(root, name)
         self._disk.unlink(path + TEMPORARY_SUFFIX)
-        file = self._disk.create(path + TEMPORARY_SUFFIX, 0)
-        try:
+        with closing(self._disk.create(path + TEMPORARY_SUFFIX, 0)) as file:
             file.pwritev([data], 0)
             file.fdatasync()
-        finally:
-            file.close()
         self._disk.rename(path + TEMPORARY_SUFFIX, path)
         self._disk.sync_directory(root)
 
@@ -134,13 +131,10 @@ class Directories:
 
     def _held_bytes(self, root: str) -> int:
         try:
-            file = self._disk.open(os.path.join(root, _RESERVE))
+            with closing(self._disk.open(os.path.join(root, _RESERVE))) as file:
+                return file.size()
         except FileNotFoundError:
             return 0
-        try:
-            return file.size()
-        finally:
-            file.close()
 
     def release_reserve(self) -> None:
         """Give the reserved space up: fences, recovery adds and checkpoints must go on."""
@@ -149,10 +143,8 @@ class Directories:
 
     def mark_failed(self) -> None:
         """Leave word that a disk failed; best effort, the disk did fail."""
-        try:
+        with suppress(OSError):
             self._disk.create(os.path.join(self.ledgers, _FAILED), 0).close()
-        except OSError:
-            return
 
     def was_failed(self) -> bool:
         """Whether the last process ended because a disk failed."""
@@ -168,27 +160,18 @@ class Directories:
 
     def take_stopped(self) -> bool:
         """Whether `mark_stopped` was the last to touch the index; durably forgets it."""
-        path = os.path.join(self.ledgers, _STOPPED)
-        try:
-            file = self._disk.open(path)
-        except FileNotFoundError:
+        summary = self._read(self.ledgers, _STOPPED)
+        if summary is None:
             return False
-        try:
-            summary = file.pread(COOKIE_BYTES_MAX, 0)
-        finally:
-            file.close()
-        self._disk.unlink(path)
+        self._disk.unlink(os.path.join(self.ledgers, _STOPPED))
         self._disk.sync_directory(self.ledgers)
         return summary == self._index_summary()
 
     def _index_summary(self) -> bytes:
         if "data.mdb" not in self._disk.names(self.index):
             return b"none"
-        file = self._disk.open(os.path.join(self.index, "data.mdb"))
-        try:
+        with closing(self._disk.open(os.path.join(self.index, "data.mdb"))) as file:
             return b"%d %08x" % (file.size(), crc32c(file.pread(_META_BYTES, 0)))
-        finally:
-            file.close()
 
     def set_index_aside(self, why: str) -> str:
         """Move the index out of the way, to be rebuilt; it is kept as ``index.WHY``, returned."""
@@ -210,19 +193,15 @@ def locked_directories(disk: Disk, settings: StorageSettings) -> Iterator[Direct
         StorageFailedError: its disk failed.
     """
     directories = Directories(disk, settings)
-    locks = []
-    try:
+    with ExitStack() as locks:
         for root in directories.roots():
             with _usable(root):
                 disk.make_directory(root)
-                locks.append(disk.lock(os.path.join(root, _LOCK)))
+                locks.enter_context(closing(disk.lock(os.path.join(root, _LOCK))))
         for path in (directories.index, directories.logs):
             with _usable(path):
                 disk.make_directory(path)
         yield directories
-    finally:
-        for lock in reversed(locks):
-            lock.close()
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import NamedTuple, NoReturn
 
 from bookie.env import Environment
@@ -145,9 +145,5 @@ class PageCache:
             # The kernel drops whole folios only, and one may begin in the range before.
             begin = max(start - OVERLAP_BYTES, 0) if end - start > CHUNK_BYTES else start
             # The file may be gone, which frees its pages as well.
-            with suppress(OSError):
-                file = self._env.disk.open(path)
-                try:
-                    file.forget(begin, end - begin if end else 0)
-                finally:
-                    file.close()
+            with suppress(OSError), closing(self._env.disk.open(path)) as file:
+                file.forget(begin, end - begin if end else 0)

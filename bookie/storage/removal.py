@@ -16,7 +16,7 @@ import enum
 import os
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import NoReturn, TypeVar
@@ -135,10 +135,8 @@ class Removal:
         for directory in sorted({os.path.dirname(path) for path in renamed}):
             disk.sync_directory(directory)
         for path in renamed:
-            with suppress(FileNotFoundError):
-                file = disk.open(path)
+            with suppress(FileNotFoundError), closing(disk.open(path)) as file:
                 self._leaving.append(_Leaving(path, file.size()))
-                file.close()
 
     def _step(self, *, whole: bool = False) -> _Next:
         """Shorten the first file, or remove it; a file that is gone already is skipped."""
@@ -152,11 +150,8 @@ class Removal:
         rest = 0 if whole else max(leaving.size_bytes - 1, 0) // STEP_BYTES * STEP_BYTES
         try:
             if rest:
-                file = disk.open(leaving.path, writable=True)
-                try:
+                with closing(disk.open(leaving.path, writable=True)) as file:
                     file.truncate(rest)
-                finally:
-                    file.close()
             else:
                 self._leaving.popleft()
                 disk.unlink(leaving.path)

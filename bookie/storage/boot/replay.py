@@ -16,6 +16,7 @@ accept an index without one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 
 from bookie.config import StorageSettings
@@ -191,12 +192,10 @@ class Replay:
                 continue
             header, file, _ = item
             place = number
-            try:
+            with closing(file):
                 if header.kind is FileKind.ENTRY_LOG:
                     link = link_of(file, header)
                     place = number if link is None else link.predecessor_number
-            finally:
-                file.close()
             found.append((place, number, header, path))
         return [(header, path) for _, _, header, path in sorted(found, key=lambda item: item[:2])]
 

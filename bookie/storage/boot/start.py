@@ -18,6 +18,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -449,11 +450,8 @@ class Boot:
         ]
 
     def _size_of(self, path: str) -> int:
-        file = self._env.disk.open(path)
-        try:
+        with closing(self._env.disk.open(path)) as file:
             return file.size()
-        finally:
-            file.close()
 
     def _new_journal(self, outcome: ReplayOutcome) -> tuple[JournalWriter, Mark]:
         number = self._next_number()
@@ -498,7 +496,6 @@ class Boot:
         for sealed in outcome.sealed:
             path = journals.get(sealed.number)
             if path is not None and sealed.size_bytes >= FILE_HEADER_SIZE_BYTES:
-                file = self._env.disk.open(path, writable=True)
-                if file.size() > sealed.size_bytes:
-                    file.truncate(sealed.size_bytes)
-                file.close()
+                with closing(self._env.disk.open(path, writable=True)) as file:
+                    if file.size() > sealed.size_bytes:
+                        file.truncate(sealed.size_bytes)

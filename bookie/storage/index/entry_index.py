@@ -161,7 +161,8 @@ class Index:
 
     def __init__(self, store: KeyValueStore) -> None:
         self.store = self._store = CountedStore(store)
-        self._files: _Files | None = None
+        self._files: dict[int, FileRow] | None = None
+        """The rows of all files as the last commit left them, so that a commit decodes none."""
         self.cached_pages = CachedPages()
         """For the event loop, which never reads the store itself."""
 
@@ -348,7 +349,7 @@ class Index:
             for sealed in change.sealed:
                 transaction.seal(sealed)
             transaction.apply(sorted(change.ledgers, key=lambda item: item.ledger_id))
-            files = self._all_files().rows | transaction.files
+            files = self._all_files() | transaction.files
             thinned, deletions_left = delete_pages(txn, transaction.slots, files)
             for number in change.removed_files:
                 transaction.files[number] = None
@@ -361,7 +362,7 @@ class Index:
                 txn.put("meta", META_FORMAT, str(INDEX_FORMAT_VERSION).encode())
                 txn.put("meta", META_MARK, encode_mark(change.mark))
                 dead = transaction.dead_files(change.mark)
-        self._all_files().update(transaction.files)
+        self._files_changed(transaction.files)
         return CommitResult(transaction.counts, dead, transaction.pages, deletions_left, thinned)
 
     def clear(self) -> None:
@@ -389,7 +390,7 @@ class Index:
         """
         with self._store.write() as txn:
             at = _mark_in(txn).file_number
-            limits = Limits.of(self._all_files(txn).rows, min(before_file, at))
+            limits = Limits.of(self._all_files(txn), min(before_file, at))
             return forget(txn, ledger_ids, limits, at)
 
     def relocate(self, change: Relocation, *, is_last: bool = True) -> CommitResult:
@@ -408,7 +409,7 @@ class Index:
                 transaction.move(entries, change.number)
             transaction.write_files()
             dead = transaction.dead_files(mark) if is_last else ()
-        self._all_files().update(transaction.files)
+        self._files_changed(transaction.files)
         return CommitResult({}, dead, transaction.pages, deletions_left=False)
 
     def put_meta(self, values: dict[bytes, bytes]) -> None:
@@ -417,42 +418,24 @@ class Index:
             for name, value in values.items():
                 txn.put("meta", name, value)
 
-    def _all_files(self, txn: ReadTransaction | None = None) -> _Files:
+    def _all_files(self, txn: ReadTransaction | None = None) -> dict[int, FileRow]:
         """The rows of files as the last commit left them; decoded from `txn` the first time."""
         if self._files is None:
-            self._files = _Files({} if txn is None else _files(txn))
+            self._files = {} if txn is None else _files(txn)
         return self._files
 
-
-class _Files:
-    """The rows of all files, so that a transaction decodes none. Changed after a commit only."""
-
-    def __init__(self, rows: dict[int, FileRow]) -> None:
-        self.rows: dict[int, FileRow] = {}
-        self.empty: set[int] = set()
-        """Sealed files that no slot points into."""
-        self.update(rows)
-
-    def update(self, changed: Mapping[int, FileRow | None]) -> None:
-        """Take rows that were written; None = the file is gone."""
-        for number, row in changed.items():
-            self.empty.discard(number)
-            if row is None:
-                self.rows.pop(number, None)
-                continue
-            self.rows[number] = row
-            if _is_empty(row):
-                self.empty.add(number)
-
-
-def _is_empty(row: FileRow) -> bool:
-    return row.live_bytes == 0 and row.state is FileState.SEALED
+    def _files_changed(self, changed: Mapping[int, FileRow | None]) -> None:
+        """Take rows that a commit wrote; None = the file is gone."""
+        rows = self._all_files() | changed
+        self._files = {number: row for number, row in rows.items() if row is not None}
 
 
 class _Commit:
     """One write transaction while it is being made: live bytes and counts follow the slots."""
 
-    def __init__(self, txn: WriteTransaction, files: _Files, held: HeldIn = NOT_KNOWN) -> None:
+    def __init__(
+        self, txn: WriteTransaction, files: dict[int, FileRow], held: HeldIn = NOT_KNOWN
+    ) -> None:
         """`held` are the files that hold what was not in the index before."""
         self._txn = txn
         self._held = held
@@ -523,9 +506,14 @@ class _Commit:
 
     def dead_files(self, mark: Mark) -> tuple[int, ...]:
         """Sealed files before the file of the mark that no slot points into."""
-        empty = self._before.empty - self.files.keys()
-        empty |= {number for number, row in self.files.items() if row and _is_empty(row)}
-        return tuple(sorted(number for number in empty if number < mark.file_number))
+        return tuple(
+            number
+            for number, row in sorted((self._before | self.files).items())
+            if number < mark.file_number
+            and row is not None
+            and row.live_bytes == 0
+            and row.state is FileState.SEALED
+        )
 
     def write_files(self) -> None:
         for number, delta in self.slots.live_delta.items():
@@ -535,11 +523,11 @@ class _Commit:
                 raise CorruptionError(f"file {number} would have {live} live bytes")
             self.files[number] = replace(row, live_bytes=live)
         for number, changed in sorted(self.files.items()):
-            if changed is not None and self._before.rows.get(number) != changed:
+            if changed is not None and self._before.get(number) != changed:
                 self._txn.put("files", file_key(number), encode_file_row(number, changed))
 
     def _file(self, number: int) -> FileRow | None:
-        return self.files[number] if number in self.files else self._before.rows.get(number)
+        return self.files[number] if number in self.files else self._before.get(number)
 
 
 def _mark_in(txn: ReadTransaction) -> Mark:

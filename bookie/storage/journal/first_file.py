@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 from bookie.config import StorageSettings
 from bookie.env import Disk, File
 from bookie.errors import ConfigurationError, DiskFullError
@@ -54,8 +56,7 @@ def remove_unused(disk: Disk, journals: dict[int, str], mark: Mark | None) -> No
 
 def _is_unused(disk: Disk, path: str) -> bool:
     """Whether there is room behind the header, and nothing in it."""
-    file = disk.open(path)
-    try:
+    with closing(disk.open(path)) as file:
         size, offset = file.size(), FILE_HEADER_SIZE_BYTES
         if size <= offset:
             return False
@@ -65,5 +66,3 @@ def _is_unused(disk: Disk, path: str) -> bool:
                 return False
             offset += len(data)
         return True
-    finally:
-        file.close()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
@@ -231,15 +232,11 @@ def _records(items: list[LiveEntries]) -> Iterator[tuple[EntryBatch, np.ndarray,
 
 def order_of(disk: Disk, number: int, path: str) -> int:
     """The newest file whose entries this file holds: itself, unless a compaction wrote it."""
-    file = disk.open(path)
-    try:
-        header = read_header(file)
-        if header.kind is not FileKind.ENTRY_LOG:
-            return number
-        link = link_of(file, header)
-        return number if link is None else link.predecessor_number
-    except FormatError:
-        # Damage: the scan of the file will find and report it.
-        return number
-    finally:
-        file.close()
+    with closing(disk.open(path)) as file:
+        try:
+            header = read_header(file)
+            link = link_of(file, header) if header.kind is FileKind.ENTRY_LOG else None
+        except FormatError:
+            # Damage: the scan of the file will find and report it.
+            link = None
+    return number if link is None else link.predecessor_number

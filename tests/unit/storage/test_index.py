@@ -184,12 +184,11 @@ def test_a_commit_decodes_no_row_of_a_file_again(
         faults.errors.append(DiskFullError("full"))
         with pytest.raises(DiskFullError):
             index.commit(change(7, range(95), file=3, offset=9000))
-    assert index._all_files().rows == index.files()
+    assert index._all_files() == index.files()
     index.commit(
         CheckpointChange(Mark(4, 5000, 2, NONCE), sealed=[SealedFile(9, 1, 50)], removed_files=[2])
     )
-    assert index._all_files().rows == index.files()
-    assert index._all_files().empty == {9}
+    assert index._all_files() == index.files()
 
 
 def test_nothing_of_a_failed_transaction_is_seen(index: Index, faults: StoreFaults) -> None:
