@@ -15,7 +15,7 @@ table           key → value
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -424,7 +424,7 @@ class Index:
             self._files = {} if txn is None else _files(txn)
         return self._files
 
-    def _files_changed(self, changed: Mapping[int, FileRow | None]) -> None:
+    def _files_changed(self, changed: dict[int, FileRow | None]) -> None:
         """Take rows that a commit wrote; None = the file is gone."""
         rows = self._all_files() | changed
         self._files = {number: row for number, row in rows.items() if row is not None}
