@@ -24,11 +24,6 @@ class Pause:
         self._ended = True
         self._woken.set()
 
-    @property
-    def is_ended(self) -> bool:
-        """Whether the wait is over, or the next one will be at once."""
-        return self._ended
-
     def clear(self) -> None:
         """Forget an `end` that no wait has seen."""
         self._ended = False

@@ -14,20 +14,16 @@ class ByteBudget:
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
-        self._used = 0
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
-
-    @property
-    def used(self) -> int:
+        self.used = 0
         """Bytes taken and not given back."""
-        return self._used
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     def try_take(self, size: int) -> bool:
         """Take `size` bytes now if they are free and no caller waits."""
-        used = self._used + size
-        if self._waiting or (self._used and used > self._bytes_max):
+        used = self.used + size
+        if self._waiting or (self.used and used > self._bytes_max):
             return False
-        self._used = used
+        self.used = used
         return True
 
     async def take(self, size: int) -> None:
@@ -50,16 +46,16 @@ class ByteBudget:
 
     def give_back(self, size: int) -> None:
         """Return `size` bytes."""
-        assert size <= self._used, "more bytes came back than were taken"
-        self._used -= size
+        assert size <= self.used, "more bytes came back than were taken"
+        self.used -= size
         if self._waiting:
             self._admit()
 
     def _admit(self) -> None:
         while self._waiting and (
-            not self._used or self._used + self._waiting[0][0] <= self._bytes_max
+            not self.used or self.used + self._waiting[0][0] <= self._bytes_max
         ):
             size, turn = self._waiting.popleft()
             if not turn.cancelled():
-                self._used += size
+                self.used += size
                 turn.set_result(None)

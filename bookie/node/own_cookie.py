@@ -129,11 +129,6 @@ class OwnCookie:
         return self._cookie.incarnation
 
     @property
-    def state_number(self) -> int:
-        """The number that the bookie has reached."""
-        return self._number
-
-    @property
     def is_in_doubt(self) -> bool:
         """Whether the metadata store says that this bookie may lack entries."""
         return self._cookie.is_in_doubt

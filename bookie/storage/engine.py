@@ -66,7 +66,8 @@ class Engine:
         self._files = booted.files
         self.report: BootReport = booted.report
         self._queue = queue = JournalQueue(environment.clock)
-        self._failure: BookieError | None = None
+        self.failure: BookieError | None = None
+        """Why the engine failed, and with it the process; None while it works."""
         self._wake = asyncio.Event()
         self._held_back = self._journaled_bytes = 0
         metrics.journal_queue_bytes.set_function(lambda: queue.size_bytes)
@@ -193,8 +194,8 @@ class Engine:
             CorruptionError: a page of the index is damaged; the listing is not complete.
             StorageFailedError: the engine failed.
         """
-        if self._failure is not None:
-            raise self._failure
+        if self.failure is not None:
+            raise self.failure
         last = min(last, state.last_entry_id)
         recent = [
             runs.entry_ids()
@@ -228,7 +229,7 @@ class Engine:
 
         Not for one that finds no room: new entries are refused then, and recovery adds go on.
         """
-        is_hopeless = DEVICE_FULL in self.admission.read_only_reasons or self._failure is not None
+        is_hopeless = DEVICE_FULL in self.admission.read_only_reasons or self.failure is not None
         return self._checkpointer.is_full and not is_hopeless
 
     async def room_for_adds(self) -> None:
@@ -261,9 +262,9 @@ class Engine:
         stripe: Stripe = EVERY_ID,
     ) -> ReadResult:
         """Read stored entries; see `EntryReader.read`."""
-        if self._failure is not None:
+        if self.failure is not None:
             # What was accepted and not acknowledged left the cache; it may be on disk all the same.
-            return ReadResult(None, first, Status.IO_ERROR, str(self._failure))
+            return ReadResult(None, first, Status.IO_ERROR, str(self.failure))
         return await self._reader.read(
             state.ledger_id,
             first,
@@ -278,16 +279,11 @@ class Engine:
         self, state: LocalLedger, entry_id: int
     ) -> ReadResult | Coroutine[Any, Any, ReadResult]:
         """Read one stored entry, at once if no device has to be waited for."""
-        if self._failure is not None:
-            return ReadResult(None, entry_id, Status.IO_ERROR, str(self._failure))
+        if self.failure is not None:
+            return ReadResult(None, entry_id, Status.IO_ERROR, str(self.failure))
         return self._reader.read_one(state.ledger_id, entry_id, state.last_entry_id)
 
     # --- life ----------------------------------------------------------------------------
-
-    @property
-    def failure(self) -> BookieError | None:
-        """Why the engine failed, and with it the process; None while it works."""
-        return self._failure
 
     @property
     def needs_integrity_check(self) -> bool:
@@ -350,11 +346,11 @@ class Engine:
             self._removal,
             self._failed,
         )
-        while self._failure is None:
+        while self.failure is None:
             await asyncio.sleep(watch.interval_seconds)
             watch.look()
             self._reader.unreadable.report()
-        raise self._failure
+        raise self.failure
 
     async def housekeep(self) -> None:
         """Make checkpoints and write idle markers, until cancelled.
@@ -370,8 +366,8 @@ class Engine:
             except TimeoutError:
                 self._mark_if_idle()
             self._wake.clear()
-            if self._failure is not None:
-                raise self._failure
+            if self.failure is not None:
+                raise self.failure
             now = self._env.clock.monotonic()
             self._metrics.ledger_states.set(len(self.states))
             waited = now - last_checkpoint >= self._settings.checkpoint_interval_seconds
@@ -388,7 +384,7 @@ class Engine:
         """Stop in order: checkpoint, journal thread, files. Nothing may be in flight."""
         in_order = False
         try:
-            if self._failure is None:
+            if self.failure is None:
                 self._write_marker()
                 with self._failing():
                     await self._checkpointer.run_last({META_CLEAN: b"1"})
@@ -399,7 +395,7 @@ class Engine:
         finally:
             worker = self._queue.worker
             assert worker is not None
-            if self._failure is None:
+            if self.failure is None:
                 worker.close()
                 with suppress(StorageFailedError), self._failing():
                     self._booted.writer.close(in_order=in_order)
@@ -408,12 +404,12 @@ class Engine:
             # A cancelled read may still run in its thread; closing the index under it would crash.
             workers = self._env.workers
             with suppress(TimeoutError):
-                async with asyncio.timeout(None if self._failure is None else 1.0):
+                async with asyncio.timeout(None if self.failure is None else 1.0):
                     await workers.drained()
             self._files.close()
             if workers.is_idle and not self._index.store.is_committing:
                 self._index.close()
-                if in_order and self._failure is None:
+                if in_order and self.failure is None:
                     # Without the word a start reads the whole index once, and nothing is lost.
                     with suppress(OSError):
                         self._directories.mark_stopped()
@@ -436,8 +432,8 @@ class Engine:
             raise
         except OSError as error:
             self._failed(error)
-            assert self._failure is not None
-            raise self._failure from error
+            assert self.failure is not None
+            raise self.failure from error
         except CorruptionError as error:
             # A page of the index is damaged: the next boot walks it and rebuilds it.
             self._failed(error)
@@ -482,7 +478,7 @@ class Engine:
 
     def _block_done(self, block: BlockDone) -> None:
         """One completion of the journal thread, in the event loop."""
-        if self._failure is not None:
+        if self.failure is not None:
             return
         now = self.clock.monotonic()
         for number, path in block.created:
@@ -513,16 +509,16 @@ class Engine:
 
     def _failed(self, error: BaseException) -> None:
         """The journal or the index failed: nothing is answered any more, the process must end."""
-        if self._failure is not None:
+        if self.failure is not None:
             return
-        self._failure = StorageFailedError(f"storage failed: {error}")
-        self._failure.__cause__ = error
+        self.failure = StorageFailedError(f"storage failed: {error}")
+        self.failure.__cause__ = error
         self._metrics.errors_total.labels("storage_failed").inc()
         _log.error("storage_failed", reason=str(error))
         # A device that hangs would hang us here, too, and has lost nothing yet.
         if not isinstance(error, TimeoutError):
             self._directories.mark_failed()
-        self._queue.fail(self._failure)
+        self._queue.fail(self.failure)
         self._wake.set()
         self._checkpointer.moved.set()
 

@@ -63,31 +63,22 @@ def create_file(
         OSError: the device failed.
     """
     path = os.path.join(directory, file_name(header.kind, header.number)) + TEMPORARY_SUFFIX
+    file = None
     try:
-        file = _create_with_header(disk, path, header, allocate_bytes, sync=publish)
+        file = disk.create(path, allocate_bytes)
+        # Without allocation ahead a full device shows only here. No committed data is affected.
+        file.pwritev([header.encode()], 0)
+        if publish:
+            file.fdatasync()
     except OSError as error:
-        if is_disk_full(error):
-            disk.unlink(path)
-            raise DiskFullError(f"no room for a new file in {directory}") from error
-        raise
+        if file is not None:
+            file.close()
+        if not is_disk_full(error):
+            raise
+        disk.unlink(path)
+        raise DiskFullError(f"no room for a new file in {directory}") from error
     if publish:
         publish_file(disk, directory, header)
-    return file
-
-
-def _create_with_header(
-    disk: Disk, path: str, header: FileHeader, allocate_bytes: int, *, sync: bool
-) -> File:
-    file = disk.create(path, allocate_bytes)
-    try:
-        # Without allocation ahead, a full device shows only now. The file is not in use yet, so no
-        # committed data is affected.
-        file.pwritev([header.encode()], 0)
-        if sync:
-            file.fdatasync()
-    except OSError:
-        file.close()
-        raise
     return file
 
 

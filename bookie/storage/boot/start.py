@@ -163,10 +163,13 @@ class Boot:
                 return self._start_from(index, started, rebuilt=rebuilt)
             except CorruptionError:
                 # Perhaps of the index, which can be made again from the files.
-                index, damaged = self._verify(index)
-                if not damaged:
-                    raise
-                return self._start_from(index, started, rebuilt=True)
+                try:
+                    index.verify_pages()
+                except CorruptionError as error:
+                    index.close()
+                    index = self._new_index(error)
+                    return self._start_from(index, started, rebuilt=True)
+                raise
         except BaseException:
             index.close()
             raise
@@ -176,7 +179,8 @@ class Boot:
             # Whatever an interrupted rebuild left.
             index.clear()
         clean = self._clean = index.meta(META_CLEAN) == b"1" and not rebuilt
-        os_crashed = self._operating_system_crashed(index)
+        before = index.meta(META_BOOT_ID)
+        os_crashed = before not in (None, self._env.clock.boot_id().encode())
         crashed = not clean and (os_crashed or self._dirs.was_failed())
         if not rebuilt and (crashed or self._has_strange_files(index)):
             index.verify_pages()
@@ -188,9 +192,12 @@ class Boot:
         self._check_identity(index)
         rows = index.files()
         journals, logs = self._files_on_disk()
-        self._start_numbers(rows, journals, logs, index.mark())
+        mark = index.mark()
+        # The file of the mark may have lost both its row and its place.
+        highest = max([mark.file_number if mark else 0, *rows, *journals, *logs])
+        self._next_number = itertools.count(highest + 1).__next__
         if not rebuilt:
-            remove_unused(self._env.disk, journals, index.mark())
+            remove_unused(self._env.disk, journals, mark)
         outcome = self._outcome(index, rows, journals, logs, rebuilt=rebuilt)
         # Batches that were committed meanwhile have rows and logs, whichever attempt made them.
         rows = index.files()
@@ -311,19 +318,6 @@ class Boot:
     def _try_open(self, *, trusted: bool = False) -> Index:
         return open_index(self._env, self._settings, self._dirs, trusted=trusted)
 
-    def _verify(self, index: Index) -> tuple[Index, bool]:
-        """Walk every page; a damaged index is set aside, to be rebuilt."""
-        try:
-            index.verify_pages()
-        except CorruptionError as error:
-            index.close()
-            return self._new_index(error), True
-        return index, False
-
-    def _operating_system_crashed(self, index: Index) -> bool:
-        before = index.meta(META_BOOT_ID)
-        return before is not None and before != self._env.clock.boot_id().encode()
-
     def _check_identity(self, index: Index) -> None:
         for name, ours in (
             (META_BOOKIE, self._identity.bookie_id),
@@ -347,18 +341,6 @@ class Boot:
             dict(sorted(found[FileKind.JOURNAL].items())),
             dict(sorted(found[FileKind.ENTRY_LOG].items())),
         )
-
-    def _start_numbers(
-        self,
-        rows: dict[int, FileRow],
-        journals: dict[int, str],
-        logs: dict[int, str],
-        mark: Mark | None,
-    ) -> None:
-        # The file of the mark may have lost both its row and its place.
-        named = 0 if mark is None else mark.file_number
-        highest = max([named, *rows, *journals, *logs])
-        self._next_number = itertools.count(highest + 1).__next__
 
     def _outcome(
         self,

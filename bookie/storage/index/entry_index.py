@@ -106,9 +106,6 @@ LEDGERS_AT_ONCE = 1024
 PAGES_PER_READ = 1024
 PAGES_CLEARED_MAX = 10_000
 
-Slots = npt.NDArray[np.uint32]
-"""Shape (pages, 64, 3): file, offset, size; a size of 0 marks an empty slot."""
-
 
 @dataclass(frozen=True, slots=True)
 class LedgerChange:
@@ -363,7 +360,9 @@ class Index:
                 txn.put("meta", META_MARK, encode_mark(change.mark))
                 dead = transaction.dead_files(change.mark)
         self._files_changed(transaction.files)
-        return CommitResult(transaction.counts, dead, transaction.pages, deletions_left, thinned)
+        return CommitResult(
+            transaction.counts, dead, transaction.slots.pages, deletions_left, thinned
+        )
 
     def clear(self) -> None:
         """Empty all tables, for a rebuild that starts anew; raises like `commit`.
@@ -410,7 +409,7 @@ class Index:
             transaction.write_files()
             dead = transaction.dead_files(mark) if is_last else ()
         self._files_changed(transaction.files)
-        return CommitResult({}, dead, transaction.pages, deletions_left=False)
+        return CommitResult({}, dead, transaction.slots.pages, deletions_left=False)
 
     def put_meta(self, values: dict[bytes, bytes]) -> None:
         """Set values of ``meta`` durably; raises like `commit`."""
@@ -444,11 +443,6 @@ class _Commit:
         """Rows of files that this transaction changes; None = removed."""
         self.counts: dict[int, tuple[int, int]] = {}
         self.slots = SlotWriter(txn)
-
-    @property
-    def pages(self) -> int:
-        """Pages that were written."""
-        return self.slots.pages
 
     def seal(self, sealed: SealedFile) -> None:
         row = self._file(sealed.number) or FileRow(sealed.kind, FileState.OPEN, 0, 0)

@@ -250,7 +250,7 @@ class JournalWriter:
             accepted = self._make_room(requests)
             size, synced, appends_only = _summary(accepted)
         figures.requests, figures.record_bytes = len(accepted), size
-        marker = not appends_only and self._wants_marker(accepted)
+        marker = not appends_only and self._takes_marker(accepted)
         if marker:
             self._sync()
         if size or marker:
@@ -273,9 +273,11 @@ class JournalWriter:
             done.created, self._created = tuple(self._created), []
         post(done)
 
-    def _wants_marker(self, requests: list[JournalRequest]) -> bool:
+    def _takes_marker(self, requests: list[JournalRequest]) -> bool:
         """True if an idle marker is asked for and there is room for it."""
-        return self._has_room_for_marker() and any(
+        journal = self.current
+        needed = self._room_for(0) - journal.header.alignment
+        return journal.end + needed <= journal.size_bytes and any(
             item.kind is RequestKind.MARKER for item in requests
         )
 
@@ -426,10 +428,6 @@ class JournalWriter:
         settings = self._settings
         step = min(settings.journal_allocate_bytes, settings.journal_file_bytes_max)
         return max(step, FILE_HEADER_SIZE_BYTES + needed)
-
-    def _has_room_for_marker(self) -> bool:
-        journal = self.current
-        return journal.end + self._room_for(0) - journal.header.alignment <= journal.size_bytes
 
     def _roll(self, size_bytes: int) -> None:
         """Go on in a new file; the old one is durable before the new one takes a record.
