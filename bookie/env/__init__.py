@@ -1,7 +1,6 @@
-"""The seam between bookie and the machine: clock, disk, key-value store, workers, crash points.
+"""The interface between bookie and the machine: clock, disk, key-value store, threads.
 
-Everything that a simulation must own goes through an `Environment`. Product code never calls the
-clock, opens a file or starts a thread by itself.
+Product code uses the machine only through an `Environment`, so that a simulation can replace it.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ class Environment:
     open_kv: Callable[[str, int, tuple[str, ...], bool], KeyValueStore]
     """Opens the store in a directory: (directory, map size in bytes, table names, trusted).
 
-    A trusted store was closed in order and has not changed since: it is not read as a whole."""
+    A trusted store was closed in order and is unchanged, so it is not read as a whole."""
     failpoints: Failpoints
 
 

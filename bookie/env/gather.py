@@ -13,11 +13,11 @@ T = TypeVar("T")
 async def gather(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """The results of `calls`, which run at the same time, in their order.
 
-    If one fails the others are cancelled, and its own error is raised, not a group: as a rule they
-    fail together, and callers know the error of one. If several have failed it is the first.
+    If one fails, the others are cancelled and its error is raised, without a group. If several have
+    failed, it is the first error.
 
-    A caller that is cancelled meanwhile is cancelled, whatever has failed. A task group would raise
-    the error alone, and nobody would ever tell the caller again: so no error reaches it.
+    A caller that is cancelled meanwhile gets only the cancellation. A task group would raise the
+    error and lose the cancellation.
     """
     begun = list(calls)
     errors: list[Exception] = []

@@ -1,13 +1,13 @@
-"""A look at an LMDB file before LMDB maps it: whether its structure can be believed.
+"""Check the structure of an LMDB file before LMDB maps it.
 
-LMDB has no checksums and follows every offset that it finds. A flipped bit in a page may make it
-look behind the end of the mapped file. That kills the process (SIGBUS), at every start again. Or it
-misses a key that is there, which a caller takes for a negative answer. So the file is read once, as
-a file, and every page that the newest snapshot reaches is checked: its kind, where its nodes lie,
-and that keys ascend within and between pages. No page may be used twice or be free at the same
-time, and the counts in the headers must be right. At last the sum over all pairs is compared with
-the one that every write transaction keeps up to date: a flipped bit in a key, a pair that is gone,
-an old page in the place of a new one all change it.
+LMDB has no checksums and follows every offset. A flipped bit may make it read beyond the mapped
+file, which kills the process (SIGBUS) at every start. Or it misses a stored key, and the caller
+takes that for a negative answer.
+
+So the file is read once. Every page of the newest snapshot is checked: its kind, the bounds of its
+nodes, and the order of keys. No page may be used twice, or be used and free. The counts in the
+headers must be right. At last the sum over all pairs is compared with the one that every write
+transaction maintains. A flipped bit in a key, a lost pair or an outdated page changes it.
 
 Source: the data structures of LMDB 0.9 (`mdb.c`), 64-bit, little endian.
 """
@@ -24,10 +24,10 @@ from bookie.errors import CorruptionError
 from bookie.formats.checksum import crc32c
 
 UNREADABLE_ERRNOS = (errno.EIO, errno.ENODATA, errno.EBADMSG)
-"""A bad sector, as block devices and file systems report it. It stays bad until it is rewritten."""
+"""A bad sector, as block devices and file systems report it; it stays bad until rewritten."""
 
 SUM_TABLE = "sum"
-"""The table that holds the sum over all pairs of the other tables, under the same name."""
+"""The table that holds the sum over all pairs of the other tables, under this name."""
 SUM_KEY = SUM_TABLE.encode()
 _PAGE = struct.Struct("<QHHHH")
 """Page number, unused, flags, end of the offsets of nodes, start of the nodes."""
@@ -80,7 +80,7 @@ class _Meta:
 
 
 def seed_of(table: str) -> int:
-    """What the checksums of a table's pairs start from, so that tables cannot be exchanged."""
+    """The seed of the checksums of a table's pairs, so that tables cannot be exchanged."""
     return crc32c(table.encode())
 
 
@@ -132,7 +132,7 @@ def check_lmdb_file(path: str, tables: tuple[str, ...], *, whole: bool = True) -
 
 
 class _DamageError(Exception):
-    """What is wrong, in words."""
+    """The damage, in words."""
 
 
 class _Check:

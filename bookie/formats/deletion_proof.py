@@ -17,7 +17,7 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class DeletionProof:
-    """One deletion, as the process that did it saw it."""
+    """One deletion, as its process recorded it."""
 
     deleted_at_ms: int
     """Wall clock, milliseconds since 1970."""

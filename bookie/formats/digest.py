@@ -1,7 +1,7 @@
 """Digests of entries, and the key that a ledger's password becomes.
 
-A digest covers the packet's header and its payload, and stands between the two. It is what tells a
-reader that a bookie's answer is the entry that was written and no other.
+A digest covers the packet's header and payload, and is stored between the two. By it a reader
+verifies that an answer is the entry that was written.
 
 ======== ===== ================================================================
 type     bytes content
@@ -149,7 +149,7 @@ class DummyDigester:
 
 
 def _each(headers: Headers) -> list[bytes]:
-    """The headers one by one; a row's ``tolist`` cuts them faster than slices do."""
+    """The headers one by one; ``tolist`` of rows is faster than slicing."""
     rows: NDArray[Any] = headers.view(np.dtype((np.void, _HEADER_BYTES)))[:, 0]
     each: list[bytes] = rows.tolist()
     return each

@@ -1,4 +1,4 @@
-"""What garbage collection knows again after a restart: the store's marks, and what is absent.
+"""What garbage collection remembers after a restart: the store's marks and absent ledgers.
 
 The memory is JSON::
 
@@ -25,12 +25,12 @@ _ABSENCE = struct.Struct("<dq")
 
 @dataclass(frozen=True, slots=True)
 class GarbageMemory:
-    """What a bookie remembers of the metadata store, and why it stopped if it did."""
+    """What a bookie remembers of the metadata store, and why it stopped deleting, if it did."""
 
     counters: dict[int, int] = field(default_factory=dict)
     """The highest counters of ledger ids that it saw, by bucket."""
     cookie_number: int | None = None
-    """The highest state number of its own cookie in the store; None if it saw no cookie there."""
+    """The highest state number of its own cookie in the store; None if it never saw one."""
     has_listed: bool = False
     """Whether a listing had any ledger."""
     observed_seconds: float = 0.0

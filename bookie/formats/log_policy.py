@@ -45,7 +45,7 @@ class LogPolicy:
     """Records are kept for so long at least; 0 is for ever."""
 
     quota_bytes: int | None = None
-    """A log that holds so much takes no more; 0 is no limit."""
+    """A log of this size takes no more records; 0 means unlimited."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

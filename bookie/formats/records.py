@@ -1,4 +1,4 @@
-"""Records: what stands in the body of a block.
+"""Records: the content of a block's body.
 
 A record is an 8-byte header {type u8, flags u8, reserved u16, length u32} and `length` bytes of
 body. All numbers are little endian; ids are i64 and never negative.
@@ -128,7 +128,7 @@ class LimboRecord:
     ledger_id: int
     in_limbo: bool
     fences: bool = True
-    """Whether entering limbo fenced it, too; without meaning when it leaves."""
+    """Whether entering limbo also fenced it; unused when it leaves."""
 
 
 Record = (
@@ -218,8 +218,8 @@ def parse_records(body: memoryview, count: int) -> Iterator[tuple[int, Record]]:
     Entries are views of `body`; there is no work per entry.
 
     Raises:
-        FormatError: while iterating: an unknown type or flag, a length outside the body or its
-            record, numbers that do not add up, or other than `count` records.
+        FormatError: (while iterating) an unknown type or flag, a length out of bounds, numbers that
+            do not add up, or another count of records.
     """
     at = 0
     for _ in range(count):

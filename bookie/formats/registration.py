@@ -1,4 +1,4 @@
-"""What a bookie says of itself while it is alive: the value of its leased registration record.
+"""How a live bookie describes itself: the value of its leased registration record.
 
 Canonical JSON (:mod:`bookie.formats.json_record`), format ``bookie-registration``, version 1.
 """
@@ -36,7 +36,7 @@ class Registration:
     bookie_id: str
     endpoints: tuple[Endpoint, ...]
     labels: Mapping[str, str] = field(default_factory=dict)
-    """What placement goes by: rack, zone, region, …"""
+    """For placement: rack, zone, region, …"""
     total_bytes: int = 0
     """Size of the ledger device."""
     free_bytes: int = 0
