@@ -1,11 +1,11 @@
-"""The decision about one add, fence or LAC: one synchronous section that reads memory only.
+"""The decision about one add, fence or LAC, in one synchronous section that reads memory only.
 
-Fenced, read-only, key; then the write cache (readable from now on), then the journal queue:
-nothing else runs between these steps, because nothing awaits. Fences ride the same queue as adds,
-so a fence is in the journal after every add that was accepted before it.
+It checks deletion, key, fence and read-only mode. Then the batch enters the memtable, where it is
+readable, and the journal's queue. There is no await between these steps. Fences use the queue of
+adds, so a fence is in the journal after every add that was accepted before it.
 
-Source: rules R1 to R4 of bookie-local linearization: an add that was accepted before a fence may
-still be acknowledged, because every later fencing read sees it; a duplicate of equal bytes is
+Source: rules R1 to R4 of bookie-local linearization. An add that was accepted before a fence may
+still be acknowledged, because every later fencing read sees it. A duplicate of equal bytes is
 acknowledged once the first copy is durable.
 """
 
@@ -45,7 +45,7 @@ READ_ONLY = Reply(Status.READ_ONLY, "the bookie takes no new entries")
 
 @dataclass(slots=True)
 class Admission:
-    """What the sections need of the engine; its fields change as the engine lives."""
+    """The synchronous sections, and what they need of the engine."""
 
     submit: Callable[[JournalRequest], None]
     submit_with_next: Callable[[JournalRequest], None]
@@ -55,7 +55,7 @@ class Admission:
     mark_dirty: Callable[[LocalLedger], None] = field(init=False)
     """Set by the checkpointer, which takes the memtable and the changed ledgers into the index."""
     journal_file: int = -1
-    """The file that blocks go to, as far as the event loop knows: the thread may be one ahead."""
+    """The file of new blocks, as far as the event loop knows; the thread may be one ahead."""
     read_only_reasons: set[str] = field(default_factory=set)
     """Why new entries are refused; empty when they are not."""
     limbo: LimboCount = field(default_factory=LimboCount)
@@ -87,7 +87,7 @@ class Admission:
     ) -> Waiter:
         """Accept `batch`; it is readable when this returns, durable when the waiter says OK.
 
-        The caller has found no refusal, and no other bytes under these ids, in the same section.
+        In the same section the caller has checked `refusal` and compared stored bytes.
         """
         if batch.first_entry_id <= state.last_entry_id:
             state.comparisons += 1
@@ -195,8 +195,7 @@ class Admission:
     ) -> JournalRequest:
         """A request for the ledger, which begins with its key unless the file has that.
 
-        Each file has the keys of the ledgers in it: the others may be gone when an index is made
-        again from files.
+        Each file has the keys of its ledgers: other files may be gone when the index is rebuilt.
         """
         request = JournalRequest(RequestKind.APPEND, _ignore, essential=essential)
         state.exists = True
@@ -209,7 +208,7 @@ class Admission:
         return request
 
     def introduce(self, state: LocalLedger) -> None:
-        """Have the ledger's key in the file that blocks go to now, with the next of them."""
+        """Write the ledger's key into the current journal file, with the next block."""
         state.introduced_in = 0
         request = self._request(state, None)
         if request.introduces:
@@ -237,7 +236,7 @@ class _AddDone:
     def __call__(self, request: JournalRequest) -> None:
         if request.error is not None:
             self.runs.refused(self.run)
-            # An add that found these bytes stored, and waits for them, has to look again.
+            # An add that waits for these stored bytes has to compare again.
             self.state.comparisons += 1
         else:
             state = self.state
@@ -245,14 +244,14 @@ class _AddDone:
                 state.introduced_in = request.file_number
             self.runs.written(self.run, request.file_number, request.offset + self.delta)
             if 0 < state.introduced_in < request.file_number:
-                # It was accepted before the file began, and is in it without its ledger's key.
+                # It was accepted before the file began, so the file lacks its ledger's key.
                 self.admission.introduce(state)
             self.admission.failpoints.hit("add.before_ack")
         _resolve(self.waiter, request.error)
 
 
 def _introduced(state: LocalLedger, request: JournalRequest) -> None:
-    """The file has the ledger's key, if this request brought it and was not refused."""
+    """Note that the file has the ledger's key, if this request wrote it."""
     if request.introduces and request.error is None:
         state.introduced_in = request.file_number
 

@@ -1,9 +1,9 @@
-"""Plain adds over ids that are stored already: a writer that sends again, or two writers.
+"""Plain adds over ids that are stored already: a resent request, or two writers.
 
-After a broken stream a writer resends what was not answered, byte for byte. Equal bytes are
-acknowledged as soon as the first copy is durable and are not stored again; other bytes are refused
-and reported, because two bodies under one id mean two writers without a fence, or corruption.
-Recovery adds do not come here: they are always stored, and the newest wins.
+After a broken stream a writer resends unanswered entries byte for byte. Equal bytes are
+acknowledged once the first copy is durable; they are not stored again. Other bytes are refused and
+reported: they mean corruption, or two writers without a fence. Recovery adds bypass this: they are
+always stored, and the newest wins.
 """
 
 from __future__ import annotations
@@ -46,8 +46,7 @@ class DuplicateAdds:
     ) -> Reply:
         """A plain add over ids that may be stored: equal bytes are acknowledged, others refused.
 
-        If another add touched these ids between the comparison and the decision, the comparison is
-        made again.
+        If another add changed these ids meanwhile, the comparison is repeated.
         """
         while True:
             before = (state.comparisons, state.last_entry_id)
@@ -73,8 +72,8 @@ class DuplicateAdds:
                     f"between {batch.first_entry_id} and {batch.last_entry_id}",
                 )
             if not missing:
-                # All of it is in the journal queue or beyond: wait for its durability. If the
-                # journal refused it meanwhile, there is something missing after all.
+                # All of it is queued or written: wait until it is durable. If the journal refused
+                # it meanwhile, compare again.
                 outcome = await self._admission.force()
                 if outcome.status is Status.OK and state.comparisons != before[0]:
                     continue

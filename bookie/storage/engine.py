@@ -1,8 +1,8 @@
-"""The storage engine: journal, write cache, index and files, put together for one bookie.
+"""The storage engine: journal, memtable, index and files of one bookie.
 
-Everything public runs in one event loop thread. What may block runs on workers: the journal thread
-(group commit), the index thread (checkpoints), read threads. A failed write or sync of committed
-structure ends the engine: `open_engine` raises `StorageFailedError`, and the process must exit.
+Everything public runs in one event loop. Blocking work runs on workers: the journal thread (group
+commit), the index thread (checkpoints), read threads. A failed write or sync ends the engine:
+`open_engine` raises `StorageFailedError`, and the process must exit.
 """
 
 from __future__ import annotations
@@ -130,10 +130,10 @@ class Engine:
     async def ledgers(self, after: int, count_max: int) -> tuple[list[StoredLedger], int]:
         """Ledgers with ids above `after`, ascending, and the id to go on from.
 
-        Looks at up to `count_max` rows; deleted ledgers are left out. What is only in memory yet is
+        Reads up to `count_max` rows, without deleted ledgers. Ledgers that are only in memory are
         included, with the counts of the last checkpoint. The id is `MAX_ID` at the end.
         """
-        # Memory before the index: a checkpoint may move a ledger from the one to the other.
+        # Memory before the index: a checkpoint may move a ledger between the two reads.
         dirty = self._checkpointer.dirty_states()
         rows = await self._env.workers.run("read", self._index.ledgers, after, count_max)
         limit = rows[-1][0] if len(rows) == count_max else MAX_ID
@@ -162,7 +162,7 @@ class Engine:
     ) -> tuple[list[int], int]:
         """Ledgers deleted before file `before_file` began, and the id to go on from.
 
-        From now on compactions leave out deletions of before that file if nothing else needs them.
+        From now on compactions omit deletions from before that file if nothing else needs them.
         """
         self.compactor.forgets_before = before_file
         find = self._index.find_forgettable
@@ -172,13 +172,13 @@ class Engine:
         """Remove the rows of such ledgers, durably; returns how many went.
 
         Raises:
-            DiskFullError: there is no room; nothing happened.
+            DiskFullError: there is no room for the change.
             StorageFailedError: the index failed; the process must end.
         """
         with self._failing():
             forget = self._index.forget_deleted
             gone = await self._env.workers.run("index", forget, ledger_ids, before_file)
-        # Also of those that stay: it is found in the index again.
+        # States of rows that stay are loaded again.
         self._reader.forget(ledger_ids)
         self.states.forget(ledger_ids)
         return gone
@@ -209,7 +209,7 @@ class Engine:
                 "read", self._index.entry_ids, state.ledger_id, cursor, last
             )
             low = np.searchsorted(ids_in_memory, cursor, "left")
-            # Not up to `following`, which is no 64-bit number behind the last id.
+            # `following` may exceed 64 bits after the last id, so search for the id before it.
             high = np.searchsorted(ids_in_memory, following - 1, "right")
             ids = np.union1d(ids, ids_in_memory[low:high])
             ids = ids[ids <= last]
@@ -227,7 +227,8 @@ class Engine:
     def holds_adds_back(self) -> bool:
         """Whether adds have to wait for a checkpoint, so that the memtables stay bounded.
 
-        Not for one that finds no room: new entries are refused then, and recovery adds go on.
+        If a checkpoint finds no room, adds do not wait: new entries are refused, and recovery adds
+        go on.
         """
         is_hopeless = DEVICE_FULL in self.admission.read_only_reasons or self.failure is not None
         return self._checkpointer.is_full and not is_hopeless
@@ -263,7 +264,7 @@ class Engine:
     ) -> ReadResult:
         """Read stored entries; see `EntryReader.read`."""
         if self.failure is not None:
-            # What was accepted and not acknowledged left the cache; it may be on disk all the same.
+            # Accepted entries without an answer left the memtable; they may be on disk.
             return ReadResult(None, first, Status.IO_ERROR, str(self.failure))
         return await self._reader.read(
             state.ledger_id,
@@ -291,7 +292,7 @@ class Engine:
         return self.integrity.value != INTEGRITY_SOUND
 
     def index_is_damaged(self, error: CorruptionError) -> StorageFailedError:
-        """Fail because of what was found in the index: the next start walks and rebuilds it."""
+        """Fail because the index is damaged: the next start checks and rebuilds it."""
         self._failed(error)
         return StorageFailedError(f"the index is damaged: {error}")
 
@@ -301,7 +302,7 @@ class Engine:
             await self._checkpointer.run()
 
     async def roll(self) -> None:
-        """Go on in a new journal file, if there is room; the old one is sealed by a checkpoint.
+        """Continue in a new journal file, if there is room; a checkpoint seals the old one.
 
         Raises:
             StorageFailedError: the engine failed.
@@ -330,9 +331,9 @@ class Engine:
         )
 
     async def watch_devices(self) -> None:
-        """Notice a device that does not answer, until cancelled.
+        """Detect a device that does not answer, until cancelled.
 
-        Beside `housekeep`, whose checkpoints wait for the very devices that are watched.
+        It runs beside `housekeep`, whose checkpoints wait for the watched devices.
 
         Raises:
             StorageFailedError: the engine failed.
@@ -376,7 +377,7 @@ class Engine:
                 last_checkpoint = now
 
     async def remove_dead_files(self) -> NoReturn:
-        """Give the space of dead files back, until cancelled; raises like `housekeep`."""
+        """Free the space of dead files, until cancelled; raises like `housekeep`."""
         with self._failing():
             await self._removal.run()
 
@@ -400,7 +401,7 @@ class Engine:
                 with suppress(StorageFailedError), self._failing():
                     self._booted.writer.close(in_order=in_order)
             else:
-                worker.abandon()  # The thread may hang in the device; its file is not touched.
+                worker.abandon()  # The thread may hang in the device; leave its file alone.
             # A cancelled read may still run in its thread; closing the index under it would crash.
             workers = self._env.workers
             with suppress(TimeoutError):
@@ -410,7 +411,7 @@ class Engine:
             if workers.is_idle and not self._index.store.is_committing:
                 self._index.close()
                 if in_order and self.failure is None:
-                    # Without the word a start reads the whole index once, and nothing is lost.
+                    # Without the record a start only reads the whole index once.
                     with suppress(OSError):
                         self._directories.mark_stopped()
 
@@ -421,7 +422,7 @@ class Engine:
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
-        """What an error of a checkpoint means for the engine."""
+        """Decide what an error of the index or the journal means for the engine."""
         try:
             yield
         except DiskFullError as error:
@@ -435,7 +436,7 @@ class Engine:
             assert self.failure is not None
             raise self.failure from error
         except CorruptionError as error:
-            # A page of the index is damaged: the next boot walks it and rebuilds it.
+            # A page of the index is damaged: the next start checks and rebuilds it.
             self._failed(error)
             raise StorageFailedError(f"the index is damaged: {error}") from error
 
@@ -449,7 +450,7 @@ class Engine:
             self._checkpointer.moved.set()
 
     async def device_has_room(self) -> None:
-        """There is room on the devices: take entries, and a reserve if a start, say, gave it up."""
+        """The devices have room: allow new entries, and make the reserve if it is missing."""
         await self._env.workers.run("room", self._directories.make_reserve)
         if DEVICE_FULL in self.admission.read_only_reasons:
             self.admission.read_only_reasons.discard(DEVICE_FULL)
@@ -467,13 +468,13 @@ class Engine:
             self._write_marker()
 
     def _write_marker(self) -> None:
-        """Write an idle marker behind the last block, unless there is one; and what waits."""
+        """Write an idle marker after the last block unless there is one, and postponed requests."""
         if self._queue.postponed or not self._has_marker:
             self._queue.submit(JournalRequest(RequestKind.MARKER, lambda request: None))
             self._has_marker = True
 
     async def _load_row(self, ledger_id: int) -> LedgerIndexRow | None:
-        # Not behind reads of entries, which may wait for a slow device: an add may want the state.
+        # A pool of its own: an add may need the state while reads wait for a slow device.
         return (await self._env.workers.run("states", self._index.rows_of, [ledger_id]))[0]
 
     def _block_done(self, block: BlockDone) -> None:
@@ -508,14 +509,14 @@ class Engine:
         asyncio.get_running_loop().call_soon(block.figures.note, self._metrics, handback)
 
     def _failed(self, error: BaseException) -> None:
-        """The journal or the index failed: nothing is answered any more, the process must end."""
+        """The journal or the index failed: all requests fail, and the process must end."""
         if self.failure is not None:
             return
         self.failure = StorageFailedError(f"storage failed: {error}")
         self.failure.__cause__ = error
         self._metrics.errors_total.labels("storage_failed").inc()
         _log.error("storage_failed", reason=str(error))
-        # A device that hangs would hang us here, too, and has lost nothing yet.
+        # A device that hangs would block here, too.
         if not isinstance(error, TimeoutError):
             self._directories.mark_failed()
         self._queue.fail(self.failure)
@@ -551,7 +552,7 @@ async def open_engine(
         corrupt=len(booted.report.corrupt),
     )
     for damage in booted.report.corrupt:
-        # Durable data is lost: the operator has to know, now and later.
+        # Durable data is lost: tell the operator, by log and metric.
         metrics.errors_total.labels("corruption").inc()
         _log.error("corruption", found=damage)
     try:
@@ -567,4 +568,4 @@ async def open_engine(
     finally:
         await engine.close()
     if engine.failure is not None:
-        raise engine.failure  # The stop came before any task raised it.
+        raise engine.failure  # The block ended before a task raised it.

@@ -1,8 +1,8 @@
 """Numbered files of records: journals and entry logs, their names, creation and reading.
 
-One number space serves both kinds, so that a location (file, offset, size) needs no kind. A file
-comes into being durable and complete (header written and synced under a temporary name, renamed,
-directory synced) or not at all.
+Both kinds share one sequence of numbers, so that a location (file, offset, size) needs no kind. A
+file is created under a temporary name, synced with its header, renamed, and its directory is
+synced. So it is complete or absent.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ def create_file(
     With `publish` false the file keeps its temporary name until `publish_file`.
 
     Raises:
-        DiskFullError: there is no room; nothing was left behind.
+        DiskFullError: there is no room; the file is removed.
         OSError: the device failed.
     """
     path = os.path.join(directory, file_name(header.kind, header.number)) + TEMPORARY_SUFFIX
     file = None
     try:
         file = disk.create(path, allocate_bytes)
-        # Without allocation ahead a full device shows only here. No committed data is affected.
+        # Without allocation ahead, a full device shows only here. The file is not in use yet.
         file.pwritev([header.encode()], 0)
         if publish:
             file.fdatasync()
@@ -99,10 +99,9 @@ def read_header(file: Readable) -> FileHeader:
 
 
 class FileTable:
-    """Where each numbered file is, with the most recently read ones kept open.
+    """The path of each numbered file; the most recently read ones stay open.
 
-    Files are added and removed in the event loop. Any thread may open one, which may wait for the
-    device; nothing waits for it.
+    The event loop adds and removes files. Any thread may open one, without blocking others.
     """
 
     def __init__(self, disk: Disk) -> None:
@@ -112,18 +111,18 @@ class FileTable:
         self._lock = threading.Lock()
 
     def add(self, number: int, path: str) -> None:
-        """A file that may be read from now on."""
+        """Add a file that may be read from now on."""
         self._paths[number] = path
 
     def remove(self, number: int) -> None:
-        """A file that is about to be unlinked; readers that hold it open may finish."""
+        """Remove a file that is about to be unlinked; readers that hold it open may finish."""
         # Not closed: a read thread may be using it. The last reference closes it.
         with self._lock:
             self._paths.pop(number, None)
             self._open.pop(number, None)
 
     def path(self, number: int) -> str | None:
-        """The path of a file, or None when there is none."""
+        """The path of a file, if there is one."""
         return self._paths.get(number)
 
     def numbers(self) -> list[int]:
@@ -142,7 +141,7 @@ class FileTable:
         """The open file `number`.
 
         Raises:
-            FileNotFoundError: it is gone; the caller looks the entry up once more.
+            FileNotFoundError: it is gone; look the entry up again.
         """
         file = self.opened(number)
         if file is not None:

@@ -1,7 +1,7 @@
 """The index: where each entry is, what is known of each ledger and file, and the journal mark.
 
-Derived state: everything in it can be made again from the files. Each checkpoint changes it in one
-write transaction, which also moves the mark (`commit`).
+Derived state: it can be rebuilt from the files. Each checkpoint changes it in one write
+transaction, which also moves the mark (`commit`).
 
 ==============  ===========================================================================
 table           key → value
@@ -85,7 +85,7 @@ META_CLEAN = b"clean"
 META_BOOT_ID = b"boot_id"
 META_INTEGRITY = b"needs_integrity_check"
 META_MISSING_FILES = b"missing_files"
-"""Numbers of files that were found missing with live bytes; their loss is no new doubt."""
+"""Numbers of files that were found missing with live bytes; their loss is known."""
 
 INTEGRITY_SOUND = b"sound"
 INTEGRITY_SUSPECT = b"suspect"
@@ -95,7 +95,7 @@ INTEGRITY_IN_LIMBO = b"in limbo"
 _INTEGRITY_OF = {
     INTEGRITY_SOUND: INTEGRITY_SOUND,
     INTEGRITY_IN_LIMBO: INTEGRITY_IN_LIMBO,
-    # As an older version wrote them: a flipped bit makes one of the other.
+    # Values of an older version; a flipped bit turns one into the other.
     b"0": INTEGRITY_SOUND,
     b"2": INTEGRITY_IN_LIMBO,
 }
@@ -109,7 +109,7 @@ PAGES_CLEARED_MAX = 10_000
 
 @dataclass(frozen=True, slots=True)
 class LedgerChange:
-    """What one checkpoint knows anew about one ledger.
+    """The changes of one ledger in one checkpoint.
 
     `row` holds the flags and bounds; its counts are ignored, the transaction computes them from
     the slots it changes.
@@ -187,7 +187,7 @@ class Index:
     def integrity(self) -> bytes:
         """What is known about the durable data, an ``INTEGRITY_`` value.
 
-        Nonsense is suspect, and so is nothing in an index with a mark, which came with a value.
+        An unknown value is suspect. So is a missing one in an index with a mark.
         """
         with self._store.read() as txn:
             value = txn.get("meta", META_INTEGRITY)
@@ -271,8 +271,8 @@ class Index:
     def must_have(self, ledger_id: int, entry_id: int) -> bool:
         """Whether the entry has to be in a page: its ledger has one for each id around it.
 
-        Ask this if the entry was not found: if it is True, its page was lost. It stays False for a
-        ledger that is striped over more bookies than hold each entry.
+        Call it if the entry was not found. True means that its page was lost. It is always False
+        for a ledger that is striped over more bookies than its write quorum.
 
         Raises:
             CorruptionError: the row of the ledger is damaged.
@@ -281,12 +281,12 @@ class Index:
         return (
             row is not None
             and row.first_entry_id <= entry_id <= row.last_entry_id
-            # The bounds may be too wide, ahead of the pages, and never too narrow.
+            # The bounds may be too wide, never too narrow.
             and row.entries == row.last_entry_id - row.first_entry_id + 1
         )
 
     def entry_ids(self, ledger_id: int, first: int, last: int) -> tuple[npt.NDArray[np.int64], int]:
-        """Stored ids from `first` on, and the first id that was not looked at.
+        """Stored ids from `first` on, and the first id that was not examined.
 
         At most `PAGES_PER_READ` pages are read; call again from the returned id until it is above
         `last`.
@@ -334,10 +334,10 @@ class Index:
         """Apply `change` in one durable transaction.
 
         Raises:
-            DiskFullError: no room; nothing happened and the change may be tried again.
+            DiskFullError: no room; the change may be tried again.
             OSError: the store failed; what is on disk is unknown and the process must end.
-            CorruptionError: a page or row that had to be changed is damaged, or the mark would
-                move back; nothing happened.
+            CorruptionError: a page or row to be changed is damaged, or the mark would move back;
+                the transaction changed nothing.
         """
         with self._store.write() as txn:
             before = txn.get("meta", META_MARK)
@@ -365,9 +365,9 @@ class Index:
         )
 
     def clear(self) -> None:
-        """Empty all tables, for a rebuild that starts anew; raises like `commit`.
+        """Empty all tables for a rebuild; raises like `commit`.
 
-        The format goes first: from then on this is no index.
+        The format is removed first, which makes the index invalid.
         """
         self._files = None
         with self._store.write() as txn:
@@ -395,8 +395,8 @@ class Index:
     def relocate(self, change: Relocation, *, is_last: bool = True) -> CommitResult:
         """Register a log and point the slots to it that still point where its entries were.
 
-        One durable transaction; raises like `commit`. The mark stays. Before a log's last one no
-        file counts as dead: the log itself may still be without a live byte.
+        One durable transaction; raises like `commit`. The mark stays. Only a log's last transaction
+        reports dead files, because the log itself may have no live byte before.
         """
         with self._store.write() as txn:
             transaction = _Commit(txn, self._all_files(txn))
@@ -532,7 +532,7 @@ def _mark_in(txn: ReadTransaction) -> Mark:
 
 
 def _files(txn: ReadTransaction) -> dict[int, FileRow]:
-    # From before file 0: a key that was cut is to be found, too.
+    # From the empty key on, to find a key that was cut, too.
     pairs = txn.range("files", b"", b"\xff" * 5, 2**31)
     found = ((parse_file_key(key), row) for key, row in pairs)
     return {number: decode_file_row(number, row) for number, row in found}
@@ -554,7 +554,7 @@ def _require_progress(before: bytes | None, mark: Mark | None) -> None:
 
 
 def _held_in(before: bytes | None, change: CheckpointChange) -> HeldIn:
-    """The files that may hold what `change` tells of; not known in a rebuild."""
+    """The files that may hold the entries of `change`; unknown in a rebuild."""
     if change.mark is None:
         return NOT_KNOWN
     low = 1 if before is None else decode_mark(before).file_number

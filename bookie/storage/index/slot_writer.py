@@ -1,8 +1,8 @@
-"""Putting the slots of many ledgers into the index in one go.
+"""Writing the slots of many ledgers into the index at once.
 
-A checkpoint of ten thousand ledgers has a few entries of each. What is done once for each of them
-costs more than what is done for each entry. So the tables of some hundred ledgers become one array
-of pages; what is left for each page is to fetch it, if it may exist, and to store it.
+A checkpoint of ten thousand ledgers has a few entries of each, so work per ledger costs most. Here
+the tables of hundreds of ledgers become one array of pages. Only fetching and storing is done per
+page.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ U32 = npt.NDArray[np.uint32]
 
 
 class SlotWriter:
-    """Writes slots in one transaction, and counts what becomes alive and what dies by that."""
+    """Writes slots in one transaction, and counts live bytes that come and go."""
 
     def __init__(self, txn: WriteTransaction) -> None:
         self._txn = txn
@@ -42,7 +42,7 @@ class SlotWriter:
         """
         entries = np.zeros(len(ledger_ids), np.int64)
         sizes = np.zeros(len(ledger_ids), np.int64)
-        # Also of -1, which no ledger has: its page is -1.
+        # This holds for -1, too: its page is -1.
         last_pages = last_entry_ids // SLOTS_PER_PAGE
         parts: list[tuple[int, LocationTable]] = []
         room = PART_ENTRIES
@@ -74,7 +74,7 @@ class SlotWriter:
         table = concatenated([table for _, table in parts])
         page_of = table.ids // SLOTS_PER_PAGE
         differs = page_of[1:] != page_of[:-1]
-        # Whatever its number, the first page of a part is no page of the one before.
+        # The first page of a part differs from the last one before, whatever its number.
         differs[begins[1:] - 1] = True
         first = np.concatenate(([0], np.flatnonzero(differs) + 1))
         numbers = page_of[first]
