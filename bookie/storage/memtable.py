@@ -1,8 +1,8 @@
-"""What has been accepted since the last checkpoint, per ledger and memtable.
+"""The entries that were accepted since the last checkpoint, per ledger.
 
-A memtable keeps a payload only until its block is written; from then on it keeps locations, and
-reads come from the page cache. Written runs are folded into sorted tables of 20 bytes an entry, so
-that a million single appends do not become a million objects.
+A memtable keeps a payload only until its block is written. From then on it keeps locations, and
+reads use the page cache. Written runs are merged into sorted tables of 20 bytes an entry, so that a
+million single appends are few objects.
 
 The order of runs is the order of acceptance; where ids overlap, the newest run wins.
 """
@@ -30,7 +30,7 @@ U32 = npt.NDArray[np.uint32]
 
 
 class Location(NamedTuple):
-    """Where one entry is: `size` bytes at `offset` of `payload` if there is one, else of `file`."""
+    """Where one entry is: `size` bytes at `offset` of `payload`, or of `file` if that is None."""
 
     file: int
     offset: int
@@ -62,11 +62,10 @@ class LocationTable:
             window.put(part.ids, part.files, part.offsets, part.sizes)
 
     def parts(self, page: int) -> Iterator[LocationTable]:
-        """The same locations in pieces of about `PART_ENTRIES`; none at all of an empty table.
+        """The same locations in pieces of about `PART_ENTRIES`; an empty table has none.
 
-        A piece never begins inside a group of `page` neighbouring ids. Pieces bound the memory that
-        a checkpoint of a million entries needs beside the table. They also bound the time for which
-        one array operation of its thread stops the event loop.
+        A piece never begins inside a group of `page` neighbouring ids. Pieces bound the memory of a
+        checkpoint, and the time for which an array operation stops the event loop.
         """
         start = 0
         while start < len(self.ids):
@@ -77,7 +76,7 @@ class LocationTable:
             start = stop
 
     def location(self, entry_id: int) -> Location | None:
-        """Where one entry is, None if it is not here."""
+        """Where one entry is, if it is here."""
         index = int(self.ids.searchsorted(entry_id))
         if index == len(self.ids) or self.ids[index] != entry_id:
             return None
@@ -122,7 +121,7 @@ def table_of_runs(runs: Sequence[Run]) -> LocationTable:
     counts = np.array([len(run.sizes) for run in runs], np.int64)
     ends = np.cumsum(counts)
     sizes = np.concatenate([run.sizes for run in runs])
-    # Positions and offsets run on through all runs; each run then starts at its own.
+    # Positions and offsets first run through all runs; then each run gets its own start.
     starts = np.cumsum(sizes, dtype=np.int64) - sizes
     first_of_run = ends - counts
     bases = np.array([run.offset for run in runs], np.int64) - starts[first_of_run]
@@ -137,7 +136,7 @@ def table_of_runs(runs: Sequence[Run]) -> LocationTable:
 
 
 def _own(sizes: npt.NDArray[np.int64] | U32) -> U32:
-    """The same numbers in an array of their own, which keeps no message alive."""
+    """The same numbers in a separate array, which keeps no message alive."""
     if sizes.base is None and sizes.dtype == np.uint32:
         return sizes  # type: ignore[return-value]  # mypy does not see what the comparison says
     return np.array(sizes, dtype=np.uint32)
@@ -175,8 +174,7 @@ class Run:
     def table(self) -> LocationTable:
         """Where the entries are, of a run that is written.
 
-        As `table_of_runs` for one run, in a quarter of the time: in a checkpoint of many ledgers,
-        most have one run.
+        As `table_of_runs` for one run, in a quarter of the time; most ledgers have one run.
         """
         sizes = self.sizes
         offsets = np.cumsum(sizes, dtype=np.int64) - sizes + self.offset
@@ -205,7 +203,7 @@ class Run:
         )
 
     def location(self, entry_id: int) -> Location | None:
-        """Where one entry is, None if it is not here."""
+        """Where one entry is, if it is here."""
         index = entry_id - self.first
         if self.batch_ids is not None:
             index = int(self.batch_ids.searchsorted(entry_id))
@@ -246,7 +244,7 @@ class LedgerRuns:
             self._fold()
 
     def refused(self, run: Run) -> None:
-        """The journal had no room for `run`; it was never acknowledged and is gone."""
+        """Remove `run`, for which the journal had no room; it was never acknowledged."""
         index = self._runs.index(run)
         del self._runs[index], self._firsts[index]
 
@@ -266,7 +264,7 @@ class LedgerRuns:
             run.overlay(window)
 
     def location(self, entry_id: int) -> Location | None:
-        """Where the newest copy of one entry is, None if it is not here."""
+        """Where the newest copy of one entry is, if it is here."""
         if self._ordered:
             # Runs that do not overlap: only the last that begins at or below the id can have it.
             index = bisect_right(self._firsts, entry_id) - 1
@@ -338,6 +336,6 @@ class Memtable:
             runs.overlay(window)
 
     def location(self, ledger_id: int, entry_id: int) -> Location | None:
-        """Where the newest copy of one entry is in this memtable, None if it is not here."""
+        """Where the newest copy of one entry is in this memtable, if it is here."""
         runs = self.ledgers.get(ledger_id)
         return None if runs is None else runs.location(entry_id)

@@ -18,9 +18,9 @@ from bookie.storage.scan import SCAN_BYTES
 def create_first_journal(
     disk: Disk, settings: StorageSettings, directories: Directories, header: FileHeader
 ) -> tuple[File, int]:
-    """The new journal file and its size: on a full device a small one will do for fences.
+    """The new journal file and its size; on a full device a small one, for fences.
 
-    A bookie that cannot write can still be read from, so it has to come up.
+    A bookie that cannot write can still be read from, so it must start.
 
     Raises:
         ConfigurationError: there is no room for the smallest.
@@ -44,8 +44,8 @@ def create_first_journal(
 def remove_unused(disk: Disk, journals: dict[int, str], mark: Mark | None) -> None:
     """Unlink unused files of starts that failed at their commit; take them out of `journals`.
 
-    Otherwise repeated starts would fill the device. The oldest unused file stays: it proves that
-    the journal went on, if the file before it was cut at its end.
+    Otherwise repeated starts would fill the device. The oldest unused file stays: if the file
+    before it was cut, it proves that the journal continued.
     """
     if mark is None:
         return
