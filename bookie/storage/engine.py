@@ -227,8 +227,7 @@ class Engine:
     def holds_adds_back(self) -> bool:
         """Whether adds have to wait for a checkpoint, so that the memtables stay bounded.
 
-        If a checkpoint finds no room, adds do not wait: new entries are refused, and recovery adds
-        go on.
+        If the device is full, adds do not wait: new entries are refused, and recovery adds go on.
         """
         is_hopeless = DEVICE_FULL in self.admission.read_only_reasons or self.failure is not None
         return self._checkpointer.is_full and not is_hopeless

@@ -191,8 +191,7 @@ def _leading(answers: npt.NDArray[np.bool_]) -> int:
 
 
 def _is_in_place(block: BlockHeader, offset: int, sequence_after: int) -> bool:
-    """True if a valid block is in its place: sequences rise by one, and `durable_upto` is
-    behind."""
+    """True if a valid block is in its place by its sequence and its `durable_upto`."""
     expected = sequence_after + 1 if sequence_after else block.sequence
     return block.sequence == expected and block.durable_upto <= offset
 
@@ -290,7 +289,7 @@ def _group(run: BlockRun, start: int, stop: int, offsets: Ids | None) -> BlockGr
     begins = run.headers.starts[part] + BLOCK_HEADER_SIZE_BYTES
     lengths = run.headers.body_lengths[part]
     bodies = run.bodies[part]
-    # A block without records may have no byte to read.
+    # An empty block may lack a byte to read.
     filled = np.flatnonzero((counts > 0) & (lengths > 0))
     kinds = np.frombuffer(run.data, np.uint8)[begins[filled]]
     # Backwards, so that earlier offsets stay valid.

@@ -1,8 +1,8 @@
 """A watch over the devices: it reports late answers, and a missing one ends the engine.
 
-The watch never waits for a device. It checks three durations: of the oldest request in the journal,
-of the current step of file removal, and of the current commit of the index. Of a transaction only
-the end counts, where the index writes and syncs.
+The watch never waits for a device. It checks the age of three things: the oldest request in the
+journal, the current step of file removal, and the current commit of the index. Of a transaction
+only the end counts, where the index writes and syncs.
 
 A device that hangs gives no error. Meanwhile requests wait and memory fills up.
 

@@ -1,9 +1,9 @@
 """Replay at a start: read the journal from the mark and put its content into the index.
 
-Replay writes the records anew into an entry log, group by group and in order, because bytes in the
-page cache may be missing on the device. It syncs the log before the index points into it. One index
-transaction then registers the log, the slots, the rows and the new mark. Until it commits, a start
-begins with the old files again.
+Replay writes the records anew into an entry log, in order. The bytes that it reads may be in the
+page cache only. It syncs the log before the index points into it. One index transaction then
+registers the log, the slots, the rows and the new mark. Until it commits, a start begins with the
+old files again.
 
 A long journal is committed in batches, to bound memory. A crash between two batches leaves a mark
 in the middle of the journal, as a checkpoint does.

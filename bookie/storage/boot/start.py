@@ -261,7 +261,7 @@ class Boot:
     def _has_strange_files(self, index: Index) -> bool:
         """Whether there are logs, or journals up to the mark, that the index has no row of.
 
-        Such a file was never committed, or holds nothing alive, and is removed. But if a page names
+        Such a file is uncommitted or holds only dead entries, and is removed. But if a page names
         it, its row was lost. So the start first checks all pages.
         """
         rows, mark = index.files(), index.mark()

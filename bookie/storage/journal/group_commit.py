@@ -380,8 +380,8 @@ class JournalWriter:
         """Allocate more of the file, or begin a new one when this one has its full size.
 
         It grows in steps, because allocated space is lost to other files. The new size is durable
-        before a block uses it. So a crash cannot leave a file that ends inside a block, or without
-        room behind the last one.
+        before a block uses it. So a file that ends inside a block, or right behind the last one,
+        was cut by something other than a crash.
 
         Raises:
             DiskFullError: there is no room; the file is as it was.
@@ -403,7 +403,7 @@ class JournalWriter:
         limit = self._settings.journal_file_bytes_max
         wanted = journal.end + self._settings.block_bytes_max + _LARGEST_ALIGNMENT_BYTES
         if journal.size_bytes < min(wanted, limit) and journal.durable_upto < journal.end:
-            # Without room the file stays as it is; more is not needed yet.
+            # On a full device the file stays as it is: it still has some room.
             with suppress(DiskFullError):
                 step = self._settings.journal_allocate_bytes
                 self._allocate(min(journal.size_bytes + step, limit))

@@ -1,12 +1,10 @@
 """The log that a compaction writes: entries sorted by ledger and id, in large records.
 
 It is an entry log like the one that a start writes. Its first record is a LINK to the newest file
-it took entries from. A rebuild of the index reads it right after that file. Its own number may be
-above that of a journal with newer copies of the same entries. Beside entries it carries what the
-index knows of their ledgers: keys, fences, limbo, explicit LACs and deletions.
+it took entries from. A rebuild reads it right after that file, because journals with lower numbers
+may hold newer copies. It also has the ledgers' keys, fences, limbo, explicit LACs and deletions.
 
-A log gets its name once all of it is durable. It counts once the index knows it; before that, a
-start removes it.
+A log gets its name once all of it is durable. A start removes a log that the index does not know.
 """
 
 from __future__ import annotations
@@ -49,7 +47,7 @@ BLOCK_BYTES = 1024 * 1024
 """A block ends with the record that reaches this size: one step of the writer."""
 
 BLOCKS_PER_SYNC = 2
-"""The device gets its work in batches, or one long sync would hold up the journal's."""
+"""Several short syncs, because one long sync would delay the journal's."""
 
 STATE_BYTES_MAX = 192
 """More than `state_records` of one ledger have, its LAC packet aside."""
@@ -65,7 +63,7 @@ class LiveScan:
     """The newest file that it took entries from."""
     live: Sequence[LiveEntries]
     rows: Sequence[tuple[int, LedgerIndexRow]]
-    """Ledgers whose state has to outlive the old files."""
+    """Ledgers whose state must outlive the old files."""
 
     @property
     def size_bytes_max(self) -> int:
@@ -76,7 +74,7 @@ class LiveScan:
 
 
 class CompactionLog:
-    """Writes one log; `steps` does the work, `relocation` is what the index has to be told."""
+    """Writes one log; `steps` does the work, `relocation` is the change of the index."""
 
     def __init__(
         self, environment: Environment, directory: str, number: int, alignment: int
@@ -105,7 +103,7 @@ class CompactionLog:
     def steps(self, scanned: LiveScan) -> Generator[int, None, None]:
         """Write, sync and publish the log; yields the bytes of each step. Blocking.
 
-        Closed early, or after an error, it leaves nothing behind.
+        Closed early, or after an error, it removes the file.
 
         Raises:
             DiskFullError: there is no room for it.
@@ -180,7 +178,7 @@ class CompactionLog:
         self._records += records
 
     def _write(self, file: BlockFile) -> int:
-        # All of it counts as durable: the log has no name before that is true.
+        # All of it counts as durable: the log gets its name only then.
         size = file.write(file.encode(self._body, self._records, file.end))
         self._body, self._body_bytes, self._records = [], 0, 0
         return size
@@ -189,7 +187,7 @@ class CompactionLog:
 def sorted_batches(
     live: Iterable[LiveEntries],
 ) -> Iterator[tuple[EntryBatch, np.ndarray, np.ndarray]]:
-    """Batches of at most a record each, ascending by ledger and id; with their old files, places.
+    """Batches of at most a record each, by ledger and id; with their old files and places.
 
     The items may overlap in their ranges of ids; no id is in two of them.
     """
