@@ -1,8 +1,8 @@
-"""One bookie: what it answers to adds, reads, fences and LAC requests.
+"""One bookie: its answers to adds, reads, fences and LAC requests.
 
-Everything runs in one event loop thread. An add is decided in one synchronous section unless the
-ledger's state has to be loaded or stored bytes have to be compared first; then a task of this
-bookie does it. A cancelled caller never cancels a write.
+Everything runs in one event loop. An add is decided in one synchronous section. If the ledger's
+state must be loaded or stored bytes must be compared first, a task of this bookie does it. A
+cancelled caller never cancels a write.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Bookie:
         self.bookie_id = bookie_id
         self.instance_id = instance_id
         self.incarnation = incarnation
-        """Renewed before this one began if the bookie may have lost what it acknowledged."""
+        """Renewed before this start if the bookie may have lost what it acknowledged."""
         self._version = version
         self._engine = engine
         self.settings = settings
@@ -117,7 +117,7 @@ class Bookie:
         _log.info("read_only_changed", read_only=bool(reasons), reasons=sorted(reasons))
 
     def stop_accepting(self) -> None:
-        """Answer SHUTTING_DOWN from now on; what was accepted is still completed."""
+        """Answer SHUTTING_DOWN from now on; accepted requests are completed."""
         self._closing = True
 
     async def info(self) -> Info:
@@ -167,8 +167,8 @@ class Bookie:
     def add_unnamed(self, command: AddCommand, admitted: int = 0) -> Outcome[Reply]:
         """`add` for a client that named no incarnation.
 
-        New entries of a ledger in limbo are refused: its writer may count on what is lost here,
-        and a fence may be lost, too.
+        New entries of a ledger in limbo are refused: its writer may rely on lost entries, and a
+        fence may be lost, too.
         """
         if command.recovery or command.batch is None:
             return self.add(command, admitted)
@@ -318,11 +318,11 @@ class Bookie:
         return await self.add(AddCommand(None, ledger_id, key, 0, lac_packet=packet))
 
     def watch(self, callback: LacCallback) -> LacWatcher:
-        """A watcher that tells `callback` about the ledgers it subscribes to."""
+        """A watcher that calls `callback` for the ledgers it subscribes to."""
         return LacWatcher(self, callback)
 
     def add_watch(self, ledger_id: int, callback: LacCallback) -> None:
-        """Tell `callback` the ledger's state now and at every change; `watches` removes it.
+        """Call `callback` with the ledger's state now and at every change; `watches` removes it.
 
         Raises:
             BadRequestError: the id is out of range, or too many ledgers are watched.
@@ -334,7 +334,7 @@ class Bookie:
             raise ShuttingDownError("the bookie is stopping")
         if len(self.watches) >= self.settings.lac_watches_max:
             raise BadRequestError("this bookie watches as many ledgers as it may")
-        # Registered before the state is read: an update may come twice, never not at all.
+        # Registered before the state is read, so that no update is missed; one may come twice.
         self.watches.add(ledger_id, callback)
         self._spawn(self._first_update(ledger_id, callback))
 
@@ -376,13 +376,13 @@ class Bookie:
         if state is None or refusal is not None:
             return None, refusal
         if state.deleted:
-            # Adds to a deleted ledger are refused already; that has to be durable, too.
+            # Adds to a deleted ledger are refused already; make that durable, too.
             outcome = await self._engine.admission.force()
             return state, None if outcome.status is Status.OK else outcome
         was_fenced = state.fenced
         fencing = self._engine.admission.fence(state, key)
         if not was_fenced:
-            # At once: the fencer may be gone when it is durable, and watchers only take a hint.
+            # At once, because for watchers it is a hint, and the caller may be gone later.
             self.watches.notify(state)
         outcome = await fencing
         return state, None if outcome.status is Status.OK else outcome
@@ -394,7 +394,7 @@ class Bookie:
     # --- reads -----------------------------------------------------------------------------
 
     def try_read(self, command: ReadCommand) -> ReadReply | None:
-        """What `read` returns, if it is one entry and nothing has to be waited for; else None."""
+        """The result of `read`, if it is one entry and available at once; else None."""
         state = self._engine.states.get(command.ledger_id)
         if state is None or self._closing or command.fence or command.master_key:
             return None
@@ -406,7 +406,7 @@ class Bookie:
         return reply
 
     async def read(self, command: ReadCommand) -> ReadReply:
-        """Read entries, fencing the ledger first if asked to; how much is in flight is rpc's."""
+        """Read entries, and first fence the ledger if asked to; rpc limits bytes in flight."""
         began = self._engine.clock.monotonic()
         try:
             reply = await self._read(command)
@@ -461,19 +461,19 @@ class LacWatcher:
         self._ledger_ids: set[int] = set()
 
     def subscribe(self, ledger_id: int) -> None:
-        """Hear about the ledger; its state now comes soon. Raises like `Bookie.add_watch`."""
+        """Watch the ledger; its current state comes soon. Raises like `Bookie.add_watch`."""
         if ledger_id not in self._ledger_ids:
             self._bookie.add_watch(ledger_id, self._callback)
             self._ledger_ids.add(ledger_id)
 
     def unsubscribe(self, ledger_id: int) -> None:
-        """Hear no more about the ledger."""
+        """Stop watching the ledger."""
         if ledger_id in self._ledger_ids:
             self._ledger_ids.remove(ledger_id)
             self._bookie.watches.remove(ledger_id, self._callback)
 
     def close(self) -> None:
-        """Hear no more about anything."""
+        """Stop watching all ledgers."""
         for ledger_id in sorted(self._ledger_ids):
             self._bookie.watches.remove(ledger_id, self._callback)
         self._ledger_ids.clear()
@@ -526,7 +526,7 @@ async def open_bookie(
     usage: Callable[[], DiskUsage],
     incarnation: str = "",
 ) -> AsyncIterator[Bookie]:
-    """Serve on `engine`; at the end of the block, what is being decided is finished first."""
+    """Serve on `engine`; the end of the block waits for pending decisions."""
     async with asyncio.TaskGroup() as tasks:
         bookie = Bookie(
             engine,

@@ -1,4 +1,4 @@
-"""Bytes in flight: a bound on what clients may make a bookie hold in memory."""
+"""Bytes in flight: a bound on the memory that requests use."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections import deque
 class ByteBudget:
     """A number of bytes that requests share, first come first served.
 
-    A request larger than the whole budget is admitted alone, so that it cannot wait for ever.
+    A request larger than the whole budget is admitted alone.
     """
 
     def __init__(self, bytes_max: int) -> None:
@@ -27,7 +27,7 @@ class ByteBudget:
         return True
 
     async def take(self, size: int) -> None:
-        """Take `size` bytes, waiting for those who came before and for room."""
+        """Take `size` bytes; waits for earlier callers and for room."""
         if self.try_take(size):
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -38,7 +38,7 @@ class ByteBudget:
             if turn.done() and not turn.cancelled():
                 self.give_back(size)
             else:
-                # Bytes that came back since the cancellation have passed over this turn already.
+                # Bytes that came back since the cancellation went to others.
                 if (size, turn) in self._waiting:
                     self._waiting.remove((size, turn))
                 self._admit()
