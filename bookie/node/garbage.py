@@ -504,7 +504,7 @@ class GarbageCollector:
         self._told = stops
 
     def _tell(self, report: GarbageReport) -> None:
-        """Log a round that deleted ledgers, or that failed after a successful one."""
+        """Log a round that deleted ledgers, or the first one that aborts."""
         if report.deleted:
             _log.info("garbage_deleted", ledgers=report.deleted, of=report.local)
         known = self.last is not None and self.last.outcome is report.outcome
