@@ -158,7 +158,7 @@ def parse_ledger_key(key: bytes) -> int:
     """The ledger id of a key; FormatError if it is no key of a ledger row."""
     ledger_id = _parse_key(_LEDGER_KEY, key)
     if ledger_id > MAX_ID:
-        raise FormatError(f"a key of the index names the ledger {ledger_id}, which is none")
+        raise FormatError(f"a key of the index names the invalid ledger {ledger_id}")
     return ledger_id
 
 

@@ -45,7 +45,7 @@ def decode(format_name: str, newest_version: int, data: bytes) -> JsonFields:
     except (ValueError, RecursionError) as error:
         raise FormatError(f"not a {format_name} record: {error}") from error
     if not isinstance(record, dict) or record.get("format") != format_name:
-        raise FormatError(f"not a {format_name} record: its format is named otherwise")
+        raise FormatError(f"not a {format_name} record: its format has another name")
     fields = JsonFields(format_name, record)
     version = fields.integer("version", minimum=1)
     if version > newest_version:

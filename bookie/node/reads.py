@@ -195,7 +195,7 @@ def problem_of(command: ReadCommand) -> str:
     if not 0 <= command.ledger_id <= MAX_ID:
         return f"ledger id {command.ledger_id} is out of range"
     if command.max_entries < 0 or command.max_bytes < 0:
-        return "a limit is not negative"
+        return "a limit must not be negative"
     if first == NO_ENTRY:
         return ""
     if not 0 <= first <= last <= MAX_ID:

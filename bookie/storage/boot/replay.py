@@ -142,7 +142,7 @@ class Replay:
                 continue
             if known.get(link.predecessor_number) != link.predecessor_nonce:
                 self._corrupt.append(
-                    f"{path} follows file {link.predecessor_number}, which is missing or another"
+                    f"{path} follows file {link.predecessor_number}, which is missing or exchanged"
                 )
 
     def rebuild(self, files: list[tuple[int, str]]) -> ReplayOutcome:

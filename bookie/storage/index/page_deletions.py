@@ -69,7 +69,7 @@ def deleted_ledger(txn: ReadTransaction, name: bytes, value: bytes) -> int:
     data = txn.get("ledgers", ledger_key(ledger_id))
     if data is None or decode_ledger_row(ledger_id, data).deleted_at_ms is None:
         raise CorruptionError(
-            f"the pages of ledger {ledger_id} are to go, whose row does not say that it was deleted"
+            f"the pages of ledger {ledger_id} are to be deleted, but its row says otherwise"
         )
     return ledger_id
 
