@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import struct
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from bookie.errors import FormatError
 from bookie.formats import json_record
@@ -55,15 +55,7 @@ class Absence:
 
 def encode_memory(memory: GarbageMemory) -> bytes:
     """The bytes of a memory."""
-    fields = {
-        "counters": [list(pair) for pair in sorted(memory.counters.items())],
-        "cookie_number": memory.cookie_number,
-        "has_listed": memory.has_listed,
-        "observed_seconds": memory.observed_seconds,
-        "store_doubt": memory.store_doubt,
-        "absent_stop": memory.absent_stop,
-        "absent_stop_local": memory.absent_stop_local,
-    }
+    fields = asdict(memory) | {"counters": sorted(memory.counters.items())}
     return json_record.encode(_FORMAT, _VERSION, fields)
 
 

@@ -6,7 +6,7 @@ Canonical JSON (:mod:`bookie.formats.json_record`), format ``bookie-registration
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from bookie.errors import BadRequestError, FormatError
 from bookie.formats import json_record
@@ -62,26 +62,10 @@ def encode_registration(registration: Registration) -> bytes:
     Raises:
         BadRequestError: the load is not a number.
     """
-    fields = {
-        "bookie_id": registration.bookie_id,
-        "endpoints": [
-            {
-                "name": endpoint.name,
-                "host": endpoint.host,
-                "port": endpoint.port,
-                "protocol": endpoint.protocol,
-            }
-            for endpoint in registration.endpoints
-        ],
-        "labels": dict(registration.labels),
-        "total_bytes": registration.total_bytes,
-        "free_bytes": registration.free_bytes,
-        "load": registration.load,
-        "read_only": registration.read_only,
-        "program_version": registration.version,
-    }
-    if registration.incarnation:
-        fields["incarnation"] = registration.incarnation
+    fields = asdict(registration)
+    fields["program_version"] = fields.pop("version")
+    if not registration.incarnation:
+        del fields["incarnation"]
     try:
         return json_record.encode(_FORMAT, _VERSION, fields)
     except ValueError as error:

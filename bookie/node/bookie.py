@@ -229,16 +229,7 @@ class Bookie:
             admission.publish_lac(state, command.lac_packet, command.master_key)
             self._notify(state, lac_before)
             return Outcome.of(Reply(Status.OK))
-        waiter = admission.add(
-            state,
-            batch,
-            command.payload_crc32c,
-            command.master_key,
-            max_lac=max_lac,
-            recovery=command.recovery,
-            deferred_sync=command.deferred_sync,
-            lac_packet=command.lac_packet,
-        )
+        waiter = admission.add(state, command, max_lac)
         metrics = self._metrics
         metrics.entries_added_total.inc(len(batch.sizes))
         metrics.bytes_added_total.inc(len(batch.payload))
@@ -267,21 +258,12 @@ class Bookie:
         outcome.settle(reply)
 
     async def _add_over(self, state: LocalLedger, command: AddCommand, max_lac: int) -> Reply:
-        assert command.batch is not None
         refusal = self._engine.admission.refusal(state, command.master_key, recovery=False)
         if refusal is not None:
             return refusal
         lac_before = state.max_lac
         try:
-            reply = await self._engine.duplicates.add(
-                state,
-                command.batch,
-                command.payload_crc32c,
-                command.master_key,
-                max_lac=max_lac,
-                deferred_sync=command.deferred_sync,
-                lac_packet=command.lac_packet,
-            )
+            reply = await self._engine.duplicates.add(state, command, max_lac)
         except CorruptionError as error:
             return Reply(Status.IO_ERROR, str(error))
         self._notify(state, lac_before)

@@ -17,8 +17,7 @@ from functools import partial
 
 from bookie.env import Failpoints, Outcome
 from bookie.errors import BookieError, DiskFullError
-from bookie.formats.batch import EntryBatch
-from bookie.formats.commands import Reply
+from bookie.formats.commands import AddCommand, Reply
 from bookie.formats.records import (
     encode_deleted,
     encode_entries_head,
@@ -73,33 +72,24 @@ class Admission:
                 return READ_ONLY
         return None
 
-    def add(
-        self,
-        state: LocalLedger,
-        batch: EntryBatch,
-        payload_crc32c: int,
-        key: bytes,
-        *,
-        max_lac: int,
-        recovery: bool,
-        deferred_sync: bool,
-        lac_packet: bytes,
-    ) -> Waiter:
-        """Accept `batch`; it is readable when this returns, durable when the waiter says OK.
+    def add(self, state: LocalLedger, command: AddCommand, max_lac: int) -> Waiter:
+        """Accept the command's batch; it is readable now, and durable when the waiter says OK.
 
         In the same section the caller has checked `refusal` and compared stored bytes.
         """
+        batch, lac_packet, recovery = command.batch, command.lac_packet, command.recovery
+        assert batch is not None
         if batch.first_entry_id <= state.last_entry_id:
             state.comparisons += 1
         run = Run(batch)
-        request = self._request(state, key)
-        head = encode_entries_head(batch, payload_crc32c, recovery)
+        request = self._request(state, command.master_key)
+        head = encode_entries_head(batch, command.payload_crc32c, recovery)
         payload_delta = request.size_bytes + len(head)
         self._put(request, head, batch.payload)
         if lac_packet:
             self._put(request, encode_lac(state.ledger_id, lac_packet))
             state.take_lac(lac_packet)
-        request.synced = recovery or not deferred_sync
+        request.synced = recovery or not command.deferred_sync
         request.essential = recovery
         runs = self.memtable.append(state.ledger_id, run)
         state.saw_entries(run.first, run.last)

@@ -12,7 +12,7 @@ import numpy as np
 
 from bookie.errors import CorruptionError
 from bookie.formats.batch import EntryBatch
-from bookie.formats.commands import Reply
+from bookie.formats.commands import AddCommand, Reply
 from bookie.ids import Status
 from bookie.storage.admission import Admission
 from bookie.storage.ledger_state import LocalLedger
@@ -33,25 +33,17 @@ class DuplicateAdds:
         self._reader = reader
         self._metrics = metrics
 
-    async def add(
-        self,
-        state: LocalLedger,
-        batch: EntryBatch,
-        payload_crc32c: int,
-        key: bytes,
-        *,
-        max_lac: int,
-        deferred_sync: bool,
-        lac_packet: bytes,
-    ) -> Reply:
+    async def add(self, state: LocalLedger, command: AddCommand, max_lac: int) -> Reply:
         """A plain add over ids that may be stored: equal bytes are acknowledged, others refused.
 
         If another add changed these ids meanwhile, the comparison is repeated.
         """
+        batch = command.batch
+        assert batch is not None
         while True:
             before = (state.comparisons, state.last_entry_id)
             same, missing = await self._compare(state, batch)
-            refusal = self._admission.refusal(state, key, recovery=False)
+            refusal = self._admission.refusal(state, command.master_key, recovery=False)
             if refusal is not None:
                 return refusal
             unchanged = state.comparisons == before[0] and (
@@ -78,16 +70,7 @@ class DuplicateAdds:
                 if outcome.status is Status.OK and state.comparisons != before[0]:
                     continue
                 return outcome
-            return await self._admission.add(
-                state,
-                batch,
-                payload_crc32c,
-                key,
-                max_lac=max_lac,
-                recovery=False,
-                deferred_sync=deferred_sync,
-                lac_packet=lac_packet,
-            )
+            return await self._admission.add(state, command, max_lac)
 
     async def _compare(self, state: LocalLedger, batch: EntryBatch) -> tuple[bool, bool]:
         """Whether every stored entry equals the batch's, and whether some are not stored."""
