@@ -9,15 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bookie.env.clock import Clock, SystemClock, boot_time_seconds, jitter
-from bookie.env.disk import (
-    Buffer,
-    Disk,
-    DiskUsage,
-    File,
-    PosixDisk,
-    Readable,
-    is_disk_full,
-)
+from bookie.env.disk import Buffer, Disk, DiskUsage, File, PosixDisk, Readable, is_disk_full
 from bookie.env.failpoints import Failpoints
 from bookie.env.gather import beside, gather
 from bookie.env.kv import KeyValueStore, ReadTransaction, WriteTransaction, open_lmdb

@@ -330,10 +330,7 @@ def allocate_lock_file(directory: str, readers_max: int) -> None:
 
 
 def open_lmdb(
-    directory: str,
-    map_bytes: int,
-    tables: tuple[str, ...],
-    trusted: bool = False,
+    directory: str, map_bytes: int, tables: tuple[str, ...], trusted: bool = False
 ) -> LmdbStore:
     """Open (or create) the LMDB environment in `directory`, which must exist.
 

@@ -289,12 +289,7 @@ def _are_sound(heads: npt.NDArray[np.void]) -> bool:
 
 
 def _with_steps(
-    body: memoryview,
-    ids: Ids,
-    first_of_record: Ids,
-    counts: Ids,
-    step_counts: Ids,
-    steps_at: Ids,
+    body: memoryview, ids: Ids, first_of_record: Ids, counts: Ids, step_counts: Ids, steps_at: Ids
 ) -> Ids | None:
     """`ids`, those of records that have steps corrected; None if a step is invalid."""
     stepped = step_counts > 0

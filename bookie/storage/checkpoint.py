@@ -27,12 +27,7 @@ from bookie.errors import CorruptionError, DiskFullError
 from bookie.formats.index_rows import LedgerIndexRow, Mark
 from bookie.storage.admission import Admission
 from bookie.storage.files import FileTable, SealedFile
-from bookie.storage.index.entry_index import (
-    CheckpointChange,
-    CommitResult,
-    Index,
-    LedgerChange,
-)
+from bookie.storage.index.entry_index import CheckpointChange, CommitResult, Index, LedgerChange
 from bookie.storage.index.relocation import Relocation
 from bookie.storage.journal.group_commit import JournalRequest, RequestKind
 from bookie.storage.ledger_state import LocalLedger

@@ -15,12 +15,7 @@ from dataclasses import dataclass
 
 from bookie.env import Disk, File, Readable, is_disk_full
 from bookie.errors import DiskFullError
-from bookie.formats.blocks import (
-    FILE_HEADER_SIZE_BYTES,
-    FileHeader,
-    FileKind,
-    decode_file_header,
-)
+from bookie.formats.blocks import FILE_HEADER_SIZE_BYTES, FileHeader, FileKind, decode_file_header
 
 TEMPORARY_SUFFIX = ".tmp"
 _SUFFIX = {FileKind.JOURNAL: ".journal", FileKind.ENTRY_LOG: ".log"}

@@ -119,11 +119,7 @@ class BlockRun:
 
 
 def runs(
-    file: Readable,
-    header: FileHeader,
-    start: int,
-    sequence_after: int,
-    ahead: int = SCAN_BYTES,
+    file: Readable, header: FileHeader, start: int, sequence_after: int, ahead: int = SCAN_BYTES
 ) -> Iterator[BlockRun]:
     """Valid blocks from `start` on, up to the first that is not.
 

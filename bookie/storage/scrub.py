@@ -28,11 +28,7 @@ from bookie.formats.blocks import FILE_HEADER_SIZE_BYTES, FileHeader
 from bookie.formats.checksum import crc32c
 from bookie.formats.index_rows import FileState, decode_ledger_row, parse_ledger_key
 from bookie.storage.files import FileTable, read_header
-from bookie.storage.index.entry_index import (
-    INTEGRITY_IN_LIMBO,
-    INTEGRITY_SOUND,
-    META_INTEGRITY,
-)
+from bookie.storage.index.entry_index import INTEGRITY_IN_LIMBO, INTEGRITY_SOUND, META_INTEGRITY
 from bookie.storage.index.page_walk import behind, some_of, sound_slots, values_of
 from bookie.storage.integrity import Integrity
 from bookie.storage.scan import BlockGroup, grouped, next_valid, runs

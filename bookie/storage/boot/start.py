@@ -38,13 +38,7 @@ from bookie.formats.index_rows import FileRow, FileState, Mark
 from bookie.storage.boot.replay import Replay, ReplayOutcome
 from bookie.storage.boot.replay_batch import ReplayBatch
 from bookie.storage.directories import Directories
-from bookie.storage.files import (
-    TEMPORARY_SUFFIX,
-    FileTable,
-    SealedFile,
-    file_name,
-    parse_file_name,
-)
+from bookie.storage.files import TEMPORARY_SUFFIX, FileTable, SealedFile, file_name, parse_file_name
 from bookie.storage.index.entry_index import (
     INDEX_FORMAT_VERSION,
     INTEGRITY_SUSPECT,
@@ -438,17 +432,11 @@ class Boot:
     def _new_journal(self, outcome: ReplayOutcome) -> tuple[JournalWriter, Mark]:
         number = self._next_number()
         header = FileHeader(
-            FileKind.JOURNAL,
-            number,
-            self._env.clock.nonce(),
-            self._settings.block_alignment_bytes,
+            FileKind.JOURNAL, number, self._env.clock.nonce(), self._settings.block_alignment_bytes
         )
         file, size = create_first_journal(self._env.disk, self._settings, self._dirs, header)
         writer = JournalWriter(
-            self._env,
-            self._settings,
-            self._next_number,
-            self._dirs.release_reserve,
+            self._env, self._settings, self._next_number, self._dirs.release_reserve
         )
         path = os.path.join(self._dirs.journal, file_name(FileKind.JOURNAL, number))
         return writer, writer.start(header, file, path, size, outcome.predecessor)

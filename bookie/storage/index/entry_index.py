@@ -64,13 +64,7 @@ from bookie.storage.index.relocation import (
     move_slots,
 )
 from bookie.storage.index.slot_writer import SlotWriter
-from bookie.storage.index.tombstones import (
-    Limits,
-    find_due,
-    forget,
-    joined,
-    note_held,
-)
+from bookie.storage.index.tombstones import Limits, find_due, forget, joined, note_held
 from bookie.storage.memtable import EMPTY_TABLE, LocationTable
 from bookie.storage.watch import CountedStore
 

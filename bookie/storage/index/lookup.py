@@ -11,13 +11,7 @@ from itertools import product
 
 from bookie.env import ReadTransaction
 from bookie.errors import ChecksumError
-from bookie.formats.pages import (
-    EMPTY_SLOTS,
-    decode_pages,
-    is_page,
-    page_key,
-    parse_page_key,
-)
+from bookie.formats.pages import EMPTY_SLOTS, decode_pages, is_page, page_key, parse_page_key
 
 PAGES_TRIED_MAX = 4096
 """The most missing pages whose neighbours are searched for them."""

@@ -6,12 +6,7 @@ import os
 
 from bookie.config import StorageSettings
 from bookie.env import Environment, is_disk_full
-from bookie.errors import (
-    ConfigurationError,
-    CorruptionError,
-    DiskFullError,
-    StorageFailedError,
-)
+from bookie.errors import ConfigurationError, CorruptionError, DiskFullError, StorageFailedError
 from bookie.storage.directories import Directories
 from bookie.storage.index.entry_index import INDEX_FORMAT_VERSION, META_FORMAT, TABLES, Index
 

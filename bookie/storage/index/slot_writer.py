@@ -103,11 +103,7 @@ class SlotWriter:
             np.subtract.at(sizes, owners, before[:, 2].astype(np.int64))
 
     def _fetch(
-        self,
-        slots: U32,
-        ledger_ids: Ids,
-        numbers: Ids,
-        may_exist: npt.NDArray[np.bool_],
+        self, slots: U32, ledger_ids: Ids, numbers: Ids, may_exist: npt.NDArray[np.bool_]
     ) -> bool:
         """Fill `slots` with the pages that exist; whether one does."""
         at = np.flatnonzero(may_exist)

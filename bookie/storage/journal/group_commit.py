@@ -184,12 +184,7 @@ class JournalWriter:
         """Of the block that is being written."""
 
     def start(
-        self,
-        header: FileHeader,
-        file: File,
-        path: str,
-        size_bytes: int,
-        link: LinkRecord | None,
+        self, header: FileHeader, file: File, path: str, size_bytes: int, link: LinkRecord | None
     ) -> Mark:
         """Begin with a file that boot has published; returns the mark of its start.
 

@@ -19,23 +19,13 @@ import numpy as np
 from bookie.env import Disk, Environment, is_disk_full
 from bookie.errors import DiskFullError, FormatError
 from bookie.formats.batch import EntryBatch, batch_of
-from bookie.formats.blocks import (
-    FILE_HEADER_SIZE_BYTES,
-    FileHeader,
-    FileKind,
-)
+from bookie.formats.blocks import FILE_HEADER_SIZE_BYTES, FileHeader, FileKind
 from bookie.formats.checksum import crc32c
 from bookie.formats.index_rows import LedgerIndexRow
 from bookie.formats.records import encode_entries_head, encode_link
 from bookie.storage.block_file import BlockFile
 from bookie.storage.entry_log import state_records
-from bookie.storage.files import (
-    TEMPORARY_SUFFIX,
-    create_file,
-    file_name,
-    publish_file,
-    read_header,
-)
+from bookie.storage.files import TEMPORARY_SUFFIX, create_file, file_name, publish_file, read_header
 from bookie.storage.index.relocation import MovedEntries, Relocation
 from bookie.storage.reclaim.live_scan import LiveEntries, gather
 from bookie.storage.scan import link_of
@@ -162,12 +152,7 @@ class CompactionLog:
         offsets = np.cumsum(sizes, dtype=np.int64) - sizes + begin
         self._moved.append(
             MovedEntries(
-                batch.ledger_id,
-                batch.entry_ids(),
-                files,
-                places,
-                sizes,
-                offsets.astype(np.uint32),
+                batch.ledger_id, batch.entry_ids(), files, places, sizes, offsets.astype(np.uint32)
             )
         )
         self._add([head, batch.payload], 1)
