@@ -40,7 +40,7 @@ def crcs_of_rows(rows: NDArray[np.uint8], seed: int = 0) -> NDArray[np.uint32]:
 
 @cache
 def _crc_changes(width: int) -> NDArray[np.uint32]:
-    """By position and value of a byte: how it changes the CRC-32C of so many bytes, else 0."""
+    """By position and value of a byte: how it changes the CRC-32C of `width` zeros."""
     zeros = crc32c(bytes(width))
     table = np.zeros((width, 256), np.uint32)
     for position in range(width):

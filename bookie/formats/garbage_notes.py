@@ -36,7 +36,7 @@ class GarbageMemory:
     observed_seconds: float = 0.0
     """How long it has watched which ledgers are absent, in all its lives."""
     store_doubt: str = ""
-    """Why it does not believe the store; empty while it does."""
+    """Why it distrusts the store; empty while it trusts it."""
     absent_stop: str = ""
     """Why it deletes no absent ledger; empty while it does."""
     absent_stop_local: int = 0

@@ -60,7 +60,7 @@ class Admission:
     limbo: LimboCount = field(default_factory=LimboCount)
 
     def refusal(self, state: LocalLedger, key: bytes, *, recovery: bool) -> Reply | None:
-        """Why an add is refused before its bytes are looked at, or None."""
+        """Why an add is refused, without a look at its bytes; None if it is accepted."""
         if state.deleted_at_ms is not None:
             return DELETED
         if not state.accepts_key(key):

@@ -269,7 +269,7 @@ class Checkpointer:
         return self._index.commit(change)
 
     async def relocate(self, change: Relocation) -> None:
-        """Point the index to a new log, then remove files that are dead by that.
+        """Point the index to a new log, then remove files that are dead now.
 
         It runs between two checkpoints, never beside one, because both change the same pages. Many
         entries take several transactions, with pauses. After an interruption the rest stay where

@@ -10,7 +10,7 @@ from bookie.storage.ledger_state import StoredLedger
 LEDGERS_PER_PAGE = 1000
 
 ListLedgers = Callable[[int, int], Awaitable[tuple[list[StoredLedger], int]]]
-"""Up to so many ledgers with ids above a number, ascending, and the id to go on from."""
+"""(after, count) → up to `count` ledgers with ids above `after`, and the id to continue from."""
 
 
 class LimboCount:

@@ -98,7 +98,7 @@ class EntryReader:
         stored.
         """
         if stripe.modulus == 0:
-            # One id behind the last is enough to say that there are no more.
+            # One id after the last shows that there are no more.
             last = min(last, max(first, min(bound, MAX_ID - 1) + 1))
         if first == last and stripe.contains(first):
             found = self.read_one(ledger_id, first, bound)
@@ -258,7 +258,7 @@ def _absent(entry_id: int) -> ReadResult:
 
 
 def _span_for(entries_max: int, stripe: Stripe) -> int:
-    """Ids to look at: `entries_max` wanted ones are among them, if that is not too many."""
+    """How many ids to examine for `entries_max` wanted ones, up to a limit."""
     if stripe.modulus == 0:
         return entries_max
     return min(-(-entries_max * stripe.modulus // stripe.count) + stripe.modulus, STRIPED_IDS_MAX)

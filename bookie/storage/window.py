@@ -24,7 +24,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Extent(NamedTuple):
-    """So many adjacent packets: `length` bytes at `offset` of `file`.
+    """Adjacent packets: `length` bytes at `offset` of `file`.
 
     A tuple, because each lone append in the journal needs one.
     """

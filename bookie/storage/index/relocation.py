@@ -44,7 +44,7 @@ class Relocation:
     """Ledgers that the log says are deleted."""
 
     def parts(self, entries_max: int) -> Iterator[Relocation]:
-        """The same in parts of about so many entries; at least one part."""
+        """The same in parts of about `entries_max` entries; at least one part."""
         part: list[MovedEntries] = []
         entries, deleted = 0, self.deleted
         for item in self.moved:

@@ -119,7 +119,7 @@ class SlotWriter:
         return bool(found)
 
     def count_live(self, files: U32, sizes: U32, sign: int) -> None:
-        """These slots point into these files from now on (`sign` 1), or do so no more (-1)."""
+        """Count slots that now point into these files (`sign` 1), or no longer do (-1)."""
         if not len(files):
             return
         if bool((files == files[0]).all()):

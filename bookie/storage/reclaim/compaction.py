@@ -274,7 +274,7 @@ class Compactor:
     # --- what to take --------------------------------------------------------------------
 
     def _should_roll(self, rows: Mapping[int, FileRow], mark: Mark, *, force: bool) -> bool:
-        """Whether the open journal file has so much garbage that it should end now."""
+        """Whether the open journal file should end now, because of its garbage."""
         row = rows.get(mark.file_number)
         live = 0 if row is None else row.live_bytes
         indexed = mark.offset - FILE_HEADER_SIZE_BYTES
