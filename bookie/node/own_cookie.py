@@ -17,7 +17,8 @@ directories > store                    the metadata store went back to an older 
 =====================================  =========================================================
 
 The number rises at each start and stop, and every `ADVANCE_SECONDS` while entries are written. So a
-restored copy of a running bookie is noticed, too, unless it is younger than `ADVANCE_SECONDS`.
+restored copy of a running bookie is noticed, too, unless the bookie crashed within
+`ADVANCE_SECONDS` after the copy.
 
 If another process deletes or changes the cookie, this process ends, because the other one owns the
 id then.
