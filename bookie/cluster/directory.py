@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Self
 
 from bookie.cluster import keys
@@ -93,13 +93,8 @@ class BookieDirectory:
         await self._mirror.__aenter__()
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self._mirror.__aexit__(exc_type, exc, traceback)
+    async def __aexit__(self, *_: object) -> None:
+        await self._mirror.__aexit__(None, None, None)
 
     def _take(self, records: Mapping[str, Registration]) -> None:
         before = self.all()

@@ -8,7 +8,6 @@ change that is not valid is logged and ignored; at the start it is an error.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Self
 
 from bookie.cluster import keys
@@ -51,13 +50,8 @@ class PlacementView:
         self._is_entered = True
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self._mirror.__aexit__(exc_type, exc, traceback)
+    async def __aexit__(self, *_: object) -> None:
+        await self._mirror.__aexit__(None, None, None)
 
     def _take(self, records: Mapping[str, str]) -> None:
         named = {key.removeprefix(keys.SETTINGS + "/"): text for key, text in records.items()}

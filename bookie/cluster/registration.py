@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from types import TracebackType
 from typing import Self
 
 from bookie.cluster import keys
@@ -127,12 +126,7 @@ class BookieRegistration:
         _log.info("registered", bookie=self._wanted.bookie_id, read_only=self._wanted.read_only)
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         for follower in self._followers:
             follower.cancel()
         try:

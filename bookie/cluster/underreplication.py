@@ -28,7 +28,6 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Self
 
 from bookie.cluster import keys
@@ -93,12 +92,7 @@ class UnderreplicationManager:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     # ---- marks

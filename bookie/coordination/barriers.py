@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, suppress
-from types import TracebackType
 from typing import Self
 
 from bookie.coordination.membership import Member
@@ -81,12 +80,7 @@ class DoubleBarrier:
                 raise
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         try:
             async with asyncio.timeout(self._timeout_seconds):
                 await self._leave()

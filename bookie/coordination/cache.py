@@ -20,7 +20,6 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from bookie.coordination.participant import Participant
@@ -290,12 +289,7 @@ class MetadataCache(Generic[T]):
         self._follower = self._participant.spawn(self._follow(changes))
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._participant.forget(self._on_session)
         if self._follower is not None:
             self._follower.cancel()

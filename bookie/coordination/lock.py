@@ -26,7 +26,6 @@ import asyncio
 import enum
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
-from types import TracebackType
 from typing import Self
 
 from bookie.coordination.participant import Participant
@@ -177,12 +176,7 @@ class Lock:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.release()
 
     # ---- acquiring

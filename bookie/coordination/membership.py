@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, suppress
-from types import TracebackType
 from typing import Self
 
 from bookie.coordination.participant import Participant
@@ -110,12 +109,7 @@ class Member:
         self._participant.spawn(self._keep())
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._participant.forget(self._on_session)
         self._is_over = True
         self._doubt.set()  # lets `_keep` see it
@@ -256,13 +250,8 @@ class GroupView:
         await self._mirror.__aenter__()
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self._mirror.__aexit__(exc_type, exc, traceback)
+    async def __aexit__(self, *_: object) -> None:
+        await self._mirror.__aexit__(None, None, None)
 
 
 def _read(record: Record) -> Claim | None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, suppress
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from bookie.env import SystemClock, jitter
@@ -235,12 +234,7 @@ class Participant:
         self.spawn(self._follow(events))
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         try:
             # What cannot be given up in time ends with the session.
             async with asyncio.timeout(self.store.session_timeout_seconds):

@@ -24,7 +24,6 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from functools import partial
-from types import TracebackType
 from typing import Self
 
 from bookie.coordination.locks import LockManager
@@ -132,12 +131,7 @@ class Taken:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
         if exc_type is not None:
             await self.give_back()
         elif not self._is_over:

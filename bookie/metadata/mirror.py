@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Generic, Self, TypeVar
 
 from bookie.env import jitter
@@ -88,12 +88,7 @@ class Mirror(Generic[T]):
             self._watch = stack.pop_all()
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         assert self._follower is not None
         self._follower.cancel()
         try:

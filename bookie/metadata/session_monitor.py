@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from types import TracebackType
 from typing import Self
 
 from bookie.env import boot_time_seconds, jitter
@@ -101,12 +100,7 @@ class SessionMonitor:
         self._keeper = self._tasks.create_task(self._keep())
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._machine.step(Closed(), self._clock())
         self._deadline = None
         for task in (self._keeper, self._asking):

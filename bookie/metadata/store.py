@@ -25,7 +25,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import AbstractAsyncContextManager
-from types import TracebackType
 from typing import ClassVar, Self
 
 from bookie.errors import KeyHasChildrenError, NoSuchKeyError, UnsupportedError
@@ -318,10 +317,5 @@ class MetadataStore(ABC):
         """Begin the session."""
 
     @abstractmethod
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """End the session: its ephemeral records are deleted when this returns."""

@@ -23,7 +23,6 @@ import asyncio
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 from bookie._pb import etcd_pb2 as pb
@@ -152,12 +151,7 @@ class EtcdStore(MetadataStore):
         self._open = True
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._open = False
         try:
             for followed in self._followed.values():

@@ -19,7 +19,6 @@ import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Self, TypeVar
 
 from bookie.errors import (
@@ -109,12 +108,7 @@ class LocalStore(MetadataStore):
         self._keeper = self._tasks.create_task(self._keep(environment))
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         environment, self._environment = self._require_open(), None
         assert self._keeper is not None
         self._keeper.cancel()

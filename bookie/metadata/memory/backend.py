@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from types import TracebackType
 from typing import Self
 
 from bookie.errors import MetadataClosedError
@@ -48,12 +47,7 @@ class MemoryStore(MetadataStore):
             self._tree.stores.append(self)
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         with self._tree.lock:
             self._tree.stores.remove(self)
             self._tree.end_session(self._session)

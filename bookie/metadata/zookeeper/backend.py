@@ -25,7 +25,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 from bookie.env import gather
@@ -152,12 +151,7 @@ class ZooKeeperStore(MetadataStore):
         self.session_timeout_seconds = link.timeout_seconds
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         opened = self._require_open()
         self._open = None
         try:

@@ -15,7 +15,6 @@ import ssl
 import uuid
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
-from types import TracebackType
 from typing import Any, Self
 
 from bookie.env import boot_time_seconds
@@ -162,12 +161,7 @@ class ZooKeeperLink:
         self.spawn(self._give_up_in_time())
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._leave()
 
     @property
