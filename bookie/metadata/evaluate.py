@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from bookie.errors import (
     BadVersionError,
@@ -19,10 +19,12 @@ from bookie.errors import (
 )
 from bookie.metadata.model import (
     NOT_EXISTS,
+    ChangeKind,
     Check,
     Delete,
     Operation,
     Put,
+    Stat,
     ancestors,
     check_transaction,
     sequential_key,
@@ -32,14 +34,35 @@ NO_OWNER = b""
 """The owner of a persistent record."""
 
 
-class Stored(Protocol):
+@dataclass(frozen=True, slots=True)
+class Stored:
     """What `evaluate` must know of a record. `owner` is a session id, or `NO_OWNER`."""
 
-    @property
-    def version(self) -> int: ...  # noqa: D102  (the class says it)
+    version: int
+    owner: bytes
 
-    @property
-    def owner(self) -> bytes: ...  # noqa: D102  (the class says it)
+
+@dataclass(frozen=True, slots=True)
+class StoredRecord(Stored):
+    """A whole record, for backends that number their commits without gaps."""
+
+    value: bytes
+    version_at_creation: int
+    created_ms: int
+    modified_ms: int
+
+    def stat(self, key: str, session: bytes) -> Stat:
+        """The state of the record as `session` sees it."""
+        return Stat(
+            key=key,
+            version=self.version,
+            revision=self.version,
+            created_ms=self.created_ms,
+            modified_ms=self.modified_ms,
+            ephemeral=bool(self.owner),
+            created_by_self=self.owner == session,
+            first_version=self.version == self.version_at_creation,
+        )
 
 
 class Tree(Protocol):
@@ -64,6 +87,17 @@ class Write:
     owner_before: bytes | None
     """The owner of the record that is replaced; None when there is no record."""
 
+    @property
+    def kind(self) -> ChangeKind:
+        """What watches are told."""
+        return ChangeKind.CREATED if self.owner_before is None else ChangeKind.MODIFIED
+
+    def record(self, before: StoredRecord | None, version: int, now_ms: int) -> StoredRecord:
+        """The record after the commit `version`. With another owner it begins a new life."""
+        if before is None or before.owner != self.owner:
+            return StoredRecord(version, self.owner, self.value, version, now_ms, now_ms)
+        return replace(before, version=version, value=self.value, modified_ms=now_ms)
+
 
 @dataclass(frozen=True, slots=True)
 class Deletion:
@@ -71,6 +105,7 @@ class Deletion:
 
     key: str
     owner_before: bytes
+    kind: ClassVar[ChangeKind] = ChangeKind.DELETED
 
 
 def evaluate(

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from bookie.errors import InvalidKeyError, UnsupportedError
+from bookie.metadata.evaluate import Stored
 from bookie.metadata.model import (
     NOT_EXISTS,
     ROOT,
@@ -209,14 +210,6 @@ class Node(NamedTuple):
         return self.birth << _DATA_VERSION_BITS | self.data_version
 
 
-@dataclass(frozen=True, slots=True)
-class JudgedRecord:
-    """What `evaluate` must know of a record."""
-
-    version: int
-    owner: bytes
-
-
 @dataclass(slots=True)
 class View:
     """Nodes by key; None stands for an absent one. Keys that were not looked at are missing."""
@@ -227,13 +220,13 @@ class View:
     guard: int = 0
     """The version of `REMOVALS` before the parents were read; 0 also if there is no such node."""
 
-    def find(self, key: str) -> JudgedRecord | None:
+    def find(self, key: str) -> Stored | None:
         """As `evaluate` asks."""
         node = self.nodes.get(key)
         if node is None or not node.is_record:
             return None
         owner = node.owner.to_bytes(8, "big", signed=True) if node.owner else b""
-        return JudgedRecord(node.version, owner)
+        return Stored(node.version, owner)
 
     def has_children(self, key: str) -> bool:
         """As `evaluate` asks."""
