@@ -10,12 +10,7 @@ import uuid
 from dataclasses import dataclass
 
 from bookie.cluster import keys
-from bookie.cluster.layout import (
-    UNINITIALIZED,
-    LayoutManager,
-    encode_layout,
-    layout_of,
-)
+from bookie.cluster.layout import UNINITIALIZED, encode_layout, layout_of, read_layout
 from bookie.env import gather
 from bookie.errors import (
     BadVersionError,
@@ -140,7 +135,7 @@ async def read_instance_id(store: MetadataStore) -> str:
         NoSuchKeyError: the cluster was never initialized.
         FormatError: the layout or the id is damaged, or written by a newer version.
     """
-    await LayoutManager(store).read()
+    await read_layout(store)
     record = await store.get(keys.INSTANCE_ID)
     if record is None:
         raise NoSuchKeyError(UNINITIALIZED)
@@ -150,16 +145,11 @@ async def read_instance_id(store: MetadataStore) -> str:
         raise FormatError(f"the metadata key {keys.INSTANCE_ID} is not a UUID") from error
 
 
-async def read_layout(store: MetadataStore) -> str:
-    """How ledgers are laid out in the store; raises what `LayoutManager.read` does."""
-    return (await LayoutManager(store).read()).name
-
-
 async def read_status(store: MetadataStore) -> ClusterStatus:
     """The cluster as a whole; raises what `read_instance_id` does."""
     return ClusterStatus(
         instance_id=await read_instance_id(store),
-        layout=await read_layout(store),
+        layout=(await read_layout(store)).name,
         writable=tuple(await store.get_children(keys.WRITABLE)),
         read_only=tuple(await store.get_children(keys.READ_ONLY)),
         known=tuple(await store.get_children(keys.COOKIES)),

@@ -15,7 +15,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 
 from bookie.cluster.deletion_proofs import find_proofs, proof_of, sweep_proofs
-from bookie.cluster.layout import FLAT, LayoutManager, LedgerLayout
+from bookie.cluster.layout import FLAT, LedgerLayout, read_layout
 from bookie.cluster.store_marks import StoreMarks, read_marks
 from bookie.env import Clock, SystemClock
 from bookie.errors import (
@@ -248,7 +248,7 @@ class LedgerManager:
         if self._layout is not None:
             return self._layout
         try:
-            self._layout = await LayoutManager(self._store).read()
+            self._layout = await read_layout(self._store)
         except NoSuchKeyError:
             return FLAT  # there is no cluster yet; reading its instance id says so
         return self._layout

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from bookie.cluster.cluster_settings import ClusterSettings
 from bookie.cluster.directory import BookieDirectory
-from bookie.cluster.instance import read_layout
 from bookie.cluster.labels import BookieLabels
+from bookie.cluster.layout import read_layout
 from bookie.cluster.ledgers import LedgerManager
 from bookie.cluster.placement_view import placement_of, placement_settings
 from bookie.config import Sources
