@@ -21,7 +21,6 @@ from typing import Self
 
 from bookie.cluster import keys
 from bookie.coordination.takeover import take_over
-from bookie.env import jitter
 from bookie.errors import (
     BadVersionError,
     IdentityError,
@@ -32,6 +31,7 @@ from bookie.errors import (
     SessionLostError,
 )
 from bookie.formats.registration import Registration, encode_registration
+from bookie.metadata.mirror import pause
 from bookie.metadata.store import (
     NOT_EXISTS,
     Change,
@@ -51,17 +51,19 @@ WAIT_TIMEOUTS = 1.5
 """How long to wait for another session's record to go, in session timeouts: the session of a
 hanging owner ends somewhat after its timeout."""
 
-RETRY_SECONDS_MIN = 0.05
-RETRY_SECONDS_MAX = 5.0
-
 _log = event_log(__name__)
 
 
 class BookieRegistration:
-    """One bookie's registration; an async context manager that lasts as long as it.
+    """One bookie's registration; an async context manager, whose end deletes the registration.
 
-    If another process takes the id over, the body is cancelled and the context raises
-    IdentityError.
+    Entering waits up to 1.5 session timeouts for another session's record of the same id to go. The
+    wait for the store's answers comes on top. If another process takes the id over later, the body
+    is cancelled and the context raises IdentityError.
+
+    Raises:
+        IdentityError: (on entering) another process is registered with this id.
+        MetadataUnavailableError: (on entering) the store does not answer.
     """
 
     def __init__(self, store: MetadataStore, registration: Registration) -> None:
@@ -162,13 +164,13 @@ class BookieRegistration:
                 return
             self._is_registered = False
             _log.warning("registration_lost", bookie=self._wanted.bookie_id)
-            retry_seconds = RETRY_SECONDS_MIN
+            attempt = 0
             while not self._is_registered:
                 try:
                     await self._occupy()
                 except (MetadataUnavailableError, SessionLostError):
-                    await asyncio.sleep(retry_seconds * (0.5 + jitter()))
-                    retry_seconds = min(2 * retry_seconds, RETRY_SECONDS_MAX)
+                    await pause(attempt)
+                    attempt += 1
                 except MetadataClosedError:
                     return
             _log.info("registered_again", bookie=self._wanted.bookie_id)
@@ -278,22 +280,3 @@ class BookieRegistration:
             f"another process is registered as bookie {self._wanted.bookie_id}; stop it, or give "
             "this one another id"
         )
-
-
-class RegistrationManager:
-    """Registers bookies."""
-
-    def __init__(self, store: MetadataStore) -> None:
-        self._store = store
-
-    def register(self, registration: Registration) -> BookieRegistration:
-        """A context in which the bookie is registered; leaving it deletes the registration.
-
-        Entering waits up to 1.5 session timeouts for another session's record of the same id to go,
-        and as long as the store needs for its answers.
-
-        Raises:
-            IdentityError: (on entering) another process is registered with this id.
-            MetadataUnavailableError: (on entering) the store does not answer.
-        """
-        return BookieRegistration(self._store, registration)

@@ -12,7 +12,7 @@ from bookie.cluster import keys
 from bookie.cluster.cookies import CookieManager
 from bookie.cluster.directory import BookieDirectory
 from bookie.cluster.instance import initialize_cluster, read_status
-from bookie.cluster.registration import BookieRegistration, RegistrationManager
+from bookie.cluster.registration import BookieRegistration
 from bookie.cluster.removal import registered_bookies
 from bookie.errors import (
     BookieError,
@@ -44,7 +44,7 @@ def _bookie(bookie_id: str = "b1", *, port: int = 3181, read_only: bool = False)
 
 
 def _register(store: MetadataStore, registration: Registration) -> BookieRegistration:
-    return RegistrationManager(store).register(registration)
+    return BookieRegistration(store, registration)
 
 
 async def _until(condition: Callable[[], Awaitable[bool]]) -> None:
