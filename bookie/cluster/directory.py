@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Self
 
 from bookie.cluster import keys
 from bookie.errors import BookieUnreachableError
@@ -21,15 +20,16 @@ ENDPOINT = "bookie"
 """The name of the endpoint that serves entries."""
 
 
-class BookieDirectory:
+class BookieDirectory(Mirror[Registration]):
     """The registered bookies; an async context manager that keeps the view up to date.
 
-    When the context is entered the view is complete. All methods answer from memory.
+    When the context is entered the view is complete. All methods answer from memory. A change is a
+    bookie that came, went or registered another state.
     """
 
     def __init__(self, store: MetadataStore) -> None:
         # Writable first: a bookie that turns read-only in between is seen twice, not never.
-        self._mirror = Mirror(
+        super().__init__(
             store,
             keys.AVAILABLE,
             (keys.WRITABLE, keys.READ_ONLY),
@@ -84,17 +84,6 @@ class BookieDirectory:
     def on_arrival(self, callback: Callable[[str], object]) -> None:
         """Call back with the id of each bookie that registers from now on; one callback only."""
         self._on_arrival = callback
-
-    async def wait_for_change(self) -> None:
-        """Return after the next change of the view: a bookie came, went or changed."""
-        await self._mirror.wait_for_change()
-
-    async def __aenter__(self) -> Self:
-        await self._mirror.__aenter__()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._mirror.__aexit__(None, None, None)
 
     def _take(self, records: Mapping[str, Registration]) -> None:
         before = self.all()

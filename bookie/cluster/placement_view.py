@@ -25,7 +25,7 @@ _SECTION = "placement."
 _log = event_log(__name__)
 
 
-class PlacementView:
+class PlacementView(Mirror[str]):
     """The placement of one cluster; an async context manager that keeps it up to date.
 
     Args:
@@ -39,19 +39,16 @@ class PlacementView:
         self._sources = sources
         self._settings = sources.settings().placement
         self._is_entered = False
-        self._mirror = Mirror(store, keys.SETTINGS, (keys.SETTINGS,), _text, self._take)
+        super().__init__(store, keys.SETTINGS, (keys.SETTINGS,), _text, self._take)
 
     def now(self) -> Placement:
         """How to choose bookies now; ask again for each choice."""
         return placement_of(self._settings, self._directory.all())
 
     async def __aenter__(self) -> Self:
-        await self._mirror.__aenter__()
+        await super().__aenter__()
         self._is_entered = True
         return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._mirror.__aexit__(None, None, None)
 
     def _take(self, records: Mapping[str, str]) -> None:
         named = {key.removeprefix(keys.SETTINGS + "/"): text for key, text in records.items()}

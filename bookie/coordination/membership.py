@@ -231,27 +231,16 @@ class Group:
         return GroupView(self._participant, self._path)
 
 
-class GroupView:
+class GroupView(Mirror[bytes]):
     """The members of a group, kept up to date while its context is open; see `Mirror`."""
 
     def __init__(self, participant: Participant, path: str) -> None:
-        self._mirror = Mirror(participant.store, path, (path,), _content)
+        super().__init__(participant.store, path, (path,), _content)
 
     @property
     def members(self) -> Mapping[str, bytes]:
         """Name and value of each member. A snapshot."""
-        return {key.rpartition("/")[2]: value for key, value in self._mirror.values.items()}
-
-    async def wait_for_change(self) -> None:
-        """Return after the next change of the view."""
-        await self._mirror.wait_for_change()
-
-    async def __aenter__(self) -> Self:
-        await self._mirror.__aenter__()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._mirror.__aexit__(None, None, None)
+        return {key.rpartition("/")[2]: value for key, value in self.values.items()}
 
 
 def _read(record: Record) -> Claim | None:
