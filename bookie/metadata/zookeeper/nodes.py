@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from bookie.errors import (
     BadRequestError,
@@ -27,7 +27,6 @@ from bookie.metadata.model import (
 )
 from bookie.metadata.zookeeper.access import from_node_acl, to_node_acl
 from bookie.metadata.zookeeper.client import LostError, NoAnswerError, NotSentError
-from bookie.metadata.zookeeper.outcome import Link
 from bookie.metadata.zookeeper.requests import (
     INVALID_ACL,
     NO_AUTH,
@@ -41,6 +40,7 @@ from bookie.metadata.zookeeper.requests import (
     SetACL,
     ZnodeStat,
 )
+from bookie.metadata.zookeeper.session import ZooKeeperLink
 from bookie.metadata.zookeeper.tree import (
     KEPT,
     PARENT,
@@ -56,22 +56,10 @@ SEQUENCE_MAX = 2**31 - 2**20
 read first."""
 
 
-class ReadingLink(Link, Protocol):
-    """A link that also repeats reads."""
-
-    async def read(self, request: Request, deadline: float) -> Any:
-        """As `ZooKeeperLink.read`."""
-        ...
-
-    def deadline(self) -> float:
-        """As `ZooKeeperLink.deadline`."""
-        ...
-
-
 class NodeReader:
     """Reads nodes below a scope, many at a time."""
 
-    def __init__(self, link: ReadingLink, scope: Scope) -> None:
+    def __init__(self, link: ZooKeeperLink, scope: Scope) -> None:
         self._link = link
         self._scope = scope
 

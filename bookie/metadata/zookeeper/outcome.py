@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from bookie.errors import (
     BookieError,
@@ -34,7 +34,6 @@ from bookie.metadata.zookeeper.client import (
     LostError,
     NoAnswerError,
     NotSentError,
-    Pending,
     SessionEndedError,
 )
 from bookie.metadata.zookeeper.requests import (
@@ -54,10 +53,10 @@ from bookie.metadata.zookeeper.requests import (
     NodeError,
     NodeOperation,
     Permissions,
-    Request,
     SetData,
     ZnodeStat,
 )
+from bookie.metadata.zookeeper.session import ZooKeeperLink
 from bookie.metadata.zookeeper.tree import HOME
 
 RECEIPTS_MAX = 128
@@ -73,38 +72,6 @@ RECEIPTS = f"{HOME}/receipts"
 """The node below which the receipts of all sessions lie."""
 
 _BARRIER = "barrier"
-
-
-class Link(Protocol):
-    """A connection that comes and goes."""
-
-    @property
-    def losses(self) -> int:
-        """How many sessions were lost so far."""
-        ...
-
-    @property
-    def connection(self) -> int:
-        """The number of the latest connection."""
-        ...
-
-    async def usable(self, deadline: float) -> int:
-        """The session, when there is a connection that can be used.
-
-        Raises:
-            MetadataUnavailableError: there is none until `deadline`, by the loop's clock.
-        """
-        ...
-
-    def send(
-        self, request: Request, session: int | None = None, connection: int | None = None
-    ) -> Pending:
-        """As `Bridge.send`."""
-        ...
-
-
-def _always() -> bool:
-    return True
 
 
 class OutdatedError(Exception):
@@ -132,7 +99,7 @@ class Committed(NamedTuple):
 class Receipts:
     """The receipts of one store."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: ZooKeeperLink) -> None:
         self.found_done = 0
         """Writes so far whose answer was lost and that turned out to be done."""
         self.commits = 0
@@ -152,11 +119,11 @@ class Receipts:
         deadline: float,
         losses: int,
         connection: int | None = None,
-        may_hold: Callable[[], bool] = _always,
+        may_hold: Callable[[], bool] = lambda: True,
     ) -> Committed:
         """Do all operations at once; returns when that is certain.
 
-        `losses` is what `Link.losses` said when the caller began: with a session lost since then,
+        `losses` is what `ZooKeeperLink.losses` said when the caller began: with a session lost since then,
         what the caller knows does not hold any more. `connection` is the only one through which
         they may be sent, if they rest on what it told. `may_hold` is asked right before they are
         sent: whether events have not refuted what they rest on.

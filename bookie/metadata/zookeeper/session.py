@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import uuid
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Self
 
@@ -124,7 +124,7 @@ class ZooKeeperLink:
         self._up = asyncio.Event()
         self._tasks = asyncio.TaskGroup()
         self._preparing: asyncio.Task[None] | None = None
-        self._workers: list[asyncio.Task[None]] = []
+        self._giving_up: asyncio.Task[None] | None = None
         self._stack = AsyncExitStack()
         self._asked_at = 0.0
         self._failure: BaseException | None = None
@@ -158,7 +158,7 @@ class ZooKeeperLink:
             begun_at=self._asked_at,
         )
         await self._stack.enter_async_context(self._monitor)
-        self.spawn(self._give_up_in_time())
+        self._giving_up = self._tasks.create_task(self._give_up_in_time())
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -168,15 +168,6 @@ class ZooKeeperLink:
     def is_certain(self) -> bool:
         """Whether nothing speaks against the session as of now."""
         return self._monitor is not None and self._monitor.state is SessionState.CONNECTED
-
-    @property
-    def is_up(self) -> bool:
-        """Whether there is a connection now that can be used."""
-        return self._up.is_set()
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work` for as long as the link lasts."""
-        self._workers.append(self._tasks.create_task(work))
 
     @property
     def patience_seconds(self) -> float:
@@ -195,7 +186,11 @@ class ZooKeeperLink:
     # ---- requests
 
     async def usable(self, deadline: float) -> int:
-        """See `Link.usable`."""
+        """The session, when there is a connection that can be used.
+
+        Raises:
+            MetadataUnavailableError: there is none until `deadline`, by the loop's clock.
+        """
         if not self._up.is_set():
             if self._final is not None:
                 raise self._final
@@ -427,10 +422,9 @@ class ZooKeeperLink:
     async def _leave(self) -> None:
         self._final = MetadataClosedError("the metadata store is closed")
         bridge, self._bridge = self._bridge, None
-        if self._preparing is not None:
-            self._preparing.cancel()
-        for task in self._workers:
-            task.cancel()
+        for task in (self._preparing, self._giving_up):
+            if task is not None:
+                task.cancel()
         try:
             await self._stack.aclose()
             await self._tasks.__aexit__(None, None, None)
