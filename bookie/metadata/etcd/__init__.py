@@ -12,7 +12,6 @@ two gaps: lost replies, and watches that must not miss a commit.
 | `transactions` | operations as one Txn, and its response as results or as the error that is due |
 | `messages`, `reads` | compares, writes and reads; a large transaction as a Txn of Txns |
 | `receipts` | how the outcome of a write is known although its reply was lost |
-| `cached` | what the store has seen of records and sequences, to save compares |
 | `lease` | the lease of a session, and its receipts |
 | `watch` | a watch on one range: commits whole and in order, resumed without a gap |
 | `listing` | children in pages that skip subtrees |

@@ -33,7 +33,6 @@ from bookie.errors import (
     SessionLostError,
     UnauthorizedError,
 )
-from bookie.metadata.etcd.cached import RecordCache
 from bookie.metadata.etcd.client import (
     RANGE,
     TXN,
@@ -46,10 +45,7 @@ from bookie.metadata.etcd.lease import EtcdLease, replace
 from bookie.metadata.etcd.listing import child_names, child_records, foreign_keys
 from bookie.metadata.etcd.messages import any_below, delete, stat
 from bookie.metadata.etcd.receipts import Receipt, settled_revision, settlement
-from bookie.metadata.etcd.transactions import (
-    Transaction,
-    stat_of,
-)
+from bookie.metadata.etcd.transactions import SequenceCounters, Transaction, stat_of
 from bookie.metadata.etcd.watch import EtcdWatch, Position, present
 from bookie.metadata.model import (
     ROOT,
@@ -103,7 +99,7 @@ class EtcdStore(MetadataStore):
         self._scope = KeyLayout(scope)
         self._addresses = [str(host) for host in hosts]
         self._security = security or MetadataSecurity()
-        self._cached = RecordCache()
+        self._counters = SequenceCounters()
         self._sequential = asyncio.Lock()
         self._followed: dict[str, _Followed] = {}
         self._session_watches = SessionWatches()
@@ -203,8 +199,6 @@ class EtcdStore(MetadataStore):
         self._require_open()
         response = await self._client.read(RANGE, pb.RangeRequest(key=self._scope.key(key)))
         for kv in response.kvs:
-            if not kv.lease:
-                self._cached.saw_persistent(key, kv.mod_revision)
             return Record(kv.value, stat_of(key, kv, self._lease.id))
         return None
 
@@ -270,7 +264,7 @@ class EtcdStore(MetadataStore):
         self._require_open()
         if not operations:
             return []
-        transaction = Transaction(self._scope, tuple(operations), self._cached)
+        transaction = Transaction(self._scope, tuple(operations), self._counters)
         if transaction.is_sequential:
             # Two at once would only take the same number away from each other.
             async with self._sequential:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -170,7 +170,8 @@ class EtcdClient:
         self._current = int(jitter() * len(self._addresses))
         self._under_way = asyncio.Semaphore(CALLS_MAX)
         self._metadata = _METADATA
-        self._token_age = 0
+        self.token = 0
+        """Number of the token that calls carry now; 0 = none."""
         self._authenticating = asyncio.Lock()
         self._on_connected = on_connected
         self._is_silent = False
@@ -212,16 +213,8 @@ class EtcdClient:
             InvalidKeyError, MetadataUnavailableError: etcd refused; nothing was done.
             MetadataClosedError: the client is closed.
         """
-        await self._under_way.acquire()
-        try:
-            age = self._token_age
-            try:
-                return await self._send(method, request, seconds or self.attempt_seconds)
-            except StaleTokenError:
-                await self._authenticate(age)
-            return await self._send(method, request, seconds or self.attempt_seconds)
-        finally:
-            self._under_way.release()
+        async with self._under_way:
+            return await self._with_token(self._send, method, request, seconds)
 
     async def read(
         self, method: Method, request: Any, before: Callable[[], object] = lambda: None
@@ -256,28 +249,29 @@ class EtcdClient:
 
     async def exchange(self, method: Method, request: Any, *, seconds: float) -> Any:
         """Open a stream, send one request on it, and return the first response; see `call`."""
-        age = self._token_age
-        try:
-            return await self._exchange(method, request, seconds)
-        except StaleTokenError:
-            await self._authenticate(age)
-        return await self._exchange(method, request, seconds)
+        return await self._with_token(self._exchange, method, request, seconds)
 
-    @property
-    def token(self) -> int:
-        """Number of the token that calls carry now."""
-        return self._token_age
-
-    async def authenticate(self, refused: int | None = None) -> None:
+    async def authenticate(self, refused: int = 0) -> None:
         """Show user and password, if there are any; later calls carry the token.
 
-        `refused` is the number of a token: nothing is done if calls carry another already.
+        `refused` is the number of a token; 0 stands for none. If calls carry another token already,
+        this does nothing.
 
         Raises:
             UnauthorizedError: etcd does not know them.
             BookieError: as `call`.
         """
-        await self._authenticate(self._token_age if refused is None else refused)
+        if not self._security.user:
+            return
+        async with self._authenticating:
+            if refused != self.token:
+                return
+            request = pb.AuthenticateRequest(
+                name=self._security.user, password=self._security.password
+            )
+            response = await self._send(_AUTHENTICATE, request, None)
+            self._metadata = aio.Metadata(_NEEDS_LEADER, ("token", response.token))
+            self.token += 1
 
     def retries(self) -> Retries:
         """Pauses for a loop over the endpoints."""
@@ -285,13 +279,29 @@ class EtcdClient:
 
     # ---- one request
 
-    async def _send(self, method: Method, request: Any, seconds: float) -> Any:
+    async def _with_token(
+        self,
+        send: Callable[[Method, Any, float | None], Awaitable[Any]],
+        method: Method,
+        request: Any,
+        seconds: float | None,
+    ) -> Any:
+        """Send a request, and once more with a new token if the old one was refused."""
+        token = self.token
+        try:
+            return await send(method, request, seconds)
+        except StaleTokenError:
+            await self.authenticate(token)
+        return await send(method, request, seconds)
+
+    async def _send(self, method: Method, request: Any, seconds: float | None) -> Any:
         self._require_open()
         self.calls[method.name] += 1
         endpoint = self.endpoint()
         # A token that is no longer good would spoil the request for a new one.
         metadata = _METADATA if method is _AUTHENTICATE else self._metadata
-        call = endpoint.unary(method)(request, timeout=seconds, metadata=metadata)
+        timeout = seconds or self.attempt_seconds
+        call = endpoint.unary(method)(request, timeout=timeout, metadata=metadata)
         try:
             response = await call
         except aio.AioRpcError as error:
@@ -303,7 +313,7 @@ class EtcdClient:
             self.note_sign_of_life()
         return response
 
-    async def _exchange(self, method: Method, request: Any, seconds: float) -> Any:
+    async def _exchange(self, method: Method, request: Any, seconds: float | None) -> Any:
         self._require_open()
         self.calls[method.name] += 1
         endpoint = self.endpoint()
@@ -335,20 +345,6 @@ class EtcdClient:
     def _require_open(self) -> None:
         if self._closed:
             raise MetadataClosedError("the metadata store is closed")
-
-    async def _authenticate(self, age: int) -> None:
-        """Get a new token, unless another call did since the token of `age`."""
-        if not self._security.user:
-            return
-        async with self._authenticating:
-            if age != self._token_age:
-                return
-            request = pb.AuthenticateRequest(
-                name=self._security.user, password=self._security.password
-            )
-            response = await self._send(_AUTHENTICATE, request, self.attempt_seconds)
-            self._metadata = aio.Metadata(_NEEDS_LEADER, ("token", response.token))
-            self._token_age += 1
 
     # ---- errors
 

@@ -123,10 +123,10 @@ class Receipts:
     ) -> Committed:
         """Do all operations at once; returns when that is certain.
 
-        `losses` is what `ZooKeeperLink.losses` said when the caller began: with a session lost since then,
-        what the caller knows does not hold any more. `connection` is the only one through which
-        they may be sent, if they rest on what it told. `may_hold` is asked right before they are
-        sent: whether events have not refuted what they rest on.
+        `losses` is `ZooKeeperLink.losses` at the time when the caller began. If a session was lost
+        since then, what the caller knows is out of date. If the operations rest on what one
+        connection told, `connection` is its number, and they are sent through no other. `may_hold`
+        is called right before they are sent. It is False if an event has refuted what they rest on.
 
         Raises:
             OutdatedError: there is another connection now, or an event came; nothing was done.
