@@ -19,8 +19,7 @@ A file has one JSON object a line::
     …
     {"records": 1, "sha256": "<of all lines before this one>"}
 
-A file without its last line, or whose last line does not fit, was cut off or changed. Version 2 had
-one more line, ``{"last_number": 17}``, which is skipped.
+A file without its last line, or whose last line does not fit, was cut off or changed.
 """
 
 from __future__ import annotations
@@ -59,9 +58,6 @@ from bookie.metadata.store import MetadataStore
 
 FORMAT = "bookie metadata"
 FORMAT_VERSION = 1
-
-_NUMBERED_VERSION = 2
-"""Files of this version have a line with the last sequential number."""
 
 NARROW_CHILDREN_MAX = 20_000
 """Children of one key that every kind of store can list, with long names, in one answer."""
@@ -118,17 +114,13 @@ def parse_export(lines: Iterable[str]) -> list[tuple[str, bytes]]:
     """
     seal = _Seal()
     records: list[tuple[str, bytes]] = []
-    version = 0
     for number, item in _objects(lines, seal):
         match item:
-            case {"format": str(name), "version": int(found)} if number == 1:
+            case {"format": str(name), "version": int(version)} if number == 1:
                 if name != FORMAT:
                     raise FormatError(f"line 1 says that the file is {name!r}, not {FORMAT!r}")
-                version = found
-                if version > _NUMBERED_VERSION:
+                if version > FORMAT_VERSION:
                     raise NewerFormatError(f"the file has format {version}, newer than ours")
-            case {"last_number": int()} if number > 1 and version == _NUMBERED_VERSION:
-                pass
             case {"key": str(key), "value": str(text)} if number > 1:
                 try:
                     records.append((key, base64.b64decode(text, validate=True)))
