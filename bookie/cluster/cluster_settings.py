@@ -16,7 +16,7 @@ from bookie.cluster import keys
 from bookie.config import check_cluster_settings, find_setting
 from bookie.errors import BadVersionError, ConfigurationError, FormatError, NoSuchKeyError
 from bookie.metadata.mirror import follow
-from bookie.metadata.store import NOT_EXISTS, Delete, MetadataStore, Put
+from bookie.metadata.store import NOT_EXISTS, Delete, MetadataStore, Put, Record
 from bookie.telemetry import event_log
 
 _log = event_log(__name__)
@@ -99,10 +99,7 @@ class ClusterSettings:
             version = await self._version()
             settings = {}
             async for record in self._store.scan_children(keys.SETTINGS):
-                try:
-                    settings[record.name] = record.value.decode()
-                except UnicodeDecodeError as error:
-                    raise FormatError(f"the metadata key {record.key} is no text") from error
+                settings[record.name] = setting_text(record)
             if await self._version() == version:
                 return settings, version
 
@@ -117,6 +114,14 @@ class ClusterSettings:
         except (BadVersionError, NoSuchKeyError):
             return False
         return True
+
+
+def setting_text(record: Record) -> str:
+    """The text of a setting; FormatError if the record is no text."""
+    try:
+        return record.value.decode()
+    except UnicodeDecodeError as error:
+        raise FormatError(f"the metadata key {record.key} is no text") from error
 
 
 def _known(settings: Mapping[str, str]) -> dict[str, str]:

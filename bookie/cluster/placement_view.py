@@ -11,12 +11,13 @@ from collections.abc import Mapping
 from typing import Self
 
 from bookie.cluster import keys
+from bookie.cluster.cluster_settings import setting_text
 from bookie.cluster.directory import BookieDirectory
 from bookie.config import PlacementSettings, Sources, find_setting
-from bookie.errors import ConfigurationError, FormatError
+from bookie.errors import ConfigurationError
 from bookie.formats.registration import Registration
 from bookie.metadata.mirror import Mirror
-from bookie.metadata.store import MetadataStore, Record
+from bookie.metadata.store import MetadataStore
 from bookie.protocol.placement import Placement, PlacementPolicy, weights_by_free_space
 from bookie.telemetry import event_log
 
@@ -39,7 +40,7 @@ class PlacementView(Mirror[str]):
         self._sources = sources
         self._settings = sources.settings().placement
         self._is_entered = False
-        super().__init__(store, keys.SETTINGS, (keys.SETTINGS,), _text, self._take)
+        super().__init__(store, keys.SETTINGS, (keys.SETTINGS,), setting_text, self._take)
 
     def now(self) -> Placement:
         """How to choose bookies now; ask again for each choice."""
@@ -90,10 +91,3 @@ def placement_of(settings: PlacementSettings, bookies: Mapping[str, Registration
         ack_domains_min=settings.ack_domains_min,
         enforce=settings.enforce,
     )
-
-
-def _text(record: Record) -> str:
-    try:
-        return record.value.decode()
-    except UnicodeDecodeError as error:
-        raise FormatError(f"the metadata key {record.key} is no text") from error

@@ -17,18 +17,17 @@ from typing import Self
 
 from bookie.coordination.participant import Participant
 from bookie.coordination.takeover import take_over
-from bookie.coordination.wait_queue import is_gone
+from bookie.coordination.wait_queue import is_gone, read_claim
 from bookie.errors import (
     BadVersionError,
     BookieError,
-    FormatError,
     LockBusyError,
     MetadataClosedError,
     MetadataUnavailableError,
     NoSuchKeyError,
     SessionLostError,
 )
-from bookie.formats.claim import Claim, ClaimMode, decode_claim, encode_claim
+from bookie.formats.claim import Claim, ClaimMode, encode_claim
 from bookie.metadata.mirror import Mirror
 from bookie.metadata.store import (
     NOT_EXISTS,
@@ -203,7 +202,7 @@ class Member:
                 return True
 
     def _is_ours(self, record: Record) -> bool:
-        claim = _read(record)
+        claim = read_claim(record)
         return record.ephemeral and claim is not None and claim.guid == self._claim.guid
 
     def _taken(self) -> LockBusyError:
@@ -243,13 +242,6 @@ class GroupView(Mirror[bytes]):
         return {key.rpartition("/")[2]: value for key, value in self.values.items()}
 
 
-def _read(record: Record) -> Claim | None:
-    try:
-        return decode_claim(record.value)
-    except FormatError:
-        return None
-
-
 def _content(record: Record) -> bytes:
-    claim = _read(record)
+    claim = read_claim(record)
     return record.value if claim is None else claim.content

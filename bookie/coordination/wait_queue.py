@@ -98,7 +98,7 @@ class WaitQueue:
     async def contenders(self) -> list[Contender]:
         """All claims with their records, in the order of the line."""
         found = [
-            Contender(record, _read(record))
+            Contender(record, read_claim(record))
             async for record in self._store.scan_children(self.path)
             if _number(record.name) >= 0
         ]
@@ -112,7 +112,7 @@ class WaitQueue:
                 return None
             record = await self._store.get(f"{self.path}/{names[0]}")
             if record is not None:
-                return Contender(record, _read(record))
+                return Contender(record, read_claim(record))
 
     async def blocker(self, ticket: Ticket | None, mode: ClaimMode) -> str | None:
         """The name of the claim that `ticket` (None: one that would come now) has to wait for.
@@ -314,7 +314,8 @@ def _number(name: str) -> int:
     return int(digits) if is_claim else -1
 
 
-def _read(record: Record) -> Claim | None:
+def read_claim(record: Record) -> Claim | None:
+    """The claim in a record; None if it cannot be read."""
     try:
         return decode_claim(record.value)
     except FormatError:

@@ -19,7 +19,6 @@ was sent before, on whichever server we are now, and a leader that was deposed c
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -107,7 +106,7 @@ class Receipts:
         self._link = link
         self._free: list[str] = []
         self._count = 0
-        self._waiting: deque[asyncio.Future[str]] = deque()
+        self._writes = asyncio.Semaphore(RECEIPTS_MAX)
         self._session = 0
         self._written: dict[str, str] = {}
         """The paths of the receipts that exist, as ephemeral nodes of `_session`."""
@@ -265,30 +264,19 @@ class Receipts:
     # ---- who has which
 
     async def _take(self, deadline: float) -> str:
-        if self._free:
-            return self._free.pop()
-        if self._count < RECEIPTS_MAX:
-            self._count += 1
-            return str(self._count)
-        turn: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
         try:
             async with asyncio.timeout_at(deadline):
-                return await turn
-        except (TimeoutError, asyncio.CancelledError) as error:
-            if turn.done() and not turn.cancelled():
-                self._give_back(turn.result())
-            if isinstance(error, TimeoutError):
-                raise MetadataUnavailableError("the metadata store does not answer") from error
-            raise
+                await self._writes.acquire()
+        except TimeoutError as error:
+            raise MetadataUnavailableError("the metadata store does not answer") from error
+        if self._free:
+            return self._free.pop()
+        self._count += 1
+        return str(self._count)
 
     def _give_back(self, name: str) -> None:
-        while self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_result(name)
-                return
         self._free.append(name)
+        self._writes.release()
 
 
 def _require_time(deadline: float) -> None:
