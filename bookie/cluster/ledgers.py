@@ -49,10 +49,7 @@ class LedgerManager:
     """The metadata of all ledgers of a cluster."""
 
     def __init__(
-        self,
-        store: MetadataStore,
-        layout: LedgerLayout | None = None,
-        clock: Clock | None = None,
+        self, store: MetadataStore, layout: LedgerLayout | None = None, clock: Clock | None = None
     ) -> None:
         """Without `layout`, the store is asked for it when it is first needed."""
         self._store = store

@@ -6,12 +6,7 @@ the only place that reads environment variables.
 
 from bookie.config.client_section import ClientSettings
 from bookie.config.grpc_transport import grpc_polling
-from bookie.config.load import (
-    Sources,
-    check_cluster_settings,
-    load_settings,
-    require_bookie_id,
-)
+from bookie.config.load import Sources, check_cluster_settings, load_settings, require_bookie_id
 from bookie.config.metadata_section import MetadataSettings
 from bookie.config.placement_section import PlacementSettings
 from bookie.config.render import find_setting, given_values, render_defaults, render_toml

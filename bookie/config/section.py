@@ -23,10 +23,7 @@ class Section(BaseModel):
     """What all sections share: frozen, and an unknown key is an error."""
 
     model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        validate_default=True,
-        allow_inf_nan=False,
+        frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False
     )
 
     own: ClassVar[bool] = False

@@ -228,9 +228,7 @@ class StorageSettings(Section):
         "log explains their timeouts.",
     )
     sync_fail_seconds: float = Field(
-        default=60.0,
-        gt=0,
-        description="A slower sync ends the process with exit status 74.",
+        default=60.0, gt=0, description="A slower sync ends the process with exit status 74."
     )
 
     @property

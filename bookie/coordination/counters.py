@@ -13,12 +13,7 @@ from __future__ import annotations
 import asyncio
 
 from bookie.coordination.participant import Participant
-from bookie.errors import (
-    BadRequestError,
-    BadVersionError,
-    FormatError,
-    MetadataUnavailableError,
-)
+from bookie.errors import BadRequestError, BadVersionError, FormatError, MetadataUnavailableError
 from bookie.metadata.store import NOT_EXISTS, check_key
 
 ATTEMPTS_MAX = 30

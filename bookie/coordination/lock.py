@@ -29,13 +29,7 @@ from contextlib import AsyncExitStack
 from typing import Self
 
 from bookie.coordination.participant import Participant
-from bookie.coordination.wait_queue import (
-    ClaimLostError,
-    Ticket,
-    WaitQueue,
-    is_gone,
-    with_stat,
-)
+from bookie.coordination.wait_queue import ClaimLostError, Ticket, WaitQueue, is_gone, with_stat
 from bookie.errors import (
     BadVersionError,
     BookieError,

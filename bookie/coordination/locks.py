@@ -13,12 +13,7 @@ from dataclasses import dataclass
 from bookie.coordination.lock import Lock, LockState
 from bookie.coordination.participant import Participant
 from bookie.coordination.wait_queue import Contender, WaitQueue
-from bookie.errors import (
-    BadVersionError,
-    LockBusyError,
-    NoSuchKeyError,
-    OperationTimeoutError,
-)
+from bookie.errors import BadVersionError, LockBusyError, NoSuchKeyError, OperationTimeoutError
 from bookie.formats.claim import Claim, ClaimMode
 
 

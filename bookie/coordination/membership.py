@@ -29,13 +29,7 @@ from bookie.errors import (
 )
 from bookie.formats.claim import Claim, ClaimMode, encode_claim
 from bookie.metadata.mirror import Mirror
-from bookie.metadata.store import (
-    NOT_EXISTS,
-    Change,
-    Record,
-    SessionEvent,
-    check_key,
-)
+from bookie.metadata.store import NOT_EXISTS, Change, Record, SessionEvent, check_key
 from bookie.telemetry import event_log
 
 WAIT_TIMEOUTS = 1.5

@@ -39,11 +39,7 @@ class Participant:
     """
 
     def __init__(
-        self,
-        store: MetadataStore,
-        *,
-        nonce: bytes = b"",
-        jitter: Callable[[], float] = jitter,
+        self, store: MetadataStore, *, nonce: bytes = b"", jitter: Callable[[], float] = jitter
     ) -> None:
         self.store = store
         self._name = (nonce or SystemClock().nonce())[:8].hex()

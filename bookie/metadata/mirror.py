@@ -148,10 +148,7 @@ class Mirror(Generic[T]):
 
 
 async def follow(
-    store: MetadataStore,
-    prefix: str,
-    read: Callable[[], Awaitable[T]],
-    take: Callable[[T], None],
+    store: MetadataStore, prefix: str, read: Callable[[], Awaitable[T]], take: Callable[[T], None]
 ) -> None:
     """Call `take` with what `read` gives, now and after each change below `prefix`.
 

@@ -71,11 +71,7 @@ class EventLog:
         self._write(logging.ERROR, name, fields, error)
 
     def _write(
-        self,
-        level: int,
-        name: str,
-        fields: Mapping[str, FieldValue],
-        error: BaseException | None,
+        self, level: int, name: str, fields: Mapping[str, FieldValue], error: BaseException | None
     ) -> None:
         if self._logger.isEnabledFor(level):
             event = Event(name, {**self._bound, **fields})

@@ -33,13 +33,7 @@ from bookie.errors import (
     SessionLostError,
     UnauthorizedError,
 )
-from bookie.metadata.etcd.client import (
-    RANGE,
-    TXN,
-    CompactedError,
-    EtcdClient,
-    LostReplyError,
-)
+from bookie.metadata.etcd.client import RANGE, TXN, CompactedError, EtcdClient, LostReplyError
 from bookie.metadata.etcd.key_layout import KeyLayout
 from bookie.metadata.etcd.lease import EtcdLease, replace
 from bookie.metadata.etcd.listing import child_names, child_records, foreign_keys

@@ -414,11 +414,7 @@ def _credentials(security: MetadataSecurity) -> Any:
     if not security.uses_tls:
         return None
     read = []
-    for path in (
-        security.tls_ca_file,
-        security.tls_key_file,
-        security.tls_certificate_file,
-    ):
+    for path in (security.tls_ca_file, security.tls_key_file, security.tls_certificate_file):
         try:
             read.append(path.read_bytes() if path is not None else None)
         except OSError as error:

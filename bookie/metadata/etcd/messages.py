@@ -100,11 +100,7 @@ def any_below(scope: KeyLayout, key: str) -> Part:
     return {"request_range": {"key": start, "range_end": end, "limit": 1, "keys_only": True}}
 
 
-def nested(
-    compares: list[Part],
-    then: list[Part],
-    otherwise: list[Part] | None = None,
-) -> Part:
+def nested(compares: list[Part], then: list[Part], otherwise: list[Part] | None = None) -> Part:
     """A Txn as an operation of another."""
     return {"request_txn": {"compare": compares, "success": then, "failure": otherwise or []}}
 

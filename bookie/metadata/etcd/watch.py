@@ -153,11 +153,7 @@ class EtcdWatch:
     async def _read(self, call: Any, endpoint: EtcdEndpoint) -> None:
         start, end = self._range
         create = pb.WatchCreateRequest(
-            key=start,
-            range_end=end,
-            start_revision=self._next,
-            progress_notify=True,
-            fragment=True,
+            key=start, range_end=end, start_revision=self._next, progress_notify=True, fragment=True
         )
         try:
             # gRPC lets a write wait for ever if its call is cancelled before its headers were sent.

@@ -21,11 +21,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Self, TypeVar
 
-from bookie.errors import (
-    MetadataClosedError,
-    MetadataUnavailableError,
-    SessionLostError,
-)
+from bookie.errors import MetadataClosedError, MetadataUnavailableError, SessionLostError
 from bookie.metadata.local.environment import LocalEnvironment, acquire, release
 from bookie.metadata.local.sessions import (
     CommitSubscription,

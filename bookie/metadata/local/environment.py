@@ -28,12 +28,7 @@ import lmdb
 
 from bookie.env import SystemClock
 from bookie.env.kv import allocate_lock_file
-from bookie.errors import (
-    BookieError,
-    ConfigurationError,
-    FormatError,
-    MetadataUnavailableError,
-)
+from bookie.errors import BookieError, ConfigurationError, FormatError, MetadataUnavailableError
 from bookie.metadata.local.sessions import CommitNotifier
 from bookie.metadata.local.tree import TABLES, TreeReader, TreeWriter, check_format, unavailable
 

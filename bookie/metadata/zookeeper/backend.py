@@ -28,10 +28,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from bookie.env import gather
-from bookie.errors import (
-    ConfigurationError,
-    MetadataClosedError,
-)
+from bookie.errors import ConfigurationError, MetadataClosedError
 from bookie.metadata.model import (
     ROOT,
     Acl,

@@ -41,15 +41,7 @@ from bookie.metadata.zookeeper.requests import (
     ZnodeStat,
 )
 from bookie.metadata.zookeeper.session import ZooKeeperLink
-from bookie.metadata.zookeeper.tree import (
-    KEPT,
-    PARENT,
-    REMOVALS,
-    Node,
-    Scope,
-    View,
-    has_no_record,
-)
+from bookie.metadata.zookeeper.tree import KEPT, PARENT, REMOVALS, Node, Scope, View, has_no_record
 
 SEQUENCE_MAX = 2**31 - 2**20
 """From here on a put is refused. At 2^31 numbers turn negative; the margin is for puts that do not

@@ -22,12 +22,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from bookie.errors import (
-    BookieError,
-    MetadataUnavailableError,
-    SessionLostError,
-    UnauthorizedError,
-)
+from bookie.errors import BookieError, MetadataUnavailableError, SessionLostError, UnauthorizedError
 from bookie.metadata.model import Put
 from bookie.metadata.zookeeper.client import (
     LostError,

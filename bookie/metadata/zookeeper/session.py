@@ -137,11 +137,7 @@ class ZooKeeperLink:
     async def __aenter__(self) -> Self:
         self._asked_at = boot_time_seconds()
         self._bridge = Bridge(
-            self._hosts,
-            self.timeout_seconds,
-            self._security,
-            self._take_notice,
-            self._on_quiet,
+            self._hosts, self.timeout_seconds, self._security, self._take_notice, self._on_quiet
         )
         await self._tasks.__aenter__()
         self._bridge.start()

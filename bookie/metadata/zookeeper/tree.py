@@ -258,11 +258,7 @@ class Planner:
     """
 
     def __init__(
-        self,
-        scope: Scope,
-        operations: Sequence[Operation],
-        view: View,
-        session: int,
+        self, scope: Scope, operations: Sequence[Operation], view: View, session: int
     ) -> None:
         self._scope = scope
         self._operations = operations
