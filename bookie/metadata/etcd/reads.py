@@ -45,7 +45,7 @@ class ConditionReads:
         self._responses = [response.response_range for response in responses]
 
     def value(self, index: int) -> Any:
-        """What was read at `index`; None if there was nothing."""
+        """The entry that was read at `index`, or None."""
         kvs = self._responses[index].kvs
         return kvs[0] if kvs else None
 
@@ -62,5 +62,5 @@ class ConditionReads:
 
 
 def owner(lease: int) -> bytes:
-    """Who owns a record, as `evaluate` says it."""
+    """The owner of a record in the form that `evaluate` takes."""
     return lease.to_bytes(8, "big", signed=True) if lease else NO_OWNER

@@ -1,8 +1,4 @@
-"""Operations of the store as one Txn of etcd; its response as results, or the error that is due.
-
-A Txn compares the conditions of all operations. It writes if all hold. Otherwise it reads, in the
-same instant, what the conditions were about, and `evaluate` finds the first operation that fails,
-as on every backend. Each Txn also replaces a receipt (`receipts`).
+"""Operations of the store as one Txn of etcd; its response as results, or as an error.
 
 ======================== ============================================ ===========================
 operation                compares                                     writes
@@ -149,7 +145,7 @@ class Transaction:
                 last, _ = self._counters.last(sequence)
                 number = max(last, self._skipped.get(sequence, 0)) + 1
                 while sequential_key(operation.key, number) in named:
-                    # A record made before: the counter, not read yet, has passed its number.
+                    # This record exists, so the counter, which is yet to be read, is beyond it.
                     number += 1
                 self._numbers[sequence] = number
                 numbered[index] = replace(
@@ -219,7 +215,7 @@ class Transaction:
         self._is_large = max(len(compares), len(writes), len(reads)) > messages.OPERATIONS_MAX
         own = messages.mod(receipt.key, receipt.revision)
         if self._is_large:
-            # What failed takes a read of its own to learn; see `reads`.
+            # What failed must be found by a separate read; see `reads`.
             then = messages.conjunction(self._scope, compares, writes)
             otherwise = [messages.stat(receipt.key)]
             return pb.TxnRequest(compare=[own], success=then, failure=otherwise)
@@ -253,8 +249,8 @@ class Transaction:
     def reads(self) -> pb.TxnRequest:
         """Reads what the Txn is about, for `learn`: etcd refused it as `CompactedError`.
 
-        It was too large to read in the instant in which it failed. If an operation fails by a later
-        state, then it fails; else the Txn is made again.
+        A large Txn cannot read in the instant in which it fails. So its operations are evaluated
+        against a later state. If all succeed there, the Txn is made again.
         """
         return pb.TxnRequest(success=messages.grouped(self._scope, self._reads.operations()))
 
@@ -285,7 +281,7 @@ class Transaction:
         return Stat(put.key, revision, revision, None, None, leased, leased, is_new)
 
     def _learn(self, receipt: Receipt, responses: Iterable[Any]) -> None:
-        """From the reads of a Txn whose conditions did not hold."""
+        """Take the reads of a Txn whose conditions did not hold."""
         self._reads.take(responses)
         found = self._reads.value(self._receipt_read)
         if (found.mod_revision if found is not None else 0) != receipt.revision:
@@ -293,7 +289,7 @@ class Transaction:
         self._find_failure()
 
     def _find_failure(self) -> None:
-        """Raise what is due by the reads, or correct the guess that was wrong."""
+        """Raise the error that the reads show, or correct the guess that was wrong."""
         self._rounds += 1
         if self._rounds > ROUNDS_MAX:
             raise MetadataUnavailableError(
@@ -310,7 +306,7 @@ class Transaction:
             if not isinstance(given, Put) or not given.sequential:
                 continue
             if self._reads.find(operation.key) is not None:
-                # Another put wrote this very key; the counter passes over it.
+                # Another put wrote this very key: the next number is tried.
                 sequence = _sequence_of(given)
                 self._skipped[sequence] = self._numbers[sequence]
                 return
@@ -352,7 +348,10 @@ class Transaction:
 
 
 def _sequence_of(put: Put) -> str:
-    """The sequence that numbers it. Ephemeral ones share a fixed number, chosen by the parent."""
+    """The sequence that numbers the record.
+
+    Ephemeral records share a fixed count of sequences. Their parent decides which one.
+    """
     if not put.ephemeral:
         return put.key
     return f"/{crc32(parent_of(put.key).encode()) % SHARED_SEQUENCES:04}"
@@ -364,7 +363,7 @@ def _number(counter: Any) -> tuple[int, int]:
 
 
 def session_lost() -> SessionLostError:
-    """What a write is refused with whose receipt is gone."""
+    """The error of a write whose receipt is gone."""
     return SessionLostError("the session with etcd ended before the write")
 
 
