@@ -1,7 +1,7 @@
 """What a transaction means, decided in one place for the backends that hold the tree themselves.
 
-`evaluate` looks at the state before a transaction and either raises the error of its first failed
-condition or returns what to write. It changes nothing, so a refused transaction leaves no trace.
+`evaluate` looks at the state before a transaction. It raises the error of the first condition that
+fails, or returns what to write. It changes nothing itself.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Write:
     value: bytes
     owner: bytes
     owner_before: bytes | None
-    """The owner of the record that is replaced; None when there is no record."""
+    """The owner of the record that is replaced; None if the record is new."""
 
     @property
     def kind(self) -> ChangeKind:
@@ -164,7 +164,7 @@ def _require_room(put: Put, tree: Tree) -> None:
     for ancestor in ancestors(put.key):
         above = tree.find(ancestor)
         if above is not None:
-            # Nothing lives below an ephemeral record, so the nearest one speaks for all above it.
+            # Ephemeral records have no children, so the nearest record decides.
             if above.owner != NO_OWNER:
                 raise InvalidKeyError(f"{put.key} cannot be created below ephemeral {ancestor}")
             return
