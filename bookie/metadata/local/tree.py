@@ -14,9 +14,9 @@ meta       ``format``                     ``bookie-metadata 2``
 meta       ``version``                    version u64 of the last commit
 ========== ============================== ====================================================
 
-All integers are big endian. Versions are numbered without gaps by our own counter, because LMDB's
-transaction ids do not survive a compacting copy. One record of the log is one commit, so watchers
-see it whole; only the newest `LOG_COMMITS_MAX` are kept.
+All integers are big endian. Our own counter numbers versions without gaps: LMDB's transaction ids
+are lost in a compacting copy. One record of the log is one commit, so watchers see it whole. Only
+the newest `LOG_COMMITS_MAX` commits are kept.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class TreeReader:
         """Up to `limit` names below `key` that are greater than `after`, in order."""
         prefix = key.encode() + b"\0"
         floor = prefix + after.encode("utf-8", "surrogatepass")
-        # LMDB refuses longer keys; no name reaches so far, so nothing is missed.
+        # LMDB refuses longer keys. Names are shorter, so the scan is complete.
         start = floor[: KEY_SIZE_BYTES_MAX + 1]
         names = []
         for child in self._keys("children", prefix, start):
@@ -173,7 +173,7 @@ class TreeReader:
         return self._get("sessions", session) is not None
 
     def commits_after(self, version: int, limit: int) -> list[LoggedCommit] | None:
-        """Up to `limit` commits after `version`, in order; None if the log does not reach back."""
+        """Up to `limit` commits after `version`, in order; None if the log begins later."""
         commits: list[LoggedCommit] = []
         if version >= self.version():
             return commits

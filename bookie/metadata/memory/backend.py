@@ -27,7 +27,7 @@ from bookie.metadata.watches import SessionWatches, Watches
 class MemoryStore(MetadataStore):
     """A session with the memory store `name`; the same name is the same store.
 
-    Nothing lies between the session and its records, so only its end ends it.
+    There is no connection that could break: the session lasts as long as the context.
     """
 
     backend = "the metadata store in memory"
@@ -140,7 +140,7 @@ class MemoryStore(MetadataStore):
             raise MetadataClosedError("the metadata store is closed")
 
     async def _reach(self) -> None:
-        """Give others their turn, as a network would."""
+        """Let other tasks run, as a network would."""
         self._require_open()
         await asyncio.sleep(0)
         self._require_open()
