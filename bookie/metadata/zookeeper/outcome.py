@@ -1,19 +1,19 @@
 """Writes whose outcome is known even when the answer is lost.
 
-A connection that breaks between a write and its answer leaves the outcome unknown. A look at the
+A connection that breaks between a write and its answer leaves the outcome unknown. Reading the
 record does not help: another client may have written the same value, or the next one. So each
-write carries a *receipt*: one more operation in its transaction that writes a mark, used once, into
-a small ephemeral node of the store's. After a reconnection that node tells the truth. With the
-mark the write was done, and the node's zxid is that of the write. Without the mark it will never
-be done, because a server refuses what a session sent before it moved.
+write carries a *receipt*: one more operation in its transaction. It writes a mark, which is used
+once, into a small ephemeral node of the store. After a reconnection the store reads that node. With
+the mark the write was done, and the node's zxid is that of the write. Without the mark it will
+never be done: a server refuses what a session sent before it moved.
 
-A receipt is one of a few nodes, and belongs to one write until its outcome is known. That bounds
-the writes under way, too. A refused or cancelled write gives its receipt to the next one. Receipts
-lie outside of all scopes, where no store lists, watches or deletes them. They go with their
-session, whose number their names begin with.
+Receipts are a few nodes. Each belongs to one write until its outcome is known, which also bounds
+the writes under way. A refused or cancelled write gives its receipt to the next one. Receipts lie
+outside of all scopes, where no store lists, watches or deletes them. Their names begin with the
+number of their session, and they go with it.
 
-Before a receipt is read, a write of our own goes through the quorum: it is behind everything that
-was sent before, on whichever server we are now, and a leader that was deposed cannot answer it.
+Before a receipt is read, the store makes a write of its own, the barrier. It needs the quorum, so a
+deposed leader cannot answer it. On every server it comes after all that was sent before.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ from bookie.metadata.zookeeper.session import ZooKeeperLink
 from bookie.metadata.zookeeper.tree import HOME
 
 RECEIPTS_MAX = 128
-"""Writes under way at once; more wait for their turn."""
+"""Writes under way at once; more wait."""
 
 CONFLICTS = {BAD_VERSION, NO_NODE, NODE_EXISTS, NOT_EMPTY, NO_CHILDREN_FOR_EPHEMERALS}
-"""Codes of refusals that say: what was seen, or believed, is not so (any more)."""
+"""Codes of refusals that say: the view of the tree is out of date."""
 
 LASTING_ACL = [ACL(Permissions.READ | Permissions.CREATE, Id("world", "anyone"))]
-"""Of a node whose children all clients may make. None may delete them, not even their maker."""
+"""Of a node below which all clients may create nodes. No client may delete the node itself."""
 
 RECEIPTS = f"{HOME}/receipts"
 """The node below which the receipts of all sessions lie."""
@@ -69,7 +69,7 @@ _BARRIER = "barrier"
 
 
 class OutdatedError(Exception):
-    """Nothing was done: what the write was made of was seen through an earlier connection."""
+    """Nothing was done, because the write rests on a view that is out of date."""
 
 
 class Committed(NamedTuple):
@@ -95,7 +95,7 @@ class Receipts:
 
     def __init__(self, link: ZooKeeperLink) -> None:
         self.found_done = 0
-        """Writes so far whose answer was lost and that turned out to be done."""
+        """Writes so far that were done although their answer was lost."""
         self.commits = 0
         """Attempts so far, refused ones included."""
         self._link = link
@@ -126,8 +126,8 @@ class Receipts:
             OutdatedError: there is another connection now, or an event came; nothing was done.
             MultiRefusedError: nothing was done, because of the operation at its index.
             SessionLostError: the session ended; nothing was done, or what was done went with it.
-            MetadataUnavailableError: no answer until `deadline`; the outcome is unknown if it says
-                so, else nothing was done.
+            MetadataUnavailableError: no answer until `deadline`. If its text does not call the
+                outcome unknown, nothing was done.
         """
         name = await self._take(deadline)
         self.commits += 1
@@ -197,7 +197,7 @@ class Receipts:
         operations: Sequence[NodeOperation],
         deadline: float,
     ) -> ZnodeStat | None:
-        """The receipt's stat after a write whose answer was lost; None if it will never be done."""
+        """The receipt's stat if the write with the lost answer was done; None: it never will be."""
         while True:
             if await self._link.usable(deadline) != session:
                 raise _ended(operations)
@@ -222,7 +222,7 @@ class Receipts:
             _require_time(deadline)
 
     def _receipt(self, session: int, name: str, mark: bytes) -> NodeOperation:
-        """The write of a mark. Sends before it what makes the node, if that may be missing."""
+        """The write of a mark. If its node may be missing, a create is sent first."""
         path = self._written.get(name) if session == self._session else None
         if path is None:
             path = self._path(session, name)
@@ -242,10 +242,10 @@ class Receipts:
         return f"{RECEIPTS}/{session & 0xFFFFFFFFFFFFFFFF:016x}-{name}"
 
     async def _mend(self, session: int, name: str, code: int) -> None:
-        """A receipt is there, or is not, against what we thought."""
+        """Correct what we believe of a receipt: the server refused its write."""
         if code == NO_NODE:
             self._note(session, name, exists=False)
-            self._link.send(CreateNode(HOME, b""))  # what comes next tells whether it is there
+            self._link.send(CreateNode(HOME, b""))  # the next answer tells whether it exists
             try:
                 await self._link.send(CreateNode(RECEIPTS, b"", LASTING_ACL)).answer
             except NodeError as error:
@@ -256,7 +256,7 @@ class Receipts:
         else:
             raise _refusal(code)
 
-    # ---- who has which
+    # ---- receipts in use
 
     async def _take(self, deadline: float) -> str:
         try:
@@ -277,7 +277,7 @@ class Receipts:
 def _require_time(deadline: float) -> None:
     """Raise `MetadataUnavailableError` if it is too late, by the loop's clock, to try again."""
     if asyncio.get_running_loop().time() >= deadline:
-        raise MetadataUnavailableError("the metadata store does not do the write in time")
+        raise MetadataUnavailableError("the metadata store did not do the write in time")
 
 
 def _refusal(code: int) -> BookieError:
@@ -287,9 +287,9 @@ def _refusal(code: int) -> BookieError:
 
 
 def _ended(operations: Sequence[NodeOperation]) -> Exception:
-    """What to say of a write that may have been the last one of its session."""
+    """The error of a write that may have been the last one of its session."""
     if operations and all(isinstance(o, CreateNode) and o.ephemeral for o in operations):
-        # If it was done, its session took it along.
+        # If it was done, the records went with their session.
         return SessionLostError("the session with the metadata store ended; nothing was written")
     return MetadataUnavailableError(
         "the session with the metadata store ended before the answer to a write came"
