@@ -7,9 +7,9 @@ key               meaning
 ``ready``         leased: enough came; everybody may begin
 ================= ================================================================================
 
-The last to come opens the barrier for all. On the way out, the first process by name waits for the
-others, one after the other, and closes the barrier. Every other process gives its place up and
-waits for the first. A process that dies inside counts as gone.
+The last process to arrive opens the barrier for all. On the way out, the first process by name
+waits for the others, one after the other, and closes the barrier. Every other process deletes its
+record and waits for the first. A process that dies inside counts as gone.
 
 Source: the double barrier recipe of ZooKeeper.
 """

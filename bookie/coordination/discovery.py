@@ -28,7 +28,7 @@ class Discovery:
         self._path = check_key(path)
 
     def announce(self, service: str, instance_id: str, instance: ServiceInstance) -> Member:
-        """Be found for as long as the context is open; see `Member`.
+        """Announce an instance for as long as the context is open; see `Member`.
 
         Raises:
             BadRequestError: the port is out of range.

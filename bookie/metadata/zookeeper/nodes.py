@@ -218,7 +218,7 @@ def _require_numbers(operations: Sequence[Operation], stats: dict[str, ZnodeStat
 def numbers_used(stat: ZnodeStat) -> int:
     """How many children a node has had; the next sequential one gets this number.
 
-    Source: DataNode.copyStat: `cversion` is twice that number, less the present children, in 32 bits.
+    Source: DataNode.copyStat: `cversion` is twice that number less the children, in 32 bits.
     """
     return int((stat.cversion + stat.numChildren) % 2**32 // 2)
 
