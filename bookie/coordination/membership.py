@@ -1,8 +1,8 @@
 """Who belongs to a group and lives: one leased record per member.
 
 A member's record ``PATH/NAME`` is kept for as long as its context is open. It is written again
-after a lost session or a deletion. A record of the same name may belong to another session. It may
-be an earlier life of this process whose lease is about to end, so the member waits for it. If it
+after a lost session or a deletion. A record of the same name may belong to another session, for
+instance that of an earlier life of this process. The member waits until it ends. If the record
 stays, the name is taken.
 
 Source: the group membership recipe of ZooKeeper; PIP-57 for the wait.
@@ -39,9 +39,9 @@ _log = event_log(__name__)
 
 
 class Member:
-    """One membership; an async context manager whose lifetime it has.
+    """One membership; it lasts as long as this async context manager.
 
-    Entering waits until the record stands; leaving deletes it.
+    Entering waits until the record is written; leaving deletes it.
 
     Raises:
         LockBusyError: (on entering) another session has the name and keeps it.
@@ -58,9 +58,9 @@ class Member:
         self._watch = AsyncExitStack()
         self._follower: asyncio.Task[None] | None = None
         self._is_over = False
-        """Nothing is written any more."""
+        """Set when the membership ends: from then on only the deletion is sent."""
         self._in_doubt = False
-        """A write that was not answered may happen yet."""
+        """A write that was not answered may still happen."""
         self.is_member = False
         """False from the moment a lost session or record is noticed until it is written again."""
 
@@ -75,7 +75,7 @@ class Member:
         Raises:
             LockBusyError: another session took the name.
             MetadataClosedError: the membership is over.
-            MetadataUnavailableError, SessionLostError: the store did not take it yet.
+            MetadataUnavailableError, SessionLostError: the write failed for now.
         """
         self._claim = Claim(self._claim.guid, ClaimMode.SHARED, "", value)
         try:
@@ -105,13 +105,13 @@ class Member:
     async def __aexit__(self, *_: object) -> None:
         self._participant.forget(self._on_session)
         self._is_over = True
-        self._doubt.set()  # lets `_keep` see it
+        self._doubt.set()  # ends `_keep`
         if self._follower is not None:
             self._follower.cancel()
         try:
             await self._participant.finish(self._leave())
         except MetadataClosedError:
-            await self._leave()  # the participant has left before: nothing goes on behind it
+            await self._leave()  # the participant was closed before, so nothing runs in background
 
     async def _leave(self) -> None:
         """Delete the record; if the store does not answer, that goes on in the background."""
@@ -157,13 +157,13 @@ class Member:
             try:
                 written = await self._try_write()
             except MetadataClosedError:
-                return  # or the membership is over
+                return  # the store is closed, or the membership is over
             except BookieError:
                 written = False
             if written:
                 attempt = 0
                 continue
-            # Another session's record, or no answer: wait for its end, or for the store.
+            # Another session has the record, or the store does not answer: try again later.
             self.is_member = False
             await self._participant.pause(attempt)
             attempt += 1
