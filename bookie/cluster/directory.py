@@ -1,7 +1,7 @@
-"""Who is alive: a watched view of all registered bookies, for clients.
+"""A watched view of all registered bookies, for clients.
 
-Addresses are remembered beyond a registration, because a bookie that lost its session goes on
-serving.
+Addresses are remembered after a registration has ended, because a bookie that lost its session
+continues to serve.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class BookieDirectory(Mirror[Registration]):
     """
 
     def __init__(self, store: MetadataStore) -> None:
-        # Writable first: a bookie that turns read-only in between is seen twice, not never.
+        # Writable first: a bookie that turns read-only in between is seen twice.
         super().__init__(
             store,
             keys.AVAILABLE,
@@ -58,8 +58,8 @@ class BookieDirectory(Mirror[Registration]):
         """Where a bookie is, or was when it was last seen.
 
         Raises:
-            BookieUnreachableError: it was never registered while this directory watched, or serves
-                no entries.
+            BookieUnreachableError: this directory has not seen it registered, or it serves no
+                entries.
         """
         registration = self._last_known.get(bookie_id)
         if registration is None:

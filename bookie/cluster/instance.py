@@ -1,7 +1,7 @@
 """A cluster's identity: the instance id that is made once.
 
-Every bookie and client sends the instance id along. So no process reads or writes entries of a
-cluster that was made again, or of another cluster.
+Every bookie and client sends the instance id along. So it cannot read or write entries of another
+cluster, or of a cluster that was removed and made again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bookie.metadata.store import NOT_EXISTS, Check, Delete, MetadataStore, Put,
 
 _IDENTITY = frozenset({"LAYOUT", "INSTANCEID"})
 _TRACES = (*_IDENTITY, "REMOVAL")
-"""Top-level records of which a cluster has at least one from its beginning to its end."""
+"""Top-level records. A cluster has at least one of them from its beginning to its end."""
 
 _OF_LEDGERS = (keys.LEDGERS, keys.DELETED, keys.UNDERREPLICATION)
 _WINDOW = 64
@@ -50,9 +50,9 @@ async def initialize_cluster(store: MetadataStore, layout: str | None = None) ->
     Raises:
         LayoutExistsError: there is a cluster already; nothing was changed.
         ClusterInUseError: something is left of a former cluster, whose ledger ids would be used
-            again beside its ledgers; or the scope contains, or lies in, the scope of another
-            cluster. Nothing was changed, or the new identity was taken back: of two clusters that
-            are made at once, one inside the other, neither stays or one does.
+            again beside its ledgers. Or the scope contains the scope of another cluster, or lies in
+            one. Nothing was changed, or the new identity was deleted again. If two clusters are
+            made at once, one inside the other, at most one stays.
         BadRequestError: there is no such layout.
     """
     instance_id = str(uuid.uuid4())
@@ -65,7 +65,7 @@ async def initialize_cluster(store: MetadataStore, layout: str | None = None) ->
     if not found & _IDENTITY:
         _refuse_remains(found)
     try:
-        # What is left of a cluster whose removal began after the listing is guarded by its record.
+        # The check guards against a removal that began after the listing.
         made = await store.transaction([*identity, Check(keys.REMOVAL, NOT_EXISTS)])
     except BadVersionError as error:
         if await store.exists(keys.REMOVAL):
@@ -90,9 +90,9 @@ async def _refuse_overlap(store: MetadataStore) -> None:
 
 
 async def refuse_inner_cluster(store: MetadataStore) -> None:
-    """Refuse to work on a scope with another cluster's scope in it, at whatever depth.
+    """Refuse to work on a scope that contains another cluster's scope, at any depth.
 
-    The search passes over what lies below a ledger's own key.
+    The search leaves out keys below a ledger's own key.
 
     Raises:
         ClusterInUseError: there is one; the message names it.
@@ -114,7 +114,7 @@ async def refuse_inner_cluster(store: MetadataStore) -> None:
 
 
 def _is_number(parent: str, name: str) -> bool:
-    """Whether a cluster keeps a ledger, or several, under such a name."""
+    """Whether `name` is a ledger, or a directory of ledgers."""
     is_of_ledgers = any(is_under(root, parent) for root in _OF_LEDGERS)
     return is_of_ledgers and name.removeprefix("L").isdigit()
 

@@ -9,9 +9,10 @@ hierarchical ``/ledgers/00/0000/L0001`` up to id 2^31 - 2, ``/ledgers/000/0000/0
 ============ =====================================================================================
 
 Most stores list a directory of a million records. ZooKeeper answers a listing with one packet of a
-megabyte at most, some 40 000 ledgers; there the default is hierarchical.
+megabyte at most, about 40 000 ledgers; there the default is hierarchical.
 
-The record ``LAYOUT`` says which it is. A program leaves a layout alone that it does not know.
+The record ``LAYOUT`` says which it is. A program refuses to work with a layout that it does not
+know.
 """
 
 from __future__ import annotations
@@ -129,8 +130,8 @@ def decode_layout(value: bytes) -> LedgerLayout:
     """What a value of ``LAYOUT`` says.
 
     Raises:
-        FormatError: in one sentence that names the key: damaged, or a layout that this program does
-            not know.
+        FormatError: in one sentence that names the key: it is damaged, or this program does not
+            know the layout.
     """
     try:
         name = json_record.decode(_FORMAT, _VERSION, value).text("ledgers")

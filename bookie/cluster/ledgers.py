@@ -1,8 +1,8 @@
 """Ledger metadata under compare-and-set.
 
 A create carries a random token, by which a client recognises its own ledger after a lost reply. A
-listing is complete or raises, because bookies delete the data of ledgers that it does not contain.
-A deletion leaves proof (`deletion_proofs`).
+listing is complete or raises, because bookies delete the data of ledgers that are missing in it. A
+deletion leaves proof (`deletion_proofs`).
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class LedgerManager:
         return found
 
     async def read_latest(self, ledger_id: int) -> Versioned[LedgerMetadata]:
-        """`read`, but no older than this call, whichever server of the store answers.
+        """As `read`; shows every change that was finished before this call.
 
         Raises:
             NoSuchLedgerError: the ledger does not exist.
@@ -194,12 +194,12 @@ class LedgerManager:
     async def list_ids(self, after: int = NO_ENTRY) -> AsyncIterator[int]:
         """The ids greater than `after` of all ledgers, ascending, by names alone.
 
-        Complete for every ledger that exists during the whole listing; any doubt raises. It reads
-        no metadata.
+        It contains every ledger that exists during the whole listing, or raises. It reads no
+        metadata.
 
         Raises:
             MetadataUnavailableError: the listing could not be completed.
-            FormatError: something that is not a ledger stands among the ledgers.
+            FormatError: something that is not a ledger lies among the ledgers.
         """
         layout = await self._read_layout()
         async for ledger_id in layout.scan_ids(self._store, after=after):
@@ -220,7 +220,7 @@ class LedgerManager:
     async def list_readable(
         self, on_damaged: Callable[[int], object], after: int = NO_ENTRY
     ) -> AsyncIterator[Versioned[LedgerMetadata]]:
-        """`list_all`, but call `on_damaged` with the id of a ledger whose metadata cannot be read.
+        """As `list_all`; calls `on_damaged` with the id of a ledger whose metadata is unreadable.
 
         It is for showing ledgers: such a ledger exists, and any bookie may store it.
         """
@@ -254,7 +254,7 @@ class LedgerManager:
     async def watch(
         self, ledger_id: int
     ) -> AsyncIterator[AsyncIterator[Versioned[LedgerMetadata] | None]]:
-        """What a ledger is now and after each change; None while it does not exist.
+        """The metadata of a ledger now and after each change; None for a missing ledger.
 
         Quick changes may be seen as one.
         """
