@@ -1,8 +1,8 @@
 """How a client places ledgers now: the cluster's policy, and the labels and space of its bookies.
 
-The policy is a cluster setting (section ``[placement]``), below the client's own file, variables
-and flags, as for every setting. The view follows it, so a change counts from the next choice on. A
-change that is not valid is logged and ignored; at the start it is an error.
+The policy is a cluster setting (section ``[placement]``). As for every setting, the client's own
+file, variables and flags win over it. The view follows it, so a change applies from the next choice
+on. An invalid change is logged and ignored; at the start it is an error.
 """
 
 from __future__ import annotations

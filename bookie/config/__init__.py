@@ -1,7 +1,7 @@
 """Settings: one frozen section per component, from defaults, cluster, file, environment, flags.
 
-A component gets its own section, never the whole. An unknown key refuses to start. This package is
-the only place that reads environment variables.
+A component gets only its own section. An unknown key is an error at the start. Only this package
+reads environment variables.
 """
 
 from bookie.config.client_section import ClientSettings

@@ -1,7 +1,7 @@
 """Every metric of one bookie, for Prometheus.
 
-They live on an object, one per bookie, over a registry of its own; nothing is registered in a
-process-wide place, so that several bookies (tests, `bookie local`) share a process without a clash.
+Each bookie has one object with a registry of its own. So several bookies can share a process, as in
+tests.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SECONDS_BUCKETS = (
     *(50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3),
     *(0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0),
 )
-"""From a lone sync on a fast device (about 100 µs) to the time at which a slow one is given up."""
+"""From one sync on a fast device (about 100 µs) to 30 seconds."""
 
 BYTES_BUCKETS = tuple(float(4**power) for power in range(4, 13))
 """256 B to 16 MiB: from one small entry to more than the largest block."""
@@ -43,7 +43,7 @@ ERROR_KINDS = (
     "storage_failed",
     "unexpected",
 )
-"""What can go wrong that is not the caller's fault; counted from 0, or no rate shows the first."""
+"""Kinds of errors that are not the caller's fault. Counts begin at 0, so a rate shows the first."""
 
 
 class Metrics:
