@@ -169,7 +169,7 @@ async def _take_identity(store: MetadataStore) -> _Removal:
 
 
 async def _restore(store: MetadataStore) -> None:
-    """Put the identity back, unless the removal has begun or the store does not answer."""
+    """Put the identity back if the store answers and the removal has not begun."""
     with suppress(BookieError):
         removal = await _find(store)
         if removal is not None and not removal.has_begun:

@@ -171,7 +171,7 @@ async def migrate(
     `drop_acl` allows a target without access control by record to take restricted records.
 
     Raises:
-        MetadataError: a session uses the source and `live` is false; or an item is queued; or one
+        MetadataError: a session uses the source and `live` is false. Or an item is queued. Or one
             key has more children than the target can list. In these cases nothing was written. Or
             the two differ after the copy, because another process wrote to one.
         UnsupportedError: a record is restricted, and the target lacks access control by record. In

@@ -246,7 +246,8 @@ def test_everything_wins_over_the_cluster(tmp_path: Path) -> None:
         ),
         (
             {"bookie.id": "b1"},
-            "cluster setting bookie.id: each process has its own bookie.id; it cannot be set for a cluster",
+            "cluster setting bookie.id: each process has its own bookie.id; it cannot be set for a"
+            " cluster",
         ),
         (
             {"limits.disk_usage_max": "0.5", "limits.read_entries_max": "1"},

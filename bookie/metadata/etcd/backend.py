@@ -1,8 +1,8 @@
 """`EtcdStore`: one session with a scope in etcd.
 
 Reads are linearizable: they show what any process wrote before. After a lost reply the outcome of a
-write stays unknown (`MetadataUnavailableError`) in two cases only: etcd cannot be reached for long,
-or the session ends meanwhile.
+write stays unknown in two cases: etcd cannot be reached for long, or the session ends meanwhile.
+Then the write raises `MetadataUnavailableError`.
 
 Differences from the store in memory:
 

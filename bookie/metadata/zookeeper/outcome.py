@@ -126,8 +126,8 @@ class Receipts:
             OutdatedError: there is another connection now, or an event came; nothing was done.
             MultiRefusedError: nothing was done, because of the operation at its index.
             SessionLostError: the session ended; nothing was done, or what was done went with it.
-            MetadataUnavailableError: no answer until `deadline`. If its text does not call the
-                outcome unknown, nothing was done.
+            MetadataUnavailableError: no answer until `deadline`. Either its text says that
+                the outcome is unknown, or nothing was done.
         """
         name = await self._take(deadline)
         self.commits += 1
