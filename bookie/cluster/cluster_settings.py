@@ -16,7 +16,8 @@ from bookie.cluster import keys
 from bookie.config import check_cluster_settings, find_setting
 from bookie.errors import BadVersionError, ConfigurationError, FormatError, NoSuchKeyError
 from bookie.metadata.mirror import follow
-from bookie.metadata.store import NOT_EXISTS, Delete, MetadataStore, Put, Record
+from bookie.metadata.model import NOT_EXISTS, Delete, Put, Record
+from bookie.metadata.store import MetadataStore
 from bookie.telemetry import event_log
 
 _log = event_log(__name__)

@@ -12,7 +12,8 @@ from bookie.cluster import keys
 from bookie.errors import FormatError, KeyExistsError
 from bookie.formats.cookie import Cookie, decode_cookie, encode_cookie
 from bookie.formats.ledger_metadata import Versioned
-from bookie.metadata.store import NOT_EXISTS, Check, MetadataStore
+from bookie.metadata.model import NOT_EXISTS, Check
+from bookie.metadata.store import MetadataStore
 from bookie.telemetry import event_log
 
 _log = event_log(__name__)

@@ -22,7 +22,8 @@ from bookie.cluster.layout import LedgerLayout
 from bookie.env import gather
 from bookie.errors import FormatError, NoSuchKeyError
 from bookie.formats.deletion_proof import DeletionProof, decode_proof, encode_proof
-from bookie.metadata.store import NOT_EXISTS, Delete, MetadataStore, Put, Record
+from bookie.metadata.model import NOT_EXISTS, Delete, Put, Record
+from bookie.metadata.store import MetadataStore
 
 DAY_MS = 86_400_000
 _DELETIONS_AT_ONCE = 100

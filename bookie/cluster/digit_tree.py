@@ -13,7 +13,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from bookie.errors import BadRequestError, FormatError
-from bookie.metadata.store import MetadataStore, Record
+from bookie.metadata.model import Record
+from bookie.metadata.store import MetadataStore
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,8 @@ from bookie.errors import (
     LayoutExistsError,
     NoSuchKeyError,
 )
-from bookie.metadata.store import NOT_EXISTS, Check, Delete, MetadataStore, Put, is_under
+from bookie.metadata.model import NOT_EXISTS, Check, Delete, Put, is_under
+from bookie.metadata.store import MetadataStore
 
 _IDENTITY = frozenset({"LAYOUT", "INSTANCEID"})
 _TRACES = (*_IDENTITY, "REMOVAL")

@@ -12,7 +12,8 @@ from bookie.cluster import keys
 from bookie.config.quantities import format_labels, parse_labels
 from bookie.errors import BadVersionError, ConfigurationError, FormatError, NoSuchKeyError
 from bookie.metadata.mirror import follow
-from bookie.metadata.store import NOT_EXISTS, MetadataStore
+from bookie.metadata.model import NOT_EXISTS
+from bookie.metadata.store import MetadataStore
 
 
 class BookieLabels:

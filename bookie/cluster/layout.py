@@ -25,7 +25,8 @@ from bookie.cluster.digit_tree import DigitTree
 from bookie.errors import BadRequestError, FormatError, NewerFormatError, NoSuchKeyError
 from bookie.formats import json_record
 from bookie.ids import MAX_ID, NO_ENTRY
-from bookie.metadata.store import MetadataStore, Record
+from bookie.metadata.model import Record
+from bookie.metadata.store import MetadataStore
 
 _FORMAT = "bookie-layout"
 _VERSION = 1

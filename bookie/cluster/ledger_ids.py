@@ -15,7 +15,8 @@ import asyncio
 
 from bookie.cluster import keys
 from bookie.errors import BadVersionError, FormatError
-from bookie.metadata.store import NOT_EXISTS, MetadataStore
+from bookie.metadata.model import NOT_EXISTS
+from bookie.metadata.store import MetadataStore
 
 BLOCK_IDS_MAX = 1000
 """The most ids that are reserved at once."""

@@ -30,16 +30,8 @@ from bookie.errors import (
 from bookie.formats.deletion_proof import DeletionProof
 from bookie.formats.ledger_metadata import LedgerMetadata, Versioned, decode, encode
 from bookie.ids import NO_ENTRY
-from bookie.metadata.store import (
-    NOT_EXISTS,
-    Change,
-    Check,
-    Delete,
-    MetadataStore,
-    Put,
-    Record,
-    Stat,
-)
+from bookie.metadata.model import NOT_EXISTS, Change, Check, Delete, Put, Record, Stat
+from bookie.metadata.store import MetadataStore
 from bookie.telemetry import event_log
 
 _log = event_log(__name__)

@@ -21,7 +21,8 @@ from bookie.errors import (
 )
 from bookie.formats.ledger_metadata import Versioned
 from bookie.formats.log_policy import DEFAULTS, LogPolicy, decode_policy, encode_policy
-from bookie.metadata.store import NOT_EXISTS, MetadataStore, Put, Record
+from bookie.metadata.model import NOT_EXISTS, Put, Record
+from bookie.metadata.store import MetadataStore
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
 

@@ -32,19 +32,19 @@ from bookie.errors import (
 )
 from bookie.formats.registration import Registration, encode_registration
 from bookie.metadata.mirror import pause
-from bookie.metadata.store import (
+from bookie.metadata.model import (
     NOT_EXISTS,
     Change,
     Check,
     Delete,
-    MetadataStore,
     Operation,
     Put,
     Record,
     Resync,
-    SessionEvent,
     WatchEvent,
 )
+from bookie.metadata.store import MetadataStore
+from bookie.protocol.session import SessionEvent
 from bookie.telemetry import event_log
 
 WAIT_TIMEOUTS = 1.5

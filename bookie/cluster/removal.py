@@ -33,7 +33,8 @@ from bookie.errors import (
     NoSuchKeyError,
 )
 from bookie.formats import json_record
-from bookie.metadata.store import NOT_EXISTS, Check, Delete, MetadataStore, Operation, Put
+from bookie.metadata.model import NOT_EXISTS, Check, Delete, Operation, Put
+from bookie.metadata.store import MetadataStore
 
 _FORMAT = "bookie-removal"
 _VERSION = 1

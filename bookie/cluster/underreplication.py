@@ -51,7 +51,8 @@ from bookie.formats.underreplicated import (
     encode_mark,
 )
 from bookie.ids import MAX_ID, is_valid_bookie_id
-from bookie.metadata.store import NOT_EXISTS, Change, Check, Delete, MetadataStore, Operation, Put
+from bookie.metadata.model import NOT_EXISTS, Change, Check, Delete, Operation, Put
+from bookie.metadata.store import MetadataStore
 
 CHECKS = ("all_ledgers", "placement_policy", "replicas")
 """The checks of the whole cluster. The end of the last one of each is kept."""

@@ -24,7 +24,7 @@ from typing import Self
 from bookie.coordination.membership import Member
 from bookie.coordination.participant import Participant
 from bookie.errors import BadVersionError, NoSuchKeyError, OperationTimeoutError
-from bookie.metadata.store import Change, ChangeKind, Resync, check_key
+from bookie.metadata.model import Change, ChangeKind, Resync, check_key
 
 
 class DoubleBarrier:

@@ -33,18 +33,18 @@ from bookie.errors import (
     NoSuchKeyError,
     OperationTimeoutError,
 )
-from bookie.metadata.store import (
+from bookie.metadata.model import (
     NOT_EXISTS,
     Change,
     ChangeKind,
     Record,
     Resync,
-    SessionEvent,
     Stat,
     WatchEvent,
     check_prefix,
     is_under,
 )
+from bookie.protocol.session import SessionEvent
 from bookie.telemetry import event_log
 
 T = TypeVar("T")

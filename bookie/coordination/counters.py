@@ -14,7 +14,7 @@ import asyncio
 
 from bookie.coordination.participant import Participant
 from bookie.errors import BadRequestError, BadVersionError, FormatError, MetadataUnavailableError
-from bookie.metadata.store import NOT_EXISTS, check_key
+from bookie.metadata.model import NOT_EXISTS, check_key
 
 ATTEMPTS_MAX = 30
 """How often a reservation is tried when others are faster."""

@@ -14,7 +14,7 @@ from bookie.formats.service_instance import (
     decode_service_instance,
     encode_service_instance,
 )
-from bookie.metadata.store import check_key
+from bookie.metadata.model import check_key
 from bookie.telemetry import event_log
 
 _log = event_log(__name__)

@@ -37,7 +37,7 @@ from bookie.errors import (
     NoSuchKeyError,
 )
 from bookie.formats.claim import Claim, ClaimMode
-from bookie.metadata.store import SessionEvent
+from bookie.protocol.session import SessionEvent
 from bookie.telemetry import event_log
 
 _log = event_log(__name__)

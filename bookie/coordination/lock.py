@@ -40,7 +40,8 @@ from bookie.errors import (
     SessionLostError,
 )
 from bookie.formats.claim import Claim, encode_claim
-from bookie.metadata.store import Change, Check, Record, SessionEvent
+from bookie.metadata.model import Change, Check, Record
+from bookie.protocol.session import SessionEvent
 from bookie.telemetry import event_log
 
 _log = event_log(__name__)

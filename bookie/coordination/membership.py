@@ -29,7 +29,8 @@ from bookie.errors import (
 )
 from bookie.formats.claim import Claim, ClaimMode, encode_claim
 from bookie.metadata.mirror import Mirror
-from bookie.metadata.store import NOT_EXISTS, Change, Record, SessionEvent, check_key
+from bookie.metadata.model import NOT_EXISTS, Change, Record, check_key
+from bookie.protocol.session import SessionEvent
 from bookie.telemetry import event_log
 
 WAIT_TIMEOUTS = 1.5

@@ -36,7 +36,7 @@ from bookie.errors import (
     OperationTimeoutError,
     SessionLostError,
 )
-from bookie.metadata.store import (
+from bookie.metadata.model import (
     NOT_EXISTS,
     Change,
     Check,

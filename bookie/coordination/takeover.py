@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from bookie.metadata.store import Change
+from bookie.metadata.model import Change
 
 
 async def take_over(

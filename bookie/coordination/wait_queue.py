@@ -31,7 +31,7 @@ from bookie.errors import (
     NoSuchKeyError,
 )
 from bookie.formats.claim import Claim, ClaimMode, decode_claim, encode_claim
-from bookie.metadata.store import (
+from bookie.metadata.model import (
     Change,
     ChangeKind,
     Delete,

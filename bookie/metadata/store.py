@@ -28,65 +28,20 @@ from typing import ClassVar, Self
 
 from bookie.errors import KeyHasChildrenError, NoSuchKeyError, UnsupportedError
 from bookie.metadata.model import (
-    KEY_SIZE_BYTES_MAX,
-    NOT_EXISTS,
     ROOT,
     TRANSACTION_OPERATIONS_MAX,
-    TRANSACTION_SIZE_BYTES_MAX,
-    VALUE_SIZE_BYTES_MAX,
     Acl,
     Change,
-    ChangeKind,
     Check,
-    Commit,
     Delete,
     Operation,
     Put,
     Record,
-    Resync,
     Stat,
-    WatchEvent,
-    ancestors,
     check_key,
     check_prefix,
-    check_transaction,
-    is_under,
-    parent_of,
-    sequential_key,
 )
-from bookie.protocol.session import EXPIRY_EVENTS, SessionEvent
-
-__all__ = [
-    "DELETIONS_MAX",
-    "EXPIRY_EVENTS",
-    "KEY_SIZE_BYTES_MAX",
-    "NOT_EXISTS",
-    "ROOT",
-    "TRANSACTION_OPERATIONS_MAX",
-    "TRANSACTION_SIZE_BYTES_MAX",
-    "VALUE_SIZE_BYTES_MAX",
-    "Acl",
-    "Change",
-    "ChangeKind",
-    "Check",
-    "Commit",
-    "Delete",
-    "MetadataStore",
-    "Operation",
-    "Put",
-    "Record",
-    "Resync",
-    "SessionEvent",
-    "Stat",
-    "WatchEvent",
-    "ancestors",
-    "check_key",
-    "check_prefix",
-    "check_transaction",
-    "is_under",
-    "parent_of",
-    "sequential_key",
-]
+from bookie.protocol.session import SessionEvent
 
 DELETIONS_MAX = TRANSACTION_OPERATIONS_MAX - 1
 """How many keys `delete_recursive` deletes in one transaction, beside a condition."""

@@ -9,14 +9,9 @@ from contextlib import asynccontextmanager
 from typing import Self
 
 from bookie.errors import MetadataUnavailableError
-from bookie.metadata.store import (
-    Change,
-    MetadataStore,
-    Operation,
-    Record,
-    SessionEvent,
-    Stat,
-)
+from bookie.metadata.model import Change, Operation, Record, Stat
+from bookie.metadata.store import MetadataStore
+from bookie.protocol.session import SessionEvent
 
 
 class FaultyStore(MetadataStore):

@@ -16,7 +16,8 @@ from bookie.formats.registration import Endpoint, Registration
 from bookie.metadata.connect import open_store
 from bookie.metadata.local.backend import LocalStore
 from bookie.metadata.local.tree import TreeWriter
-from bookie.metadata.store import Delete, MetadataStore, Put
+from bookie.metadata.model import Delete, Put
+from bookie.metadata.store import MetadataStore
 
 
 def _say(*words: object) -> None:

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from bookie.env import Clock, SystemClock
 from bookie.errors import MetadataUnavailableError
 from bookie.metadata.memory.backend import MemoryStore
-from bookie.metadata.store import Commit, Operation, Stat
+from bookie.metadata.model import Commit, Operation, Stat
 from bookie.protocol.session import (
     Announce,
     Answered,

@@ -24,21 +24,20 @@ from bookie.metadata.local.sessions import (
     begin_session,
 )
 from bookie.metadata.local.tree import SESSION_SIZE_BYTES, TreeWriter
-from bookie.metadata.session_monitor import SessionMonitor
-from bookie.metadata.store import (
+from bookie.metadata.model import (
     ROOT,
     Change,
-    MetadataStore,
     Operation,
     Record,
-    SessionEvent,
     Stat,
     check_key,
     check_prefix,
     check_transaction,
 )
+from bookie.metadata.session_monitor import SessionMonitor
+from bookie.metadata.store import MetadataStore
 from bookie.metadata.watches import SessionWatches, Watches
-from bookie.protocol.session import Connected, Disconnected, Expired, SessionState
+from bookie.protocol.session import Connected, Disconnected, Expired, SessionEvent, SessionState
 
 T = TypeVar("T")
 

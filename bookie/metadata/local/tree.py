@@ -31,7 +31,7 @@ import lmdb
 
 from bookie.errors import FormatError, MetadataUnavailableError, NewerFormatError, SessionLostError
 from bookie.metadata.evaluate import NO_OWNER, Deletion, StoredRecord, Write, evaluate
-from bookie.metadata.store import (
+from bookie.metadata.model import (
     KEY_SIZE_BYTES_MAX,
     ROOT,
     ChangeKind,

@@ -9,19 +9,19 @@ from typing import Self
 
 from bookie.errors import MetadataClosedError
 from bookie.metadata.memory.tree import tree_of
-from bookie.metadata.store import (
+from bookie.metadata.model import (
     Change,
     Commit,
-    MetadataStore,
     Operation,
     Record,
-    SessionEvent,
     Stat,
     check_key,
     check_prefix,
     check_transaction,
 )
+from bookie.metadata.store import MetadataStore
 from bookie.metadata.watches import SessionWatches, Watches
+from bookie.protocol.session import SessionEvent
 
 
 class MemoryStore(MetadataStore):

@@ -9,7 +9,7 @@ from typing import Protocol
 from bookie.env import Clock, SystemClock
 from bookie.errors import SessionLostError
 from bookie.metadata.evaluate import Deletion, StoredRecord, Write, evaluate
-from bookie.metadata.store import Commit, Operation, Stat, WatchEvent, parent_of
+from bookie.metadata.model import Commit, Operation, Stat, WatchEvent, parent_of
 
 _trees: dict[str, MemoryTree] = {}
 _trees_lock = threading.Lock()

@@ -1,8 +1,8 @@
 """The store on ZooKeeper: ``zk://HOST:2181,HOST:2181/scope``, 3.6 or newer, better 3.9.
 
 ZooKeeper has sessions and a tree. It lacks parents that exist only while they have children,
-versions that never repeat, and known outcomes after a lost reply. This
-package adds the first two as far as clients can, and the last.
+versions that never repeat, and known outcomes after a lost reply. This package adds the first two
+as far as clients can, and the last.
 
 | module | what it holds |
 |---|---|

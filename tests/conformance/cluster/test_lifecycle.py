@@ -30,7 +30,8 @@ from bookie.errors import (
 )
 from bookie.formats.cookie import Cookie, CookieState
 from bookie.metadata.connect import open_store
-from bookie.metadata.store import MetadataStore, Operation, Put, Stat
+from bookie.metadata.model import Operation, Put, Stat
+from bookie.metadata.store import MetadataStore
 from tests.conformance.backends import Backend
 from tests.conformance.faulty_store import FaultyStore
 

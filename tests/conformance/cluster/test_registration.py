@@ -22,7 +22,9 @@ from bookie.errors import (
 )
 from bookie.formats.cookie import Cookie, CookieState
 from bookie.formats.registration import Endpoint, Registration, encode_registration
-from bookie.metadata.store import Commit, MetadataStore, SessionEvent
+from bookie.metadata.model import Commit
+from bookie.metadata.store import MetadataStore
+from bookie.protocol.session import SessionEvent
 from tests.conformance.backends import Backend
 from tests.conformance.faulty_store import FaultyStore
 from tests.conformance.streams import CREATED, DELETED, next_item

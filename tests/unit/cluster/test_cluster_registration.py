@@ -19,7 +19,8 @@ from bookie.errors import (
     NoSuchKeyError,
 )
 from bookie.formats.registration import Endpoint, Registration, encode_registration
-from bookie.metadata.store import Change, ChangeKind, Commit, Put, SessionEvent
+from bookie.metadata.model import Change, ChangeKind, Commit, Put
+from bookie.protocol.session import SessionEvent
 from tests.servers.memory import FaultyMemoryStore
 
 _names = itertools.count()
