@@ -149,7 +149,7 @@ async def _list(
     metadata: str, after: int, limit: int, on_damaged: Callable[[int], object]
 ) -> list[Record]:
     from bookie.cli.stores import open_metadata
-    from bookie.cluster.instance import read_layout
+    from bookie.cluster.layout import read_layout
     from bookie.cluster.ledgers import LedgerManager
 
     records: list[Record] = []
@@ -195,7 +195,7 @@ def show(ledger: LedgerArgument, metadata: Metadata, output: Output = OutputForm
 
 async def _read_metadata(metadata: str, ledger_id: int) -> LedgerMetadata:
     from bookie.cli.stores import open_metadata
-    from bookie.cluster.instance import read_layout
+    from bookie.cluster.layout import read_layout
     from bookie.cluster.ledgers import LedgerManager
 
     async with open_metadata(metadata) as store:

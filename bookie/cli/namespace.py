@@ -67,7 +67,7 @@ async def _set(uri: str, name: str, log: str | None, changes: dict[str, str]) ->
     from bookie.cli.stores import open_configuration
     from bookie.cluster.namespaces import NamespaceManager
     from bookie.formats.log_policy import LogPolicy
-    from bookie.metadata.store import NOT_EXISTS
+    from bookie.metadata.model import NOT_EXISTS
 
     async with open_configuration(uri) as store:
         namespaces = NamespaceManager(store)

@@ -28,7 +28,7 @@ from bookie.cluster.cookies import CookieManager
 from bookie.cluster.instance import read_instance_id
 from bookie.cluster.labels import BookieLabels
 from bookie.cluster.ledgers import LedgerManager
-from bookie.cluster.registration import RegistrationManager
+from bookie.cluster.registration import BookieRegistration
 from bookie.config import Settings, Sources, Supervision, require_bookie_id
 from bookie.env import Failpoints, ThreadWorkers, system_environment
 from bookie.errors import BookieError, StorageFailedError
@@ -162,7 +162,7 @@ async def _run(
             )
             registration = await updater.registration()
             async with (
-                RegistrationManager(store).register(registration) as registered,
+                BookieRegistration(store, registration) as registered,
                 _beside([keep_registered(updater, registered, metrics, readiness)]),
                 _beside(_followers(store, live, started, updater)),
             ):

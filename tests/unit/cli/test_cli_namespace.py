@@ -11,7 +11,7 @@ import pytest
 
 from bookie.cli import app
 from bookie.cluster import keys
-from bookie.cluster.layout import LayoutManager
+from bookie.cluster.layout import read_layout
 from bookie.metadata.connect import open_store
 from bookie.metadata.memory.backend import MemoryStore
 from bookie.metadata.store import MetadataStore
@@ -101,7 +101,7 @@ def test_a_cluster_has_the_layout_that_was_asked_for(
     assert bookie("cluster", "init", "--layout", "spiral") == 1
     assert "flat and hierarchical" in capsys.readouterr().err
     assert bookie("cluster", "init", "--layout", "hierarchical") == 0
-    layout = on(uri, lambda store: LayoutManager(store).read())
+    layout = on(uri, read_layout)
     assert getattr(layout, "name", None) == "hierarchical"
 
 
