@@ -140,6 +140,14 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         context.run(_LANE.set, lane)
         self.call_soon(callback, *args, context=context)
 
+    def call_in_lane_at(
+        self, lane: int, when: float, callback: Callable[..., object], *args: Any
+    ) -> asyncio.TimerHandle:
+        """Run ``callback(*args)`` on `lane` at a virtual time."""
+        context = copy_context()
+        context.run(_LANE.set, lane)
+        return self.call_at(when, callback, *args, context=context)
+
     def step_other(self) -> bool:
         """Run one ready callback of a lane that is not in the middle of one, within this one.
 

@@ -1,0 +1,129 @@
+"""Counts what happens inside the product while a seed runs: rare things that tests must reach.
+
+It wraps a few methods of the real parts and changes nothing that they do.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from bookie.cluster import keys
+from bookie.env import Outcome
+from bookie.errors import FormatError
+from bookie.formats.commands import Reply
+from bookie.formats.ledger_metadata import LedgerMetadata, LedgerState, decode_ledger_metadata
+from bookie.ids import Status
+from bookie.metadata.memory.tree import MemoryTree
+from bookie.metadata.store import Operation, Put
+from bookie.protocol.writer import LedgerWriter
+from bookie.protocol.writer_events import AddAnswered, WriterEffect, WriterEvent
+from bookie.storage.admission import Admission
+from bookie.storage.ledger_state import LocalLedger
+
+SOMETIMES = {
+    "change by writer": 50,
+    "change during recovery": 5,
+    "late answer of a replaced bookie": 10,
+    "fence between accept and sync": 10,
+    "lost CAS reply: success": 10,
+    "lost CAS reply: conflict": 10,
+    "session expired": 10,
+    "wiped bookie returned": 10,
+    "older bookie returned": 5,
+    "competing recoveries": 10,
+    "bookie killed": 50,
+    "power cut": 50,
+    "disk failed": 5,
+    "connection reset": 50,
+    "recovery closed a ledger": 100,
+    "writer was fenced": 20,
+}
+"""What the seeds of a whole run must reach, and how often at least."""
+
+
+class ClusterObservers:
+    """What was seen in one seed."""
+
+    def __init__(self, counts: Counter[str]) -> None:
+        self.counts = counts
+        self._unsynced: dict[tuple[Any, int], list[Outcome[Reply]]] = {}
+        self._metadata: dict[str, LedgerMetadata] = {}
+
+    def answered(self, writer: LedgerWriter, event: WriterEvent) -> None:
+        """A writer's machine is about to take `event`."""
+        if isinstance(event, AddAnswered) and event.epoch != writer.epochs[event.slot]:
+            self.counts["late answer of a replaced bookie"] += 1
+        if isinstance(event, AddAnswered) and event.status is Status.FENCED:
+            self.counts["writer was fenced"] += 1
+
+    def added(self, admission: Any, ledger_id: int, outcome: Outcome[Reply]) -> None:
+        """A bookie accepted entries that are not durable yet."""
+        if not outcome.done():
+            waiting = self._unsynced.setdefault((admission, ledger_id), [])
+            waiting[:] = [item for item in waiting if not item.done()]
+            waiting.append(outcome)
+
+    def fenced(self, admission: Any, ledger_id: int) -> None:
+        """A bookie is about to fence a ledger."""
+        if any(not item.done() for item in self._unsynced.get((admission, ledger_id), ())):
+            self.counts["fence between accept and sync"] += 1
+
+    def committed(self, operations: list[Operation]) -> None:
+        """The metadata store did this."""
+        for operation in operations:
+            if isinstance(operation, Put) and operation.key.startswith(keys.LEDGERS):
+                try:
+                    found = decode_ledger_metadata(operation.value, 0)
+                except FormatError:
+                    continue
+                before = self._metadata.get(operation.key)
+                self._metadata[operation.key] = found
+                if before is not None:
+                    self._compare(before, found)
+
+    def _compare(self, before: LedgerMetadata, after: LedgerMetadata) -> None:
+        same = before.fragments == after.fragments
+        if before.state is LedgerState.IN_RECOVERY:
+            if after.state is LedgerState.CLOSED:
+                self.counts["recovery closed a ledger"] += 1
+                if not same and len(after.fragments) >= len(before.fragments):
+                    self.counts["change during recovery"] += 1
+        elif before.state is LedgerState.OPEN and after.state is LedgerState.OPEN and not same:
+            self.counts["change by writer"] += 1
+
+
+@contextmanager
+def observed(observers: ClusterObservers) -> Iterator[None]:
+    """Count while the block lasts."""
+    step, add, fence, transact = (
+        LedgerWriter.step, Admission.add, Admission.fence, MemoryTree.transact
+    )  # fmt: skip
+
+    def counted_step(self: LedgerWriter, event: WriterEvent) -> list[WriterEffect]:
+        observers.answered(self, event)
+        return step(self, event)
+
+    def counted_add(self: Any, state: LocalLedger, *args: Any, **named: Any) -> Outcome[Reply]:
+        outcome = add(self, state, *args, **named)
+        observers.added(self, state.ledger_id, outcome)
+        return outcome
+
+    def counted_fence(self: Any, state: LocalLedger, key: bytes) -> Outcome[Reply]:
+        observers.fenced(self, state.ledger_id)
+        return fence(self, state, key)
+
+    def counted_transact(self: MemoryTree, operations: Any, session: bytes) -> Any:
+        stats = transact(self, operations, session)
+        observers.committed(list(operations))
+        return stats
+
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(LedgerWriter, "step", counted_step))
+        stack.enter_context(patch.object(Admission, "add", counted_add))
+        stack.enter_context(patch.object(Admission, "fence", counted_fence))
+        stack.enter_context(patch.object(MemoryTree, "transact", counted_transact))
+        yield
