@@ -61,7 +61,7 @@ class LedgerEvent:
     """The client."""
     ledger_id: int
     handle: str = ""
-    """The writer or reader that the client used. Unique in a history, one per ledger and opening."""
+    """The writer, reader or tail that the client used. Unique in a history."""
     index: int = -1
     """The number of the call in the order of everything. The recorder sets it."""
     end_index: int | None = None
