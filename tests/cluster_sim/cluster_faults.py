@@ -79,7 +79,9 @@ class ClusterFaults:
             await asyncio.sleep(self.choose.expovariate(1 / self.pause_seconds))
             kind = self.choose.choice(self.kinds)
             self._under_way = {task for task in self._under_way if not task.done()}
-            self._under_way.add(asyncio.create_task(self._carry_out(kind), name=f"fault {kind}"))
+            self._under_way.add(
+                self.cluster.loop.create_task(self._carry_out(kind), name=f"fault {kind}")
+            )
 
     async def heal(self) -> None:
         """End every fault, in the order in which they began."""
@@ -93,12 +95,15 @@ class ClusterFaults:
         """Start each bookie again when its process has ended."""
         for bookie in self.cluster.bookies:
             name = f"supervisor of {bookie.host}"
-            self._keepers.append(asyncio.create_task(self._supervise(bookie), name=name))
+            self._keepers.append(self.cluster.loop.create_task(self._supervise(bookie), name=name))
 
-    def end(self) -> None:
-        """Start nothing any more."""
+    async def end(self) -> None:
+        """Start nothing any more, and end all bookies."""
         for keeper in self._keepers:
             keeper.cancel()
+        for bookie in self.cluster.bookies:
+            bookie.kill()
+            await bookie.until_ended()
 
     async def _supervise(self, bookie: SimulatedBookie) -> None:
         while True:
@@ -185,7 +190,7 @@ class ClusterFaults:
             self.cluster.note(f"wipe {bookie.host}")
             bookie.kill()
             await bookie.until_ended()
-            deleting = asyncio.create_task(self._forget_cookie(bookie.host))
+            deleting = self.cluster.loop.create_task(self._forget_cookie(bookie.host))
             try:
                 await asyncio.sleep(seconds)
                 await asyncio.shield(deleting)

@@ -15,7 +15,7 @@ from bookie.cluster import keys
 from bookie.env import Outcome
 from bookie.errors import FormatError
 from bookie.formats.commands import Reply
-from bookie.formats.ledger_metadata import LedgerMetadata, LedgerState, decode_ledger_metadata
+from bookie.formats.ledger_metadata import LedgerMetadata, LedgerState, decode
 from bookie.ids import Status
 from bookie.metadata.memory.tree import MemoryTree
 from bookie.metadata.store import Operation, Put
@@ -50,7 +50,9 @@ class ClusterObservers:
 
     def __init__(self, counts: Counter[str]) -> None:
         self.counts = counts
-        self._unsynced: dict[tuple[Any, int], list[Outcome[Reply]]] = {}
+        self._unsynced: dict[tuple[int, int], list[Outcome[Reply]]] = {}
+        """By the identity of an admission, which is kept, and ledger."""
+        self._kept: dict[int, Any] = {}
         self._metadata: dict[str, LedgerMetadata] = {}
 
     def answered(self, writer: LedgerWriter, event: WriterEvent) -> None:
@@ -63,13 +65,14 @@ class ClusterObservers:
     def added(self, admission: Any, ledger_id: int, outcome: Outcome[Reply]) -> None:
         """A bookie accepted entries that are not durable yet."""
         if not outcome.done():
-            waiting = self._unsynced.setdefault((admission, ledger_id), [])
+            self._kept[id(admission)] = admission
+            waiting = self._unsynced.setdefault((id(admission), ledger_id), [])
             waiting[:] = [item for item in waiting if not item.done()]
             waiting.append(outcome)
 
     def fenced(self, admission: Any, ledger_id: int) -> None:
         """A bookie is about to fence a ledger."""
-        if any(not item.done() for item in self._unsynced.get((admission, ledger_id), ())):
+        if any(not item.done() for item in self._unsynced.get((id(admission), ledger_id), ())):
             self.counts["fence between accept and sync"] += 1
 
     def committed(self, operations: list[Operation]) -> None:
@@ -77,7 +80,7 @@ class ClusterObservers:
         for operation in operations:
             if isinstance(operation, Put) and operation.key.startswith(keys.LEDGERS):
                 try:
-                    found = decode_ledger_metadata(operation.value, 0)
+                    found = decode(0, operation.value)
                 except FormatError:
                     continue
                 before = self._metadata.get(operation.key)

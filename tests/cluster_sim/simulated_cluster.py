@@ -10,7 +10,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
@@ -141,10 +141,8 @@ class SimulatedSession(FaultyMemoryStore):
             raise MetadataUnavailableError("the request was lost")
         if draw < share:
             self._remember(operations)
-            try:
+            with suppress(BookieError):
                 await super().transaction(operations)
-            except BookieError:
-                pass
             raise MetadataUnavailableError("the reply was lost")
         stats = await super().transaction(operations)
         if self._outage is not None:
@@ -247,11 +245,13 @@ class SimulatedBookie:
             return
         self._image_taken = True
         choose = self.cluster.choose
-        left = replace(self.machine.leaves(), lives=self.lives)
+        # The wall clock goes on as it was set.
+        seconds = self.machine.clock.started
+        left = replace(self.machine.leaves(), lives=self.lives, seconds=seconds)
         self.left = left.after_power_cut(Cut(choose)) if power else left.after_kill(choose)
         self.machine.disk.die()
         self.is_serving = False
-        if self.session is not None:
+        if self.session is not None and self.session.is_entered:
             self.session.disconnect()
         self.cluster.network.crash(self.process)
 
@@ -264,15 +264,13 @@ class SimulatedBookie:
         except BaseException as error:  # noqa: BLE001  (the end of a process, whatever it is)
             if not self._died.is_set():
                 self.failure = error
-                self.cluster.note(f"{self.host} ended: {_innermost(error)!r}")
+                cause = _innermost(error)
+                self.cluster.note(f"{self.host} ended: {cause!r}")
+                if not isinstance(cause, BookieError):
+                    self.cluster.unexpected.append(error)
         finally:
             self.is_serving = False
-            if self.process is not None and self.process.is_alive:
-                if not self._image_taken:
-                    self._image_taken = True
-                    self.left = replace(self.machine.leaves(), lives=self.lives)
-                    self.machine.disk.die()
-                self.cluster.network.crash(self.process)
+            self._leave_image()
 
     async def _serve(self, machine: SimulatedMachine) -> None:
         """As `bookie.server.daemon` does it."""
@@ -294,7 +292,7 @@ class SimulatedBookie:
                     LIMITS,
                     metrics,
                     cookies=CookieManager(store),
-                    ledgers=LedgerManager(store, machine.clock),
+                    ledgers=LedgerManager(store),
                     bookie_id=self.host,
                     instance_id=instance_id,
                     garbage=GARBAGE,
@@ -359,7 +357,7 @@ class SimulatedClient:
 
     def vanish(self) -> None:
         """The process is gone: nothing that it sends from now on arrives."""
-        if self.session is not None:
+        if self.session is not None and self.session.is_entered:
             self.session.disconnect()
         self.cluster.network.crash(self.process)
         self.cluster.live_processes.pop(self.host, None)
@@ -402,6 +400,8 @@ class SimulatedCluster:
         """Share of transactions with the metadata store that get no reply."""
         self.counts: Counter[str] = Counter()
         self.notes: list[str] = []
+        self.unexpected: list[BaseException] = []
+        """What ended a bookie and is no error of the product's own."""
         self.live_processes: dict[str, SimulatedProcess] = {}
         self.sessions: dict[str, SimulatedSession] = {}
         self.clients: list[SimulatedClient] = []
@@ -448,9 +448,10 @@ class SimulatedCluster:
             await initialize_cluster(store)
         for bookie in self.bookies:
             bookie.start()
-        while not all(bookie.is_serving for bookie in self.bookies):  # noqa: ASYNC110
+        while not all(bookie.is_serving for bookie in self.bookies):
             for bookie in self.bookies:
-                assert bookie.failure is None, bookie.failure
+                if bookie.failure is not None:
+                    raise bookie.failure
             await asyncio.sleep(0.05)
 
     def forget(self) -> None:
