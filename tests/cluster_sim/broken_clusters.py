@@ -119,8 +119,10 @@ NETWORK = ("reset", "cut one way", "cut both ways", "pause")
 LOSSES = ("wipe", "older", "pause", "cut both ways", "kill")
 
 BROKEN_CLUSTERS = (
-    BrokenCluster("bookies acknowledge before the sync", acks_before_sync, ("power",)),
-    BrokenCluster("fences are not durable", fences_in_memory, ("kill", "pause", "cut one way")),
+    BrokenCluster("bookies acknowledge before the sync", acks_before_sync, ("power", "blackout")),
+    BrokenCluster(
+        "fences are not durable", fences_in_memory, ("kill", "blackout", "pause", "cut one way")
+    ),
     BrokenCluster("fences do not keep writers out", admits_after_fence, NETWORK),
     BrokenCluster("a wiped bookie denies entries", denies_what_it_lost, LOSSES),
     BrokenCluster(

@@ -23,6 +23,7 @@ from tests.cluster_sim.simulated_cluster import (
     SimulatedSession,
 )
 from tests.cluster_sim.simulated_network import PROCESS, SimulatedProcess
+from tests.ledger_history.ledger_events import BookieEvent, BookieEventKind, HistoryRecorder
 from tests.sim.disk import Fault
 from tests.sim.machine import Left, SimulatedMachine
 
@@ -31,6 +32,7 @@ RESTART_SECONDS = (0.1, 4.0)
 FAULTS = (
     "kill",
     "power",
+    "blackout",
     "stop",
     "wipe",
     "older",
@@ -57,11 +59,13 @@ class ClusterFaults:
     def __init__(
         self,
         cluster: SimulatedCluster,
+        recorder: HistoryRecorder,
         kinds: tuple[str, ...],
         pause_seconds: float,
         losses_max: int,
     ) -> None:
         self.cluster = cluster
+        self.recorder = recorder
         self.kinds = kinds
         self.pause_seconds = pause_seconds
         self.losses_max = losses_max
@@ -121,6 +125,7 @@ class ClusterFaults:
         begin: dict[str, Callable[[float], Awaitable[None]]] = {
             "kill": self._kill,
             "power": self._power,
+            "blackout": self._blackout,
             "stop": self._stop,
             "wipe": self._wipe,
             "older": self._older,
@@ -157,6 +162,16 @@ class ClusterFaults:
         if bookie.is_running:
             self.cluster.note(f"power cut of {bookie.host}")
             self.cluster.count("power cut")
+            bookie.kill(power=True)
+
+    async def _blackout(self, _: float) -> None:
+        """The power of several machines goes at the same moment, perhaps of all."""
+        bookies = list(self.cluster.bookies)
+        if self.choose.random() < 0.5:
+            bookies = self.choose.sample(bookies, self.choose.randint(2, len(bookies)))
+        self.cluster.note(f"blackout of {[bookie.host for bookie in bookies]}")
+        self.cluster.count("blackout")
+        for bookie in bookies:
             bookie.kill(power=True)
 
     async def _stop(self, _: float) -> None:
@@ -197,11 +212,18 @@ class ClusterFaults:
             finally:
                 # Whoever loses a disk finishes what the operator has to do.
                 bookie.left = Left(boots=bookie.left.boots + 1, lives=bookie.lives)
+                self._destroyed(bookie)
                 while not deleting.done():
                     with contextlib.suppress(asyncio.CancelledError):
                         await asyncio.shield(deleting)
                 bookie.is_wiped = True
                 self.cluster.count("wiped bookie returned")
+
+    def _destroyed(self, bookie: SimulatedBookie) -> None:
+        """Let the checker know that the bookie's promises end here."""
+        kind = BookieEventKind.DISK_DESTROYED
+        event = BookieEvent(bookie_id=bookie.host, kind=kind, epoch=bookie.lives)
+        self.recorder.bookie(event)
 
     async def _forget_cookie(self, bookie_id: str) -> None:
         """`bookie cookie delete --force`, again and again until it works."""
@@ -237,6 +259,7 @@ class ClusterFaults:
             bookie.kill()
             await bookie.until_ended()
             bookie.left = replace(copy, boots=bookie.left.boots + 1, lives=bookie.lives)
+            self._destroyed(bookie)
             self.cluster.count("older bookie returned")
 
     async def _wall_clock(self, _: float) -> None:

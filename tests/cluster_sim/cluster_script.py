@@ -167,7 +167,7 @@ class ClusterScript:
         cluster, swarm = self.cluster, self.swarm
         await cluster.initialize()
         faults = ClusterFaults(
-            cluster, swarm.faults, swarm.fault_pause_seconds, max(swarm.losses_max, 0)
+            cluster, self.recorder, swarm.faults, swarm.fault_pause_seconds, swarm.losses_max
         )
         faults.supervise()
         lives: list[Coroutine[Any, Any, None]] = []
@@ -553,7 +553,7 @@ def simulate_cluster(seed: int, swarm: ClusterSwarm | None = None) -> ClusterOut
     PROCESS.set(SimulatedProcess("director"))
     with (
         seeded_world(loop, network, seed, cluster.open_store) as clock,
-        observed(ClusterObservers(cluster.counts)),
+        observed(ClusterObservers(cluster.counts, script.recorder)),
     ):
         cluster.clock = clock
         try:

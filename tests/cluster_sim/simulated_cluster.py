@@ -207,7 +207,7 @@ class SimulatedBookie:
             self.machine.disk.fail(
                 "fdatasync", "journal", "stall", seconds=cluster.sync_seconds, times=10**9
             )
-        self.process = SimulatedProcess(self.host)
+        self.process = SimulatedProcess(self.host, self.lives)
         self._stop, self._died = asyncio.Event(), asyncio.Event()
         self._image_taken = False
         self.failure = None

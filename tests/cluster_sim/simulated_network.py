@@ -40,8 +40,9 @@ NOTICE_SECONDS_MAX = 0.3
 class SimulatedProcess:
     """One life of a process on a host: what is lost by a crash."""
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: str, life: int = 0) -> None:
         self.host = host
+        self.life = life
         self.is_alive = True
         self.connections: dict[Connection, None] = {}
         self.context = copy_context()
