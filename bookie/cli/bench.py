@@ -10,18 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bookie.cli.options import Metadata, Output, OutputFormat
+from bookie.cli.output import Record, print_record
+from bookie.cli.progress import Advance, progress_bar
 
 if TYPE_CHECKING:
     from bookie.api import BookKeeper, WriterHandle
-    from bookie.cli.output import Record
-    from bookie.cli.progress import Advance
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode=None,
-    no_args_is_help=True,
-    help="Load a cluster and print latencies.",
-)
+app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
 PERCENTILES = (50.0, 95.0, 99.0, 99.9)
 
@@ -90,7 +85,6 @@ def write(
     output: Output = OutputFormat.TABLE,
 ) -> None:
     """Append entries for a while and print throughput and the latency of an append."""
-    from bookie.cli.output import print_record
     from bookie.server.loop import run
 
     shape = Shape(size, batch, in_flight, seconds)
@@ -126,8 +120,6 @@ async def _delete_unless(keep: bool, client: BookKeeper, ledger_ids: Sequence[in
 
 async def write_load(writers: Sequence[WriterHandle], shape: Shape) -> Measured:
     """Append through `writers` from `shape.in_flight` callers until the time is over."""
-    from bookie.cli.progress import progress_bar
-
     measured = Measured()
     payload = bytes(range(256)) * (shape.entry_bytes // 256 + 1)
     payload = payload[: shape.entry_bytes]
@@ -185,7 +177,6 @@ def read(
     output: Output = OutputFormat.TABLE,
 ) -> None:
     """Read a ledger from its first to its last entry; the latency is that of a batch."""
-    from bookie.cli.output import print_record
     from bookie.server.loop import run
 
     async def load() -> Measured:
@@ -212,8 +203,6 @@ def read(
 
 async def read_load(client: BookKeeper, ledger_id: int, rounds: int) -> Measured:
     """Read a whole ledger `rounds` times."""
-    from bookie.cli.progress import progress_bar
-
     measured = Measured()
     reader = await client.open_ledger(ledger_id)
     total = (reader.last_entry_id + 1) * rounds

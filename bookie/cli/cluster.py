@@ -9,6 +9,8 @@ import typer
 
 from bookie.cli import cluster_settings
 from bookie.cli.options import Metadata, Output, OutputFormat, Yes, confirm
+from bookie.cli.output import format_bytes, print_record, print_records
+from bookie.cli.stores import open_metadata
 
 Layout = Annotated[
     str | None,
@@ -20,12 +22,7 @@ Layout = Annotated[
     ),
 ]
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode=None,
-    no_args_is_help=True,
-    help="Initialise a cluster, see its bookies, set what they share, remove it.",
-)
+app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
 
 app.add_typer(cluster_settings.app, name="settings")
@@ -34,14 +31,11 @@ app.add_typer(cluster_settings.app, name="settings")
 @app.command("init")
 def init(metadata: Metadata, layout: Layout = None, output: Output = OutputFormat.TABLE) -> None:
     """Make a new cluster in an empty metadata store and print its instance id."""
-    from bookie.cli.output import print_record
-
     instance_id = asyncio.run(_initialize(metadata, layout))
     print_record({"instance_id": instance_id}, output)
 
 
 async def _initialize(metadata: str, layout: str | None) -> str:
-    from bookie.cli.stores import open_metadata
     from bookie.cluster.instance import initialize_cluster
 
     async with open_metadata(metadata) as store:
@@ -72,7 +66,6 @@ def nuke(
 
 
 async def _nuke(metadata: str, *, foreign: bool) -> bool:
-    from bookie.cli.stores import open_metadata
     from bookie.cluster.removal import nuke_cluster
 
     async with open_metadata(metadata) as store:
@@ -82,13 +75,10 @@ async def _nuke(metadata: str, *, foreign: bool) -> bool:
 @app.command("status")
 def status(metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
     """Show the cluster as a whole: its id, how many bookies, how many ledgers."""
-    from bookie.cli.output import print_record
-
     print_record(asyncio.run(_status(metadata)), output)
 
 
 async def _status(metadata: str) -> dict[str, str | int]:
-    from bookie.cli.stores import open_metadata
     from bookie.cluster.instance import read_status
     from bookie.cluster.ledgers import LedgerManager
 
@@ -136,8 +126,6 @@ def health(
     It does not compare entries of a fragment that is still open, and reads no payloads: see
     `bookie node scrub`.
     """
-    from bookie.cli.output import print_records
-
     checks = asyncio.run(_health(metadata, is_deep=deep, answer_seconds=timeout))
     print_records(checks, output)
     if not all(check["healthy"] for check in checks):
@@ -147,7 +135,6 @@ def health(
 async def _health(
     metadata: str, *, is_deep: bool, answer_seconds: float
 ) -> list[dict[str, str | bool | int | None]]:
-    from bookie.cli.stores import open_metadata
     from bookie.server.cluster_health import check_cluster
 
     async with open_metadata(metadata) as store:
@@ -166,8 +153,6 @@ async def _health(
 @app.command("bookies")
 def bookies(metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
     """List every bookie that ever joined, alive or not, with its address and free space."""
-    from bookie.cli.output import print_records
-
     records = asyncio.run(_bookies(metadata))
     if output is OutputFormat.TABLE:
         records = [_readable(record) for record in records]
@@ -176,8 +161,6 @@ def bookies(metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
 
 def _readable(record: dict[str, str | int | None]) -> dict[str, str | int | None]:
     """Sizes for people, without the unit in the name."""
-    from bookie.cli.output import format_bytes
-
     return {
         name.removesuffix("_bytes"): format_bytes(value) if isinstance(value, int) else value
         for name, value in record.items()
@@ -185,7 +168,6 @@ def _readable(record: dict[str, str | int | None]) -> dict[str, str | int | None
 
 
 async def _bookies(metadata: str) -> list[dict[str, str | int | None]]:
-    from bookie.cli.stores import open_metadata
     from bookie.cluster.directory import BookieDirectory
     from bookie.cluster.instance import read_status
 

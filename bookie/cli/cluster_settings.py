@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from bookie.cli.config import parse_overrides
 from bookie.cli.options import Metadata, Output, OutputFormat
-
-if TYPE_CHECKING:
-    from bookie.cli.output import Record
+from bookie.cli.output import Record, print_records
+from bookie.cli.stores import open_metadata
 
 app = typer.Typer(
     add_completion=False,
@@ -23,14 +23,11 @@ app = typer.Typer(
 @app.command("list")
 def list_(metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
     """List the cluster's settings, and whether running bookies take a change of each at once."""
-    from bookie.cli.output import print_records
-
     records = asyncio.run(_list(metadata))
     print_records(records, output, empty="the cluster has no settings; bookies go by the defaults")
 
 
 async def _list(uri: str) -> list[Record]:
-    from bookie.cli.stores import open_metadata
     from bookie.cluster.cluster_settings import ClusterSettings
     from bookie.cluster.instance import read_instance_id
     from bookie.config import find_setting
@@ -65,13 +62,10 @@ def set_(
     Running bookies take dynamic ones within a second, and log a line; the others count from each
     bookie's next start. `bookie config default` says which are dynamic.
     """
-    from bookie.cli.config import parse_overrides
-
     asyncio.run(_set(metadata, parse_overrides(words)))
 
 
 async def _set(uri: str, values: dict[str, str]) -> None:
-    from bookie.cli.stores import open_metadata
     from bookie.cluster.cluster_settings import ClusterSettings
     from bookie.cluster.instance import read_instance_id
 
@@ -92,7 +86,6 @@ def unset(
 
 
 async def _unset(uri: str, names: list[str]) -> None:
-    from bookie.cli.stores import open_metadata
     from bookie.cluster.cluster_settings import ClusterSettings
 
     async with open_metadata(uri) as store:

@@ -8,16 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bookie.cli.options import ConfigFile, Output, OutputFormat
+from bookie.cli.output import print_record, print_records
 
 if TYPE_CHECKING:
     from bookie.config import Sources
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode=None,
-    no_args_is_help=True,
-    help="Show, check and explain the settings of a bookie.",
-)
+app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
 Set = Annotated[
     list[str] | None,
@@ -72,8 +68,6 @@ def show(
     given = _of_cluster(sources) if cluster else {}
     settings = sources.settings(given)
     if origins:
-        from bookie.cli.output import print_records
-
         found = sources.origins(given)
         values = given_values(settings, found)
         print_records(
@@ -106,7 +100,6 @@ def check(
 
     Without --cluster the command opens no connection.
     """
-    from bookie.cli.output import print_record
     from bookie.config import Sources, require_bookie_id
     from bookie.metadata.connect import open_store
     from bookie.metadata.security import security_of

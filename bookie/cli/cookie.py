@@ -17,23 +17,20 @@ import typer
 
 from bookie.cli.config import Set, parse_overrides
 from bookie.cli.options import ConfigFile, Metadata, Output, OutputFormat, Yes, confirm
+from bookie.cli.output import Record, print_record, print_records
+from bookie.cli.stores import open_metadata
+from bookie.errors import BadVersionError, CookieError, FormatError, IdentityError, NoSuchKeyError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from bookie.cli.output import Record
     from bookie.cluster.dependents import Dependents
     from bookie.config import Sources
     from bookie.formats.cookie import Cookie
     from bookie.metadata.store import MetadataStore
     from bookie.node.move import Move
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode=None,
-    no_args_is_help=True,
-    help="Cookies of a cluster's bookies: list, delete, move, restore.",
-)
+app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
 BookieArgument = Annotated[str, typer.Argument(metavar="BOOKIE", help="The bookie's id.")]
 
@@ -44,9 +41,6 @@ def list_(metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
 
     The list omits damaged cookies; the exit status is then 1.
     """
-    from bookie.cli.output import print_records
-    from bookie.errors import FormatError
-
     damaged: list[str] = []
     cookies = asyncio.run(_list(metadata, damaged.append))
     records = [
@@ -67,7 +61,6 @@ def list_(metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
 
 
 async def _list(uri: str, on_damaged: Callable[[str], object]) -> list[Cookie]:
-    from bookie.cli.stores import open_metadata
     from bookie.cluster.cookies import CookieManager
 
     async with open_metadata(uri) as store:
@@ -77,15 +70,11 @@ async def _list(uri: str, on_damaged: Callable[[str], object]) -> list[Cookie]:
 @app.command("show")
 def show(bookie: BookieArgument, metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
     """Show the cookie of one bookie."""
-    from bookie.cli.output import print_record
-
     print_record(asyncio.run(_show(metadata, bookie)), output)
 
 
 async def _show(uri: str, bookie_id: str) -> Record:
-    from bookie.cli.stores import open_metadata
     from bookie.cluster.cookies import CookieManager
-    from bookie.errors import NoSuchKeyError
 
     async with open_metadata(uri) as store:
         found = await CookieManager(store).read(bookie_id)
@@ -132,9 +121,6 @@ def delete(
     if as many bookies of a write set as the ack quorum are in doubt, deleted, or this one. --force
     deletes nevertheless. Delete one bookie at a time.
     """
-    from bookie.cli.output import print_record
-    from bookie.errors import IdentityError
-
     examined = asyncio.run(_examine(metadata, bookie))
     found = examined.dependents
     if found.last_copies.count and not force:
@@ -177,11 +163,9 @@ def _deletion(bookie: str, found: Dependents, *, deleted: bool) -> Record:
 
 
 async def _examine(uri: str, bookie_id: str) -> _Examined:
-    from bookie.cli.stores import open_metadata
     from bookie.cluster.cookies import CookieManager
     from bookie.cluster.dependents import find_dependents, reliable_bookies
     from bookie.cluster.ledgers import LedgerManager
-    from bookie.errors import NoSuchKeyError
 
     async with open_metadata(uri) as store:
         await store.sync()
@@ -196,10 +180,8 @@ async def _examine(uri: str, bookie_id: str) -> _Examined:
 
 
 async def _delete(uri: str, bookie_id: str, examined: _Examined) -> None:
-    from bookie.cli.stores import open_metadata
     from bookie.cluster.cookies import CookieManager
     from bookie.cluster.dependents import reliable_bookies
-    from bookie.errors import BadVersionError
 
     async with open_metadata(uri) as store:
         await store.sync()
@@ -220,7 +202,6 @@ async def _delete(uri: str, bookie_id: str, examined: _Examined) -> None:
 
 async def _refuse_running(store: MetadataStore, bookie_id: str) -> None:
     from bookie.cluster.instance import read_status
-    from bookie.errors import IdentityError
 
     status = await read_status(store)
     if bookie_id in {*status.writable, *status.read_only}:
@@ -253,7 +234,6 @@ def move(
     `bookie serve` gets. It checks that these are the directories of this bookie. If it is
     interrupted, run it again.
     """
-    from bookie.cli.output import print_record
     from bookie.config import Sources
 
     given = parse_overrides(overrides)
@@ -325,8 +305,6 @@ def restore(
     until a check has found all of its entries. All directories must hold the same state; with
     --in-doubt they may differ.
     """
-    from bookie.cli.output import print_record
-    from bookie.errors import CookieError
     from bookie.server.inspection import read_cookie
 
     cookies = [read_cookie(directory) for directory in directories]
@@ -379,10 +357,8 @@ def _may_be_same_state(cookie: Cookie, oldest: Cookie) -> bool:
 
 
 async def _restore(uri: str, cookie: Cookie) -> None:
-    from bookie.cli.stores import open_metadata
     from bookie.cluster.cookies import CookieManager
     from bookie.cluster.instance import read_instance_id
-    from bookie.errors import CookieError
 
     async with open_metadata(uri) as store:
         instance_id = await read_instance_id(store)

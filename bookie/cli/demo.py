@@ -26,11 +26,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bookie.cli.options import Output, OutputFormat
+from bookie.cli.output import Record, print_records
+from bookie.cli.progress import Advance, progress_bar
 
 if TYPE_CHECKING:
     from bookie.api import WriterHandle
-    from bookie.cli.output import Record
-    from bookie.cli.progress import Advance
     from bookie.server.local.supervisor import LocalCluster
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -58,8 +58,6 @@ def demo(
     output: Output = OutputFormat.TABLE,
 ) -> int:
     """Stream real text into five bookies, kill them with -9, and get every byte back."""
-    from bookie.cli.output import print_records
-
     with nullcontext(data) if data is not None else tempfile.TemporaryDirectory() as directory:
         story = asyncio.run(Demonstration(Path(directory).absolute(), megabytes * 1_000_000).run())
     print_records(story.steps, output)
@@ -120,7 +118,6 @@ class Demonstration:
 
     async def run(self) -> Story:
         """Do everything; the story says what happened."""
-        from bookie.cli.progress import progress_bar
         from bookie.server.local.supervisor import local_cluster, start_all
 
         self.story.started = asyncio.get_running_loop().time()

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from bookie.cli.options import ConfigFile, Output, OutputFormat
+from bookie.cli.output import print_records
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -33,7 +34,6 @@ def doctor(
     It measures the sync latency of the given directories, and checks file systems, free space,
     limits, clock and library versions. Exit status 1 means that a bookie must not run here.
     """
-    from bookie.cli.output import print_records
     from bookie.server.preflight import Severity, check_machine
 
     journal_dir, ledgers_dir = _directories(directories or [], config)

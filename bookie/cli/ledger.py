@@ -15,6 +15,7 @@ import asyncio
 import base64
 import json
 import sys
+from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -30,21 +31,18 @@ from bookie.cli.options import (
     confirm,
     read_password,
 )
+from bookie.cli.output import Record, format_moment, print_record, print_records
+from bookie.cli.stores import open_metadata
+from bookie.errors import FormatError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
 
-    from bookie.cli.output import Record
     from bookie.client.explanation import LedgerExplanation
     from bookie.formats.entry import Entry
     from bookie.formats.ledger_metadata import LedgerMetadata
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode=None,
-    no_args_is_help=True,
-    help="Create, append to, read, tail, recover, explain and delete ledgers.",
-)
+app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
 
 # --- metadata only ----------------------------------------------------------------------------
@@ -131,9 +129,6 @@ def list_ledgers(
 
     The list omits ledgers with damaged metadata; the exit status is then 1.
     """
-    from bookie.cli.output import print_records
-    from bookie.errors import FormatError
-
     damaged: list[int] = []
     records = asyncio.run(_list(metadata, after, limit + 1, damaged.append))
     print_records(records[:limit], output, empty="there are no ledgers")
@@ -148,7 +143,6 @@ def list_ledgers(
 async def _list(
     metadata: str, after: int, limit: int, on_damaged: Callable[[int], object]
 ) -> list[Record]:
-    from bookie.cli.stores import open_metadata
     from bookie.cluster.instance import read_layout
     from bookie.cluster.ledgers import LedgerManager
 
@@ -177,8 +171,6 @@ async def _list(
 @app.command("show")
 def show(ledger: LedgerArgument, metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
     """Show all metadata of one ledger."""
-    from bookie.cli.output import print_record, print_records
-
     found = asyncio.run(_read_metadata(metadata, ledger))
     summary = _describe(found)
     fragments: list[Record] = [
@@ -194,7 +186,6 @@ def show(ledger: LedgerArgument, metadata: Metadata, output: Output = OutputForm
 
 
 async def _read_metadata(metadata: str, ledger_id: int) -> LedgerMetadata:
-    from bookie.cli.stores import open_metadata
     from bookie.cluster.instance import read_layout
     from bookie.cluster.ledgers import LedgerManager
 
@@ -204,7 +195,6 @@ async def _read_metadata(metadata: str, ledger_id: int) -> LedgerMetadata:
 
 
 def _describe(found: LedgerMetadata) -> Record:
-    from bookie.cli.output import format_moment
 
     created = None
     if found.ctime_ms >= 0:
@@ -245,9 +235,6 @@ def check_placement(
 
     Exit status 1 means that a fragment spans too few domains, or has vacant slots.
     """
-    from bookie.cli.output import print_records
-    from bookie.errors import FormatError
-
     damaged: list[int] = []
     records = asyncio.run(_check_placement(metadata, ledgers or [], damaged.append))
     print_records(records, output, empty="there are no entries to check")
@@ -260,7 +247,6 @@ def check_placement(
 async def _check_placement(
     metadata: str, ledger_ids: Sequence[int], on_damaged: Callable[[int], object]
 ) -> list[Record]:
-    from bookie.cli.stores import open_metadata
     from bookie.cluster.placement_check import PlacementCheck
     from bookie.config import Sources
 
@@ -388,7 +374,6 @@ def tail(
 async def _print(
     source: AsyncGenerator[Sequence[Entry], None], raw: bool, output: OutputFormat
 ) -> None:
-    from contextlib import aclosing
 
     out = sys.stdout.buffer
     async with aclosing(source) as batches:
@@ -423,7 +408,6 @@ def recover(
 ) -> None:
     """Fence the ledger's writer, decide where the ledger ends, and close it there."""
     from bookie.cli.entries import recover_ledger
-    from bookie.cli.output import print_record
     from bookie.server.loop import run
 
     last_entry_id, length = run(recover_ledger(metadata, ledger, read_password(password_file)))

@@ -6,13 +6,20 @@ Keys are relative to the scope of the URI and begin with a slash.
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
 import sys
+from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from bookie.cli.options import Metadata, Output, OutputFormat, Yes
+from bookie.cli.output import print_record, print_records
+from bookie.cli.progress import progress_bar
+from bookie.cli.stores import open_metadata
+from bookie.errors import NoSuchKeyError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -21,12 +28,7 @@ if TYPE_CHECKING:
     from bookie.metadata.model import Record, Stat
     from bookie.metadata.store import MetadataStore
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode=None,
-    no_args_is_help=True,
-    help="Look into a metadata store, change it, copy it, measure it.",
-)
+app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
 Key = Annotated[str, typer.Argument(metavar="KEY", help="A key, such as /INSTANCEID.")]
 Prefix = Annotated[
@@ -41,8 +43,6 @@ Version = Annotated[
 @app.command("get")
 def get(key: Key, metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
     """Print the value of a record, byte for byte; with --output json what is known of it."""
-    from bookie.cli.output import print_record
-
     record = asyncio.run(_get(metadata, key))
     if output is OutputFormat.JSON:
         print_record({**_stat(record.stat), **_value(record.value)}, output)
@@ -53,8 +53,6 @@ def get(key: Key, metadata: Metadata, output: Output = OutputFormat.TABLE) -> No
 
 
 async def _get(uri: str, key: str) -> Record:
-    from bookie.cli.stores import open_metadata
-    from bookie.errors import NoSuchKeyError
 
     async with open_metadata(uri) as store:
         record = await store.get(key)
@@ -73,14 +71,11 @@ def ls(
     output: Output = OutputFormat.TABLE,
 ) -> None:
     """List the keys below a key, sorted: one level, or all. A slash ends keys without a record."""
-    from bookie.cli.output import print_records
-
     records = asyncio.run(_ls(metadata, key, recursive=recursive))
     print_records(records, output, empty=f"there is nothing below {key}")
 
 
 async def _ls(uri: str, key: str, *, recursive: bool) -> list[dict[str, str | int | bool | None]]:
-    from bookie.cli.stores import open_metadata
     from bookie.metadata.export import walk
 
     listed: list[dict[str, str | int | bool | None]] = []
@@ -132,8 +127,6 @@ def put(
 
     It asks before it overwrites a cluster's id or layout, a cookie or a ledger's metadata.
     """
-    from bookie.cli.output import print_record
-
     if (value is None) == (file is None):
         raise typer.BadParameter("give either a VALUE or a --file")
     if create and version is not None:
@@ -152,7 +145,6 @@ def _read(file: Path | None) -> bytes:
 
 
 async def _put(uri: str, key: str, value: bytes, version: int | None) -> Stat:
-    from bookie.cli.stores import open_metadata
 
     async with open_metadata(uri) as store:
         return await store.put(key, value, version=version)
@@ -180,8 +172,6 @@ def delete(
 
 
 async def _delete(uri: str, key: str, version: int | None, *, recursive: bool) -> None:
-    from bookie.cli.stores import open_metadata
-    from bookie.errors import NoSuchKeyError
 
     async with open_metadata(uri) as store:
         if not recursive:
@@ -209,9 +199,6 @@ def watch(
 
 
 async def _watch(uri: str, key: str, limit: int | None, output: OutputFormat) -> None:
-    from contextlib import aclosing
-
-    from bookie.cli.stores import open_metadata
 
     async with open_metadata(uri) as store, aclosing(_lines(store, key, output)) as lines:
         shown = 0
@@ -223,7 +210,6 @@ async def _watch(uri: str, key: str, limit: int | None, output: OutputFormat) ->
 
 
 async def _lines(store: MetadataStore, key: str, output: OutputFormat) -> AsyncGenerator[str, None]:
-    import json
 
     from bookie.metadata.model import Resync
 
@@ -260,7 +246,6 @@ def export(
 
 
 async def _export(uri: str, file: Path | None, key: str) -> None:
-    from bookie.cli.stores import open_metadata
     from bookie.metadata.export import export_lines
 
     skipped: list[str] = []
@@ -299,7 +284,6 @@ def import_(
 
     A file that was cut off or changed, or that holds items of queues, writes nothing.
     """
-    from bookie.cli.output import print_record
     from bookie.metadata.export import parse_export
 
     # A line ends where the file's does: other separators may be part of a key.
@@ -313,8 +297,6 @@ def import_(
 
 
 async def _import(uri: str, records: list[tuple[str, bytes]], *, overwrite: bool) -> dict[str, int]:
-    from bookie.cli.progress import progress_bar
-    from bookie.cli.stores import open_metadata
     from bookie.metadata.export import import_records
 
     async with open_metadata(uri) as store:
@@ -354,8 +336,6 @@ def migrate(
     Records that are restricted to some users stay so. Empty all queues first: sequential numbers
     start again in the target. A migration does not preserve fencing tokens; discard saved ones.
     """
-    from bookie.cli.output import print_record
-
     if overwrite and not yes:
         from bookie.cli.metadata_questions import ask, of_migrating
 
@@ -369,8 +349,6 @@ def migrate(
 async def _migrate(
     source: str, target: str, config: Path | None, *, live: bool, overwrite: bool, drop_acl: bool
 ) -> dict[str, int | str]:
-    from bookie.cli.progress import progress_bar
-    from bookie.cli.stores import open_metadata
     from bookie.metadata.export import migrate
 
     async with open_metadata(source) as left, open_metadata(target, config) as right:
@@ -404,7 +382,6 @@ def bench(
 ) -> None:
     """Read and write keys of its own for a while, delete them, and print rate and latencies."""
     from bookie.cli.metadata_load import Mix
-    from bookie.cli.output import print_record
 
     mix = Mix(callers, reads, size, seconds)
     print_record(asyncio.run(_bench(metadata, mix)), output)
@@ -412,7 +389,6 @@ def bench(
 
 async def _bench(uri: str, mix: Mix) -> dict[str, int | float]:
     from bookie.cli.metadata_load import load
-    from bookie.cli.stores import open_metadata
 
     async with open_metadata(uri) as store:
         return await load(store, mix)
@@ -431,8 +407,6 @@ def _stat(stat: Stat) -> dict[str, str | int | bool | None]:
 
 def _value(octets: bytes) -> dict[str, str]:
     """The value as text if it is some, else in base64."""
-    import base64
-
     try:
         return {"value": octets.decode()}
     except UnicodeDecodeError:

@@ -8,22 +8,19 @@ they are in the store of ``metadata.configuration_uri``.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from bookie.cli.options import Metadata, Output, OutputFormat, Yes, confirm
+from bookie.cli.output import Record, print_records
+from bookie.cli.stores import open_configuration
 
 if TYPE_CHECKING:
-    from bookie.cli.output import Record
     from bookie.formats.log_policy import LogPolicy
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode=None,
-    no_args_is_help=True,
-    help="Namespaces of logs, and what they decide for them.",
-)
+app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(metavar="NAMESPACE", help="The namespace's name.")]
 Log = Annotated[
@@ -49,7 +46,6 @@ def create(name: Name, metadata: Metadata, decisions: Decisions = None) -> None:
 
 
 async def _create(uri: str, name: str, changes: dict[str, str]) -> None:
-    from bookie.cli.stores import open_configuration
     from bookie.cluster.namespaces import NamespaceManager
     from bookie.formats.log_policy import LogPolicy
 
@@ -64,7 +60,6 @@ def set_(name: Name, metadata: Metadata, decisions: Decisions = None, log: Log =
 
 
 async def _set(uri: str, name: str, log: str | None, changes: dict[str, str]) -> None:
-    from bookie.cli.stores import open_configuration
     from bookie.cluster.namespaces import NamespaceManager
     from bookie.formats.log_policy import LogPolicy
     from bookie.metadata.store import NOT_EXISTS
@@ -87,13 +82,10 @@ async def _set(uri: str, name: str, log: str | None, changes: dict[str, str]) ->
 @app.command("list")
 def list_(metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
     """List the namespaces with what they decide themselves."""
-    from bookie.cli.output import print_records
-
     print_records(asyncio.run(_list(metadata)), output, empty="there are no namespaces")
 
 
 async def _list(uri: str) -> list[Record]:
-    from bookie.cli.stores import open_configuration
     from bookie.cluster.namespaces import NamespaceManager
 
     async with open_configuration(uri) as store:
@@ -108,15 +100,11 @@ def show(
     name: Name, metadata: Metadata, log: Log = None, output: Output = OutputFormat.TABLE
 ) -> None:
     """Show the whole policy of a namespace or of one of its logs, with the origin of each value."""
-    from bookie.cli.output import print_records
-
     print_records(asyncio.run(_show(metadata, name, log)), output, empty="")
 
 
 async def _show(uri: str, name: str, log: str | None) -> list[Record]:
-    from dataclasses import asdict
 
-    from bookie.cli.stores import open_configuration
     from bookie.cluster.namespaces import NamespaceManager
 
     async with open_configuration(uri) as store:
@@ -140,7 +128,6 @@ def delete(name: Name, metadata: Metadata, yes: Yes = False) -> None:
 
 
 async def _delete(uri: str, name: str) -> None:
-    from bookie.cli.stores import open_configuration
     from bookie.cluster.namespaces import NamespaceManager
 
     async with open_configuration(uri) as store:
@@ -149,8 +136,6 @@ async def _delete(uri: str, name: str) -> None:
 
 def _given(policy: LogPolicy) -> dict[str, int | str]:
     """What a policy decides."""
-    from dataclasses import asdict
-
     return {key: value for key, value in asdict(policy).items() if value is not None}
 
 
@@ -167,8 +152,6 @@ def _changes(decisions: list[str] | None) -> dict[str, str]:
 
 def _changed(policy: LogPolicy, changes: dict[str, str]) -> LogPolicy:
     """`policy` with `changes`."""
-    from dataclasses import asdict
-
     from bookie.formats.log_policy import LogPolicy as Policy
 
     values = asdict(policy)

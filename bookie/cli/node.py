@@ -9,18 +9,16 @@ from typing import Annotated, Any
 import typer
 
 from bookie.cli.options import Metadata, Output, OutputFormat, Yes, confirm
+from bookie.cli.output import format_bytes, format_moment, print_record
+from bookie.cli.stores import open_metadata
+from bookie.errors import BookieUnreachableError, NoSuchKeyError, RequestError
 
 TIMEOUT_SECONDS = 5.0
 POLL_SECONDS = 0.3
 UNDELETED_AT_ONCE = 100
 """So many ledgers fit into one request."""
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode=None,
-    no_args_is_help=True,
-    help="Ask one running bookie, switch it to read-only, have it check its data or free space.",
-)
+app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
 BookieArgument = Annotated[str, typer.Argument(metavar="BOOKIE", help="The bookie's id.")]
 
@@ -93,8 +91,6 @@ def _upkeep(
     metadata: str, bookie: str, work: str, *, start: bool, wait: bool, output: OutputFormat
 ) -> int:
     """Start some work in the background, show its status; 1 if the bookie is not sound."""
-    from bookie.cli.output import print_record
-
     status = asyncio.run(_start(metadata, bookie, work, start=start, wait=wait))
     report = status.pop("report") or {}
     # What is so now wins over what a report said then.
@@ -230,8 +226,6 @@ def label(
     The metadata store keeps these labels. They override the bookie's own settings and survive its
     restart. A running bookie registers them within a second.
     """
-    from bookie.cli.output import print_record
-
     labels: dict[str, str] = {}
     for word in words or []:
         name, equals, value = word.partition("=")
@@ -247,10 +241,8 @@ def label(
 async def _label(
     metadata: str, bookie_id: str, labels: dict[str, str], remove: list[str]
 ) -> dict[str, Any]:
-    from bookie.cli.stores import open_metadata
     from bookie.cluster.cookies import CookieManager
     from bookie.cluster.labels import BookieLabels
-    from bookie.errors import NoSuchKeyError
 
     async with open_metadata(metadata) as store:
         # Labels of a mistyped bookie would wait for it for ever.
@@ -265,7 +257,6 @@ async def _label(
 
 
 def _print(record: dict[str, Any], output: OutputFormat) -> None:
-    from bookie.cli.output import format_bytes, format_moment, print_record
 
     if output is OutputFormat.TABLE:
         for name in ("garbage_waiting_since_ms", "garbage_first_deletion_at_ms"):
@@ -285,8 +276,6 @@ async def _ask(
     """Ask the bookie's own HTTP server, which its registration names; `change` is a command."""
     import aiohttp
 
-    from bookie.errors import BookieUnreachableError, RequestError
-
     url = await _http_address(metadata, bookie_id)
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
     try:
@@ -305,9 +294,7 @@ async def _ask(
 
 
 async def _http_address(metadata: str, bookie_id: str) -> str:
-    from bookie.cli.stores import open_metadata
     from bookie.cluster.directory import BookieDirectory
-    from bookie.errors import BookieUnreachableError
 
     async with open_metadata(metadata) as store, BookieDirectory(store) as directory:
         registration = directory.all().get(bookie_id)

@@ -10,6 +10,7 @@ import typer
 
 from bookie.cli.config import Set, parse_overrides
 from bookie.cli.options import ConfigFile
+from bookie.errors import BookieError, ConfigurationError, SessionGivenUpError
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -44,8 +45,6 @@ def serve(
     unusable or belongs to another bookie, the metadata store does not answer); 3 if the metadata
     store was away for longer than [session] allows; 74 if a disk failed; 78 if a setting is wrong.
     """
-    from bookie.errors import BookieError, ConfigurationError, SessionGivenUpError
-
     if not __debug__:
         return _refuse("python -O removes the checks that protect data; start without it", 78)
     if stop_with_parent:
