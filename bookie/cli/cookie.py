@@ -18,15 +18,15 @@ import typer
 from bookie.cli.config import Set, parse_overrides
 from bookie.cli.options import ConfigFile, Metadata, Output, OutputFormat, Yes, confirm
 from bookie.cli.output import Record, print_record, print_records
-from bookie.cli.stores import open_metadata
+from bookie.cli.stores import on_store
 from bookie.errors import BadVersionError, CookieError, FormatError, IdentityError, NoSuchKeyError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from bookie.cluster.cookies import CookieManager
     from bookie.cluster.dependents import Dependents
     from bookie.config import Sources
     from bookie.formats.cookie import Cookie
+    from bookie.formats.ledger_metadata import Versioned
     from bookie.metadata.store import MetadataStore
     from bookie.node.move import Move
 
@@ -41,8 +41,10 @@ def list_(metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
 
     The list omits damaged cookies; the exit status is then 1.
     """
+    from bookie.cluster.cookies import CookieManager
+
     damaged: list[str] = []
-    cookies = asyncio.run(_list(metadata, damaged.append))
+    cookies = on_store(metadata, lambda store: CookieManager(store).list_readable(damaged.append))
     records = [
         {
             "bookie": cookie.bookie_id,
@@ -60,28 +62,14 @@ def list_(metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
         raise FormatError(f"not listed, because their cookies are damaged: {', '.join(damaged)}")
 
 
-async def _list(uri: str, on_damaged: Callable[[str], object]) -> list[Cookie]:
-    from bookie.cluster.cookies import CookieManager
-
-    async with open_metadata(uri) as store:
-        return await CookieManager(store).list_readable(on_damaged)
-
-
 @app.command("show")
 def show(bookie: BookieArgument, metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
     """Show the cookie of one bookie."""
-    print_record(asyncio.run(_show(metadata, bookie)), output)
-
-
-async def _show(uri: str, bookie_id: str) -> Record:
     from bookie.cluster.cookies import CookieManager
 
-    async with open_metadata(uri) as store:
-        found = await CookieManager(store).read(bookie_id)
-    if found is None:
-        raise NoSuchKeyError(f"bookie {bookie_id} has no cookie in this cluster")
+    found = on_store(metadata, lambda store: _read(CookieManager(store), bookie))
     cookie = found.value
-    return {
+    record: Record = {
         "bookie": cookie.bookie_id,
         "state": cookie.state.value,
         "instance_id": cookie.instance_id,
@@ -93,6 +81,14 @@ async def _show(uri: str, bookie_id: str) -> Record:
         "ledger_dirs": cookie.ledger_dirs,
         "version": found.version,
     }
+    print_record(record, output)
+
+
+async def _read(manager: CookieManager, bookie_id: str) -> Versioned[Cookie]:
+    found = await manager.read(bookie_id)
+    if found is None:
+        raise NoSuchKeyError(f"bookie {bookie_id} has no cookie in this cluster")
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +117,7 @@ def delete(
     if as many bookies of a write set as the ack quorum are in doubt, deleted, or this one. --force
     deletes nevertheless. Delete one bookie at a time.
     """
-    examined = asyncio.run(_examine(metadata, bookie))
+    examined = on_store(metadata, lambda store: _examine(store, bookie))
     found = examined.dependents
     if found.last_copies.count and not force:
         print_record(_deletion(bookie, found, deleted=False), output)
@@ -131,7 +127,7 @@ def delete(
             "these entries"
         )
     confirm(_question(bookie, found), yes=yes)
-    asyncio.run(_delete(metadata, bookie, examined))
+    on_store(metadata, lambda store: _delete(store, bookie, examined))
     print_record(_deletion(bookie, found, deleted=True), output)
 
 
@@ -162,42 +158,38 @@ def _deletion(bookie: str, found: Dependents, *, deleted: bool) -> Record:
     }
 
 
-async def _examine(uri: str, bookie_id: str) -> _Examined:
+async def _examine(store: MetadataStore, bookie_id: str) -> _Examined:
     from bookie.cluster.cookies import CookieManager
     from bookie.cluster.dependents import find_dependents, reliable_bookies
     from bookie.cluster.ledgers import LedgerManager
 
-    async with open_metadata(uri) as store:
-        await store.sync()
-        manager = CookieManager(store)
-        found = await manager.read(bookie_id)
-        if found is None:
-            raise NoSuchKeyError(f"bookie {bookie_id} has no cookie in this cluster")
-        await _refuse_running(store, bookie_id)
-        reliable = await reliable_bookies(manager)
-        dependents = await find_dependents(LedgerManager(store), bookie_id, reliable)
+    await store.sync()
+    manager = CookieManager(store)
+    found = await _read(manager, bookie_id)
+    await _refuse_running(store, bookie_id)
+    reliable = await reliable_bookies(manager)
+    dependents = await find_dependents(LedgerManager(store), bookie_id, reliable)
     return _Examined(found.version, reliable, dependents)
 
 
-async def _delete(uri: str, bookie_id: str, examined: _Examined) -> None:
+async def _delete(store: MetadataStore, bookie_id: str, examined: _Examined) -> None:
     from bookie.cluster.cookies import CookieManager
     from bookie.cluster.dependents import reliable_bookies
 
-    async with open_metadata(uri) as store:
-        await store.sync()
-        manager = CookieManager(store)
-        await _refuse_running(store, bookie_id)
-        # Another operator may have deleted a bookie while this one was asked.
-        if lost := examined.reliable - await reliable_bookies(manager) - {bookie_id}:
-            raise BadVersionError(
-                f"bookie {min(lost)} was deleted or came into doubt meanwhile: look again"
-            )
-        try:
-            await manager.delete(bookie_id, examined.version)
-        except BadVersionError as error:
-            raise BadVersionError(
-                f"the cookie of bookie {bookie_id} changed meanwhile: look again"
-            ) from error
+    await store.sync()
+    manager = CookieManager(store)
+    await _refuse_running(store, bookie_id)
+    # Another operator may have deleted a bookie while this one was asked.
+    if lost := examined.reliable - await reliable_bookies(manager) - {bookie_id}:
+        raise BadVersionError(
+            f"bookie {min(lost)} was deleted or came into doubt meanwhile: look again"
+        )
+    try:
+        await manager.delete(bookie_id, examined.version)
+    except BadVersionError as error:
+        raise BadVersionError(
+            f"the cookie of bookie {bookie_id} changed meanwhile: look again"
+        ) from error
 
 
 async def _refuse_running(store: MetadataStore, bookie_id: str) -> None:
@@ -333,7 +325,7 @@ def restore(
         is_settled=True,  # said of directories only, whose own cookies stay as they are
         is_in_doubt=True,  # the store has forgotten which state was the newest
     )
-    asyncio.run(_restore(metadata, restored))
+    on_store(metadata, lambda store: _restore(store, restored))
     print_record(
         {
             "bookie": restored.bookie_id,
@@ -356,14 +348,13 @@ def _may_be_same_state(cookie: Cookie, oldest: Cookie) -> bool:
     return not cookie.is_settled and cookie.state_number == oldest.state_number + 1
 
 
-async def _restore(uri: str, cookie: Cookie) -> None:
+async def _restore(store: MetadataStore, cookie: Cookie) -> None:
     from bookie.cluster.cookies import CookieManager
     from bookie.cluster.instance import read_instance_id
 
-    async with open_metadata(uri) as store:
-        instance_id = await read_instance_id(store)
-        if cookie.instance_id != instance_id:
-            raise CookieError(
-                f"the cookie belongs to the cluster {cookie.instance_id}, this is {instance_id}"
-            )
-        await CookieManager(store).create(cookie)
+    instance_id = await read_instance_id(store)
+    if cookie.instance_id != instance_id:
+        raise CookieError(
+            f"the cookie belongs to the cluster {cookie.instance_id}, this is {instance_id}"
+        )
+    await CookieManager(store).create(cookie)

@@ -11,7 +11,6 @@ gives the same bytes back.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
 import sys
@@ -32,7 +31,7 @@ from bookie.cli.options import (
     read_password,
 )
 from bookie.cli.output import Record, format_moment, print_record, print_records
-from bookie.cli.stores import open_metadata
+from bookie.cli.stores import on_store
 from bookie.errors import FormatError
 
 if TYPE_CHECKING:
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     from bookie.client.explanation import LedgerExplanation
     from bookie.formats.entry import Entry
     from bookie.formats.ledger_metadata import LedgerMetadata
+    from bookie.metadata.store import MetadataStore
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
@@ -130,7 +130,7 @@ def list_ledgers(
     The list omits ledgers with damaged metadata; the exit status is then 1.
     """
     damaged: list[int] = []
-    records = asyncio.run(_list(metadata, after, limit + 1, damaged.append))
+    records = on_store(metadata, lambda store: _list(store, after, limit + 1, damaged.append))
     print_records(records[:limit], output, empty="there are no ledgers")
     if len(records) > limit:
         last = records[limit - 1]["ledger_id"]
@@ -141,37 +141,36 @@ def list_ledgers(
 
 
 async def _list(
-    metadata: str, after: int, limit: int, on_damaged: Callable[[int], object]
+    store: MetadataStore, after: int, limit: int, on_damaged: Callable[[int], object]
 ) -> list[Record]:
     from bookie.cluster.instance import read_layout
     from bookie.cluster.ledgers import LedgerManager
 
     records: list[Record] = []
-    async with open_metadata(metadata) as store:
-        await read_layout(store)  # "no ledgers" would hide a mistyped address
-        async for versioned in LedgerManager(store).list_readable(on_damaged, after):
-            found = versioned.value
-            records.append(
-                {
-                    "ledger_id": found.ledger_id,
-                    "state": found.state.name,
-                    "ensemble": found.ensemble_size,
-                    "write_quorum": found.write_quorum_size,
-                    "ack_quorum": found.ack_quorum_size,
-                    "fragments": len(found.fragments),
-                    "entries": found.last_entry_id + 1 if found.is_closed else None,
-                    "bytes": found.length if found.is_closed else None,
-                }
-            )
-            if len(records) == limit:
-                break
+    await read_layout(store)  # "no ledgers" would hide a mistyped address
+    async for versioned in LedgerManager(store).list_readable(on_damaged, after):
+        found = versioned.value
+        records.append(
+            {
+                "ledger_id": found.ledger_id,
+                "state": found.state.name,
+                "ensemble": found.ensemble_size,
+                "write_quorum": found.write_quorum_size,
+                "ack_quorum": found.ack_quorum_size,
+                "fragments": len(found.fragments),
+                "entries": found.last_entry_id + 1 if found.is_closed else None,
+                "bytes": found.length if found.is_closed else None,
+            }
+        )
+        if len(records) == limit:
+            break
     return records
 
 
 @app.command("show")
 def show(ledger: LedgerArgument, metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
     """Show all metadata of one ledger."""
-    found = asyncio.run(_read_metadata(metadata, ledger))
+    found = on_store(metadata, lambda store: _read_metadata(store, ledger))
     summary = _describe(found)
     fragments: list[Record] = [
         {"first_entry_id": fragment.first_entry_id, "bookies": fragment.bookies}
@@ -185,20 +184,16 @@ def show(ledger: LedgerArgument, metadata: Metadata, output: Output = OutputForm
     print_records(fragments, output)
 
 
-async def _read_metadata(metadata: str, ledger_id: int) -> LedgerMetadata:
+async def _read_metadata(store: MetadataStore, ledger_id: int) -> LedgerMetadata:
     from bookie.cluster.instance import read_layout
     from bookie.cluster.ledgers import LedgerManager
 
-    async with open_metadata(metadata) as store:
-        await read_layout(store)
-        return (await LedgerManager(store).read(ledger_id)).value
+    await read_layout(store)
+    return (await LedgerManager(store).read(ledger_id)).value
 
 
 def _describe(found: LedgerMetadata) -> Record:
 
-    created = None
-    if found.ctime_ms >= 0:
-        created = format_moment(found.ctime_ms)
     return {
         "ledger_id": found.ledger_id,
         "state": found.state.name,
@@ -208,7 +203,7 @@ def _describe(found: LedgerMetadata) -> Record:
         "digest": found.digest_type.name.lower(),
         # The key admits writers: whether there is one is all that is shown.
         "password": bool(found.password_key),
-        "created": created,
+        "created": format_moment(found.ctime_ms) if found.ctime_ms >= 0 else None,
         "last_entry_id": found.last_entry_id if found.is_closed else None,
         "bytes": found.length if found.is_closed else None,
         "custom": {
@@ -236,7 +231,9 @@ def check_placement(
     Exit status 1 means that a fragment spans too few domains, or has vacant slots.
     """
     damaged: list[int] = []
-    records = asyncio.run(_check_placement(metadata, ledgers or [], damaged.append))
+    records = on_store(
+        metadata, lambda store: _check_placement(store, ledgers or [], damaged.append)
+    )
     print_records(records, output, empty="there are no entries to check")
     if damaged:
         ids = ", ".join(map(str, damaged))
@@ -245,25 +242,24 @@ def check_placement(
 
 
 async def _check_placement(
-    metadata: str, ledger_ids: Sequence[int], on_damaged: Callable[[int], object]
+    store: MetadataStore, ledger_ids: Sequence[int], on_damaged: Callable[[int], object]
 ) -> list[Record]:
     from bookie.cluster.placement_check import PlacementCheck
     from bookie.config import Sources
 
-    async with open_metadata(metadata) as store:
-        return [
-            {
-                "ledger_id": found.ledger_id,
-                "first_entry_id": found.first_entry_id,
-                "right": found.is_right,
-                "spans": found.spans,
-                "wanted": found.wanted,
-                "vacant": found.vacant,
-                "bookies": found.bookies,
-                "domains": [domain or "?" for domain in found.domains],
-            }
-            async for found in PlacementCheck(store, Sources.read()).run(ledger_ids, on_damaged)
-        ]
+    return [
+        {
+            "ledger_id": found.ledger_id,
+            "first_entry_id": found.first_entry_id,
+            "right": found.is_right,
+            "spans": found.spans,
+            "wanted": found.wanted,
+            "vacant": found.vacant,
+            "bookies": found.bookies,
+            "domains": [domain or "?" for domain in found.domains],
+        }
+        async for found in PlacementCheck(store, Sources.read()).run(ledger_ids, on_damaged)
+    ]
 
 
 # --- entries ----------------------------------------------------------------------------------

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from bookie.cli.options import Metadata, Output, OutputFormat, Yes, confirm
 from bookie.cli.output import format_bytes, format_moment, print_record
-from bookie.cli.stores import open_metadata
+from bookie.cli.stores import on_store, open_metadata
 from bookie.errors import BookieUnreachableError, NoSuchKeyError, RequestError
+
+if TYPE_CHECKING:
+    from bookie.metadata.store import MetadataStore
 
 TIMEOUT_SECONDS = 5.0
 POLL_SECONDS = 0.3
@@ -235,25 +238,23 @@ def label(
     both = labels.keys() & set(remove or [])
     if both:
         raise typer.BadParameter(f"{min(both)} is both set and removed")
-    print_record(asyncio.run(_label(metadata, bookie, labels, remove or [])), output)
+    now = on_store(metadata, lambda store: _label(store, bookie, labels, remove or []))
+    print_record({"bookie": bookie, "labels": now}, output)
 
 
 async def _label(
-    metadata: str, bookie_id: str, labels: dict[str, str], remove: list[str]
-) -> dict[str, Any]:
+    store: MetadataStore, bookie_id: str, labels: dict[str, str], remove: list[str]
+) -> dict[str, str]:
     from bookie.cluster.cookies import CookieManager
     from bookie.cluster.labels import BookieLabels
 
-    async with open_metadata(metadata) as store:
-        # Labels of a mistyped bookie would wait for it for ever.
-        if bookie_id not in await CookieManager(store).bookie_ids():
-            raise NoSuchKeyError(f"no bookie {bookie_id} ever joined this cluster")
-        kept = BookieLabels(store)
-        if labels or remove:
-            now = await kept.change(bookie_id, labels, remove)
-        else:
-            now = await kept.read(bookie_id)
-    return {"bookie": bookie_id, "labels": now}
+    # Labels of a mistyped id would apply to a bookie that joins later under that id.
+    if bookie_id not in await CookieManager(store).bookie_ids():
+        raise NoSuchKeyError(f"no bookie {bookie_id} ever joined this cluster")
+    kept = BookieLabels(store)
+    if labels or remove:
+        return await kept.change(bookie_id, labels, remove)
+    return await kept.read(bookie_id)
 
 
 def _print(record: dict[str, Any], output: OutputFormat) -> None:
