@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bookie.cli.options import ConfigFile, Output, OutputFormat
+from bookie.cli.options import ConfigFile, Output, OutputFormat, parse_pairs
 from bookie.cli.output import print_record, print_records
 
 if TYPE_CHECKING:
@@ -36,13 +36,11 @@ def parse_overrides(given: list[str] | None) -> dict[str, str]:
     Raises:
         typer.BadParameter: a word has another form.
     """
-    overrides: dict[str, str] = {}
     for word in given or []:
-        name, equals, value = word.partition("=")
-        if not equals or name.count(".") != 1:
+        if word.partition("=")[0].count(".") != 1:
             raise typer.BadParameter(f"{word!r} must look like section.key=value")
-        overrides[name.strip()] = value
-    return overrides
+    pairs = parse_pairs(given, "section.key=value")
+    return {name.strip(): value for name, value in pairs.items()}
 
 
 @app.command("show")

@@ -28,6 +28,7 @@ from bookie.cli.options import (
     PasswordFile,
     Yes,
     confirm,
+    parse_pairs,
     read_password,
 )
 from bookie.cli.output import Record, format_moment, print_record, print_records
@@ -87,12 +88,8 @@ def create(
     """
     from bookie.server.loop import run
 
-    custom_metadata = {}
-    for word in custom or []:
-        name, equals, value = word.partition("=")
-        if not equals:
-            raise typer.BadParameter(f"{word!r} must look like NAME=VALUE")
-        custom_metadata[name] = value.encode()
+    pairs = parse_pairs(custom, "NAME=VALUE")
+    custom_metadata = {name: value.encode() for name, value in pairs.items()}
 
     async def make() -> int:
         from bookie.api import UNCLAIMED, connect

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bookie.cli.options import Metadata, Output, OutputFormat, Yes, confirm
+from bookie.cli.options import Metadata, Output, OutputFormat, Yes, confirm, parse_pairs
 from bookie.cli.output import Record, print_records
 from bookie.cli.stores import on_configuration
 
@@ -45,14 +45,14 @@ def create(name: Name, metadata: Metadata, decisions: Decisions = None) -> None:
     from bookie.cluster.namespaces import NamespaceManager
     from bookie.formats.log_policy import LogPolicy
 
-    policy = _changed(LogPolicy(), _changes(decisions))
+    policy = _changed(LogPolicy(), parse_pairs(decisions, "--set KEY=VALUE"))
     on_configuration(metadata, lambda store: NamespaceManager(store).create(name, policy))
 
 
 @app.command("set")
 def set_(name: Name, metadata: Metadata, decisions: Decisions = None, log: Log = None) -> None:
     """Set decisions for all logs of a namespace, or for one log. Other decisions stay."""
-    changes = _changes(decisions)
+    changes = parse_pairs(decisions, "--set KEY=VALUE")
     on_configuration(metadata, lambda store: _set(store, name, log, changes))
 
 
@@ -127,17 +127,6 @@ def delete(name: Name, metadata: Metadata, yes: Yes = False) -> None:
 def _given(policy: LogPolicy) -> dict[str, int | str]:
     """What a policy decides."""
     return {key: value for key, value in asdict(policy).items() if value is not None}
-
-
-def _changes(decisions: list[str] | None) -> dict[str, str]:
-    """``KEY=VALUE`` texts as a mapping; misuse ends with 2."""
-    changes = {}
-    for text in decisions or ():
-        key, equals, value = text.partition("=")
-        if not equals:
-            raise typer.BadParameter(f"{text!r} must look like KEY=VALUE", param_hint="--set")
-        changes[key] = value
-    return changes
 
 
 def _changed(policy: LogPolicy, changes: dict[str, str]) -> LogPolicy:

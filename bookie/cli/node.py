@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bookie.cli.options import Metadata, Output, OutputFormat, Yes, confirm
+from bookie.cli.options import Metadata, Output, OutputFormat, Yes, confirm, parse_pairs
 from bookie.cli.output import format_bytes, format_moment, print_record
 from bookie.cli.stores import on_store, open_metadata
 from bookie.errors import BookieUnreachableError, NoSuchKeyError, RequestError
@@ -229,12 +229,7 @@ def label(
     The metadata store keeps these labels. They override the bookie's own settings and survive its
     restart. A running bookie registers them within a second.
     """
-    labels: dict[str, str] = {}
-    for word in words or []:
-        name, equals, value = word.partition("=")
-        if not equals:
-            raise typer.BadParameter(f"{word!r} must look like key=value")
-        labels[name] = value
+    labels = parse_pairs(words, "key=value")
     both = labels.keys() & set(remove or [])
     if both:
         raise typer.BadParameter(f"{min(both)} is both set and removed")

@@ -7,6 +7,7 @@ An option is an annotated type, so that each command lists it in its own signatu
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -79,6 +80,21 @@ def read_password(path: Path | None) -> bytes:
     if path is None:
         return b""
     return path.read_bytes().removesuffix(b"\n").removesuffix(b"\r")
+
+
+def parse_pairs(words: Sequence[str] | None, form: str) -> dict[str, str]:
+    """``NAME=VALUE`` words as a mapping; a later word wins.
+
+    Raises:
+        typer.BadParameter: a word has no equals sign; the sentence shows `form`.
+    """
+    pairs: dict[str, str] = {}
+    for word in words or ():
+        name, equals, value = word.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"{word!r} must look like {form}")
+        pairs[name] = value
+    return pairs
 
 
 class UnconfirmedError(typer.TyperException):
