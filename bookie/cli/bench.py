@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +11,7 @@ import typer
 
 from bookie.cli.options import Metadata, Output, OutputFormat
 from bookie.cli.output import Record, print_record
-from bookie.cli.progress import Advance, progress_bar
+from bookie.cli.progress import progress_bar
 
 if TYPE_CHECKING:
     from bookie.api import BookKeeper, WriterHandle
@@ -102,20 +102,16 @@ def write(
                 for _ in range(ledgers)
             ]
             measured = await write_load(writers, shape)
-            ids = [writer.ledger_id for writer in writers]
             for writer in writers:
                 await writer.close()
-            await _delete_unless(keep, client, ids)
+            ids = [writer.ledger_id for writer in writers]
+            for ledger_id in () if keep else ids:
+                await client.delete_ledger(ledger_id)
             return measured, ids
 
     measured, ids = run(load())
     kept = {"ledgers": ", ".join(map(str, ids))} if keep else {}
     print_record({**kept, **measured.record()}, output)
-
-
-async def _delete_unless(keep: bool, client: BookKeeper, ledger_ids: Sequence[int]) -> None:
-    for ledger_id in ledger_ids if not keep else ():
-        await client.delete_ledger(ledger_id)
 
 
 async def write_load(writers: Sequence[WriterHandle], shape: Shape) -> Measured:
@@ -124,39 +120,26 @@ async def write_load(writers: Sequence[WriterHandle], shape: Shape) -> Measured:
     payload = bytes(range(256)) * (shape.entry_bytes // 256 + 1)
     payload = payload[: shape.entry_bytes]
     payloads = [payload] * shape.batch
-
-    def call_of(writer: WriterHandle) -> Callable[[], Awaitable[object]]:
-        if shape.batch == 1:
-            return lambda: writer.append(payload)
-        return lambda: writer.append_many(payloads)
-
-    calls = [call_of(writer) for writer in writers]
     clock = asyncio.get_running_loop().time
     started = clock()
-    deadline = started + shape.seconds
+
+    async def repeat(writer: WriterHandle) -> None:
+        while (began := clock()) < started + shape.seconds:
+            if shape.batch == 1:
+                await writer.append(payload)
+            else:
+                await writer.append_many(payloads)
+            measured.latencies.append(clock() - began)
+            measured.entries += shape.batch
+            measured.entry_bytes += shape.batch * shape.entry_bytes
+            advance(shape.batch * shape.entry_bytes)
+
     with progress_bar("writing", total=None) as advance:
         async with asyncio.TaskGroup() as tasks:
             for index in range(shape.in_flight):
-                call = calls[index % len(calls)]
-                tasks.create_task(_repeat(call, deadline, shape, measured, advance))
+                tasks.create_task(repeat(writers[index % len(writers)]))
     measured.seconds = clock() - started
     return measured
-
-
-async def _repeat(
-    call: Callable[[], Awaitable[object]],
-    deadline: float,
-    shape: Shape,
-    measured: Measured,
-    advance: Advance,
-) -> None:
-    clock = asyncio.get_running_loop().time
-    while (began := clock()) < deadline:
-        await call()
-        measured.latencies.append(clock() - began)
-        measured.entries += shape.batch
-        measured.entry_bytes += shape.batch * shape.entry_bytes
-        advance(shape.batch * shape.entry_bytes)
 
 
 @app.command("read")
@@ -195,7 +178,8 @@ def read(
                     await writer.append_many([bytes(size)] * min(1024, entries - first))
                 await writer.close()
             measured = await read_load(client, ledger_id, rounds)
-            await _delete_unless(ledger is not None, client, [ledger_id])
+            if ledger is None:
+                await client.delete_ledger(ledger_id)
             return measured
 
     print_record(run(load()).record(), output)
