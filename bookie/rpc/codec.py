@@ -51,7 +51,6 @@ MESSAGE_TEXT_CHARACTERS_MAX: Final = 512
 _FIXED32: Final = np.dtype("<u4")
 _FIXED64: Final = np.dtype("<i8")  # steps; those above 2^63 show as negative and are refused
 _UINT32_MASK: Final = 0xFFFF_FFFF
-_EMPTY: Final = memoryview(b"")
 _STATUSES: Final = tuple(Status)
 
 

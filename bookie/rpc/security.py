@@ -157,25 +157,14 @@ def check_recipient(
         WrongIncarnationError: The caller means an earlier one, and may count on what is lost here.
     """
     pairs = tuple(metadata)
-    check_instance_id(pairs, instance_id)
+    cluster = named(pairs, INSTANCE_ID_METADATA_KEY)
+    if not cluster:
+        raise WrongClusterError("the caller did not say which cluster it belongs to")
+    if not hmac.compare_digest(cluster.encode(), instance_id.encode()):
+        raise WrongClusterError("this bookie belongs to another cluster than the caller")
     if named(pairs, BOOKIE_ID_METADATA_KEY) not in ("", bookie_id):
         raise WrongBookieError(f"this is bookie {bookie_id}, not the one that the caller means")
     if named(pairs, INCARNATION_METADATA_KEY) not in ("", incarnation):
         raise WrongIncarnationError(
             f"bookie {bookie_id} may have lost what it acknowledged: it has another incarnation now"
         )
-
-
-def check_instance_id(metadata: Iterable[tuple[str, str | bytes]], instance_id: str) -> None:
-    """Check that a call is meant for this cluster.
-
-    Raises:
-        WrongClusterError: The caller named no cluster, or another one.
-    """
-    for key, value in metadata:
-        if key == INSTANCE_ID_METADATA_KEY:
-            octets = value.encode() if isinstance(value, str) else value
-            if hmac.compare_digest(octets, instance_id.encode()):
-                return
-            raise WrongClusterError("this bookie belongs to another cluster than the caller")
-    raise WrongClusterError("the caller did not say which cluster it belongs to")

@@ -33,6 +33,7 @@ FIELDS_MAX = 64
 
 _VARINT_64 = 1 << 64
 _SIGN_64 = 1 << 63
+_FIXED_SIZES = {1: 8, 5: 4}
 _SMALL = [bytes((value,)) for value in range(128)]
 
 Span = tuple[int, int]
@@ -160,7 +161,7 @@ class Fields:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def scan(data: bytes | memoryview, unpacked: Mapping[int, int]) -> Fields:  # noqa: PLR0912  (inlined for speed)
+def scan(data: bytes | memoryview, unpacked: Mapping[int, int]) -> Fields:  # noqa: C901, PLR0912  (inlined for speed)
     """Find the fields of a message without copying any of them.
 
     Args:
@@ -190,7 +191,11 @@ def scan(data: bytes | memoryview, unpacked: Mapping[int, int]) -> Fields:  # no
             wire_type = tag & 7
             if wire_type in _FIXED_SIZES:
                 end = position + _FIXED_SIZES[wire_type]
-                _note_fixed(fields, unpacked.get(tag), tag, (position, end))
+                array_tag = unpacked.get(tag)
+                if array_tag is None:
+                    numbers[tag] = int.from_bytes(data[position:end], "little")
+                else:  # one element of an array
+                    spans.setdefault(array_tag, []).append((position, end))
                 position = end
                 continue
             value = data[position]  # the number itself, or the length of what follows
@@ -238,26 +243,6 @@ def scan_numbers(data: bytes | memoryview) -> dict[int, int] | None:
     except (IndexError, BadRequestError):
         return None
     return numbers
-
-
-_FIXED_SIZES = {1: 8, 5: 4}
-
-
-def _note_span(fields: Fields, tag: int, span: Span) -> None:
-    """Note one span; elements of one array may come in several."""
-    spans = fields.spans.get(tag)
-    if spans is None:
-        fields.spans[tag] = [span]
-    else:
-        spans.append(span)
-
-
-def _note_fixed(fields: Fields, array_tag: int | None, tag: int, span: Span) -> None:
-    """Note a fixed-width number, or one element of the array of `array_tag`."""
-    if array_tag is None:
-        fields.numbers[tag] = int.from_bytes(fields.data[span[0] : span[1]], "little")
-    else:
-        _note_span(fields, array_tag, span)
 
 
 def _long_varint(data: bytes | memoryview, position: int, first: int) -> tuple[int, int]:

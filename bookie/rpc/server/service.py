@@ -95,30 +95,30 @@ class BookieService:
             _Call(
                 "ReadLac",
                 unary_codec.parse_read_lac_request,
-                lambda request, _: node.read_lac(request.ledger_id, request.master_key),
+                lambda request, _: node.read_lac(*request),
                 unary_codec.encode_lac_reply,
                 _refuse_lac,
             ),
             _Call(
                 "Fence",
                 unary_codec.parse_fence_request,
-                lambda request, _: node.fence(request.ledger_id, request.master_key),
+                lambda request, _: node.fence(*request),
                 unary_codec.encode_lac_reply,
                 _refuse_lac,
             ),
             _Call(
                 "Force",
                 unary_codec.parse_force_request,
-                lambda request, _: node.force(request.ledger_id),
+                lambda ledger_id, _: node.force(ledger_id),
                 unary_codec.encode_reply,
-                _same,
+                lambda refusal: refusal,
             ),
             _Call(
                 "WriteLac",
                 unary_codec.parse_write_lac_request,
                 lambda request, _: node.write_lac(*request),
                 unary_codec.encode_reply,
-                _same,
+                lambda refusal: refusal,
             ),
             _Call(
                 "GetInfo",
@@ -264,7 +264,3 @@ class BookieService:
 
 def _refuse_lac(refusal: Reply) -> LacReply:
     return LacReply(refusal.status, refusal.message, max_lac=NO_ENTRY)
-
-
-def _same(refusal: Reply) -> Reply:
-    return refusal
