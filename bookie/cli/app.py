@@ -83,7 +83,7 @@ class LazyGroup(TyperGroup):
         return list(GROUPS)
 
     def get_command(self, ctx: _click.Context, cmd_name: str) -> _click.Command | None:
-        """Import one group; None when there is no such group."""
+        """Import one group; None for an unknown name."""
         found = GROUPS.get(cmd_name)
         if found is None:
             return None
@@ -190,7 +190,7 @@ def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 def main() -> NoReturn:
     """The console script: `run` on the process's own arguments, then exit."""
-    # NumPy's linear algebra, which nothing here uses, would start a thread per core.
+    # NumPy's linear algebra would start a thread per core; bookie does not use it.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     status = run()
     try:

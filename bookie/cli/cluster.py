@@ -109,12 +109,11 @@ def health(
 
     It looks for bookies that are missing, read-only or silent. It also looks for ledgers that name
     an unregistered bookie, are in limbo, or lack copies. For that it asks every registered bookie
-    which ledgers it stores. If a bookie has too few entries of a closed ledger or fragment, the
-    command lists them one by one. --deep lists all entries of all ledgers. That finds a missing
-    entry beside a surplus one, and takes much longer.
+    which ledgers it stores. It lists the entries of a closed ledger or fragment if a bookie has too
+    few of them. --deep lists all entries of all ledgers. That finds a missing entry beside a
+    surplus one, and takes much longer.
 
-    It does not compare entries of a fragment that is still open, and reads no payloads: see
-    `bookie node scrub`.
+    It compares only entries of closed fragments. It reads no payloads; `bookie node scrub` does.
     """
     from bookie.server.cluster_health import check_cluster
 

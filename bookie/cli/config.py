@@ -96,7 +96,7 @@ def check(
 ) -> None:
     """Say whether a bookie would accept the settings; exit with 2 and one sentence if not.
 
-    Without --cluster the command opens no connection.
+    Only with --cluster it connects to the metadata store.
     """
     from bookie.config import Sources, require_bookie_id
     from bookie.metadata.connect import open_store
@@ -105,7 +105,7 @@ def check(
     sources = Sources.read(config, parse_overrides(overrides))
     settings = sources.settings(_of_cluster(sources) if cluster else {})
     require_bookie_id(settings)
-    # Names a store that this program knows; nothing is opened before it is entered.
+    # Fails if the URI is wrong. The store opens only when it is entered.
     open_store(
         settings.metadata.uri,
         session_timeout_seconds=settings.metadata.session_timeout_seconds,

@@ -113,9 +113,9 @@ def delete(
 ) -> None:
     """Forget a stopped bookie whose data is lost. Its id can then start on empty directories.
 
-    It shows which ledgers name the bookie. It refuses if an entry may have its last copies there:
-    if as many bookies of a write set as the ack quorum are in doubt, deleted, or this one. --force
-    deletes nevertheless. Delete one bookie at a time.
+    It shows which ledgers name the bookie. It refuses if an entry may have its last copies there.
+    So it counts bookies in doubt, deleted bookies and this one in each write set. As many as the
+    ack quorum are too many. --force deletes nevertheless. Delete one bookie at a time.
     """
     examined = on_store(metadata, lambda store: _examine(store, bookie))
     found = examined.dependents
@@ -123,8 +123,8 @@ def delete(
         print_record(_deletion(bookie, found, deleted=False), output)
         raise IdentityError(
             f"bookie {bookie} may have the last copies of entries of {found.last_copies.count} "
-            f"ledgers ({found.last_copies}): mend the other bookies first, or give --force to lose "
-            "these entries"
+            f"ledgers ({found.last_copies}): repair the other bookies first, or give "
+            "--force to lose these entries"
         )
     confirm(_question(bookie, found), yes=yes)
     on_store(metadata, lambda store: _delete(store, bookie, examined))

@@ -1,13 +1,12 @@
 """``bookie demo``: a cluster loses bookies in the middle of a stream, and every byte comes back.
 
-1. a file is made of real text, the sources of the installed Python;
-2. five bookies start, and the file is streamed into a ledger with three copies, two of which make
-   an entry durable;
-3. one bookie of the ledger after another is killed with SIGKILL, until two bookies are left, and
-   the writer goes on;
-4. the dead start again, and one of them joins the ledger;
-5. near the end all of them are killed, with appends in flight;
-6. all start again, the ledger is recovered and read back, and SHA-256 decides.
+1. A file is made from the sources of the installed Python.
+2. Five bookies start. The file is streamed into a ledger: three copies, ack quorum two.
+3. Bookies of the ledger are killed with SIGKILL, one after another, until two are left. The writer
+   goes on.
+4. The dead bookies start again, and one of them joins the ledger.
+5. Near the end all bookies are killed, with appends in flight.
+6. All start again. The ledger is recovered, read back and compared by SHA-256.
 """
 
 from __future__ import annotations

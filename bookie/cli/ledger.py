@@ -1,9 +1,9 @@
 """``bookie ledger``: create, append to, read, tail, recover, explain and delete ledgers.
 
-A ledger has one writer for life; here that is one ``ledger append``. ``create`` makes
-the ledger and leaves it without a writer; the first ``append`` claims it (a compare-and-set decides
-between two at once), writes, and closes it. An ``append`` that dies leaves an open ledger, which
-``recover`` closes.
+A ledger has only one writer, ever; here that is one ``ledger append``. ``create`` makes the ledger
+without a writer. The first ``append`` claims it, writes, and closes it. A compare-and-set decides
+between two appends at once. An ``append`` that dies leaves an open ledger, which ``recover``
+closes.
 
 Entries are lines unless ``--raw`` is given: then they are pieces of a file, and ``read --raw``
 gives the same bytes back.
@@ -222,7 +222,7 @@ def check_placement(
     """Check that the copies of each entry span the domains that the policy wants.
 
     Domains are racks, zones or regions: see `placement.policy` in `bookie cluster settings`. They
-    follow from the bookies' labels as they are now. A bookie without the label adds no domain. Each
+    follow from the bookies' labels as they are now. Bookies that lack the label add none. Each
     fragment with entries is a line; `spans` is the number of domains under its worst-placed entry.
 
     Exit status 1 means that a fragment spans too few domains, or has vacant slots.
@@ -389,7 +389,7 @@ def _as_json(entry: Entry) -> bytes:
     return json.dumps(record).encode() + b"\n"
 
 
-# --- life and death ---------------------------------------------------------------------------
+# --- recover, explain, delete -----------------------------------------------------------------
 
 
 @app.command("recover")
@@ -414,7 +414,7 @@ def recover(
 def explain(ledger: LedgerArgument, metadata: Metadata, output: Output = OutputFormat.TABLE) -> int:
     """Tell what a recovery would decide now, who is fenced and whose answers are missing.
 
-    It asks the bookies of the last ensemble. It fences nobody and writes nothing.
+    It asks the bookies of the last ensemble. It changes nothing.
 
     Exit status 1 means that a recovery could not decide now.
     """

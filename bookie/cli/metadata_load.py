@@ -1,4 +1,4 @@
-"""The load of ``bookie metadata bench``: reads and writes of one's own keys, then none is left."""
+"""The load of ``bookie metadata bench``: it reads and writes keys of its own and deletes them."""
 
 from __future__ import annotations
 

@@ -66,8 +66,8 @@ def check(
 ) -> int:
     """Make a bookie check that it stores all entries it must have, and show what it found.
 
-    Exit status 1 means that something is wrong or unknown: ledgers are in limbo, entries are
-    missing or unreadable, damage was found, or no check was completed. Whole ledgers leave limbo.
+    Exit status 1 means that something is wrong or unknown. Ledgers are in limbo, entries are
+    missing or unreadable, there is damage, or no check is complete. Whole ledgers leave limbo.
     The bookie takes this only from its own machine. While it is in doubt it also checks by itself.
     """
     return _upkeep(metadata, bookie, "check", start=True, wait=wait, output=output)
@@ -96,7 +96,7 @@ def _upkeep(
     """Start some work in the background, show its status; 1 if the bookie is not sound."""
     status = asyncio.run(_start(metadata, bookie, work, start=start, wait=wait))
     report = status.pop("report") or {}
-    # What is so now wins over what a report said then.
+    # The present status overrides an older report.
     print_record({**status, **report, **status}, output)
     return int(not status.get("whole", not status["needed"]))
 
@@ -149,8 +149,8 @@ def gc(
     store waits for garbage.grace_seconds. While very many are absent, all of them wait.
     `bookie node info` shows how many wait, and why. --force deletes them all.
 
-    If the metadata store went back in time, or is empty, the bookie deletes nothing until
-    --confirm-store, not even with --force. Restore the newest copy first if there is one. After
+    If the metadata store went back in time, or is empty, deletion stops until --confirm-store, even
+    with --force. Restore the newest copy first if there is one. After
     --confirm-store the ledgers that the store lacks are absent, and wait like others.
 
     --undelete gives absent ledgers their whole grace again, some or all of them. The bookie takes
@@ -176,8 +176,8 @@ def gc(
         )
     if confirm_store:
         confirm(
-            f"Let {bookie} believe the metadata store as it is now? Ledgers that it lacks will go "
-            "after their grace.",
+            f"Let {bookie} trust the metadata store as it is now? Ledgers that it lacks will be "
+            "deleted after their grace.",
             yes=yes,
         )
     if undelete:

@@ -98,7 +98,7 @@ def parse_pairs(words: Sequence[str] | None, form: str) -> dict[str, str]:
 
 
 class UnconfirmedError(typer.TyperException):
-    """The command needs a confirmation, and has neither a terminal nor ``--yes``."""
+    """The command needs a confirmation: a terminal to ask at, or ``--yes``."""
 
     exit_code = 2
 
@@ -111,7 +111,7 @@ def confirm(question: str, *, yes: bool) -> None:
 
     Raises:
         UnconfirmedError: there is no terminal.
-        typer.Abort: the answer was no, or the input ended.
+        typer.Abort: the user refused, or the input ended.
         KeyboardInterrupt: the answer was Ctrl-C.
     """
     import sys

@@ -41,9 +41,9 @@ def serve(
     environment and flags; later ones win. A file is optional: --metadata and --set bookie.id
     suffice if the default directories fit.
 
-    Exit status: 0 after an orderly stop; 1 if it cannot start now (a port is taken, a directory is
-    unusable or belongs to another bookie, the metadata store does not answer); 3 if the metadata
-    store was away for longer than [session] allows; 74 if a disk failed; 78 if a setting is wrong.
+    Exit status 0 means an orderly stop. 1 means that it cannot start now: a port is taken, for
+    example, or the metadata store is away. 3 means that the store was away for longer than
+    [session] allows. 74 means a failed disk, 78 a wrong setting.
     """
     if not __debug__:
         return _refuse("python -O removes the checks that protect data; start without it", 78)

@@ -1,7 +1,7 @@
 """Protobuf's wire format, as much of it as the hot messages need: varints, spans, packed arrays.
 
-A message is scanned once into two dictionaries keyed by the *tag* (field number and wire type), and
-nothing is copied: length-delimited fields stay spans of the message, packed arrays become numpy
+A message is scanned once into two dictionaries keyed by the *tag* (field number and wire type).
+Nothing is copied: length-delimited fields stay spans of the message, packed arrays become numpy
 views of it. A known field with a foreign wire type has another tag, so it is skipped like any
 unknown field, as the generated code does.
 
@@ -15,7 +15,7 @@ wire type what                   bytes
 ========= ====================== =====================================
 
 Groups (3, 4) do not exist in proto3 and are refused. A message of more than `FIELDS_MAX` fields is
-refused too: no peer of ours sends one, and skipping a million fields would hold up the event loop.
+refused too, because skipping a million fields would block the event loop.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def varint(value: int) -> bytes:
     """The varint of `value` in 0 … 2**64 - 1."""
     if value < 0x80:
         return _SMALL[value]
-    # Ids and sizes of everyday: made in one go.
+    # Usual ids and sizes take the fast way.
     if value < 0x4000:
         return bytes((value & 0x7F | 0x80, value >> 7))
     if value < 0x20_0000:
@@ -60,7 +60,7 @@ def varint(value: int) -> bytes:
 def varint_value(octets: bytes) -> int:
     """The number of a whole varint, of at most nine bytes; 0 of none."""
     size = len(octets)
-    # As in `varint`: those of everyday in one go.
+    # As in `varint`: a fast way for usual sizes.
     if size == 1:
         return octets[0]
     if size == 2:
@@ -137,7 +137,7 @@ class Fields:
         return memoryview(self.data)[start:end]
 
     def array(self, tag: int, dtype: np.dtype[Any]) -> NDArray[Any] | None:
-        """A packed array as a read-only view of the message, None when it has no elements.
+        """A packed array as a read-only view of the message; None if it is empty.
 
         Raises:
             BadRequestError: The field's length is not a multiple of the element's.
@@ -166,8 +166,8 @@ def scan(data: bytes | memoryview, unpacked: Mapping[int, int]) -> Fields:  # no
 
     Args:
         data: The whole message.
-        unpacked: For each packed array of fixed-width integers, the tag under which a sender may
-            also write single elements, and the tag of the array they belong to.
+        unpacked: Tags of single elements, mapped to the tags of their packed arrays. Senders may
+            write fixed-width integers in both ways.
 
     Raises:
         BadRequestError: The bytes are not a protobuf message, or one of too many fields.

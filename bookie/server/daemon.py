@@ -55,7 +55,7 @@ from bookie.server.watchdog import beat, observe_loop_lag
 from bookie.telemetry import Metrics, configure_logging, event_log, set_log_level
 
 EXIT_DISK_FAILED = 74
-"""EX_IOERR of sysexits.h: the engine could not write or sync; start again, do not retry inside."""
+"""EX_IOERR of sysexits.h: the engine could not write or sync. Only a new process may go on."""
 
 _WILDCARDS = ("0.0.0.0", "::", "")  # noqa: S104  (compared with, never bound)
 
@@ -78,7 +78,7 @@ async def run_daemon(sources: Sources, supervision: Supervision, failpoints: str
         CannotStartError: an address is taken, or a directory cannot be used now.
         IdentityError: the directories or the id belong to another bookie.
         SessionGivenUpError: the metadata store was away for longer than the policy allows.
-        BookieError: the metadata store does not answer or holds no cluster; a newer format.
+        BookieError: the metadata store is away or holds no cluster; a format is newer.
     """
     first = sources.first_settings()
     require_bookie_id(first)
@@ -212,7 +212,7 @@ def _followers(
 
 
 async def _until_stopped(stop_requested: asyncio.Event, started: StartedBookie) -> None:
-    """Wait for the request to stop; a cancellation is the work of something that failed."""
+    """Wait for the request to stop. A cancellation means that another part failed."""
     try:
         await stop_requested.wait()
     except asyncio.CancelledError:
@@ -276,6 +276,6 @@ def _note(error: BaseException) -> None:
 
 
 def _die(error: BookieError) -> NoReturn:
-    """End the process now: no handler, no flush of anything but the log."""
+    """End the process now, without handlers or flushes. Only the log is written."""
     _log.error("disk_failed", error, exit_status=EXIT_DISK_FAILED)
     os._exit(EXIT_DISK_FAILED)

@@ -1,8 +1,8 @@
 """The servicer: each call of the contract, from bytes to the node and back.
 
-Handlers have no serializers: gRPC hands them the messages' bytes. A unary call is a row of a table:
-how its request is parsed, what is asked of the node, how the reply is encoded, and which reply a
-refusal is. Errors are answered in band; `ErrorMapper` alone knows the status of an error.
+Handlers have no serializers: gRPC hands them the messages' bytes. A unary call is a row of a table.
+It says how the request is parsed, what the node is asked, how the reply is encoded, and how a
+refusal looks. Errors are answered in band; `ErrorMapper` alone knows the status of an error.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class BookieService:
     ) -> Callable[[bytes, CallContext], Awaitable[bytes]]:
         """Answers one kind of unary call; every error becomes a status here.
 
-        A plain function, which gRPC finds out for each call; of a partial one that takes it longer.
+        gRPC inspects the handler at each call; a plain function is faster there than a partial one.
         """
         rpc, parse, ask, encode, status_of = (
             call.rpc, call.parse, call.ask, call.encode, call.status_of
