@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bookie.cli.options import Metadata, Output, OutputFormat
+from bookie.cli.options import (
+    AckQuorum,
+    Ensemble,
+    Metadata,
+    Output,
+    OutputFormat,
+    WriteQuorum,
+)
 from bookie.cli.output import Record, print_record
 from bookie.cli.progress import progress_bar
 
@@ -20,9 +27,6 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=T
 
 PERCENTILES = (50.0, 95.0, 99.0, 99.9)
 
-Ensemble = Annotated[int, typer.Option("--ensemble", "-E", min=1, help="Bookies of each ledger.")]
-WriteQuorum = Annotated[int, typer.Option("--write-quorum", "-W", min=1, help="Copies.")]
-AckQuorum = Annotated[int, typer.Option("--ack-quorum", "-A", min=1, help="Copies waited for.")]
 Size = Annotated[int, typer.Option("--size", min=0, max=4_000_000, help="Bytes of an entry.")]
 
 

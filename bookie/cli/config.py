@@ -24,14 +24,17 @@ Set = Annotated[
     ),
 ]
 
+MetadataUri = Annotated[
+    str | None, typer.Option("--metadata", "-m", metavar="URI", help="Overrides metadata.uri.")
+]
 
 Cluster = Annotated[
     bool, typer.Option("--cluster", help="Ask the metadata store for the cluster's settings.")
 ]
 
 
-def parse_overrides(given: list[str] | None) -> dict[str, str]:
-    """Turn ``section.key=value`` words into what `load_settings` takes.
+def parse_overrides(given: list[str] | None, metadata_uri: str | None = None) -> dict[str, str]:
+    """Turn ``section.key=value`` words, and ``--metadata``, into what `load_settings` takes.
 
     Raises:
         typer.BadParameter: a word has another form.
@@ -40,7 +43,8 @@ def parse_overrides(given: list[str] | None) -> dict[str, str]:
         if word.partition("=")[0].count(".") != 1:
             raise typer.BadParameter(f"{word!r} must look like section.key=value")
     pairs = parse_pairs(given, "section.key=value")
-    return {name.strip(): value for name, value in pairs.items()}
+    overrides = {name.strip(): value for name, value in pairs.items()}
+    return overrides if metadata_uri is None else overrides | {"metadata.uri": metadata_uri}
 
 
 @app.command("show")
@@ -99,18 +103,12 @@ def check(
     Only with --cluster it connects to the metadata store.
     """
     from bookie.config import Sources, require_bookie_id
-    from bookie.metadata.connect import open_store
-    from bookie.metadata.security import security_of
+    from bookie.server.live_settings import open_configured
 
     sources = Sources.read(config, parse_overrides(overrides))
     settings = sources.settings(_of_cluster(sources) if cluster else {})
     require_bookie_id(settings)
-    # Fails if the URI is wrong. The store opens only when it is entered.
-    open_store(
-        settings.metadata.uri,
-        session_timeout_seconds=settings.metadata.session_timeout_seconds,
-        security=security_of(settings.metadata),
-    )
+    open_configured(settings)  # fails if the URI is wrong; the store opens when it is entered
     if output is OutputFormat.JSON:
         print_record({"valid": True, "bookie_id": settings.bookie.id}, output)
     else:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bookie.cli.config import Set, parse_overrides
+from bookie.cli.config import MetadataUri, Set, parse_overrides
 from bookie.cli.options import ConfigFile, Metadata, Output, OutputFormat, Yes, confirm
 from bookie.cli.output import Record, print_record, print_records
 from bookie.cli.stores import on_store
@@ -207,10 +207,7 @@ async def _refuse_running(store: MetadataStore, bookie_id: str) -> None:
 def move(
     config: ConfigFile = None,
     overrides: Set = None,
-    metadata: Annotated[
-        str | None,
-        typer.Option("--metadata", "-m", metavar="URI", help="Overrides metadata.uri."),
-    ] = None,
+    metadata: MetadataUri = None,
     older: Annotated[
         bool,
         typer.Option(
@@ -228,9 +225,7 @@ def move(
     """
     from bookie.config import Sources
 
-    given = parse_overrides(overrides)
-    if metadata is not None:
-        given["metadata.uri"] = metadata
+    given = parse_overrides(overrides, metadata)
     moved = asyncio.run(_move(Sources.read(config, given), accept_older=older))
     print_record(
         {
@@ -250,20 +245,14 @@ async def _move(sources: Sources, *, accept_older: bool) -> Move:
     from bookie.cluster.instance import read_instance_id
     from bookie.config import require_bookie_id
     from bookie.env import ThreadWorkers, system_environment
-    from bookie.metadata.connect import open_store
-    from bookie.metadata.security import security_of
     from bookie.node.move import move_directories
-    from bookie.server.live_settings import fetch_cluster_settings
+    from bookie.server.live_settings import fetch_cluster_settings, open_configured
 
     first = sources.first_settings()
     require_bookie_id(first)
     settings = sources.settings(await fetch_cluster_settings(first))
     async with (
-        open_store(
-            settings.metadata.uri,
-            session_timeout_seconds=settings.metadata.session_timeout_seconds,
-            security=security_of(settings.metadata),
-        ) as store,
+        open_configured(settings) as store,
         ThreadWorkers() as workers,
     ):
         await store.sync()

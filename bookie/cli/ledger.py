@@ -21,11 +21,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from bookie.cli.options import (
+    AckQuorum,
+    Ensemble,
     LedgerArgument,
     Metadata,
     Output,
     OutputFormat,
     PasswordFile,
+    WriteQuorum,
     Yes,
     confirm,
     parse_pairs,
@@ -52,16 +55,9 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=T
 @app.command("create")
 def create(
     metadata: Metadata,
-    ensemble: Annotated[
-        int, typer.Option("--ensemble", "-E", min=1, help="Bookies that share the entries.")
-    ] = 3,
-    write_quorum: Annotated[
-        int, typer.Option("--write-quorum", "-W", min=1, help="Copies of each entry.")
-    ] = 3,
-    ack_quorum: Annotated[
-        int,
-        typer.Option("--ack-quorum", "-A", min=1, help="Copies that make an entry durable."),
-    ] = 2,
+    ensemble: Ensemble = 3,
+    write_quorum: WriteQuorum = 3,
+    ack_quorum: AckQuorum = 2,
     digest: Annotated[
         Literal["crc32c", "crc32", "hmac", "dummy"],
         typer.Option("--digest", case_sensitive=False, help="Checksum of each entry."),

@@ -55,6 +55,18 @@ LedgerArgument = Annotated[
     typer.Argument(metavar="LEDGER", min=0, max=2**63 - 1, help="The ledger's id."),
 ]
 
+Ensemble = Annotated[
+    int, typer.Option("--ensemble", "-E", min=1, help="Bookies that share the entries.")
+]
+
+WriteQuorum = Annotated[
+    int, typer.Option("--write-quorum", "-W", min=1, help="Copies of each entry.")
+]
+
+AckQuorum = Annotated[
+    int, typer.Option("--ack-quorum", "-A", min=1, help="Copies that make an entry durable.")
+]
+
 PasswordFile = Annotated[
     Path | None,
     typer.Option(

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from bookie.cli.config import Set, parse_overrides
+from bookie.cli.config import MetadataUri, Set, parse_overrides
 from bookie.cli.options import ConfigFile
 from bookie.errors import BookieError, ConfigurationError, SessionGivenUpError
 
@@ -26,10 +26,7 @@ EXIT_MISCONFIGURED = 78
 def serve(
     config: ConfigFile = None,
     overrides: Set = None,
-    metadata: Annotated[
-        str | None,
-        typer.Option("--metadata", "-m", metavar="URI", help="Overrides metadata.uri."),
-    ] = None,
+    metadata: MetadataUri = None,
     stop_with_parent: Annotated[
         bool,
         typer.Option("--stop-with-parent", hidden=True, help="Stop when the parent process ends."),
@@ -51,9 +48,7 @@ def serve(
         from bookie.server.parent import stop_with_parent as arrange
 
         arrange()
-    given = parse_overrides(overrides)
-    if metadata is not None:
-        given["metadata.uri"] = metadata
+    given = parse_overrides(overrides, metadata)
     # Imported objects live as long as the process. Collecting while they are made takes a seventh
     # of the time of a start. `run` turns the collector on again.
     gc.disable()

@@ -33,15 +33,13 @@ from bookie.config import Settings, Sources, Supervision, require_bookie_id
 from bookie.env import Failpoints, ThreadWorkers, system_environment
 from bookie.errors import BookieError, StorageFailedError
 from bookie.formats.registration import Endpoint
-from bookie.metadata.connect import open_store
-from bookie.metadata.security import security_of
 from bookie.metadata.store import MetadataStore
 from bookie.metadata.uri import require_shared
 from bookie.node.start import StartedBookie, start_bookie
 from bookie.rpc.server.grpc_server import hold_port
 from bookie.server.descriptors import require_descriptors, watch_descriptors
 from bookie.server.http import Administration, serve_http
-from bookie.server.live_settings import LiveSettings, fetch_cluster_settings
+from bookie.server.live_settings import LiveSettings, fetch_cluster_settings, open_configured
 from bookie.server.readiness import Part, Readiness
 from bookie.server.registration_updater import (
     RegistrationUpdater,
@@ -128,11 +126,7 @@ async def _run(
         ) as http_port,
         hold_port(settings.listen.host, settings.listen.port, settings.rpc) as held,
         _beside([*_signs_of_life(metrics, manager, supervision), watch_descriptors(readiness)]),
-        open_store(
-            settings.metadata.uri,
-            session_timeout_seconds=settings.metadata.session_timeout_seconds,
-            security=security_of(settings.metadata),
-        ) as store,
+        open_configured(settings) as store,
         _beside([obey_session_policy(store, settings.session)]),
         ThreadWorkers(settings.storage.read_threads) as workers,
     ):

@@ -98,7 +98,7 @@ def _identity(journal_dir: Path, ledgers_dir: Path) -> Identity:
     if cookies[0].differences(cookies[1]):
         raise CookieError(
             f"{journal_dir} belongs to bookie {cookies[0].bookie_id!r} and {ledgers_dir} to "
-            f"{cookies[1].bookie_id!r}, or to another life of it"
+            f"{cookies[1].bookie_id!r}, or to another incarnation of it"
         )
     return Identity(cookies[0].bookie_id, cookies[0].instance_id, stamped_before=True)
 
