@@ -37,7 +37,6 @@ deadline or is lost. It is also due when its stream stays broken for a while: on
 others are too few for an ack quorum. While a change is under way, its slots do not count. Nothing
 from its first entry on is released meanwhile. Then the newcomers get everything from there on. What
 is below no longer waits for the old bookies. Slots that fail meanwhile are due for the next change.
-
 When the limit of changes a minute is spent, slots stay due. Appends go on with an ack quorum.
 Without one they wait until a change may begin again. A batch whose deadline comes first ends the
 writer.
