@@ -2,9 +2,9 @@
 
 Each episode has ledgers of its own, one loss, and perhaps a second bookie that hangs or is killed
 for a while. With spares, writers replace bookies meanwhile. Then everything heals, and every ledger
-is recovered. The checks look for lost entries (acknowledged and not there), phantoms (there and
-never appended, or acknowledged beyond the end), entries that differ between readers or between
-bookies, and entries with too few copies where the metadata says that they are. What an episode does
+is recovered. The checks look for four faults. Entries are lost: acknowledged and missing. Entries
+are phantoms: present and never appended, or acknowledged beyond the end. Entries differ between
+readers or between bookies. Entries have fewer copies than the metadata says. What an episode does
 follows from its number, which a failure names.
 """
 
@@ -192,7 +192,7 @@ class Episode:
                 pass
 
     async def _check_doubt(self) -> None:
-        """The victim denies no entry of a ledger that names it, unless that is closed and whole."""
+        """The victim may deny entries only of closed and whole ledgers that name it."""
         async with self.cluster.connect() as client:
             entered = client._connected
             channel = entered.pool.connection(self.victim).channel()
