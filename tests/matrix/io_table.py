@@ -1,7 +1,7 @@
 """What an error of a device comes to, for every call that a bookie makes on every kind of file.
 
-A failed write or sync of something committed is fail-stop: the process ends with exit code 74, is
-not asked to try again, and acknowledges nothing after it. A full device is no failure: new entries
+A failed write or sync of something committed is fail-stop. The process ends with exit code 74. It
+does not retry, and acknowledges nothing after the failure. A full device is no failure: new entries
 are refused, what is stored is served, and entries are taken again when there is room.
 """
 

@@ -20,7 +20,7 @@ CASES_SOAK = 50_000
 
 
 def problem_of(answer: Answer) -> str:
-    """Why an answer is not acceptable, or nothing."""
+    """Why an answer is wrong; empty if it is right."""
     findings = answer.get("findings")
     if not isinstance(findings, list):
         return str(answer)
