@@ -170,7 +170,10 @@ async def test_second_bookie_with_the_same_id(used: Home) -> None:
 
 @pytest.mark.parametrize("name", ["journal", "ledgers"])
 async def test_missing_cookie(name: str, used: Home) -> None:
-    """A directory without its cookie may have lost its data, so it never gets a new stamp."""
+    """A directory that lost its cookie may have lost its data.
+
+    It keeps its place without a new stamp.
+    """
     (used.path / name / "COOKIE").unlink()
     status, sentence = await refused(used.write())
     assert status == FAILED

@@ -28,8 +28,8 @@ Two properties do not show in a history. Equivalence of backends (M11) is shown 
 operations on all. Durability (M12) is shown by killing a backend's processes.
 
 A listing at the end of a watch is a current read of every key, also of those that it lacks. Reads
-that may be old are held to M9 only. A backend may show old states for ever to clients that neither
-write nor sync.
+that may be old are held to M9 only. A backend may show old states for ever to clients that only
+read, without a sync.
 
 A replacement as ephemeral takes the record over. From then on it belongs to the replacing session,
 and the end of its former session proves nothing about it.

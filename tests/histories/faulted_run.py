@@ -151,7 +151,7 @@ class Run:
         self._note_unmarked(person, unmarked, begun_at)
 
     def _note_unmarked(self, person: Person, session: int, begun_at: float) -> None:
-        """Its end was not observed, and it is not known to own leased records."""
+        """Its end was unobserved, and its leased records, if any, are unknown."""
         if session:
             self.recorder.history.append(SessionEnd(person.name, session, begun_at, FOREVER))
 

@@ -1,9 +1,9 @@
 """Starting a bookie on damaged directories and holding what it says against what was promised.
 
-Three things are wrong after every damage: bytes that were never stored, a plain add into a ledger
-that had been fenced or deleted, and a foreign exception. An acknowledged entry may be unavailable.
-It is then *lost loudly* (an error, or "unknown") or *denied* ("no such entry"). The table of the
-damage says which of the two is allowed.
+Three things are wrong after every damage. They are bytes that were never stored, a plain add into a
+ledger that had been fenced or deleted, and a foreign exception. An acknowledged entry may be
+unavailable. It is then *lost loudly* (an error, or "unknown") or *denied* ("no such entry"). The
+table of the damage says which of the two is allowed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What an error of a device comes to, for every call that a bookie makes on every kind of file.
 
 A failed write or sync of something committed is fail-stop. The process ends with exit code 74. It
-does not retry, and acknowledges nothing after the failure. A full device is no failure: new entries
-are refused, what is stored is served, and entries are taken again when there is room.
+acknowledges nothing after the failure, and leaves out a retry. A full device is no failure: new
+entries are refused, what is stored is served, and entries are taken again when there is room.
 """
 
 from __future__ import annotations

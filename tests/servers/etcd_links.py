@@ -1,6 +1,6 @@
 """The network between the members of an etcd cluster: a proxy in front of each, cut per direction.
 
-All members reach a member at one URL, so the proxy in front of it learns from the first request of
+All members reach a member at one URL. So the proxy in front of it learns from the first request of
 a connection who is calling (``X-Server-From``).
 
 A member sends its messages over connections that either side opened. So a cut stops the bytes of

@@ -3,8 +3,8 @@
 Each is started at most once in a run of pytest, when the first test asks for it, and stopped at the
 end. A test that breaks something mends it, or uses a server of its own (`single_server`).
 
-Sessions may be as short as a second. Nothing is synced to disk (`forceSync=no`): a killed process
-loses nothing by that, and no test here cuts the power.
+Sessions may be as short as a second. Servers leave out syncs (`forceSync=no`): a killed process
+loses nothing by that, and the power stays on.
 """
 
 from __future__ import annotations

@@ -208,7 +208,7 @@ class Story:
 
 
 def without_index(left: Left, *, journals: bool) -> Left:
-    """The same disk without the file of the index, or also without journals."""
+    """The same disk without the file of the index, and on request without journals."""
     machine = SimulatedMachine(left)
     try:
         disk = machine.disk

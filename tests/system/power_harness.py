@@ -2,8 +2,10 @@
 
 A life ends in one of three moments: under load, while the bookie boots, or after a kill at a
 failpoint. Each time the power is cut, and unsynced bytes are gone. Then the devices get power
-again, the machine has another boot id, and the bookie must keep every promise it made, in its
-ordinary way: it reports no corruption, and it skips the integrity check.
+again, and the machine has another boot id.
+
+The bookie must keep every promise it made, in its ordinary way: it reports no corruption and skips
+the integrity check.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ restarts, crashes and the loss of the index.
 
 Requests that were answered are in the model. Requests are pending, in the order of the journal,
 until their answer says that they are durable. After a crash the bookie must be the model with some
-first part of the pending requests applied. A later one must never be there without the earlier
-ones. Which part that is, threads decide: what is drawn does not depend on the model.
+first part of the pending requests applied. A later one must come with all earlier ones. Which part
+that is, threads decide: what is drawn does not depend on the model.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rows of deleted ledgers go once the ledger cannot come back; time alone removes none."""
+"""Rows of deleted ledgers go once the ledger is gone for good; time alone removes none."""
 
 from __future__ import annotations
 

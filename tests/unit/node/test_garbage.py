@@ -378,7 +378,7 @@ async def test_an_undeleted_ledger_waits_for_a_whole_grace_again(place: Place) -
 
 
 async def test_all_that_waits_can_be_undeleted(place: Place) -> None:
-    """A ledger that does not wait is named, and the call changes nothing."""
+    """A ledger that is not waiting is named, and the call leaves all as it is."""
     with pytest.raises(BadRequestError, match="no ledger waits"):
         await place.collector.keep()
     await place.create(range(1, 12))

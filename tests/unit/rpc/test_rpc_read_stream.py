@@ -183,7 +183,7 @@ async def test_every_request_of_another_cluster_is_refused(
 
 
 async def test_a_request_that_breaks_a_bound_is_refused_under_its_id(served: Served) -> None:
-    """Bytes that are no message are refused without an id. The stream goes on."""
+    """Bytes that form no message are refused under the id 0. The stream goes on."""
     async with aio.insecure_channel(served.address) as channel:
         call = channel.stream_stream(f"/{SERVICE}/ReadStream")(metadata=METADATA)
         for data, request_id in (

@@ -363,7 +363,7 @@ async def test_a_recovery_add_overwrites(engine: Engine) -> None:
 
 
 async def test_above_the_highest_id_nothing_is_compared(machine: Machine, engine: Engine) -> None:
-    """A writer that never resends causes no reads."""
+    """The adds of a writer that never resends cause zero reads."""
     await add(engine, 7, range(10))
     state = await engine.load(7)
     assert not state.may_hold(batch(7, [10]))

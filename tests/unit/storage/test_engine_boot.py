@@ -206,7 +206,7 @@ async def test_two_kills_during_starts_lose_nothing(
 
 @pytest.mark.parametrize("name", BOOT_FAILPOINTS)
 async def test_a_kill_during_the_very_first_start_is_no_loss(machine: Machine, name: str) -> None:
-    """There was no data yet, so the next start needs no check."""
+    """There was no data yet, so the next start skips the check."""
     for _ in range(2):
         machine.failpoints = KillAt(name)
         with pytest.raises(Killed):

@@ -1,4 +1,4 @@
-"""Damaged and lost files: bytes never synced go silently, durable entries are never denied.
+"""Damaged and lost files: bytes never synced go silently, durable entries stay or are errors.
 
 A torn tail is cut off and forgotten. Damage to durable bytes is reported, and costs only the
 damaged part. It sets the flag that makes the node fence and limbo its open ledgers.

@@ -268,7 +268,7 @@ async def test_an_entry_whose_page_is_lost_is_an_error(machine: Machine, engine:
 
 
 async def test_a_file_that_was_cut_off_is_an_error(machine: Machine, engine: Engine) -> None:
-    """Bytes that are gone do not prove that the entry never existed."""
+    """Missing bytes do not prove that the entry is missing."""
     await add(engine, 7, range(10))
     await engine.checkpoint()
     with machine.journals()[0].open("r+b") as file:

@@ -399,7 +399,7 @@ def test_a_full_device_that_has_room_again_takes_records(journal: Journal) -> No
 def test_a_failed_write_or_sync_ends_the_thread_and_is_not_retried(
     journal: Journal, call: str, part: str, number: int
 ) -> None:
-    """The thread hands nothing back and writes no more, even if a write would succeed."""
+    """The thread hands nothing back. It stops writing, even if a write would succeed."""
     journal.handle(append())
     journal.done.clear()
     journal.disk.fail(call, part, number)
@@ -541,7 +541,7 @@ def test_a_device_that_fails_while_a_file_grows_ends_the_thread(growing: Journal
 
 
 def test_a_roll_on_request_begins_a_new_file(growing: Journal) -> None:
-    """Records of the same group stay in the old file. Without room the roll does nothing."""
+    """Records of the same group stay in the old file. A roll without room is skipped."""
     first, roll = append(), ask(RequestKind.ROLL)
     growing.handle(first, roll)
     assert (first.file_number, roll.error) == (1, None)
