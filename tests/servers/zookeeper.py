@@ -4,7 +4,7 @@ Each is started at most once in a run of pytest, when the first test asks for it
 end. A test that breaks something mends it, or uses a server of its own (`single_server`).
 
 Sessions may be as short as a second. Servers leave out syncs (`forceSync=no`): a killed process
-loses nothing by that, and the power stays on.
+keeps its data, and tests here leave the power on.
 """
 
 from __future__ import annotations

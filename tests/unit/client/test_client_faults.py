@@ -295,7 +295,7 @@ async def acknowledged_by_two(cluster: RealCluster) -> int:
 async def test_another_bookie_at_an_old_address_decides_nothing(cluster: RealCluster) -> None:
     """Addresses go from one to another.
 
-    Its "no such ledger" is neither taken for a fence nor for a denial.
+    Its "no such ledger" counts as a failed call.
     """
     async with connect(cluster.uri, read_timeout_seconds=1, speculative_read_seconds=0.5) as bk:
         ledger_id = await acknowledged_by_two(cluster)
