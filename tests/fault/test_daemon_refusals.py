@@ -170,8 +170,7 @@ async def test_second_bookie_with_the_same_id(used: Home) -> None:
 
 @pytest.mark.parametrize("name", ["journal", "ledgers"])
 async def test_missing_cookie(name: str, used: Home) -> None:
-    """A directory that lost its cookie may have lost its data, too. It is never stamped again.
-    """
+    """A directory that lost its cookie may have lost its data, too. It is never stamped again."""
     (used.path / name / "COOKIE").unlink()
     status, sentence = await refused(used.write())
     assert status == FAILED

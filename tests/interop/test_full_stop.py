@@ -41,9 +41,10 @@ CONNECTIONS_OF_A_SESSION_MAX = 10
 """While the servers are away for two leases."""
 
 CONNECTIONS_A_SECOND_MAX = 2
-"""A session gets so long to register after the servers are back.
+"""Of each session that is still to register, once the servers are back.
 
-A failed attempt takes at least half a second, and the rest depends on servers and machine.
+A failed attempt takes at least half a second. The time of a registration depends on the servers
+and the machine.
 """
 
 _WORKER = Path(__file__).with_name("registered_sessions.py")
