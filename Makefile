@@ -86,7 +86,7 @@ test: $(VENV)/.test zookeeper ## every test that needs nothing but PyPI and Java
 	$(PYTEST) --ignore=tests/system -m "not alone" $(SHARED)
 
 test-system: $(VENV)/.test ## tests that need root or Debian packages (.ci/run installs them)
-	$(PYTEST) tests/system
+	$(PYTEST) tests/system $(SHARED)
 
 test-image: ## build the image of Debian packages with podman and run a bookie in it; root, 4 min
 	tests/image/check.sh
