@@ -18,6 +18,9 @@ from tests.servers.zookeeper import ZooKeeperEnsemble, ZooKeeperServer, new_scop
 
 TIMEOUT_SECONDS = 10
 
+PACE_SECONDS = 0.003
+"""Between two increments of a session, so that other tests get a core, too."""
+
 
 class Cluster:
     """The ensemble, and a scope of its own for one test."""
@@ -75,6 +78,7 @@ class Tally:
             self.acknowledged += 1
             if self.acknowledged >= self._wanted:
                 self._reached.set()
+            await asyncio.sleep(PACE_SECONDS)
 
     async def acknowledge(self, more: int) -> None:
         """Return when so many more were acknowledged."""

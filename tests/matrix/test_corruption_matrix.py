@@ -48,12 +48,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(name="answers", scope="module")
-def _answers(
-    tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
-) -> dict[Cell, Answer]:
+def _answers(pytestconfig: pytest.Config) -> dict[Cell, Answer]:
     cells = cells_of(pytestconfig)
     cases = [case_of(number, cell) for number, cell in enumerate(cells)]
-    return dict(zip(cells, run_all(cases, tmp_path_factory.mktemp("matrix")), strict=True))
+    return dict(zip(cells, run_all(cases), strict=True))
 
 
 def outcome_of(finding: Answer) -> Outcome:

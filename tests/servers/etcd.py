@@ -29,6 +29,7 @@ from typing import Any, Self
 
 import pytest
 
+from tests.in_memory import memory_directory
 from tests.servers.etcd_links import CLUSTER_TOKEN, PeerLinks
 from tests.servers.ports import claimed_ports
 from tests.servers.running import PIDS
@@ -333,9 +334,7 @@ class EtcdCluster:
 
 
 def _data_directory() -> Path:
-    memory = Path("/dev/shm")
-    base = memory if os.access(memory, os.W_OK) else None
-    return Path(tempfile.mkdtemp(prefix="bookie-etcd-", dir=base))
+    return Path(tempfile.mkdtemp(prefix="bookie-etcd-", dir=memory_directory()))
 
 
 def _uri(endpoints: Sequence[str], scope: str) -> str:
