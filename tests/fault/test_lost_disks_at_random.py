@@ -57,6 +57,12 @@ DOUBTFUL = frozenset(LOSSES) - {"nothing", "swapped", "one journal"}
 LEDGERS = 3
 HEAL_SECONDS_MAX = 60.0
 
+PAUSE_SECONDS_MAX = 0.03
+"""Between two batches of a writer, of which an episode then has a hundred."""
+
+RECOVERY_SECONDS_MAX = 2.0
+"""By then a recovery has begun: before the loss, while the victim is away, or after its return."""
+
 T = TypeVar("T")
 
 
@@ -84,7 +90,7 @@ class Written:
                 return
             assert ids == range(first, first + count)
             self.acknowledged.update(ids)
-            await asyncio.sleep(rng.uniform(0, 0.01))
+            await asyncio.sleep(rng.uniform(0, PAUSE_SECONDS_MAX))
 
 
 async def healed(call: Callable[[], Awaitable[T]]) -> T:
@@ -129,7 +135,9 @@ class Episode:
                 for ledger in self.ledgers
             ]
             recovering = [
-                tasks.create_task(self._recover(reader, ledger, rng.uniform(0, 3)))
+                tasks.create_task(
+                    self._recover(reader, ledger, rng.uniform(0, RECOVERY_SECONDS_MAX))
+                )
                 for ledger in self.ledgers
                 if rng.random() < 0.6
             ]
