@@ -17,6 +17,8 @@ TEST_PROCESSES ?= 3
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PYTEST := $(BIN)/python -m pytest
+# Tests start hundreds of processes; without bytecode on disk each of them compiles the package anew.
+unexport PYTHONDONTWRITEBYTECODE
 SHARED = -n $(TEST_PROCESSES) --dist loadgroup --max-worker-restart=0
 
 .PHONY: help setup run demo docker test-core model test test-system test-image sim fault interop zookeeper soak soak-system \
@@ -82,11 +84,11 @@ zookeeper: $(VENV)/.test ## the jars of ZooKeeper that tests start; downloads 45
 	@$(BIN)/python -m tests.servers.fetch_zookeeper
 
 test: $(VENV)/.test zookeeper ## every test that needs nothing but PyPI and Java, by three processes; 15 min on two cores
-	$(PYTEST) --ignore=tests/system -m alone
+	$(PYTEST) tests/interop -m alone
 	$(PYTEST) --ignore=tests/system -m "not alone" $(SHARED)
 
 test-system: $(VENV)/.test ## tests that need root or Debian packages (.ci/run installs them)
-	$(PYTEST) tests/system
+	$(PYTEST) tests/system $(SHARED)
 
 test-image: ## build the image of Debian packages with podman and run a bookie in it; root, 4 min
 	tests/image/check.sh

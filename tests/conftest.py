@@ -49,8 +49,15 @@ QUICK = (TESTS / "unit", TESTS / "property")
 """Where each test takes a few seconds at most."""
 
 
+ALONE = TESTS / "interop"
+"""`make test` looks only here for tests that run alone: collecting all takes ten seconds."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Quick tests come last, so that the workers end together. The order is random otherwise."""
+    for item in items:
+        if item.get_closest_marker("alone") and ALONE not in item.path.parents:
+            raise pytest.UsageError(f"{item.nodeid}: tests that run alone belong to {ALONE}")
     items.sort(key=lambda item: any(part in QUICK for part in item.path.parents))
 
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Coroutine
 class Loop(asyncio.SelectorEventLoop):
     """A loop whose clock a test moves; waiting for the next timer takes no time.
 
-    `hold_up` is what a call that blocks, or a process that is stopped, does to it: time passes, and
-    timers run out before anything else is done.
+    `hold_up` acts like a call that blocks or a process that is stopped. Time passes, and timers run
+    out before other work goes on.
     """
 
     def __init__(self) -> None:

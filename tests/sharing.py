@@ -1,7 +1,7 @@
 """How several processes share the tests of a run (``make test``): one by one, but for a few files.
 
-A plugin of pytest-xdist. Its own groups, by marks, do nothing under pytest 9: they are written into
-an attribute that is no longer read.
+A plugin of pytest-xdist. It replaces xdist's own groups by marks. Those fail under pytest 9, which
+no longer reads the attribute that they are written into.
 """
 
 from __future__ import annotations

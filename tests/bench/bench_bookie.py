@@ -2,10 +2,10 @@
 
     python -m tests.bench.bench_bookie [--seconds 3] [--json FILE]
 
-Every row is measured three times over: on a real bookie (a process of its own, durable), on a
-bookie that answers from memory (the ceiling of gRPC and the client), and on the disk alone (the
-same bytes written and synced). Nothing is asserted; the table is for people. How writes stand
-against their bars is in `bench_writes`.
+Every row is measured on three things. The first is a real bookie: durable, and a process of its
+own. The second is a bookie that answers from memory: the ceiling of gRPC and the client. The third
+is the disk alone: the same bytes written and synced. Nothing is asserted; the table is for people.
+How writes stand against their bars is in `bench_writes`.
 """
 
 from __future__ import annotations
@@ -160,8 +160,8 @@ def disk_alone(
 ) -> Figure:
     """Write blocks of `entries` packets and sync each, one after the other.
 
-    `pause_seconds` between two blocks keeps the rhythm of a lone append, whose device has gone to
-    sleep meanwhile: here that makes one sync a quarter slower than in a tight loop.
+    `pause_seconds` between two blocks keeps the rhythm of a lone append. The device goes to sleep
+    meanwhile, which makes one sync here a quarter slower than in a tight loop.
     """
     disk = PosixDisk()
     block = os.urandom(entries * (payload_bytes + HEADER_BYTES))

@@ -3,10 +3,9 @@
     python -m tests.bench.bench_boot [--megabytes 256] [--entries 10000000] [--json FILE]
 
 Each start is a process of its own. Replay and rebuild are measured on journal files of several
-shapes, with nothing in the page cache, beside two ceilings of the same file in the same run:
-reading it from the device, and reading it with a CRC over every byte. Replay also writes what it
-keeps and syncs it; what that costs alone is the third column. Nothing is asserted; the table is for
-people.
+shapes, with an empty page cache. Two ceilings of the same file stand beside them: reading it from
+the device, and reading it with a CRC over every byte. Replay also writes what it keeps and syncs
+it; what that costs alone is the third column. Nothing is asserted; the table is for people.
 
 A megabyte is 10**6 bytes of the files, headers and the zeros behind short blocks among them: all of
 it is read. How much of it is payload is a column of its own.

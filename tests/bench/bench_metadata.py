@@ -2,11 +2,11 @@
 
     python -m tests.bench.bench_metadata [memory local etcd zk] [--members 1 3] [--seconds 0.15]
 
-Nothing is asserted. Both sides do what the other does (a create that must not find the key, a write
-of a version, a delete of a version), in turns, with the same server and number of callers; wanted
-are 80 % of the bare calls. A server's data lies in memory, so that what the client costs shows.
-What stands beside the stores without a server says `metadata_embedded`.
-A ledger's life is one create, three writes of its version, ten reads and one delete.
+Nothing is asserted. Both sides do the same in turns, with the same server and number of callers.
+They create a key if it is absent, write a version and delete a version. The aim is 80 % of the bare
+calls. A server's data lies in memory, so that what the client costs shows. What stands beside the
+stores without a server says `metadata_embedded`. A ledger's life is one create, three writes of its
+version, ten reads and one delete.
 """
 
 from __future__ import annotations
@@ -24,8 +24,11 @@ from bookie.server.loop import run
 from tests.bench import metadata_embedded, metadata_etcd, metadata_zookeeper
 
 ROUNDS = 15
-"""Turns of each side. A shared machine is twice as fast at one time as a second later: short turns
-meet the same of it, and the share is the median of what neighbouring turns say."""
+"""Turns of each side.
+
+The speed of a shared machine can double within a second. Short neighbouring turns meet the same
+speed, so the share is the median over pairs of turns.
+"""
 VALUE = bytes(300)
 """About the size of a ledger's metadata."""
 

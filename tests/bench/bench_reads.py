@@ -2,9 +2,9 @@
 
     python -m tests.bench.bench_reads [--megabytes 512] [--only ROW ...] [--directory DIR]
 
-Nothing is asserted. A range read is compared with a bookie that gives the same answers from memory
-to the same client, which verifies every packet of both; a cold one also with a loop that reads the
-same files from the disk; a point read with gRPC alone, a unary call of the same sizes.
+Nothing is asserted. A range read is compared with a bookie that answers from memory; the client
+verifies every packet of both. A cold one is also compared with a loop that reads the same files
+from the disk. A point read is compared with a unary call of gRPC of the same sizes.
 """
 
 from __future__ import annotations

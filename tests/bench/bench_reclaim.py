@@ -5,8 +5,8 @@
 Ledgers are written side by side, so that every file holds entries of all of them; then all but
 every fifth are deleted. The bookie runs with its default settings. A client appends 1 KB at a fixed
 rate before and meanwhile; a late append counts from when it should have begun. Disk use is what the
-file system counts (st_blocks) of everything in the bookie's two directories; what is alive is the
-entries' packets in the ledgers that are left.
+file system counts (st_blocks) in the bookie's two directories. Alive are the packets of entries in
+the ledgers that are left.
 """
 
 from __future__ import annotations

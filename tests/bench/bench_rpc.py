@@ -1,8 +1,8 @@
 """How fast messages get to a bookie and back: the ceilings of the product, and the product.
 
 ``python -m tests.bench.bench_rpc [--seconds S] [--loop uvloop|asyncio] [--json]`` prints one table.
-Nothing is asserted. The three kinds of server are those of `rpc_server`; client and server are two
-processes, messages are built before the clock starts, and each shape is driven the same way against
+Nothing is asserted. The three kinds of server are those of `rpc_server`. Client and server are two
+processes, and messages are built before the clock starts. Each shape is driven the same way against
 each kind:
 
 * ``lone``: one entry a message, the next is sent when the last was answered;

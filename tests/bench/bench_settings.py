@@ -1,8 +1,7 @@
 """How soon a running bookie takes a dynamic setting of its cluster.
 
-From the moment when the write of the setting returned to the line ``setting_changed`` in the
-bookie's log; the bookie is a process of its own, the metadata on a store of each kind. A second is
-allowed.
+The time runs from the return of the write to the line ``setting_changed`` in the bookie's log. The
+bookie is a process of its own. Its metadata is on a store of each kind. A second is allowed.
 """
 
 from __future__ import annotations

@@ -4,11 +4,10 @@
         [--directory DIR]
 
 Loads of entries of 100 bytes: one ledger; a hundred, ten entries of each in turn; ledgers of one
-entry. And one ledger of entries of 1 KB, twenty million of them, which are 20 GB; a smaller share
-of every load may be asked for. The size is that of the LMDB pages in use once the bookie has
-stopped in order, and that of the file with its free pages; memory is the RssAnon of the process
-before that, at rest and at its peak. Last is the time of a new start, from the call of the program
-until a client sees the bookie registered.
+entry. And one ledger of twenty million entries of 1 KB, which are 20 GB. `--share` makes every load
+smaller. Size is measured after an orderly stop: the LMDB pages in use, and the file with its free
+pages. Memory is the RssAnon of the process before that, at rest and at its peak. Last is the time
+of a new start, from the call of the program until a client sees the bookie registered.
 """
 
 from __future__ import annotations

@@ -308,8 +308,8 @@ async def amplification(bench: Bench) -> None:
 async def round_robin(bench: Bench) -> None:
     """Batches of 256 entries of 1 KB, each to the next of some number of ledgers.
 
-    The numbers of ledgers take turns. A round writes to each of them at least once; what they got
-    before the first is nothing, so that round has the cost of beginning a ledger in it.
+    The numbers of ledgers take turns. A round writes to each of them at least once. The ledgers are
+    empty before the first round, so that round includes the cost of beginning them.
     """
     client = bench.real.client
     payloads = [os.urandom(1024) for _ in range(BATCH_ENTRIES)]

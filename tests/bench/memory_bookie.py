@@ -1,7 +1,7 @@
 """A bookie that stores nothing durably: the ceiling of what gRPC and the client allow.
 
-It parses and answers exactly the messages that a real one does, keeps batches in a dictionary, and
-gives the same responses to reads from memory. Run as a process, it registers like a bookie::
+It parses and answers exactly the messages that a real one does. It keeps batches in a dictionary,
+and gives the same responses to reads from memory. Run as a process, it registers like a bookie::
 
     python -m tests.bench.memory_bookie METADATA_URI BOOKIE_ID [forgets]
 

@@ -1,9 +1,9 @@
-"""The stores without a server in `bench_metadata`, beside what they would be without being a store.
+"""The stores without a server in `bench_metadata`, beside a dictionary and bare LMDB.
 
-Beside the store in memory stands a dictionary, beside the one in a directory transactions of LMDB
-on the same disk: one after the other and durable each, made by a thread, as a loop must not wait
-for a device. Neither has sessions, watches or conditions on ancestors; so the share is what those
-cost, and no share is wanted.
+The store in memory is compared with a dictionary. The one in a directory is compared with
+transactions of LMDB on the same disk. They run one after the other, are durable each, and run in a
+thread, because a loop must not wait for a device. Those two lack sessions, watches and conditions
+on ancestors. The share shows what these cost, so there is no target.
 """
 
 from __future__ import annotations

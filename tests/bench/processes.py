@@ -54,7 +54,7 @@ class Served:
         return int(next(line for line in lines if line.startswith("write_bytes")).split()[1])
 
     async def settled(self) -> None:
-        """Return when the bookie has written nothing for a second: no load's rest slows the next.
+        """Return when the bookie has written nothing for a second, so the next load starts fair.
 
         Raises:
             TimeoutError: it goes on for a minute.

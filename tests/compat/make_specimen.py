@@ -3,11 +3,10 @@
 ``python -m tests.compat.make_specimen TREE NAME`` runs three bookies and a client of the tree at
 TREE and packs two specimens: ``specimens/NAME-stopped`` after an orderly stop, and
 ``specimens/NAME-killed`` after SIGKILL without a checkpoint. Beside each archive stands a file with
-what is in it. Run it once for each release, and never again for the same one: what a later program
-writes proves nothing about the former.
+what is in it. Run it once for each release, and only with the program of that release.
 
 In the middle the first bookie is killed and starts again, so that it has an entry log from its
-replay besides journal files. The metadata directory and the three bookies lie side by side; cookies
+replay besides journal files. The metadata directory and the three bookies lie side by side. Cookies
 name the absolute paths of the machine that made them, so a test moves them.
 """
 

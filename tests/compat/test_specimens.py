@@ -164,7 +164,7 @@ async def test_every_entry_is_read_and_the_cluster_goes_on(specimen: Specimen) -
         reader = await client.open_ledger(writer.ledger_id)
         assert len([entry async for entry in reader.read(0, reader.last_entry_id)]) == 100
         after = await specimen.cookies()
-    # What an older version left behind is no reason for doubt; nobody lost anything.
+    # Data of an older version raises no doubt, and all of it is there.
     assert not any(cookie.is_in_doubt for cookie in after)
     assert [cookie.unique_id for cookie in after] == [cookie.unique_id for cookie in before]
 

@@ -30,7 +30,7 @@ NOT_OURS: dict[range, str] = {
     range(105, 106): "no formatting of a cluster in place: it is nuked, and made again",
     range(96, 99): "no event synchronizer: last writer wins on wall clocks loses writes",
 }
-"""Cases that no test can show, because we do without what they are about; each with the reason."""
+"""Cases that tests cannot show, because we lack their subject; each with the reason."""
 
 _LMDB = "about the files of LMDB, which only `local` has"
 _DISK = "nothing lies between a process and its disk that an outage could cut"

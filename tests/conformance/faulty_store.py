@@ -27,7 +27,7 @@ class FaultyStore(MetadataStore):
         self.lost_replies = 0
         """So many of the next writes happen, and are not answered."""
         self.lost_requests = 0
-        """So many of the next writes neither happen nor are answered."""
+        """So many of the next writes are lost before they happen; their callers hear no answer."""
         self.loses_request: Callable[[Sequence[Operation]], bool] = lambda _: False
         """Whether a write is one of these."""
         self.lost: list[Sequence[Operation]] = []
@@ -35,7 +35,7 @@ class FaultyStore(MetadataStore):
         self.latency_seconds = 0.0
         """Reads and writes of records take so long."""
         self.is_down = False
-        """Nothing is answered, and nothing happens."""
+        """True: calls fail without effect."""
         self.lost_listings = 0
         """So many of the next scans are not answered."""
         self.lost_watches = 0

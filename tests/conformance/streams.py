@@ -46,7 +46,7 @@ async def scan(store: MetadataStore, key: str, after: str = "") -> list[str]:
 
 
 def timeless(stat: Stat) -> Stat:
-    """`stat` without its times, which not every answer of every backend has."""
+    """`stat` without its times, which some answers of some backends lack."""
     return replace(stat, created_ms=None, modified_ms=None)
 
 

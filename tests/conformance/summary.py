@@ -1,7 +1,7 @@
 """What the conformance suite says at the end of a run: tests and cases per backend.
 
-A plugin and no part of its `conftest.py`, which the process that prints does not import when
-others run the tests.
+It is a plugin apart from its `conftest.py`. With several processes, the one that prints does not
+import that file.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Double barriers: nobody begins before all have come, nobody ends before all have done."""
+"""Double barriers: all begin when all have come, and all leave when all have finished."""
 
 from __future__ import annotations
 

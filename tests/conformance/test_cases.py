@@ -19,7 +19,7 @@ _TESTS = Path(__file__).resolve().parents[1]
 
 
 def test_every_case_is_shown_or_explained() -> None:
-    """No case is forgotten on any backend, and no reason outlives the test that made it wrong."""
+    """Each case has a test or a reason on each backend, and each reason is still true."""
     shown: dict[str, set[int]] = {name: set() for name in BACKENDS}
     for _, backends, cases in named_in(_TESTS):
         for backend in backends:

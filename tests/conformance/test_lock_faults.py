@@ -1,4 +1,4 @@
-"""Locks whose holder is cancelled, paused or not answered at the worst moment: no claim remains."""
+"""Locks whose holder is cancelled, paused or left without answer: its claim still goes."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ async def test_a_claim_that_cannot_be_watched_is_none(client: Client) -> None:
 
 @pytest.mark.parametrize("lost_listings", [0, 1])
 async def test_two_attempts_are_one_claim(client: Client, lost_listings: int) -> None:
-    """The first was made and not answered, and the look whether it was is not answered either."""
+    """The first attempt took effect without an answer. The check for it stays unanswered, too."""
     client.store.lost_replies = 1
     client.store.lost_listings = lost_listings
     async with await client.locks.acquire(PATH, timeout_seconds=10) as lock:

@@ -105,7 +105,7 @@ async def test_the_content_may_change_after_somebody_deleted_the_claim(client: C
 
 
 async def test_a_leftover_of_its_own_is_replaced(client: Client) -> None:
-    """Case 49: with whatever content. A claim that it does not know is not its own."""
+    """Case 49: with whatever content. A claim of unknown content belongs to another one."""
     abandoned = client.participant.new_guid()
     client.participant.abandon(abandoned)
     await client.session.put(

@@ -76,7 +76,7 @@ async def _are_inside(inside: list[str], names: list[str]) -> bool:
 async def test_a_writer_waits_only_for_the_last_reader_before_it(
     client: Client, new_client: NewClient
 ) -> None:
-    """No herd: the first of two readers that goes wakes nobody."""
+    """No herd: when the first of two readers goes, the writer sleeps on."""
     readers = ReadWriteLocks(client.participant)
     other = await new_client()
     first, second = await readers.read(PATH), await readers.read(PATH)

@@ -423,7 +423,7 @@ async def test_access_control_is_refused_where_there_is_none(backend: Backend) -
 
 
 def test_timeless_keeps_everything_else() -> None:
-    """The suite compares states without their times, and nothing less."""
+    """The suite compares everything in a state but its times."""
     from bookie.metadata.model import Stat
 
     stat = Stat("/a", 1, 2, 3, 4, ephemeral=True, created_by_self=False, first_version=True)

@@ -47,8 +47,8 @@ async def test_a_watch_sees_each_change_once_and_in_order(store: MetadataStore) 
 async def test_what_triggers_a_watch(backend: Backend) -> None:
     """The table of ZooKeeper's lecture: an event for each write, at the record and above it only.
 
-    A create, a write and a delete each trigger the watch on the record and those above it, and
-    none on its siblings or on what lies below; a read or a refused write triggers none.
+    A create, a write and a delete each trigger the watch on the record and those above it. Its
+    siblings and the records below stay silent. A read or a refused write triggers none.
     """
     store = await backend.open()
     await store.put("/a/b", b"")

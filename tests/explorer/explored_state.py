@@ -5,9 +5,9 @@
 **What is one step.** A bookie serves a recoverer's call and the recoverer hears the answer in one
 step. To hear it later would change nothing: all that the recoverer does then is to send, and what
 it sends may wait. Only answers that overtake each other are left out; a lost answer stands for one
-that comes too late. A writer's add and its answer are two steps, in the order of the stream,
-because acknowledgements heard after a fence or a change are what the rules are about. So are a
-compare-and-set and its answer.
+that comes too late. A writer's add and its answer are two steps, in the order of the stream. So are
+a compare-and-set and its answer. The rules concern acknowledgements that are heard after a fence or
+a change.
 
 **What is equal.** With one write set for all entries, slots may change places (`Renaming`). A spare
 that nobody has used is like any other, so only the first of them is chosen.

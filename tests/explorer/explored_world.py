@@ -288,7 +288,7 @@ def check_closed(quorum: Quorum, bookies: dict[str, Bookie], metadata: LedgerMet
     for entry_id in range(metadata.last_entry_id + 1):
         names = metadata.fragment_of(entry_id).bookies
         members = [bookies[names[slot]] for slot in quorum.write_set(entry_id)]
-        # A loss that the bookie itself does not suspect is none that was allowed for.
+        # A loss that the bookie itself does not suspect counts as unexpected.
         holders = [m for m in members if m.body(entry_id) or (m.limbo and m.had(entry_id))]
         here = [m.body(entry_id) for m in members if m.body(entry_id)]
         require(

@@ -186,7 +186,7 @@ def finish(state: ExploredState) -> None:
 
 
 def _settled(state: ExploredState) -> ExploredState:
-    """The writer has come to rest, without faults; timers fire when nothing else happens."""
+    """The writer has come to rest without faults. Timers fire when all else is done."""
     state.budget["timer"] = 100
     fired: Counter[Action] = Counter()
     for _ in range(500):

@@ -2,7 +2,7 @@
 
 The client keeps a list of everything that the bookie acknowledged: entries, as the checksum of the
 packets of a batch, and fences. After each kill the bookie is started on the same directories and
-must keep every promise: the same bytes come back, and a fenced ledger takes no plain add again.
+must keep every promise. The same bytes come back, and a fenced ledger refuses plain adds.
 
 Nothing random decides what is right: randomness (from a printed seed) only chooses what to do next
 and when to kill.

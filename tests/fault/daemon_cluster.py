@@ -98,6 +98,10 @@ async def daemon_cluster(
         yield DaemonCluster(daemons, client)
 
 
+PACE_SECONDS = 0.003
+"""Between two appends: a load without a pause would take the cores from all other tests."""
+
+
 @dataclass(slots=True)
 class Appending:
     """Entries that were acknowledged, one after the other."""
@@ -110,6 +114,7 @@ class Appending:
         while True:
             await self.writer.append(b"%d" % self.acknowledged)
             self.acknowledged += 1
+            await asyncio.sleep(PACE_SECONDS)
 
     async def goes_on(self) -> None:
         """Wait until more entries were acknowledged."""

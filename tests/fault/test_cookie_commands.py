@@ -94,7 +94,7 @@ async def has_cookie(uri: str, name: str) -> bool:
 
 
 async def test_one_lost_disk_is_forgotten_and_a_second_is_not(tmp_path: Path) -> None:
-    """Of three copies two acknowledged: without a second one that counts, nothing is deleted."""
+    """Of three copies two acknowledged. Deletion needs a second one that counts."""
     uri = f"local://{tmp_path}/metadata"
     delete = ("delete", "--metadata", uri, "--yes")
     async with daemon_cluster(uri, tmp_path) as cluster:

@@ -83,7 +83,7 @@ async def test_directory_that_cannot_be_made_now(parent: str, key: str, home: Ho
 
 @pytest.mark.parametrize("key", ["journal_dir", "ledgers_dir"])
 async def test_file_in_place_of_a_directory(key: str, home: Home) -> None:
-    """No later start changes that; the bookie that never ran leaves nothing in the cluster."""
+    """A later start is refused, too. A bookie that never ran leaves the cluster unchanged."""
     (home.path / "file").touch()
     home.sections["storage"][key] = f"{home.path}/file"
     status, sentence = await refused(home.write())
@@ -132,7 +132,7 @@ async def test_optimized_interpreter(home: Home) -> None:
 
 
 async def test_unknown_failpoint(home: Home) -> None:
-    """A crash test that names a point that does not exist must not pass by mistake."""
+    """A crash test must fail if its failpoint does not exist."""
     status, sentence = await refused(home.write(), BOOKIE_FAILPOINT="journal.before_lunch")
     assert status == MISCONFIGURED
     assert "there is no failpoint named 'journal.before_lunch'" in sentence
@@ -170,7 +170,7 @@ async def test_second_bookie_with_the_same_id(used: Home) -> None:
 
 @pytest.mark.parametrize("name", ["journal", "ledgers"])
 async def test_missing_cookie(name: str, used: Home) -> None:
-    """A directory without its cookie may have lost its data: it is never stamped again."""
+    """A directory that lost its cookie may have lost its data, too. It is never stamped again."""
     (used.path / name / "COOKIE").unlink()
     status, sentence = await refused(used.write())
     assert status == FAILED

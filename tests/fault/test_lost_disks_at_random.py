@@ -74,6 +74,12 @@ LEDGERS = 3
 HEAL_SECONDS_MAX = 60.0
 EPISODE_SECONDS_MAX = 240.0
 
+PAUSE_SECONDS_MAX = 0.03
+"""Between two batches of a writer, of which an episode then has a hundred."""
+
+RECOVERY_SECONDS_MAX = 3.0
+"""By then a recovery has begun: before the loss, while the victim is away, or after its return."""
+
 T = TypeVar("T")
 
 
@@ -103,7 +109,7 @@ class Written:
                 return
             assert ids == range(first, first + count)
             self.acknowledged.update(ids)
-            await asyncio.sleep(rng.uniform(0, 0.01))
+            await asyncio.sleep(rng.uniform(0, PAUSE_SECONDS_MAX))
 
     async def tail(self, client: BookKeeper) -> None:
         """Follow the ledger to its end; a tail that fails is begun anew where it was."""
@@ -172,7 +178,7 @@ class Episode:
             ]
             recovering = []
             for ledger in self.ledgers:
-                after = rng.uniform(0, 3)
+                after = rng.uniform(0, RECOVERY_SECONDS_MAX)
                 # Two begin at about the same time, so that they compete.
                 for recoverer in (reader, client)[: rng.choice([0, 0, 1, 1, 2])]:
                     recovery = self._recover(recoverer, ledger, after + rng.uniform(0, 0.02))
@@ -244,7 +250,7 @@ class Episode:
                 pass
 
     async def _check_doubt(self) -> None:
-        """The victim denies no entry of a ledger that names it, unless that is closed and whole."""
+        """The victim may deny entries only of closed and whole ledgers that name it."""
         async with self.cluster.connect() as client:
             entered = client._connected
             channel = entered.pool.connection(self.victim).channel()

@@ -28,7 +28,7 @@ FILE_BYTES = 8 * MIB
 BLOCK_BYTES = 4200 * 1024
 STEP_BYTES = MIB
 OPEN_BYTES = min(ROLL_GARBAGE_BYTES_MIN + BLOCK_BYTES + STEP_BYTES, FILE_BYTES)
-"""The open journal's garbage that is not worth a roll, and what it has allocated and not used."""
+"""The garbage of the open journal that is too little for a roll, and its unused allocation."""
 
 
 def settings(home: Home) -> Home:

@@ -23,7 +23,7 @@ def server(request: pytest.FixtureRequest) -> SharedServer:
 
 
 async def test_a_forced_expiry(server: SharedServer, tmp_path: Path) -> None:
-    """One registers again without a restart, one obeys `shutdown`, and no append fails."""
+    """One registers again without a restart, one obeys `shutdown`, and all appends succeed."""
     async with (
         daemon_cluster(server.uri, tmp_path, {"b2": {"policy": "shutdown"}}) as cluster,
         open_store(server.uri) as store,

@@ -41,7 +41,7 @@ async def worker(home: Home, role: str) -> AsyncIterator[asyncio.subprocess.Proc
 
 
 async def test_a_long_outage_ends_the_daemon_with_one_sentence(home: Home) -> None:
-    """The store's only writer hangs: no heartbeat is missing, but nothing can be written."""
+    """The store's only writer hangs: all heartbeats arrive, but writes fail."""
     home.sections["session"] = {"give_up_after_timeouts": 1.5}
     async with serving(home.write()) as daemon, worker(home, "hold") as owner:
         await daemon.until("registered")

@@ -104,7 +104,7 @@ async def running(path: Path) -> AsyncIterator[Running]:
 
 
 async def test_missing_entries_are_seen_by_every_command(tmp_path: Path) -> None:
-    """A bookie that was away lacks a thousand entries: it is not whole, nor is the cluster."""
+    """A bookie that was away lacks a thousand entries. So it and the cluster are incomplete."""
     async with running(tmp_path) as cluster:
         status, checks = await cluster.health()
         assert (status, [one["check"] for one in checks.values() if not one["healthy"]]) == (0, [])

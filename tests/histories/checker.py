@@ -1,7 +1,7 @@
 """Is a history one that a correct metadata store can have produced?
 
-Each rule is an offence that it looks for; together they are the rules by which the recipes and the
-ledger protocol rely on a store. `check` returns one sentence per offence, none for a good history.
+Each rule is an offence that it looks for. The recipes and the ledger protocol rely on a store by
+these rules. `check` returns one sentence per offence, none for a good history.
 
 ====  ==============================================================================================
 rule  what must hold
@@ -24,15 +24,15 @@ M9    a client's reads do not go back, also from one key to another: what it wro
 M10   no number of a counter is given twice, and later calls get greater ones
 ====  ==============================================================================================
 
-Equivalence of backends (M11) is shown by running the same operations on all of them, and what a
-backend's durability is (M12) by killing its processes; neither shows in a history.
+Two properties do not show in a history. Equivalence of backends (M11) is shown by running the same
+operations on all. Durability (M12) is shown by killing a backend's processes.
 
 A listing at the end of a watch is a current read of every key, also of those that it lacks. Reads
-that are not current are held to M9 only: a backend may show old states for ever to those who
-neither write nor ask for the newest.
+that may be old are held to M9 only. A backend may show old states for ever to clients that only
+read, without a sync.
 
-A replacement as ephemeral takes the record over: from then on it belongs to the session of whoever
-replaced it, and the end of the session that had it before says nothing about it.
+A replacement as ephemeral takes the record over. From then on it belongs to the replacing session,
+and the end of its former session proves nothing about it.
 
 Where an outcome is unknown every possibility is allowed, so nothing is ever searched for.
 """
@@ -193,7 +193,7 @@ class _Register:
             and write.verb is not Verb.DELETE
             and write.value not in seen_values
         ]
-        """Neither answered nor seen: nobody knows whether they happened."""
+        """Unanswered and unseen: their effect is unknown."""
 
     def offences(self) -> Iterator[str]:
         yield from self._collect()
@@ -303,7 +303,7 @@ class _Register:
                 yield _End(end.called, end.returned, certain and owner is not None)
 
     def _owner(self, state: _State) -> _Owner | None:
-        """Whose the record was in this state; None if that cannot be known."""
+        """Whose the record was in this state; None if that is unknown."""
         for one in reversed(self.chain[: self.chain.index(state) + 1]):
             write = one.write
             if write.session:

@@ -30,7 +30,7 @@ Corrupt = Callable[[History, random.Random], History | None]
 
 @dataclass(frozen=True)
 class Corruption:
-    """`corrupt` returns None where the history has nothing that it could damage."""
+    """`corrupt` returns None where the history lacks a place for the damage."""
 
     corrupt: Corrupt
     rules: frozenset[str]

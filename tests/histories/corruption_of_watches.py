@@ -190,7 +190,7 @@ def _watched_to_the_end(watched: Watched, key: str, write: Write | None) -> Watc
 
 
 def _was_last(history: History, write: Write) -> bool:
-    """Whether the key had no other state after this one, and is not there in the end."""
+    """True if this was the last state of the key, and the key is gone in the end."""
     later = [w for w in written(history) if w.key == write.key and w.revision > write.revision]
     lost = [w for w in of(history, Write) if w.key == write.key and w.outcome is Outcome.UNKNOWN]
     return not (later or lost or any(write.key in w.final for w in of(history, Watched)))

@@ -105,7 +105,7 @@ class Servers(ABC):
         """End the session of `store` on the servers, with the help of another one.
 
         Raises:
-            BookieError: the servers do not answer; it may have ended or not.
+            BookieError: the servers do not answer; the outcome is unknown.
         """
 
 

@@ -4,9 +4,9 @@ Every client reaches the servers through proxies of its own. While they work, fa
 come one after the other, and beside them faults of single clients. When all is healed, everybody
 has to go on, and what belonged to sessions that were lost has to go within a bound.
 
-Who is told that a session ended? A leased record, the *mark*, stands for each session, and another
-client, which no fault of a client befalls, reads it again and again: when it is gone the session
-has ended, and everything else that belonged to it went in the same commit.
+Who is told that a session ended? Each session has a leased record, the *mark*. Another client reads
+it again and again, and faults of clients spare this one. When the mark is gone the session has
+ended, and its other records went in the same commit.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ from tests.histories.workload import Person, Recorder, Watcher, write_fence
 from tests.servers.proxy import Proxy
 
 LEASES_MAX = 2
-"""So many session timeouts after all is healed, what belonged to lost sessions is gone: a server
-that becomes leader gives everybody a whole lease once more, and may have become it just now."""
+"""So many session timeouts after all is healed, the records of lost sessions are gone.
+
+A server that becomes leader grants every session a whole lease again, and may become leader last.
+"""
 
 MARKS = "/marks"
 _LOOK_SECONDS = 0.02
@@ -150,7 +152,7 @@ class Run:
         self._note_unmarked(person, unmarked, begun_at)
 
     def _note_unmarked(self, person: Person, session: int, begun_at: float) -> None:
-        """Nobody saw when it ended, and nothing leased is known to belong to it."""
+        """Its end was unobserved, and its leased records, if any, are unknown."""
         if session:
             self.recorder.history.append(SessionEnd(person.name, session, begun_at, FOREVER))
 
@@ -339,8 +341,8 @@ async def record_under_faults(
 
     Args:
         servers: whole ones.
-        seed: of what the clients do, and of whom a fault befalls; the servers keep a time of their
-            own, so that a seed gives a similar history and not the same one.
+        seed: chooses what the clients do, and whom a fault befalls. The servers keep a time of
+            their own, so a seed gives similar histories.
         faults: what befalls the servers, one after the other.
         client_faults: what befalls clients meanwhile, one after the other.
         manner: how.

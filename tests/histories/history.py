@@ -21,9 +21,9 @@ class Outcome(enum.Enum):
 
     OK = "ok"
     CONFLICT = "conflict"
-    """Another version than expected, or there was a record, or none: it did nothing."""
+    """A wrong version, an existing record or a missing one: it did nothing."""
     REFUSED = "refused"
-    """It did nothing, for a reason that says nothing about the record (a lost session)."""
+    """It did nothing, for a reason apart from the record (a lost session)."""
     UNKNOWN = "unknown"
 
 
@@ -69,12 +69,15 @@ class Read:
     called: float
     returned: float
     value: str | None
-    """None: there was no record."""
+    """None: the record was absent."""
     version: int = -1
     revision: int = -1
     is_current: bool = True
-    """Whether it has to show the newest state (all reads of most backends do, and those after a
-    sync of any), or only none older than this client saw."""
+    """True if it has to show the newest state.
+
+    Most backends promise this of all reads, and all backends of a read after a sync. Other reads
+    show a state that is at least as new as those this client saw.
+    """
 
 
 @dataclass(frozen=True, slots=True)

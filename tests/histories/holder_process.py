@@ -2,11 +2,11 @@
 
 ``python -m tests.histories.holder_process URI SESSION-SECONDS NAME LOCK [MODE]``
 
-It acquires the lock, acts again and again on the condition that it took when it acquired it, and
-stands in line anew when an act is refused. What it acts with is a session of its own, which is not
-that of the lock: only the condition keeps a late act from being done. Beside that it owns a leased
-record as long as its session lives. Each entry of a history is a line of JSON on standard output,
-with the times of a clock that all processes of the machine share.
+It acquires the lock and acts again and again. Each act has the condition that it took when it
+acquired the lock. It queues anew when an act is refused. It acts with another session than that of
+the lock. So only the condition refuses a late act. Beside that it owns a leased record as long as
+its session lives. Each entry of a history is a line of JSON on standard output. Its times are of a
+clock that all processes of the machine share.
 
 MODE ``unguarded`` is a seeded bug: it acts without the condition.
 """

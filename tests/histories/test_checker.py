@@ -42,7 +42,7 @@ CREATE, REPLACE, DELETE = Verb.CREATE, Verb.REPLACE, Verb.DELETE
 def recorded(seed: int, *, is_current: bool) -> tuple[History, Counter[str]]:
     """A history of the store in memory, in virtual time, with faults.
 
-    Not `is_current`: written down as of a backend whose reads may be old unless they are synced.
+    Without `is_current` it is recorded as of a backend whose reads may be old before a sync.
     """
 
     async def main() -> tuple[History, Counter[str]]:

@@ -314,7 +314,7 @@ class Watcher:
 
 @dataclass(frozen=True)
 class Faults:
-    """What may be done to a session; None where the backend cannot."""
+    """What may be done to a session; None if the backend lacks it."""
 
     expire: Callable[[MetadataStore], Awaitable[None]]
     disconnect: Callable[[MetadataStore], Awaitable[None]] | None = None
@@ -350,7 +350,7 @@ class Nemesis:
                 await asyncio.sleep(0)
 
     async def _expire(self, person: Person) -> None:
-        # Nothing is under way meanwhile, or nobody knew in which session it was done.
+        # No call is under way meanwhile, because its session would be unknown.
         async with person.quiet, person.session.session_events() as events:
             self.counts["expiry"] += 1
             called = self._recorder.now()

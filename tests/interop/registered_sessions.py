@@ -1,8 +1,8 @@
 """A process with many sessions of one metadata store, each of which holds a bookie's registration.
 
 ``python registered_sessions.py URI SESSION-TIMEOUT FIRST COUNT``: the sessions of the bookies
-numbered from FIRST on. It tells on standard output, a line each time it changes, how many of them
-are registered, and ends in order when its standard input does.
+numbered from FIRST on. It prints how many of them are registered, a line at each change. It ends in
+order when its standard input ends.
 """
 
 from __future__ import annotations

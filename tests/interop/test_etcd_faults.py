@@ -20,6 +20,10 @@ FAULT_SECONDS = 2.5
 """Long enough for an election, shorter than a session lives without an answer."""
 
 
+PACE_SECONDS = 0.003
+"""Between two increments of a session, so that other tests get a core, too."""
+
+
 @dataclass
 class _History:
     """What the sessions saw; checked when all is well again."""
@@ -55,6 +59,7 @@ async def _count(store: MetadataStore, history: _History, stop: asyncio.Event) -
         history.written.append(stat.revision)
         if history.wanted is not None and len(history.increments) >= history.wanted:
             history.reached.set()
+        await asyncio.sleep(PACE_SECONDS)
 
 
 async def _follow(changes: AsyncIterator[Change], history: _History) -> None:

@@ -39,7 +39,7 @@ async def store(etcd_link: Proxy, etcd_scope: str) -> AsyncIterator[EtcdStore]:
 async def test_the_first_lease_counts_from_its_request(
     etcd_server: EtcdServer, etcd_scope: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not from the reply, which may be late; requests that were not answered do not count."""
+    """The reply may be late, so it does not count; unanswered requests are ignored."""
     send, asked, answered = EtcdClient._send, [], []
 
     async def note(self: EtcdClient, method: Method, request: Any, seconds: float) -> Any:

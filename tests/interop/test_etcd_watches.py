@@ -79,7 +79,7 @@ async def test_changes_during_an_outage_are_seen_after_it(
 async def test_a_silent_stream_is_replaced(
     store: EtcdStore, etcd_observer: MetadataStore, etcd_link: Proxy
 ) -> None:
-    """Nothing tells that the packets are dropped; a stream that does not answer is given up."""
+    """The packets are dropped silently. A stream that stays silent is replaced."""
     async with store.watch("/") as changes:
         await etcd_observer.put("/0", b"")
         assert await next_changes(changes) == [(CREATED, "/0")]
@@ -301,7 +301,7 @@ async def test_a_resumed_watch_equals_the_history(
 
 
 async def test_a_neighbour_with_the_same_beginning_is_not_seen(etcd_server: EtcdServer) -> None:
-    """Neither `/bk-2` nor `/bk/…` of another store is touched by what a store of `/bk` does."""
+    """A store of `/bk` leaves `/bk-2` and `/bk/…` of another store alone."""
     uri = "/" + etcd_server.uri().rpartition("/")[2]
     hosts = etcd_server.endpoints
     async with EtcdStore(hosts, uri) as ours, EtcdStore(hosts, f"{uri}-2") as near:

@@ -31,16 +31,21 @@ pytestmark = pytest.mark.alone
 
 SESSIONS = 200
 PROCESSES = 4
-"""Which the sessions are of: bookies do not share an interpreter, nor one with what they connect by
-(the proxies are in ours)."""
+"""The processes of the sessions.
+
+Each bookie has an interpreter of its own, and the proxies run in that of the test.
+"""
 
 LEASE_SECONDS = 4.0
 CONNECTIONS_OF_A_SESSION_MAX = 10
 """While the servers are away for two leases."""
 
 CONNECTIONS_A_SECOND_MAX = 2
-"""Of a session that is not registered yet although they are back: an attempt takes half a second at
-least where nobody answers, and how long that lasts is the servers' and the machine's doing."""
+"""Of each session that is still to register, once the servers are back.
+
+A failed attempt takes at least half a second. The time of a registration depends on the servers
+and the machine.
+"""
 
 _WORKER = Path(__file__).with_name("registered_sessions.py")
 _ROOT = Path(bookie.__file__).parent.parent

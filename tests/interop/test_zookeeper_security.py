@@ -266,7 +266,7 @@ async def test_a_target_without_access_control_is_refused_unless_asked_for(
 
 @pytest.fixture(scope="module")
 def sasl_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperServer]:
-    """A server that lets nobody in without a password."""
+    """A server that requires a password."""
     directory = tmp_path_factory.mktemp("sasl")
     jaas = directory / "jaas.conf"
     jaas.write_text(JAAS, encoding="utf-8")

@@ -56,8 +56,10 @@ async def test_who_sends_never_waits_for_a_thread_that_stands_still(
 async def test_a_stall_behind_the_handshake_ends_with_the_connection(
     zookeeper_server: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The request that sets the watch again is not answered, and then all goes on as if nothing
-    had been: kazoo is content with such a connection."""
+    """The request that sets the watch again stays unanswered.
+
+    Then all goes on as if it had succeeded: kazoo keeps such a connection.
+    """
     with Proxy(zookeeper_server.port) as proxy:
         async with opened(proxy, new_scope(), 6) as store, store.session_events() as events:
 

@@ -71,8 +71,10 @@ DAMAGES_LEFT_TO_SOAK = frozenset(
         "of another file",
     }
 )
-"""What a block is made of does not depend on the kinds of its records, so that for most of them it
-is left to the long run."""
+"""The structure of a block is the same for all kinds of records.
+
+So for most kinds it is left to the long run.
+"""
 
 HEADER_FIELDS = {"magic": 0, "version": 8, "kind": 12, "number": 16, "nonce": 24, "CRC": 4092}
 HEADER_PLACES = ("log", "below", "mark", "earlier", "middle")
@@ -197,8 +199,8 @@ def _record_cells() -> Iterator[Cell]:
         for kind in KINDS:
             yield from (Cell(kind, place, damage) for damage in damages if damage not in missing)
     for place in LINK_PLACES:
-        # A link stands in the first block of its file: there is no earlier one, and in some files
-        # no small one behind it.
+        # A link stands in the first block of its file, so an earlier block is missing. In some
+        # files a small block behind it is missing, too.
         missing = {"duplicated", "stale"} if place in {"log", "below"} else {"stale"}
         for damage in (*BLOCK_FIELDS, *RECORD_FIELDS, "nonce", "padding", *WHOLE):
             if damage not in missing:

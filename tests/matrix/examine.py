@@ -1,9 +1,9 @@
 """Starting a bookie on damaged directories and holding what it says against what was promised.
 
-Rules that no damage excuses, whatever the outcome: never bytes that nobody stored, never a plain
-add into a ledger that had been fenced or deleted, never an exception that is not one of ours. An
-entry that was acknowledged may be unavailable, and is then *lost loudly* (an error, or "unknown")
-or *denied* ("no such entry"); which of the two is allowed, the table of the damage says.
+Three things are wrong after every damage. They are bytes that were never stored, a plain add into a
+ledger that had been fenced or deleted, and a foreign exception. An acknowledged entry may be
+unavailable. It is then *lost loudly* (an error, or "unknown") or *denied* ("no such entry"). The
+table of the damage says which of the two is allowed.
 """
 
 from __future__ import annotations

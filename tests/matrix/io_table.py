@@ -1,8 +1,8 @@
 """What an error of a device comes to, for every call that a bookie makes on every kind of file.
 
-A failed write or sync of something committed is fail-stop: the process ends with exit code 74, is
-not asked to try again, and acknowledges nothing after it. A full device is no failure: new entries
-are refused, what is stored is served, and entries are taken again when there is room.
+A failed write or sync of something committed is fail-stop. The process ends with exit code 74.
+After the failure it acknowledges nothing and leaves all retries out. A full device is no failure:
+new entries are refused, stored ones are served, and adds are taken again when there is room.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """A bookie's directories with everything in them that can be damaged, and what was promised of it.
 
 One history, through two lives of a real bookie on real files and a real index. Small *probes* stand
-at known positions: in an entry log, below the mark, in an earlier journal file above the mark, in
-the middle of the last file, and at its end. Each probe is one block with one record of its kind.
-Pictures of the directories are taken on the way, as a killed process would leave them.
+at known positions. One is in an entry log, one below the mark, one in an earlier journal file above
+the mark. The others are in the middle of the last file and at its end. Each probe is one block with
+one record of its kind. Pictures of the directories are taken on the way, as a killed process would
+leave them.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """The corruption matrix on a real bookie: every cell comes to what the table says, every time.
 
-And never, whatever the cell: wrong bytes, a fence that is forgotten, an exception that is not ours,
-a process that dies or hangs, or a second or third start that comes to something worse.
+Some outcomes are wrong in every cell: wrong bytes, a forgotten fence, a foreign exception, a
+process that dies or hangs. A second or third start must come to nothing worse.
 
 The long run (``--hypothesis-profile=soak``) starts a bookie on every cell of the table. The others
-leave out, for the kinds of records other than entries, fences and doubts, the damages that depend
-least on what the records of a block say: `DAMAGES_LEFT_TO_SOAK`, of header fields, padding, and
-whole blocks.
+leave out some cells for kinds of records other than entries, fences and doubts. These are the
+damages that depend least on the content of records: `DAMAGES_LEFT_TO_SOAK`, of header fields,
+padding, and whole blocks.
 """
 
 from __future__ import annotations
@@ -48,12 +48,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(name="answers", scope="module")
-def _answers(
-    tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
-) -> dict[Cell, Answer]:
+def _answers(pytestconfig: pytest.Config) -> dict[Cell, Answer]:
     cells = cells_of(pytestconfig)
     cases = [case_of(number, cell) for number, cell in enumerate(cells)]
-    return dict(zip(cells, run_all(cases, tmp_path_factory.mktemp("matrix")), strict=True))
+    return dict(zip(cells, run_all(cases), strict=True))
 
 
 def outcome_of(finding: Answer) -> Outcome:
@@ -114,7 +112,7 @@ def test_a_cell_comes_to_what_the_table_says(cell: Cell, answers: dict[Cell, Ans
 
 
 def test_one_rule_speaks_about_each_cell_and_each_rule_about_some() -> None:
-    """The table has no holes, no contradictions and no dead rows; no cell stands there twice."""
+    """Each cell stands in the table once and has one rule, and each rule has a cell."""
     assert len(set(CELLS)) == len(CELLS)
     found = {cell: [rule for rule in RULES if rule.matches(cell)] for cell in CELLS}
     assert [cell for cell, rules in found.items() if len(rules) != 1] == []

@@ -45,8 +45,8 @@ def test_a_bookie_runs_with_what_is_right_of_the_clusters_settings(
 ) -> None:
     """Its own settings stay; a right state is taken whole, of a wrong one what can be.
 
-    What needs a restart never changes. Nothing is applied that is not right together, and the
-    settings that were applied last are those that it runs with.
+    What needs a restart never changes. It applies only settings that are right together. It runs
+    with those that were applied last.
     """
     sources = Sources.read(None, own, environment={})
     if not _is_right(sources, {}):

@@ -122,7 +122,7 @@ class Scenario:
         self.writer.append_batch(number(words[0]))
 
     def idle(self, _client: str, _words: Words) -> None:
-        """`idle`: nothing is queued; a LAC that no request carried is sent on its own."""
+        """`idle`: the queue is empty; a LAC that requests did not carry is sent on its own."""
         self.writer.step(writer_events.Idle())
 
     def force(self, _client: str, _words: Words) -> None:

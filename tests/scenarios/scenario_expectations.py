@@ -46,7 +46,7 @@ def lac(_world: ScenarioWorld, client: Client, words: Words) -> None:
 
 
 def waiting(_world: ScenarioWorld, client: Client, words: Words) -> None:
-    """`waiting 1 2`: the entries that are not confirmed; no number: some are."""
+    """`waiting 1 2`: the unconfirmed entries. Without a number: there are some."""
     writer = writer_of(client)
     batches = [writer.kept[batch.number] for batch in writer.machine.window.pending]
     ids = [entry_id for batch in batches for entry_id in batch.entry_ids().tolist()]
@@ -60,7 +60,7 @@ def keeps(_world: ScenarioWorld, client: Client, words: Words) -> None:
 
 
 def error(_world: ScenarioWorld, client: Client, words: Words) -> None:
-    """`error LedgerFencedError` or `error none`: why it ended or could not close."""
+    """`error LedgerFencedError`: why it ended or failed to close. `error none`: it ended well."""
     found = client.error
     same("none" if found is None else type(found).__name__, words[0])
 
@@ -82,7 +82,7 @@ def timer(world: ScenarioWorld, client: Client, words: Words) -> None:
 
 
 def no_timer(world: ScenarioWorld, client: Client, words: Words) -> None:
-    """`no-timer replace`: none of the kind runs."""
+    """`no-timer replace`: timers of the kind are off."""
     mine = [timer for owner, timer in world.timers if owner is client]
     demand(words[0] not in {kind for kind, _ in mine}, f"found {mine}")
 

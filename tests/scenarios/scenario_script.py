@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class ScriptError(Exception):
-    """The file is not a scenario: a command that does not exist, or that lacks something."""
+    """The file is not a scenario: a command is unknown or incomplete."""
 
 
 class ScenarioFailedError(AssertionError):
@@ -46,7 +46,7 @@ def number(word: str) -> int:
 
 
 def numbers(words: tuple[str, ...]) -> list[int]:
-    """Words that must be numbers; `nothing` stands for none."""
+    """Words that must be numbers; `nothing` gives an empty list."""
     return [] if words == ("nothing",) else [number(word) for word in words]
 
 

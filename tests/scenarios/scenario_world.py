@@ -1,7 +1,7 @@
 """The simulated world of the protocol's property tests, without chance.
 
-Everything that is on its way waits in a named place until a script moves it: in the writer's lane
-to a bookie, among a recovery's requests, or as the metadata operation of a client.
+Everything that is on its way waits in a named place until a script moves it. Places are the
+writer's lane to a bookie, a recovery's requests, and the metadata operation of a client.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class FreezesTooEarly(LedgerWriter):
 
 
 class IgnoresEqualEnsembles(LedgerWriter):
-    """A change that names the same bookies again changes nothing, so nothing is sent."""
+    """Takes a change to the same bookies for needless, and skips it."""
 
     def _take_newcomers(self, change: EnsembleChange) -> list[WriterEffect]:
         if change.proposal.last_fragment.bookies == change.before.last_fragment.bookies:
@@ -131,7 +131,7 @@ class IsImpatient(LedgerWriter):
 
 
 class AsksOnce(LedgerWriter):
-    """Without a spare nobody is asked again."""
+    """It gives up as soon as it lacks a spare."""
 
     def _on_newcomers(self, bookies: Mapping[int, str]) -> list[WriterEffect]:
         effects = super()._on_newcomers(bookies)

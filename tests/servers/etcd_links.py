@@ -1,10 +1,11 @@
 """The network between the members of an etcd cluster: a proxy in front of each, cut per direction.
 
-All members reach a member at one URL, so the proxy in front of it learns from the first request of
-a connection who is calling (``X-Server-From``). etcd sends what one member has to say to another
-over connections that either of them opened; a cut is therefore about the direction of bytes and not
-of connections. Bytes that meet a cut wait, as in a network that loses packets, and go on when it
-heals.
+All members reach a member at one URL. So the proxy in front of it learns from the first request of
+a connection who is calling (``X-Server-From``).
+
+A member sends its messages over connections that either side opened. So a cut stops the bytes of
+one direction, whoever opened the connection. Bytes that meet a cut wait, as in a network that loses
+packets, and go on when it heals.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python -m tests.servers.fetch_zookeeper [--sdist FILE]
 
-The sdist of pyspark (456 MB) is downloaded by pip, compared with its checksum, and deleted again;
-the jars that a server needs stay in a cache directory, `BOOKIE_TEST_CACHE` or
+The sdist of pyspark (456 MB) is downloaded by pip, compared with its checksum, and deleted again.
+The jars that a server needs stay in a cache directory, `BOOKIE_TEST_CACHE` or
 ``~/.cache/bookie-tests``. Nothing is downloaded when they are there and right.
 """
 
@@ -66,7 +66,7 @@ def jars_directory() -> Path:
 
 
 def missing_jars() -> list[str]:
-    """Jars that are not in the cache, or not what they should be."""
+    """Jars that the cache lacks, or holds with wrong content."""
     return [
         name
         for name, expected in JARS.items()

@@ -1,8 +1,8 @@
 """Ports of the loopback interface for servers that tests start, each given to one process only.
 
-Between the choice of a port and the moment when its server listens, and while a killed server is to
-come back on it, nobody else may have it: neither another process that runs tests, nor an outgoing
-connection, nor a server that takes any port that is free.
+Between the choice of a port and the moment when its server listens, the port must stay free. The
+same holds while a killed server is to come back on it. Other test processes, outgoing connections
+and servers on any free port are kept away.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ chooses from."""
 
 
 def claimed_ports(count: int) -> list[int]:
-    """Ports on which nobody listens, and which nobody else gets before this process ends.
+    """Free ports, which belong to this process until it ends.
 
     Raises:
         RuntimeError: not so many are left.

@@ -1,6 +1,6 @@
 """Foreign servers as child processes that outlive a test, started once and stopped by their pid.
 
-The check that a test leaves no child behind does not count them: whoever started one stops it at
+The check for children that a test left leaves them out. The process that started one stops it at
 the end of the run.
 """
 
@@ -73,7 +73,7 @@ class ServerProcess:
         PIDS.add(self._process.pid)
 
     def kill(self) -> None:
-        """SIGKILL, and wait until it is gone. Nothing happens if it does not run."""
+        """SIGKILL, and wait until it is gone. A stopped server stays stopped."""
         if self._process is None:
             return
         if self._process.poll() is None:

@@ -1,16 +1,16 @@
 """A TCP proxy whose link can be broken in the ways that networks break.
 
-It runs in a thread of its own, so that it lives longer than the event loop of one test, and its
-methods take effect before they return. What passes through is never looked into.
+It runs in a thread of its own, so it outlives the event loop of one test. Its methods take effect
+before they return. What passes through is never looked into.
 
-- `hold`: silence, as when packets are dropped. Nobody is told: bytes wait, closed connections stay
-  open at the other end, new connections are accepted and hear nothing. When the link heals, what
-  waited arrives, late, as TCP would send it again.
-- `reset`: every connection ends with an RST.
-- `refuse`: new connections end at once, and so do those there are.
-- `delay`: every piece arrives later.
-- `eat_next_reply`: the next bytes from the server are lost, and their connection with them: the
-  request took effect and its sender does not know.
+* `hold`: silence, as when packets are dropped. Bytes wait, closed connections stay open at the
+  other end, and new connections are accepted and stay silent. When the link heals, the bytes arrive
+  late, as TCP would send them again.
+* `reset`: every connection ends with an RST.
+* `refuse`: new connections end at once, and so do the present ones.
+* `delay`: every piece arrives later.
+* `eat_next_reply`: the next bytes from the server are lost, and their connection ends. The request
+  took effect, and its sender does not know.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Each is started at most once in a run of pytest, when the first test asks for it, and stopped at the
 end. A test that breaks something mends it, or uses a server of its own (`single_server`).
 
-Sessions may be as short as a second. Nothing is synced to disk (`forceSync=no`): a killed process
-loses nothing by that, and no test here cuts the power.
+Sessions may be as short as a second. Servers leave out syncs (`forceSync=no`): a killed process
+keeps its data, and tests here leave the power on.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _JAVA_OPTIONS = (
 )
 
 _READ_ONLY = ("-Dreadonlymode.enabled=true",)
-"""Without a majority a server serves who asks for old data only; nobody here does."""
+"""A server may serve old data without a majority; the tests leave that off."""
 
 _scopes = itertools.count()
 
@@ -117,8 +117,8 @@ class ZooKeeperServer:
 class ZooKeeperEnsemble:
     """Three servers, numbered 1 to 3; each pair of them talks through proxies.
 
-    The links for followers' traffic and those for elections break together. One thing slips past:
-    a server that is called by one with a smaller number calls back directly, so that votes may
+    The links for followers' traffic and those for elections break together. One thing slips past a
+    cut. A server that is called by one with a smaller number calls back directly, so votes may
     travel over a broken link. Proposals, acknowledgements and commits never do.
     """
 
@@ -133,8 +133,8 @@ class ZooKeeperEnsemble:
             for other in (1, 2, 3):
                 called = [quorum[other - 1], election[other - 1]]
                 if other != number:
-                    # A leader that was just elected is not listening yet, and followers that it
-                    # would refuse ask again; those whom a proxy cuts off give up.
+                    # A newly elected leader listens late, and followers that it refuses ask again.
+                    # Those that a proxy cuts off give up.
                     pair = [
                         stack.enter_context(Proxy(port, patience_seconds=2.0)) for port in called
                     ]

@@ -1,9 +1,10 @@
 """Every moment of a workload as a set of crash images, each booted and compared with the promises.
 
 `Recorder` notes the file system and the promises before each call that changes something, and in
-the middle of each change. From a moment come many images: a kill, which leaves the page cache, also
-in the middle of a write; power cuts that keep nothing, everything, or any legal part of what was
-not synced. The real engine is started on each. Equal images with equal promises count once.
+the middle of each change. From a moment come many images. One is of a kill, which leaves the page
+cache, also in the middle of a write. The others are of power cuts, which keep any legal part of the
+unsynced bytes: all, none or some. The real engine is started on each. Equal images with equal
+promises count once.
 """
 
 from __future__ import annotations

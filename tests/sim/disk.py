@@ -42,11 +42,16 @@ GIB = 1024**3
 class Fault:
     """Something that goes wrong in calls of `name` on paths that contain `part`.
 
-    Kinds: ``error`` (with `errno`; a write leaves its first half, a sync that fails loses what it
-    should have written), ``revert`` (a sync fails, and the cache shows the old bytes again),
-    ``stall`` (takes `seconds`), ``lost`` (a write that the device forgets), ``misdirected`` (a
-    write that lands elsewhere, `shift` bytes further, in the file that `SimulatedDisk.lands_in`
-    names), ``flip`` (a bit changes on the way).
+    Kinds:
+
+    * ``error``: fails with `errno`. A write leaves its first half, and a sync loses the bytes that
+      it should have written.
+    * ``revert``: a sync fails, and the cache shows the old bytes again.
+    * ``stall``: takes `seconds`.
+    * ``lost``: the device forgets a write.
+    * ``misdirected``: a write lands elsewhere, `shift` bytes further, in the file that
+      `SimulatedDisk.lands_in` names.
+    * ``flip``: a bit changes on the way.
     """
 
     name: str
@@ -394,8 +399,8 @@ class SimulatedDisk:
     def left_in_room(self, owner: Inode, size: int) -> bytes:
         """What stands in new room: often just what another file has or had from its start.
 
-        Never what `owner` itself has: its blocks are where they are, and one of them elsewhere in
-        the file is what a write to a wrong place leaves, which no start may take for a crash.
+        Bytes of `owner` itself are left out. One of its blocks elsewhere in the file is what a
+        misplaced write leaves, and a start must never take that for a crash.
         """
         choose = self.old_room
         if choose is None or choose.random() < 0.3:

@@ -1,9 +1,9 @@
 """An event loop in virtual time that runs what is ready in an order that a seed chooses.
 
-There is no selector, no thread and no signal: when nothing is ready the clock jumps to the next
-timer, and when there is none either, the simulation is stuck and says where. Callbacks belong to
-*lanes*: one for each task, one for each simulated thread. Within a lane the order is kept, as every
-asyncio program may expect; between lanes it is the seed's, in one of three modes:
+It works without selector, threads and signals. When nothing is ready the clock jumps to the next
+timer. Without a timer the simulation is stuck and says where. Callbacks belong to *lanes*: one for
+each task, one for each simulated thread. Within a lane the order is kept, as every asyncio program
+may expect; between lanes it is the seed's, in one of three modes:
 
 ========  ====================================================================================
 mode      which lane runs next
@@ -57,7 +57,7 @@ class Mode(enum.Enum):
 
 
 class SimulationStuckError(AssertionError):
-    """Nothing is ready, no timer runs, and the main task is not done."""
+    """The main task is unfinished, and nothing is ready or scheduled."""
 
 
 class _Future(asyncio.Future[T]):
@@ -361,7 +361,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return False
 
     def close(self) -> None:
-        """Forget everything that is ready or waits; tasks that did not end never will."""
+        """Forget everything that is ready or waits. Unfinished tasks stay unfinished."""
         self._closed = True
         self._ready.clear()
         self._timers.clear()

@@ -1,10 +1,10 @@
 """Random lives on devices that lose writes, put them elsewhere, or flip bits, and say nothing.
 
-Nobody can promise what was acknowledged then. What remains is that a bookie does not lie about it:
-an entry comes back with the bytes that were sent, or with bytes whose digest says that they are
-damaged, or not at all with an I/O error; "no such entry" is said only after the start has raised
-the alarm, which makes the node answer "unknown". The one exception is the block that was being
-written when the device lied, if it is the last one: it looks as if the power had gone.
+Nobody can promise what was acknowledged then. What remains is that a bookie is honest. An entry
+comes back in one of three ways: with its bytes, with bytes that fail their digest, or as an I/O
+error. It says "no such entry" only after the start has raised the alarm, which makes the node
+answer "unknown". The one exception is the last block, if it was being written when the device lied:
+it looks like a power cut.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class LyingLives(RandomLives):
 
     def _arm(self, machine: SimulatedMachine, *, booting: bool) -> None:
         choose, disk = self.choose, machine.disk
-        # A start writes nothing into a journal but its header, which is not needed to be honest.
+        # A start writes only the header of a journal, whose loss is harmless.
         disk.lied = _nothing if booting else self._excuse
         disk.lands_in = lambda path: self._lands_in(disk, path)
         for item in self.swarm.faults:
@@ -197,7 +197,7 @@ class LyingLives(RandomLives):
                     assert packet in promise.allowed(entry_id), f"{ledger_id}/{entry_id} is old"
 
     async def _read_one(self, engine: Engine, ledger_id: int, entry_id: int) -> bytes | None:
-        """An entry; None if it is denied, nothing if it cannot be read."""
+        """An entry; None if it is denied, empty if it is unreadable."""
         state = await engine.load(ledger_id)
         result = await engine.read(state, entry_id, entry_id, entries_max=1, bytes_max=MIB)
         if result.batch is None:
@@ -235,8 +235,8 @@ class LyingLives(RandomLives):
 def witnessed(disk: SimulatedDisk) -> list[str]:
     """Files of whose every block something else knows that it was durable.
 
-    Not the newest journal that has blocks on the device, nor one behind it: its last block may look
-    torn. That of an older one is named by its successor's first.
+    The newest journal with blocks on the device is left out, and so are those behind it: the last
+    block may look torn. That of an older one is named by its successor's first.
     """
     paths = [path for path in disk.paths() if path.endswith((".journal", ".log"))]
     begun = [

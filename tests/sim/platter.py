@@ -1,19 +1,20 @@
 """What a simulated device holds: contents, names, and what nobody made durable yet.
 
-An `Image` is a frozen picture of a whole file system. Of each file it keeps what the device has
-(`durable`), what the page cache started from (`base`, the same unless a sync failed), and the
-operations since the last sync in their order. Of the directories it keeps the durable names and the
-operations since. Pictures share everything that did not change, so that thousands are cheap.
+An `Image` is a frozen picture of a whole file system. Of each file it keeps the bytes on the device
+(`durable`) and the operations since the last sync in their order. It also keeps the bytes that the
+page cache started from (`base`); these differ only after a failed sync. Of the directories it keeps
+the durable names and the operations since. Pictures share everything that did not change, so that
+thousands are cheap.
 
 `power_cut` makes the image that a machine may find after it lost its power, by these rules:
 
-- of the unsynced operations on one file any may have reached the device: the first few, or some
-  and not others, a write also in part, in sectors of 512 bytes, and the last sector of a write also
-  torn inside; a file may have grown to a size whose bytes never came: they are zeros, or garbage
-  that stood on the device before, above all what other files hold or held that are gone;
-- a sync of a file makes its bytes and its size durable, not its name;
-- of the unsynced operations on names either the first few are there (a journaling file system
-  writes them in order) or any of them, except that one which needs another never comes without it.
+* Of the unsynced operations on one file any may have reached the device: the first few, or any
+  others. A write may be there in part, in sectors of 512 bytes; its last sector may be torn inside.
+* A file may have grown to a size whose bytes never came. They are zeros, or garbage that stood on
+  the device before: above all the bytes of other files, present or gone.
+* A sync of a file makes its bytes and its size durable, but its name stays as it was.
+* Of the unsynced operations on names either the first few are there, as a journaling file system
+  writes them in order; or any of them. One that needs another only comes with it.
 
 What a *kill* leaves is simpler: the page cache and all names as they were.
 """

@@ -1,8 +1,8 @@
 """What clients of one bookie were promised, and clients that keep the list while they ask.
 
-A request is on the list before it is sent, as something that may have happened, and as something
-that did happen from the moment in which its answer exists; nobody waits for a client to hear it. A
-promise is kept by ledger:
+A request is on the list before it is sent, as something that may have happened. It becomes
+something that did happen when its answer exists, even before a client hears it. A promise is kept
+by ledger:
 
 ===========  ===================================================================================
 field        meaning

@@ -1,9 +1,9 @@
 """Random lives of one bookie: clients, checkpoints, crashes and faults as a seed chooses them.
 
-Each seed draws which features there are at all (a swarm: what is left out lets the rest go deeper):
-how the loop schedules, how far threads interleave, what clients do, how large files are, whether
-and how devices fail. A life ends at a random call of the disk; the next one must keep every promise
-of those before.
+Each seed draws a swarm: a set of features, where those left out let the rest go deeper. Features
+are how the loop schedules, how far threads interleave, what clients do, how large files are, and
+how devices fail. A life ends at a random call of the disk; the next one must keep every promise of
+those before.
 
 Run as a program with a seed it prints the checksum of everything that happened.
 """

@@ -2,8 +2,8 @@
 
 Its contents are a value that hangs on the file ``data.mdb``: readers keep the one they began with,
 a commit replaces it. A commit is durable when it returns; a crash before leaves the old one or the
-new one. The file is made as LMDB makes it: its first pages are written without a sync and without
-a sync of the directory, and only the first commit makes them durable.
+new one. The file is made as LMDB makes it. Its first pages and its name are written without a sync,
+and the first commit makes them durable.
 
 Source: the system calls of LMDB 0.9 when it opens, commits and fails.
 """
@@ -110,10 +110,10 @@ class SimulatedStore:
     def write(self) -> Iterator[SimulatedTransaction]:
         """A transaction that is durable when the block has ended without an error.
 
-        Faults of calls named ``kv_write`` fail the write of the pages, which without room is a full
-        device; those of ``kv_sync`` their sync; those of ``kv_meta`` the write of the meta page,
-        after which nothing can be read and nobody knows which state is on the device. After
-        whatever is no full device, no other transaction is taken.
+        Faults of ``kv_write`` fail the write of the pages; without room that is a full device.
+        Those of ``kv_sync`` fail their sync. Those of ``kv_meta`` fail the write of the meta page:
+        the state on the device is then unknown, and reads fail. Each failure but a full device ends
+        all later transactions.
         """
         assert self._inode.tables is not None
         assert not self._writing, "one writer at a time"
@@ -136,7 +136,7 @@ class SimulatedStore:
         disk, inode = self._disk, self._inode
         more = store_bytes(tables) - store_bytes(inode.tables or {})
         try:
-            # Pages that no meta page knows: to a crash they are no change.
+            # Pages outside every meta page leave a crash as it was.
             disk.look("kv_write", inode.path)
         except OSError as error:
             if error.errno == errno.ENOSPC:

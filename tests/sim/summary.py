@@ -1,7 +1,7 @@
 """What simulations and the corruption matrix say at the end of a run: their figures.
 
-A plugin and no part of their `conftest.py`, which the process that prints does not import when
-others run the tests.
+It is a plugin apart from their `conftest.py`. With several processes, the one that prints does not
+import that file.
 """
 
 from __future__ import annotations

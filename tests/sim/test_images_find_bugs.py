@@ -1,8 +1,7 @@
 """A test of the tests: an engine or a disk with a known bug does not survive its crash images.
 
-Each bug is one that the real code could have, or a disk that does not do what it says. What is
-broken is broken while the workload is recorded, and for the boots on the images as well where the
-bug is one of the engine.
+Each bug is one that the real code could have, or a disk that does not do what it says. The bug is
+there while the workload is recorded. A bug of the engine is also there for the boots on the images.
 """
 
 from __future__ import annotations

@@ -223,7 +223,7 @@ def test_a_suspended_bookie_keeps_its_files(asked: bool) -> None:
 
 
 def test_a_bookie_does_by_itself_what_is_due_and_at_once_what_is_forced() -> None:
-    """Absent ledgers do not go unless that is forced, nor are files moved that are full enough."""
+    """Absent ledgers go only when forced, and full files are moved only then."""
 
     async def life(machine: SimulatedMachine) -> None:
         async with whole_bookie(machine, stop_share=0.1) as place:

@@ -208,7 +208,7 @@ class Story:
 
 
 def without_index(left: Left, *, journals: bool) -> Left:
-    """The same disk without the file of the index, and perhaps without journals."""
+    """The same disk after the index's file was removed, with `journals` those as well."""
     machine = SimulatedMachine(left)
     try:
         disk = machine.disk

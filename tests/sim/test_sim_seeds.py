@@ -70,7 +70,7 @@ def test_promises_are_kept_by_failing_devices(
 def test_no_lies_about_what_devices_lie_about(
     first_bad_seed: int, report: Callable[[str], None]
 ) -> None:
-    """Lost, misdirected and flipped writes, bad sectors: no wrong bytes, no denial in silence."""
+    """Lost, misdirected and flipped writes, bad sectors: bytes are right, denials are announced."""
     total = live(range(first_bad_seed, first_bad_seed + BAD_SEEDS), lie)
     report(
         f"seeds from {first_bad_seed}, lying devices: {total.lives} lives, "

@@ -1,8 +1,8 @@
 """Simulated threads: blocking work that runs on the loop, at a moment that the seed chooses.
 
 A thread is a lane of the loop. In each call of the disk (`pause`) the seed may let callbacks of
-other lanes run before the call goes on, which is what real threads look like to each other: adds
-are accepted between the write and the sync of a block, an index transaction stands still while the
+other lanes run before the call goes on. Real threads look like this to each other. Adds are
+accepted between the write and the sync of a block, or an index transaction stands still while the
 journal goes on. What is interleaved so nests like a stack: a call goes on when the ones that came
 between have ended. Results are handed to the loop in order, sometimes at once and sometimes late.
 """

@@ -1,12 +1,12 @@
 """File systems of our own that lose their power, fill up or refuse writes; root only.
 
-Each is an image in memory behind a loop device. Power is cut with the shutdown ioctl of ext4: from
-then on every write and sync fails, and the next mount finds what had reached the device and nothing
-of what was only in the page cache.
+Each is an image in memory behind a loop device. Power is cut with the shutdown ioctl of ext4. From
+then on every write and sync fails. The next mount finds only what had reached the device, and the
+page cache is gone.
 
-Every mount is made in a mount namespace of this process and its children, so that the kernel takes
-all of it away when the last of them ends, even after a SIGKILL; loop devices free themselves when
-they are unmounted. Nothing else on the machine sees them.
+Every mount is made in a mount namespace of this process and its children. The kernel removes it
+when the last of them ends, even after a SIGKILL. Loop devices free themselves when they are
+unmounted. Nothing else on the machine sees them.
 """
 
 from __future__ import annotations
@@ -122,8 +122,8 @@ class Volume:
         try:
             size = os.fstat(descriptor).st_size
             start = choose.randrange(size + 1)
-            # Starts writing the dirty pages of the range, waits for nothing, and says nothing to
-            # ext4's journal: which sizes and extents will be known is another coin.
+            # Starts writing the dirty pages of the range and returns at once. ext4's journal is not
+            # told, so sizes and extents become durable by chance.
             os.posix_fadvise(descriptor, start, choose.randrange(MIB), os.POSIX_FADV_DONTNEED)
         finally:
             os.close(descriptor)

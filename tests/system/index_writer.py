@@ -1,7 +1,7 @@
 """A process that commits to an index until a commit fails, and goes on trying.
 
-It prints one line a commit: its number, and "ok" or the name of the error; and a last one that says
-in the same words how it went to read. If the index cannot be opened, there is one line about that.
+It prints one line a commit: its number, and "ok" or the name of the error. A last line says in the
+same words how a read went. If the index cannot be opened, there is one line about that.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
 """The crash harness on devices that lose their power.
 
-A life ends when the power is cut under load, while the bookie boots, or right after the process was
-killed at a failpoint; in all three what was not synced is gone. Then the devices get power again,
-the machine has another boot id, and the bookie must keep every promise it made, in its ordinary
-way: without a word of corruption, without an integrity check.
+A life ends in one of three moments: under load, while the bookie boots, or after a kill at a
+failpoint. Each time the power is cut, and unsynced bytes are gone. Then the devices get power
+again, and the machine has another boot id.
+
+The bookie must keep every promise it made, in its ordinary way: it reports no corruption and skips
+the integrity check.
 """
 
 from __future__ import annotations
@@ -116,8 +118,8 @@ class PowerHarness(CrashHarness):
         self.device_fails = True
         chosen = kill.volumes if isinstance(kill, Cut) else ()
         # Where the power really fails, nobody hears an answer after it. Here the process lives on,
-        # and a sync that is under way while ext4 is shut down may report success: it finds that
-        # the transaction that it waits for has ended, and not that it was aborted.
+        # and a sync that is under way while ext4 is shut down may report success. It waits for the
+        # end of its transaction, and an abort looks the same.
         self.journal_is_gone = 0 in (chosen or (0,))
         for index in chosen or range(len(self._volumes)):
             self._volumes[index].cut()

@@ -1,4 +1,4 @@
-"""A device that is mounted read-only, or not at all: the bookie ends, and never joined."""
+"""A device that is read-only or not mounted: the bookie ends before it joins."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """System calls that fail under a real bookie, answered by strace in the kernel's place.
 
-Each fault ends the process with the status of a failed disk, or turns it read-only where the device
-is only full; the next start without strace finds everything that was acknowledged.
+Each fault ends the process with the status of a failed disk; a full device turns it read-only. The
+next start without strace finds everything that was acknowledged.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ async def test_a_slow_sync_is_reported_and_a_stuck_one_ends_the_process(
 
 
 async def test_what_cannot_be_read_is_not_denied(bookie: DrivenBookie, ram: Path) -> None:
-    """An unreadable entry is an error of the device, never "no such entry"."""
+    """An unreadable entry is an error of the device, and never denied."""
     await starts_and_is_killed(bookie)
     # A read asks the page cache first, then a thread reads. A start reads nothing of these logs so.
     logs = tuple(f"ledgers/logs/{number:08d}.log" for number in NUMBERS)

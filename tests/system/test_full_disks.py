@@ -132,7 +132,7 @@ async def takes_adds_again(client: Client, ledger: LedgerAtClient) -> None:
 
 @pytest.mark.parametrize("places", ["journal", "memory"], indirect=True)
 async def test_the_reserve_ends_too(places: Places, bookie: DrivenBookie) -> None:
-    """Then nothing is taken, with a clear word, and still nothing is lost."""
+    """Then adds are refused with a clear word, and stored entries stay."""
     await bookie.start()
     async with bookie.client() as client:
         junk = fill(places.small)
@@ -269,7 +269,7 @@ async def test_a_device_without_inodes_is_full_too(tmp_path: Path, ram: Path) ->
 async def test_a_file_system_that_turns_read_only_is_a_failed_disk(
     tmp_path: Path, ram: Path
 ) -> None:
-    """As ext4 does after an error of its own; nothing is taken that is not kept."""
+    """As ext4 does after an error of its own. Every entry that it takes is kept."""
     with volume(ram, "disk", LARGE_BYTES, options="errors=remount-ro") as disk:
         bookie = DrivenBookie(tmp_path, disk.path, disk.path)
         try:

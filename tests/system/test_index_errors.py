@@ -1,7 +1,7 @@
 """Errors of calls that LMDB makes and no seam of ours can fail: data pages, syncs, meta pages.
 
-A library that is compiled here and preloaded fails one call. What was committed stays, what was not
-is either there whole or not at all, and the file passes the check before it is mapped again.
+A library that is compiled here and preloaded fails one call. Committed pairs stay. An unfinished
+commit is there whole or not at all, and the file passes the check before it is mapped again.
 """
 
 from __future__ import annotations

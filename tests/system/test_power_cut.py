@@ -1,7 +1,7 @@
 """Power cuts under a real bookie: what was acknowledged is there, and nothing else was promised.
 
-The last tests turn the question round: a kernel that forgets a sync must be found by power cuts,
-and cannot be found by killing the process, whose page cache survives it.
+The last tests turn the question round, with a kernel that forgets a sync. Power cuts must find it.
+Killing the process cannot, because the page cache survives.
 """
 
 from __future__ import annotations

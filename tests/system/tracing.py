@@ -17,8 +17,8 @@ from bookie.server.local.process import BookieProcess
 def strace(output: Path, options: Sequence[str]) -> tuple[str, ...]:
     """The words before a command that is to run under strace.
 
-    The tracer is a grandchild (``-D``), so that the process we start is the traced one itself, with
-    its own exit status and signals; the filter in the kernel keeps all other calls at full speed.
+    The tracer is a grandchild (``-D``). So the process we start is the traced one itself, with its
+    own exit status and signals. The filter in the kernel keeps all other calls at full speed.
     """
     return ("strace", "-D", "-f", "--seccomp-bpf", "-q", "-o", str(output), *options, "--")
 

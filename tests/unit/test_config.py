@@ -59,7 +59,7 @@ def refusal(
 
 
 def test_nothing_given_means_defaults() -> None:
-    """No file, no variable, no flag."""
+    """Without file, variables and flags."""
     assert load() == Settings()
 
 
@@ -313,7 +313,7 @@ def test_a_variable_names_the_file_when_no_other_is_given(tmp_path: Path) -> Non
 
 
 def test_an_address_with_a_password_is_refused_without_repeating_it() -> None:
-    """Credentials have no place in an address, nor in the message about it."""
+    """An address must be free of credentials. The message about it leaves them out."""
     sentence = refusal(BOOKIE_METADATA__URI="zk://admin:hunter2@h:2181/x")
     assert "must not hold credentials" in sentence
     assert "hunter2" not in sentence

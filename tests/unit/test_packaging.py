@@ -95,7 +95,7 @@ def test_pins_satisfy_what_the_project_asks_for() -> None:
 
 
 def test_extras_are_what_tests_and_checks_need() -> None:
-    """An extra that no code uses would install its distributions for nothing."""
+    """An unused extra would install its distributions in vain."""
     project = tomllib.loads(text("pyproject.toml"))["project"]
     assert set(project["optional-dependencies"]) == {"test", "dev"}
 

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_a_port_belongs_to_one_process() -> None:
-    """Another one does not get it, although nobody listens there; it is not given out twice."""
+    """Another process cannot take it before a server listens. It is given out once."""
     ports = claimed_ports(3)
     assert len(set(ports)) == 3
     assert all(port in PORTS for port in ports)

@@ -46,7 +46,7 @@ def test_every_declared_metric_is_exposed_under_its_name() -> None:
 
 
 def test_names_are_ours_or_the_standard_process_ones() -> None:
-    """No other prefix appears, and no `_created` series."""
+    """Names have only these prefixes, and `_created` series are left out."""
     metrics = Metrics()
     assert all(name.startswith(("bookie_", "process_")) for name in families(metrics))
     assert b"_created" not in metrics.exposition()[0]
@@ -164,7 +164,7 @@ def test_records_of_other_libraries_and_warnings_are_rendered_too(
 
 
 def test_the_console_format_names_event_and_fields(root_logger: logging.Logger) -> None:
-    """For people; without colours when the stream is no terminal."""
+    """It is for people. Only a terminal gets colours."""
     stream = io.StringIO()
     configure_logging("info", "console", stream=stream)
     event_log("bookie.x").info("started", port=3181)

@@ -242,7 +242,7 @@ def test_the_environment_is_read_in_config() -> None:
 
 
 def test_every_setting_and_every_metric_is_used() -> None:
-    """A key that nobody reads, or a metric that nobody writes, is a promise that is not kept."""
+    """An unused key or an unwritten metric is a broken promise."""
     used = {
         node.attr
         for source in sources("bookie")

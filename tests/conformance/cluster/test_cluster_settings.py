@@ -95,7 +95,7 @@ async def test_two_that_belong_together(store: MetadataStore) -> None:
 
 
 async def test_what_was_written_past_us_can_be_removed(store: MetadataStore) -> None:
-    """Nothing else can be set while it is wrong; a record that is no text is named."""
+    """While it is wrong, other settings cannot be set. A record that is not text is named."""
     settings = ClusterSettings(store)
     await settings.set({"log.level": "debug"})
     await store.put(keys.setting("http.port"), b"x")
@@ -112,7 +112,7 @@ async def test_what_was_written_past_us_can_be_removed(store: MetadataStore) -> 
 async def test_what_a_newer_version_set_is_ignored(
     store: MetadataStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """And named in the log. It stands in the way of no start, and of no other setting."""
+    """And named in the log. Starts and other settings go on."""
     settings = ClusterSettings(store)
     names = ("log.level", "log.news", "new.section")
     await store.put(keys.setting("log.news"), b"1")
@@ -233,7 +233,7 @@ async def test_labels_are_set_and_removed(store: MetadataStore) -> None:
 
 
 async def test_wrong_labels_are_refused(store: MetadataStore) -> None:
-    """Names and values that no setting could hold, and the removal of what was never given."""
+    """Impossible names and values are refused, and so is the removal of an unset one."""
     labels = BookieLabels(store)
     for wrong in ({"zone": "a b"}, {"": "a"}, {"zone": ""}):
         with pytest.raises(ConfigurationError, match="the label has the name or value"):

@@ -1,4 +1,4 @@
-"""Ledger ids and ledger metadata: never twice, never lost, never listed by halves."""
+"""Ledger ids and ledger metadata: ids are unique, metadata stays, listings are complete."""
 
 from __future__ import annotations
 

@@ -3,10 +3,10 @@
 That is adds, duplicates, conflicts, fences, LACs, deletes, limbo, checkpoints, compactions,
 restarts, crashes and the loss of the index.
 
-Requests that were answered are in the model. Those that were not, or were answered before they were
-durable, are pending, in the order of the journal: after a crash the bookie must be the model with
-some first part of the pending ones applied, and never with a later one but not an earlier one.
-Which part that is, threads decide: what is drawn does not depend on the model.
+Requests that were answered are in the model. Requests are pending, in the order of the journal,
+until their answer says that they are durable. After a crash the bookie must be the model with some
+first part of the pending requests applied. A later one must come with all earlier ones. Which part
+that is, threads decide: what is drawn does not depend on the model.
 """
 
 from __future__ import annotations
@@ -523,7 +523,7 @@ class BookieModel(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
-        """Stopped in order: nothing is lost, durable or not."""
+        """Stopped in order: everything stays, durable or not."""
         self.synced()
         self.go_on_with(self.machine, [])
         assert self.room.engine.report.clean
@@ -531,7 +531,7 @@ class BookieModel(RuleBasedStateMachine):
 
     @rule(power=st.booleans(), kept=st.integers(0, 255))
     def crash(self, power: bool, kept: int) -> None:
-        """Killed, which loses nothing that was written, or without power."""
+        """Killed, which keeps everything that was written; or a power cut."""
         self.settle()
         if power:
             self.go_on_with(self.machine.without_power(self.name(), kept), list(self.pending))
@@ -613,7 +613,7 @@ class BookieModel(RuleBasedStateMachine):
 
     @rule(ledger_id=ledgers, ids=id_lists)
     def crash_after_adds_behind_a_barrier(self, ledger_id: int, ids: list[int]) -> None:
-        """What came behind a checkpoint's barrier is not in the index, and not lost."""
+        """What came behind a checkpoint's barrier is safe outside the index."""
         self.settle()
         deleted = self.ledger(ledger_id).deleted
 

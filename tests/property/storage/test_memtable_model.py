@@ -1,7 +1,7 @@
 """A memtable against a dictionary: whatever is accepted, written, refused or folded, and read.
 
-Batches overlap, leave gaps and come in any order; the newest copy of an id must win in every
-window, in every stage of a run (in memory, written, folded) and in the table of the checkpoint.
+Batches overlap, leave gaps and come in any order. The newest copy of an id must win in every window
+and in the table of the checkpoint. This holds in every stage of a run: in memory, written, folded.
 """
 
 from __future__ import annotations
@@ -259,7 +259,7 @@ def test_extents_are_the_packets_in_order(ids: list[int], gap: int) -> None:
 
 
 def test_many_small_runs_become_few_tables() -> None:
-    """A million appends must not stay a million objects, nor cost a look-up each."""
+    """A million appends must become few objects, so that a look-up stays cheap."""
     memtable = Memtable()
     for entry_id in range(40 * FOLD_RUNS + 5):
         run = Run(entries([entry_id], 0, 1))
@@ -275,7 +275,7 @@ def test_many_small_runs_become_few_tables() -> None:
     st.sampled_from([0, FAR // 64 * 64 - 4096]),
 )
 def test_parts_of_a_table_end_with_a_page(ids: list[int], most: int, base: int) -> None:
-    """Together they are the table; no page is in two of them; none is much too large."""
+    """Together they are the table. Each page is in one part, and the parts are of similar size."""
     table = LocationTable(
         np.array(ids, np.int64) + base,
         np.arange(len(ids), dtype=np.uint32),

@@ -1,7 +1,7 @@
 """The model test is worth something: an engine that is broken in one place does not pass it.
 
 Each breakage is one that a careless change could make. The model runs without shrinking until it
-fails, with the very examples that the model test itself has by default: no more are needed.
+fails. It needs only the examples that the model test has by default.
 """
 
 from __future__ import annotations

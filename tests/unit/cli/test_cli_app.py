@@ -185,7 +185,7 @@ def test_closed_pipe_is_not_an_error_message() -> None:
 def test_a_store_without_a_cluster_is_said_to_be_one(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A mistyped address must not read as a cluster that holds no ledgers."""
+    """A mistyped address must differ from a cluster that holds no ledgers."""
     uri = f"local://{tmp_path}/metadata"
     assert app.run(["ledger", *words, "--metadata", uri]) == app.EXIT_FAILED
     assert "holds no cluster" in capsys.readouterr().err

@@ -86,7 +86,7 @@ def test_check_refuses_in_one_sentence(
 def test_check_refuses_what_a_bookie_would_refuse(
     words: list[str], sentence: str, config_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Well-formed settings with which `bookie serve` would not start are not valid."""
+    """Well-formed settings are invalid if `bookie serve` refuses them."""
     assert app.run(["config", "check", "-c", str(config_file), *words]) == app.EXIT_MISUSED
     assert sentence in capsys.readouterr().err
 

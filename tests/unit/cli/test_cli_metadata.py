@@ -47,7 +47,7 @@ def bookie(*words: str) -> int:
 
 
 def test_put_get_and_versions(uri: str, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
-    """A value comes back byte for byte; conditions that do not hold change nothing."""
+    """A value comes back byte for byte. A condition that fails changes nothing."""
     assert bookie("metadata", "put", "/a/b", "größer", "--output", "json") == 0
     version = json.loads(capfdbinary.readouterr().out)["version"]
     assert bookie("metadata", "get", "/a/b") == 0
@@ -160,7 +160,7 @@ def test_delete_one_and_all(uri: str, capsys: pytest.CaptureFixture[str]) -> Non
 def test_nothing_is_destroyed_unasked(
     words: list[str], question: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without a terminal nobody can be asked: misused, with the question that --yes answers."""
+    """Without a terminal the exit status is that of misuse. The message asks what --yes answers."""
     uri = f"local://{tmp_path}"
 
     async def fill(store: MetadataStore) -> None:
@@ -371,7 +371,7 @@ def test_health_sets_the_exit_status(uri: str, capsys: pytest.CaptureFixture[str
         "found": "b2",
     }
     assert checks["read-only bookies"]["found"] == "b3"
-    # Nothing serves in this test, so that what bookies store is not known.
+    # No bookie serves in this test, so what bookies store is unknown.
     assert checks["bookies that do not answer"]["count"] == 2
     assert checks["ledgers in limbo"] == {
         "check": "ledgers in limbo",

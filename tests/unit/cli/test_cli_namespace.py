@@ -106,7 +106,7 @@ def test_a_cluster_has_the_layout_that_was_asked_for(
 
 
 def test_a_cluster_is_nuked_when_told_twice(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without a terminal there is nobody to ask, and nothing happens without --yes."""
+    """Without a terminal the command needs --yes."""
     assert bookie("cluster", "nuke") == 1
     assert "cluster init" in capsys.readouterr().err
     assert bookie("cluster", "nuke", "--yes") == 0

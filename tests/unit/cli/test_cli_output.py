@@ -72,7 +72,7 @@ def test_sizes_are_for_people(count: int, text: str) -> None:
 
 
 def test_progress_is_silent_when_nobody_watches(capsys: pytest.CaptureFixture[str]) -> None:
-    """Without a terminal on standard error the bar prints nothing."""
+    """Only a terminal on standard error gets a bar."""
     with progress_bar("writing", total=10) as advance:
         advance(10)
     captured = capsys.readouterr()

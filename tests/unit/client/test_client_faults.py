@@ -142,7 +142,7 @@ async def test_what_was_not_forced_is_not_promised(bk: BookKeeper, cluster: Real
 
 
 async def test_another_cluster_is_refused(bk: BookKeeper) -> None:
-    """A client with another instance id can neither write, nor read, nor recover."""
+    """A client with another instance id is refused to write, read and recover."""
     writer = await bk.create_ledger()
     await writer.append(b"a")
     entered = bk._connected
@@ -293,7 +293,10 @@ async def acknowledged_by_two(cluster: RealCluster) -> int:
 
 
 async def test_another_bookie_at_an_old_address_decides_nothing(cluster: RealCluster) -> None:
-    """Addresses go from one to another. Its "no such ledger" is neither a fence nor a denial."""
+    """Addresses go from one to another.
+
+    Its "no such ledger" counts as a failed call.
+    """
     async with connect(cluster.uri, read_timeout_seconds=1, speculative_read_seconds=0.5) as bk:
         ledger_id = await acknowledged_by_two(cluster)
         ports = cluster.ports

@@ -38,7 +38,7 @@ async def bk(cluster: RealCluster) -> AsyncIterator[BookKeeper]:
 
 
 async def test_a_quiet_tail_asks_by_itself(bk: BookKeeper) -> None:
-    """No hint comes from an idle ledger; asking finds nothing and the tail waits on."""
+    """An idle ledger gives no hint. The reader asks, finds nothing and waits on."""
     writer = await bk.create_ledger(ensemble_size=1, write_quorum_size=1, ack_quorum_size=1)
     reader = await bk.open_ledger(writer.ledger_id)
     seen: list[int] = []

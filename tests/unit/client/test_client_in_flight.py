@@ -71,7 +71,7 @@ async def test_who_gives_up_holds_nobody_back(called: bool) -> None:
 
 
 async def test_the_end_lets_all_in() -> None:
-    """When the writer takes nothing any more, nobody waits."""
+    """A writer that has ended lets all waiting callers in."""
     room, entered = InFlightWindow(1, 1000), list[int]()
     room.take(1, 1)
     async with asyncio.TaskGroup() as group:

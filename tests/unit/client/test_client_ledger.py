@@ -205,7 +205,7 @@ async def test_a_ledger_that_nobody_wrote_recovers_empty(bk: BookKeeper) -> None
 
 
 async def test_an_open_ledger_is_read_up_to_its_lac(bk: BookKeeper) -> None:
-    """A plain open does not disturb the writer, and never goes beyond what is confirmed."""
+    """A plain open leaves the writer alone and reads only confirmed entries."""
     writer = await bk.create_ledger()
     await writer.append_many([b"a", b"b", b"c"])
     reader = await bk.open_ledger(writer.ledger_id)
@@ -474,7 +474,7 @@ async def test_a_ledger_is_claimed_once(bk: BookKeeper) -> None:
 
 
 async def test_a_claim_needs_the_password_and_an_unclaimed_ledger(bk: BookKeeper) -> None:
-    """A ledger whose writer made it cannot be claimed, nor one with another password."""
+    """The claim of a created ledger is refused, and so is one with a wrong password."""
     writer = await bk.create_ledger()
     with pytest.raises(LedgerClosedError, match="one for life"):
         await bk.claim_ledger(writer.ledger_id)

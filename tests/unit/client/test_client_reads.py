@@ -399,7 +399,7 @@ async def test_one_entry_in_doubt_comes_from_another_bookie(
 
 
 async def test_the_only_copy_is_waited_for() -> None:
-    """Nobody else can be asked, so silence is not a reason to ask again."""
+    """Only one bookie has a copy, so the reader waits for it."""
     asked = 0
 
     async def on_read(_: str, command: ReadCommand) -> ReadReply:
@@ -429,7 +429,7 @@ def test_the_verified_prefix_of_a_batch(bad: int, count: int) -> None:
 
 
 def test_a_batch_that_is_wrong_from_its_start_proves_nothing() -> None:
-    """No entry, no batch."""
+    """An empty batch is wrong, too."""
     told = verify_read(ReadReply(Status.OK, "", spoiled(packed(4, 2), 4), 6), DIGESTER)
     assert (told.batch, list(told.entries), told.next_entry_id) == (None, [], 4)
 

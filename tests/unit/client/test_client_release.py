@@ -39,7 +39,7 @@ async def test_a_fenced_writer_that_is_dropped_is_freed(tmp_path: Path) -> None:
 
 
 async def test_a_writer_dropped_without_close_warns_and_is_freed(tmp_path: Path) -> None:
-    """Its ledger stays open; the client holds neither the writer nor its places in the lanes."""
+    """Its ledger stays open. The client has let go of the writer and of its places in the lanes."""
     async with real_cluster(tmp_path) as cluster, connect(cluster.uri) as bk:
         writer = await bk.create_ledger()
         await writer.append(b"x")

@@ -197,7 +197,7 @@ async def test_a_reader_with_old_metadata_finds_new_fragments(
 async def test_a_newcomer_with_a_damaged_cookie_ends_no_ledger(
     cluster: RealCluster, bk: BookKeeper
 ) -> None:
-    """Nobody knows who it is: another one is taken, and other ledgers do not even notice."""
+    """Its identity is unknown, so another bookie is taken. Other ledgers are unaffected."""
     async with bk.create_ledger() as writer, bk.create_ledger() as other:
         await append_to_all([writer, other])
         spares = set(bk.bookies()) - set(writer.metadata.last_fragment.bookies)
@@ -236,7 +236,10 @@ async def test_a_dropped_writer_that_lacks_a_bookie_is_collected(tmp_path: Path)
 async def test_a_bookie_that_failed_is_left_alone_by_all_ledgers_until_it_registers(
     cluster: RealCluster, bk: BookKeeper
 ) -> None:
-    """New ledgers do without it while the others suffice; asking again renews nothing."""
+    """New ledgers avoid it while the others suffice.
+
+    Asking again leaves the time of its return as it is.
+    """
     ensembles = bk._connected.ensembles
     ensembles.quarantine.put("b0")
     for _ in range(10):

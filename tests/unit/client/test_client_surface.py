@@ -94,7 +94,7 @@ def test_keywords_of_connect_are_the_settings() -> None:
 
 
 async def test_misspelt_words_fail_in_a_type_checker(bk: BookKeeper) -> None:
-    """`make types` refuses each of these without its comment, and each comment without a fault."""
+    """Each fault needs the comment that silences `make types`; a needless comment fails, too."""
     with pytest.raises(ConfigurationError):
         connect("memory://x", add_timeout=3)  # type: ignore[call-arg]
     with pytest.raises(ConfigurationError):

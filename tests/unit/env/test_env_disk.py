@@ -198,7 +198,7 @@ def test_usage_is_that_of_the_file_system(disk: PosixDisk, tmp_path: Path) -> No
     "spec", ["no.such.point", "journal.before_sync:0", "journal.before_sync:x"]
 )
 def test_a_failpoint_that_does_not_exist_refuses(spec: str) -> None:
-    """A test that arms nothing would prove nothing."""
+    """Otherwise a test that arms a misspelt name would pass."""
     with pytest.raises(ConfigurationError):
         Failpoints(spec)
 

@@ -99,7 +99,7 @@ def test_a_store_that_is_open_is_not_damaged(store: LmdbStore, tmp_path: Path) -
 
 
 def test_a_file_of_something_else_is_damage(tmp_path: Path) -> None:
-    """It is neither overwritten nor taken for an empty store."""
+    """It stays as it is, and is an error instead of an empty store."""
     (tmp_path / "data.mdb").write_bytes(b"not an index at all" * 1000)
     with pytest.raises(CorruptionError, match=r"data\.mdb"):
         open_lmdb(str(tmp_path), 2**20, TABLES)

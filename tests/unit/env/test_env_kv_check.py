@@ -1,7 +1,7 @@
 """The look at an LMDB file before it is mapped: sound files pass, whatever was damaged shows.
 
-No sound file may fail (its index would be made again for nothing), and no damaged one may pass with
-other content than was committed.
+A sound file must pass, because a failure has its index rebuilt. A damaged file may pass only with
+the content that was committed.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def test_no_file_and_an_empty_one_are_a_new_store(tmp_path: Path) -> None:
 
 
 def test_a_store_without_a_sum_is_damaged(tmp_path: Path) -> None:
-    """Nobody can say that nothing is missing."""
+    """Its completeness is unproven."""
     live(tmp_path, 7, 5)
     store = open_lmdb(str(tmp_path), MAP_BYTES, TABLES)
     with store._environment.begin(write=True) as txn:

@@ -159,7 +159,7 @@ async def _turns() -> None:
 
 
 async def test_a_cancelled_reader_ends_with_what_is_being_read_for_it() -> None:
-    """It is in memory so long. What no thread has begun is never read, and ends at once."""
+    """It is in memory so long. What no thread has begun ends at once, unread."""
     read: list[int] = []
     entered, opened = threading.Event(), threading.Event()
 

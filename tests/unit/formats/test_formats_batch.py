@@ -73,7 +73,7 @@ def test_split_lets_an_oversize_entry_travel_alone() -> None:
 
 
 def test_split_of_a_small_batch_is_the_batch() -> None:
-    """Nothing is cut that fits, and an empty batch has no pieces."""
+    """A batch that fits stays whole, and an empty one has no pieces."""
     batch = batch_of([1, 2, 3])
     assert list(batch.split(3, 120)) == [batch]
     assert list(batch.clip(9, 9).split(3, 120)) == []

@@ -57,7 +57,7 @@ def test_hmac_is_keyed_with_the_ledger_key() -> None:
 
 
 def test_dummy_digest_is_empty() -> None:
-    """DUMMY protects nothing and takes no room."""
+    """DUMMY takes no room."""
     assert digester_for_key(DigestType.DUMMY, b"").digest(b"header", b"payload") == b""
 
 

@@ -244,7 +244,7 @@ def test_bad_metadata_is_a_format_error(data: bytes, message: str) -> None:
     ],
 )
 def test_impossible_metadata_is_not_encoded(metadata: LedgerMetadata, rule: str) -> None:
-    """What no ledger can be is never written."""
+    """Encoding refuses metadata that is impossible for a ledger."""
     with pytest.raises(BadRequestError, match=rule):
         encode(metadata)
 

@@ -80,7 +80,7 @@ def test_pages_are_stored_up_to_their_last_used_slot() -> None:
 
 
 def test_no_pages_at_all() -> None:
-    """Nothing encodes to nothing."""
+    """An empty list becomes empty bytes."""
     numbers, slots = decode_pages([])
     assert (len(numbers), slots.shape) == (0, (0, SLOTS_PER_PAGE, 3))
     assert encode_pages(7, numbers, slots) == []
@@ -95,7 +95,7 @@ def test_a_page_under_another_key_is_damage() -> None:
 
 
 def test_damaged_pages_fail_their_checksum() -> None:
-    """No flipped bit and no cut goes unnoticed."""
+    """Each flipped bit and each cut is noticed."""
     data = one_page()
     for bit in range(8 * len(data)):
         damaged = bytearray(data)

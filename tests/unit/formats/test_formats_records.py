@@ -1,4 +1,4 @@
-"""Records of a block: round trips, views without copies, and refusal of what does not add up."""
+"""Records of a block: round trips, views of the bytes, and refusal of bad lengths."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ class Place:
             await self.ledgers.delete(ledger_id)
 
     async def lose(self, ids: Iterable[int]) -> None:
-        """From the metadata, as nobody should: there is no proof."""
+        """Remove it from the metadata directly, which leaves no proof."""
         for ledger_id in ids:
             await self.store.delete(FLAT.key(ledger_id))
 

@@ -1,4 +1,4 @@
-"""Rows of deleted ledgers go once nothing can bring the ledger back, and no clock decides that."""
+"""Rows of deleted ledgers go once the ledger is gone for good; time alone removes none."""
 
 from __future__ import annotations
 

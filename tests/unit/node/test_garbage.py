@@ -1,4 +1,4 @@
-"""Garbage collection: nothing goes unless everything agrees, and then it goes for good."""
+"""Garbage collection: data goes only when all conditions agree, and then for good."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ async def test_a_ledger_that_came_back_waits_anew(place: Place) -> None:
 
 
 async def test_only_observed_time_counts(place: Place) -> None:
-    """A clock that jumps, a store that did not answer and a wrong wall clock count for nothing."""
+    """Three things add no grace: a clock that jumps, a store that is silent, a wrong wall clock."""
     await place.create([1, 2])
     await place.lose([1])
     await place.round()
@@ -188,7 +188,7 @@ async def test_only_observed_time_counts(place: Place) -> None:
 
 
 async def test_the_grace_goes_on_after_a_restart(place: Place) -> None:
-    """What was observed is remembered; the time in which nobody looked is not counted."""
+    """Observed time is remembered. The time of the stop adds to it no further."""
     await place.create([1, 2])
     await place.lose([1])
     for _ in range(3):
@@ -258,7 +258,7 @@ async def test_a_listing_that_breaks_deletes_nothing(place: Place, proven: bool)
 async def test_only_a_direct_no_such_ledger_deletes(
     place: Place, error: Exception, proven: bool
 ) -> None:
-    """No answer and damage are no proof, and spare the other ledgers, too."""
+    """Silence and damage prove nothing. They leave other ledgers alone, too."""
     await place.create(range(1, 4))
     if proven:
         await place.delete([1])
@@ -378,7 +378,7 @@ async def test_an_undeleted_ledger_waits_for_a_whole_grace_again(place: Place) -
 
 
 async def test_all_that_waits_can_be_undeleted(place: Place) -> None:
-    """What does not wait is named, and nothing changes then."""
+    """A ledger that is not waiting is named, and the call leaves all as it is."""
     with pytest.raises(BadRequestError, match="no ledger waits"):
         await place.collector.keep()
     await place.create(range(1, 12))

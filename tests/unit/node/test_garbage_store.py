@@ -124,7 +124,7 @@ async def test_the_cookie_of_the_bookie_never_goes_back(place: Place) -> None:
 
 
 async def test_an_empty_listing_stops_everything(place: Place) -> None:
-    """If it had ledgers once, and no proof says why it has none now."""
+    """If the cluster had ledgers once, and no proof says why they are gone."""
     await place.create([1, 2, 3])
     await place.round()
     await place.delete([1])
@@ -147,7 +147,7 @@ async def test_the_last_ledger_that_disappears_while_another_waits(place: Place)
 
 
 async def test_an_empty_store_stops_everything(place: Place) -> None:
-    """It holds no cluster, so it cannot be confirmed either; while one is removed, nothing is."""
+    """An empty store cannot be confirmed. While a store is being removed, collection stops."""
     await place.create([1, 2])
     await place.count_ids_to(100)
     await place.round()

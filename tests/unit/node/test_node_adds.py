@@ -133,7 +133,7 @@ async def test_entries_of_all_shapes_are_accepted(room: Room) -> None:
 
 
 async def test_a_wrong_key_is_refused_by_every_request(room: Room) -> None:
-    """And changes nothing: the ledger is not fenced, the entry not stored."""
+    """The refusal leaves the ledger open and stores no entry."""
     await add(room.bookie, 7, [0])
     assert (await add(room.bookie, 7, [1], key=OTHER_KEY)).status is Status.UNAUTHORIZED
     assert (await add(room.bookie, 7, [1], key=b"")).status is Status.UNAUTHORIZED
@@ -206,7 +206,7 @@ async def test_duplicates_and_conflicts_have_their_answers(room: Room) -> None:
 
 
 async def test_a_duplicate_that_cannot_be_compared_is_an_error(room: Room) -> None:
-    """Not a crash of the bookie, and not an OK."""
+    """The bookie lives on, and its answer is an error."""
     await add(room.bookie, 7, range(5))
     room.machine.disk.fail("open", ".journal", errno.ENOENT, times=2)
     assert (await add(room.bookie, 7, range(5))).status is Status.IO_ERROR

@@ -50,7 +50,7 @@ async def test_a_fence_says_where_the_ledger_may_end(room: Room) -> None:
 
 
 async def test_reading_a_lac_does_not_fence(room: Room) -> None:
-    """Nor does it make a ledger of one that nobody knows."""
+    """Reading the LAC of an unknown ledger does not create it."""
     assert (await room.bookie.read_lac(7, KEY)).status is Status.NO_SUCH_LEDGER
     page, _ = await room.engine.ledgers(-1, 10)
     assert page == []
@@ -109,7 +109,7 @@ async def test_a_fencing_read_sees_what_was_accepted_before_it(room: Room) -> No
 
 
 async def test_watchers_hear_of_every_advance_and_of_the_fence(room: Room) -> None:
-    """The state now comes first; adds without an advance say nothing."""
+    """The present state comes first. Adds that advance no LAC are silent."""
     heard = Heard()
     watcher = room.bookie.watch(heard)
     await add(room.bookie, 7, [0])

@@ -209,7 +209,7 @@ async def test_a_directory_that_changed_in_between_is_not_resumed(
 async def test_a_missing_cookie_is_never_made_again(
     machine: Machine, store: MetadataStore, root: str
 ) -> None:
-    """Neither that of a directory, whose disk was exchanged, nor that of the metadata store."""
+    """This holds for the cookie of an exchanged disk, and for that in the metadata."""
     await identify(machine, store)
     path = machine.root / root / "COOKIE"
     kept = path.read_bytes()

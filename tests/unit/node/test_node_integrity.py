@@ -90,7 +90,7 @@ async def test_what_is_missing_keeps_a_ledger_in_limbo(
 async def test_what_cannot_be_read_keeps_a_ledger_in_limbo(
     machine: Machine, store: MetadataStore
 ) -> None:
-    """A payload that does not match its digest is found by the check, not by a reader."""
+    """The check finds a payload that does not match its digest; a reader would be too late."""
     await LedgerManager(store).create(metadata(1, CLOSED, ("b1",), last=9))
     async with started(machine, store) as one:
         for entry_id in range(10):

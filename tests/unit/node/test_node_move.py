@@ -258,7 +258,7 @@ async def test_a_bookie_that_starts_meanwhile_wins(bookie: Stopped) -> None:
 async def test_only_what_joined_this_cluster_moves(
     bookie: Stopped, instance_id: str, state: CookieState
 ) -> None:
-    """A bookie without a cookie, one of another cluster and one that never started."""
+    """The command refuses a bookie of another cluster, one without a cookie, and a new one."""
     with pytest.raises(CookieError, match="no cookie of bookie b1: put it back"):
         await bookie.move()
     cookie = await bookie.stamp()

@@ -113,7 +113,7 @@ async def test_the_last_entry_is_asked_for_by_minus_one(room: Room) -> None:
 async def test_a_bad_range_is_refused_and_fences_nothing(
     room: Room, changes: dict[str, object], fence: bool
 ) -> None:
-    """A request that makes no sense has no effect either."""
+    """An invalid request has no effect."""
     await add(room.bookie, 7, range(3))
     reply = await room.bookie.read(
         read_command(7, 0, 2, fence=fence)._replace(**changes)  # type: ignore[arg-type]  # any

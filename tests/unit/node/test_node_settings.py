@@ -70,7 +70,7 @@ async def soon(condition: Callable[[], object]) -> None:
 
 
 async def test_every_part_gets_its_section(one: StartedBookie) -> None:
-    """And keeps the one it has where nothing changed: nothing is woken in vain."""
+    """A part whose section stays the same is not woken."""
     before = one.bookie.settings
     storage = StorageSettings(compaction_interval_seconds=7)
     garbage = GarbageSettings(stop_share=0.7)

@@ -65,7 +65,7 @@ async def test_a_start_in_order_serves_what_was_stored(
 async def test_a_first_start_that_was_interrupted_has_lost_nothing(
     machine: Machine, store: MetadataStore, point: str, index: str
 ) -> None:
-    """Neither before nor after the cookie says that the bookie is ready."""
+    """Stopped before and after the cookie says that the bookie is ready."""
 
     def interrupt(name: str) -> None:
         if name == point:

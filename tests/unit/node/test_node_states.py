@@ -234,7 +234,7 @@ async def test_a_doubt_survives_a_crash_at_every_step(
 async def test_a_crash_between_the_steps_is_no_doubt(
     machine: Machine, store: MetadataStore
 ) -> None:
-    """Nothing was lost: writers go on, and ledgers are not in limbo."""
+    """All data is there: writers go on, and ledgers stay out of limbo."""
     await stamped(machine, store)
     await LedgerManager(store).create(metadata(1, OPEN, ("b1",)))
     for point in ("cookie.unsettled", "cookie.advanced"):
@@ -257,7 +257,7 @@ async def test_a_crash_between_the_steps_is_no_doubt(
 async def test_cookies_of_an_earlier_version_are_taken_as_they_are(
     machine: Machine, store: MetadataStore
 ) -> None:
-    """They have neither number nor incarnation; that is no doubt, and the next start has both."""
+    """They lack number and incarnation. This raises no doubt, and the next start has both."""
     await stamped(machine, store)
     await LedgerManager(store).create(metadata(1, OPEN, ("b1",)))
     async with started(machine, store) as one:
@@ -297,7 +297,8 @@ async def put_back_number(store: MetadataStore, number: int) -> None:
 async def test_a_store_that_went_back_is_doubted_durably(
     machine: Machine, store: MetadataStore
 ) -> None:
-    """The bookie's own data is no older: no limbo. But nothing is deleted, whatever the store says.
+    """The bookie's own data is current, so ledgers stay out of limbo. But nothing is deleted,
+    whatever the store says.
 
     The start raises the store's number above what it was, so only its memory tells of it.
     """
@@ -379,7 +380,7 @@ async def test_a_cookie_that_another_process_changed_ends_this_one(
 
 
 async def test_a_doubt_is_durable_on_a_full_device(machine: Machine, store: MetadataStore) -> None:
-    """The index gives its reserve for it; the start neither fails nor forgets."""
+    """The index gives its reserve for it. The start succeeds and remembers the doubt."""
     await stamped(machine, store)
     await LedgerManager(store).create(metadata(1, OPEN, ("b1",)))
     copy = machine.root.with_name("copy")

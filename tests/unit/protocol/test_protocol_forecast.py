@@ -117,7 +117,7 @@ def test_what_is_on_an_ack_quorum_is_kept() -> None:
 
 
 def test_an_empty_ledger_closes_empty() -> None:
-    """Nothing is there, so nothing would be stored again."""
+    """There are no entries to store again."""
     assert outcome_of(Bookies([set(), set(), set()])) == WouldClose(-1, 0)
 
 

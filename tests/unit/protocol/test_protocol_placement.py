@@ -142,7 +142,7 @@ def test_labels_that_change_count_from_the_next_choice_on() -> None:
 
 
 def test_enforced_domains_are_kept_or_refused() -> None:
-    """Nobody from another rack: no ensemble, and no newcomer, rather than one rack for all."""
+    """Without bookies of another rack, a new ensemble and a newcomer are refused."""
     placement = replace(
         labelled(PlacementPolicy.RACK, a="rack=r1", b="rack=r1", c="rack=r2"), enforce=True
     )
@@ -155,7 +155,7 @@ def test_enforced_domains_are_kept_or_refused() -> None:
 
 
 def test_more_room_makes_a_bookie_likelier() -> None:
-    """By free space, but no more than three times the middle one; without racks and with them."""
+    """By free space, up to three times the median; with and without racks."""
     weights = weights_by_free_space({"a": 100, "b": 100, "c": 10**9, "d": 0})
     assert weights == {"a": 100, "b": 100, "c": 300, "d": 1}
     pick = random.Random(5).randrange

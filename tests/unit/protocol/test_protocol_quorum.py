@@ -41,7 +41,7 @@ def test_silent_slots_one_apart_can_still_acknowledge() -> None:
     [((3, 3, 3), 1), ((3, 3, 2), 2), ((2, 2, 2), 1), ((2, 2, 1), 2), ((5, 5, 3), 3)],
 )
 def test_how_many_bookies_recovery_needs(sizes: tuple[int, int, int], up: int) -> None:
-    """Without striping, any Qw-Qa+1 answers cover the ledger and one fewer does not."""
+    """Without striping, any Qw-Qa+1 answers cover the ledger. One fewer is too few."""
     quorum = Quorum(*sizes)
     assert quorum.negatives_needed == up
     assert quorum.covers(mask_of(range(up)))

@@ -126,7 +126,7 @@ def test_one_bookie_in_doubt_forbids_no_such_entry() -> None:
 
 
 def test_corruption_everywhere_is_a_checksum_error() -> None:
-    """The error names what is wrong, not that it could not be read."""
+    """The error names the damage instead of a failed read."""
     read = LedgerRead(ledger((1, 1, 1)), 0, 0)
     effects = read.step(Continue())
     for _ in range(2):

@@ -87,7 +87,7 @@ def test_reading_starts_after_the_lac() -> None:
 
 
 def test_reading_never_starts_before_the_last_fragment() -> None:
-    """A bookie that is new in the last ensemble knows no LAC: earlier fragments are not redone."""
+    """A newcomer of the last ensemble has no LAC. Earlier fragments are still not redone."""
     bookies = ("b0", "b1", "b2")
     fragments = (Fragment(0, ("a0", "a1", "a2")), Fragment(1000, bookies))
     recovery = fencing(ledger(fragments=fragments))
@@ -97,7 +97,10 @@ def test_reading_never_starts_before_the_last_fragment() -> None:
 
 
 def test_the_length_of_an_empty_last_fragment_comes_from_the_entry_before() -> None:
-    """Nothing was found: entry 999 is read from its own fragment, without a fence."""
+    """The last fragment is empty.
+
+    So entry 999 is read, from its own fragment and without a fence.
+    """
     fragments = (Fragment(0, ("a0", "a1", "a2")), Fragment(1000, ("b0", "b1", "b2")))
     recovery = reading(metadata=ledger(fragments=fragments))
     refuse(recovery, 0)
@@ -205,7 +208,7 @@ def test_a_wrong_password_ends_recovery_at_once() -> None:
 
 
 def test_storing_again_needs_an_ack_quorum() -> None:
-    """Two of three fail and no other can take over: they are asked again, the first is not."""
+    """Two of three fail without a substitute. Those two are asked again, the first is not."""
     recovery = reading()
     found(recovery, 0, packed(0, 1))
     stored(recovery, 0)

@@ -332,7 +332,10 @@ def test_a_last_fragment_of_others_voids_the_tail() -> None:
 
 
 def test_a_newcomer_that_lost_its_entries_voids_the_tail() -> None:
-    """Nothing was written: fenced, read and stored again, without that bookie."""
+    """The metadata stays as it is.
+
+    The tail is fenced, read and stored again without that bookie.
+    """
     recovery, _ = publishing()
     sends = of_type(recovery.step(NewcomersLost(("x",))), SendFence)
     assert [send.bookie_id for send in sends] == list(OLD)

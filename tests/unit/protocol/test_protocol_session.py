@@ -339,7 +339,7 @@ def test_a_flapping_link_lets_a_renewal_end(session: Session) -> None:
 
 
 def test_a_connection_shortens_the_pause_before_a_renewal_by_chance() -> None:
-    """Not to nothing: all the clients of a server that is back hear of it in the same moment."""
+    """A rest of the pause remains, because all clients hear of a returned server at once."""
     begun = []
     for jitter in (0.0, 0.9):
         session = Session(jitter)

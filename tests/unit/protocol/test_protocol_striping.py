@@ -69,7 +69,7 @@ def test_a_run_with_a_hole_is_no_run() -> None:
 
 
 def test_a_run_clips_what_lies_before_it() -> None:
-    """One contiguous batch is clipped without copying; nothing at the start means no run."""
+    """One contiguous batch is clipped without copying. A run that lacks the start is empty."""
     run = run_from(4, [packed(2, 5)])
     assert run is not None
     assert (run.first_entry_id, run.count) == (4, 3)

@@ -153,7 +153,7 @@ def test_acknowledgements_count_again_if_the_change_was_overtaken() -> None:
 
 
 def test_acknowledgements_of_the_replaced_bookie_are_dropped() -> None:
-    """Rule 2: its copy is not in the metadata, so that its answer proves nothing."""
+    """Rule 2: its copy is outside the metadata, so its answer proves nothing."""
     writer = writer_of((3, 3, 2))
     writer.step(Append(1, 10))
     writer.step(Append(1, 10))
@@ -208,7 +208,7 @@ def test_newcomers_get_a_whole_deadline() -> None:
 
 
 def test_a_second_failure_joins_the_next_change() -> None:
-    """Rule 3: it is neither lost nor does it complete anything."""
+    """Rule 3: it is kept, and completes nothing by itself."""
     writer = writer_of((3, 3, 2))
     writer.step(Append(1, 10))
     proposed(writer, 2)
@@ -418,7 +418,7 @@ def test_a_newcomer_that_never_comes_is_replaced_too() -> None:
 
 
 def test_a_bookie_that_lost_its_data_may_take_over_its_own_slot() -> None:
-    """Rule 3: the metadata stays the same, its version does not, and nothing hangs."""
+    """Rule 3: the metadata keeps its content and gets a new version, and the change ends."""
     writer = writer_of()
     writer.step(Append(1, 10))
     effects = writer.step(SlotLost(2, 0))
@@ -513,7 +513,7 @@ def test_a_store_that_is_away_stops_nobody_for_ever() -> None:
 
 
 def test_deferred_sync_replaces_nobody() -> None:
-    """Rule 7: no rule is proven for what was acknowledged and is not synced."""
+    """Rule 7: the rules prove nothing about entries acknowledged before their sync."""
     writer = connected((3, 3, 2), WriterLimits(), deferred_sync=True)
     writer.step(Append(1, 10))
     assert ChooseNewcomers not in kinds(answer(writer, 0, 2, Status.READ_ONLY))

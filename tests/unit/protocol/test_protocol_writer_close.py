@@ -68,7 +68,7 @@ def test_close_writes_the_lac_and_its_length() -> None:
 
 
 def test_close_waits_for_what_is_pending() -> None:
-    """Nothing is cut off, and nothing new is taken."""
+    """All pending entries stay, and new ones are refused."""
     writer = connected()
     writer.step(Append(1, 10))
     assert writer.step(Close()) == []
@@ -208,7 +208,7 @@ def test_unforced_batches_are_bounded() -> None:
 
 
 def test_a_force_ends_by_its_timeout() -> None:
-    """Whoever has not answered does not count."""
+    """Only the bookies that answered count."""
     writer = deferred()
     writer.step(Force())
     writer.step(ForceAnswered(0, 0, Status.OK))

@@ -173,7 +173,7 @@ def test_late_answers_of_a_lost_bookie_count_for_nothing() -> None:
 
 
 def test_a_lost_bookie_never_comes_back() -> None:
-    """Neither by its stream, nor by a probe; the next batches go to the others."""
+    """A stream or a probe cannot bring it back; the next batches go to the others."""
     writer = connected()
     writer.step(SlotLost(1))
     assert writer.step(SlotConnected(1)) == []

@@ -29,7 +29,7 @@ def connected(
     *,
     deferred_sync: bool = False,
 ) -> LedgerWriter:
-    """A writer with all streams open, which replaces no bookies unless `limits` let it."""
+    """A writer with all streams open. It replaces bookies only if `limits` say so."""
     limits = limits or WriterLimits(changes_per_minute_max=0)
     writer = LedgerWriter(ledger(sizes), 0, limits, deferred_sync=deferred_sync)
     for slot in range(sizes[0]):

@@ -1,4 +1,4 @@
-"""A hand-made HTTP/2 peer that keeps no rule it does not want to keep."""
+"""A hand-made HTTP/2 peer that can break every rule."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ END_STREAM, END_HEADERS = 1, 4
 
 
 class Peer:
-    """One connection. It opens no flow-control window, so it never takes more than 64 KiB."""
+    """One connection. It leaves the flow-control window as it was, so it takes at most 64 KiB."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -78,7 +78,7 @@ async def connected(port: int, *, introduced: bool = True) -> AsyncIterator[Peer
 
 
 def _literal(name: str, value: str) -> bytes:
-    """A header that is not indexed, without compression."""
+    """A literal header without indexing, in plain bytes."""
     return b"\x00" + _string(name) + _string(value)
 
 

@@ -38,7 +38,7 @@ def add_request(**fields: object) -> bytes:
 
 
 def test_the_batch_is_a_view_of_the_message() -> None:
-    """Neither the payload nor the arrays of a parsed request are copies."""
+    """The payload and the arrays of a parsed request are views."""
     data = codec.encode_add_request(1, 3, batch_of([40, 50]))
     _, command = codec.parse_add_request(data)
     assert command.batch is not None
@@ -188,7 +188,7 @@ def test_an_unknown_status_is_refused() -> None:
 
 
 def test_an_empty_batch_is_no_batch() -> None:
-    """An answer without entries carries no arrays."""
+    """An answer without entries leaves out the arrays."""
     empty = batch_of([40], first=5).clip(9, 10)
     data = codec.encode_read_response(ReadReply(Status.OK, batch=empty, next_entry_id=9))
     assert codec.parse_read_response(data, 3).batch is None

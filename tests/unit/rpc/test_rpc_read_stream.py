@@ -59,7 +59,7 @@ async def in_flight_is(metrics: Metrics, size: float) -> None:
 
 
 def given_up(metrics: Metrics) -> float:
-    """Reads that the bookie did not answer because nobody waited for them any more."""
+    """Reads that the bookie left unanswered because their callers had gone."""
     return metrics.registry.get_sample_value("bookie_reads_given_up_total") or 0.0
 
 
@@ -183,7 +183,7 @@ async def test_every_request_of_another_cluster_is_refused(
 
 
 async def test_a_request_that_breaks_a_bound_is_refused_under_its_id(served: Served) -> None:
-    """What is no message at all is refused under none; the stream goes on."""
+    """Bytes that form no message are refused under the id 0. The stream goes on."""
     async with aio.insecure_channel(served.address) as channel:
         call = channel.stream_stream(f"/{SERVICE}/ReadStream")(metadata=METADATA)
         for data, request_id in (
@@ -238,7 +238,7 @@ async def test_reads_over_the_budget_are_turned_away() -> None:
 
 
 async def test_a_stream_that_breaks_holds_nothing_of_the_budget(served: Served) -> None:
-    """Neither for reads that run nor for answers that nobody has taken."""
+    """It gives back the share of running reads and of answers that wait."""
     served.node.reading.clear()
     channel = BookieChannel(served.address, INSTANCE_ID, served.tasks)
     reads = [
@@ -263,7 +263,7 @@ async def _ending_in(
 async def test_a_client_that_takes_no_answers_is_held_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its answers use up the budget and no more; without it, everything is free again."""
+    """Its answers use up exactly the budget. When the client goes, all of it is free again."""
     monkeypatch.setattr(server_side, "PENDING_MAX", 50)
     limit = 8 * 1024 * 1024
     node, metrics = FakeNode(NodeSettings(in_flight_read_bytes_max=limit)), Metrics()

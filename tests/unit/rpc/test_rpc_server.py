@@ -51,7 +51,7 @@ async def test_health_is_serving_while_the_port_listens() -> None:
 
 @pytest.mark.parametrize("reflection", [True, False])
 async def test_reflection_is_served_only_if_asked_for(reflection: bool) -> None:
-    """A debugging tool finds the service by the setting, and nothing without it."""
+    """With the setting a debugging tool finds the service, and otherwise nothing."""
     settings = RpcSettings(drain_seconds=0.2, reflection=reflection)
     async with (
         serve(FakeNode(), "127.0.0.1", 0, settings, Metrics()) as port,
@@ -100,7 +100,7 @@ async def test_a_port_is_held_before_anything_is_served() -> None:
 async def test_a_bookie_that_starts_refuses_at_once_and_then_serves() -> None:
     """Calls and streams of all kinds; the same connection is served when the bookie is there.
 
-    The client must not take the refusal for an older bookie, which knows no streams of reads.
+    The client must not take it for an older bookie, which lacks streams of reads.
     """
     async with asyncio.TaskGroup() as tasks:
         async with hold_port("127.0.0.1", 0, SETTINGS) as held:

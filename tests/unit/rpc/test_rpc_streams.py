@@ -194,7 +194,7 @@ async def test_an_older_bookie_gets_each_request_alone() -> None:
 
 @pytest.mark.parametrize("tail", [b"\x62\x7f", b"\x10\x01", b"\x62\xff", b"\x62\x00" * 70])
 async def test_a_message_of_broken_messages_is_one_bad_request(served: Served, tail: bytes) -> None:
-    """Nothing of it is added: where it breaks, the rest means nothing."""
+    """No part of it is added, because the rest behind the break is meaningless."""
     request = encode_add_request(1, 3, batch_of([40]))
     async with raw_stream(served) as call:
         await call.write(join_messages([request, request]) + tail)
@@ -222,7 +222,7 @@ def test_what_waits_together_travels_together(sizes: list[int], count: int) -> N
 
 
 async def test_the_bytes_of_a_message_are_admitted_before_it_is_added(served: Served) -> None:
-    """While the node admits nothing, nothing is added and nothing more is read."""
+    """Until the node admits them, the bookie adds nothing and stops reading."""
     served.node.admitting.clear()
     client = Client(served.channel)
     request = encode_add_request(1, 3, batch_of([40]))
@@ -236,7 +236,7 @@ async def test_the_bytes_of_a_message_are_admitted_before_it_is_added(served: Se
 
 
 async def test_adds_go_on_when_their_stream_breaks(served: Served) -> None:
-    """Closing the stream ends neither the adds nor the bookie."""
+    """The adds and the bookie outlive the stream."""
     served.node.held = []
     client = Client(served.channel)
     for request_id in range(3):

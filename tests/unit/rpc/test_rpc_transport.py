@@ -72,7 +72,7 @@ def served(load: str, **variables: str) -> tuple[bool, str | None, str]:
 
 @pytest.mark.parametrize("load", LOADS)
 def test_sockets_are_polled_by_who_waits_for_them(load: str) -> None:
-    """Not by threads of their own; nothing is said, and nothing that a child would inherit."""
+    """gRPC starts no threads for it, stays silent, and leaves the variables for children unset."""
     assert served(load.format(uri="etcd://127.0.0.1:1/x")) == (False, None, "")
 
 

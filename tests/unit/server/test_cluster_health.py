@@ -105,7 +105,10 @@ async def test_a_hole_beside_entries_that_need_not_be_there(cluster: RealCluster
 
 
 async def test_limbo_is_counted_once_a_ledger(cluster: RealCluster) -> None:
-    """On how many bookies ever; a ledger that the cluster does not list does not count."""
+    """It counts once on any number of bookies.
+
+    A ledger that the cluster does not list is left out.
+    """
     await LedgerManager(cluster.store).create(metadata(1, CLOSED, ALL, last=2, write_quorum=3))
     await stored(cluster, 1, dict.fromkeys(range(3), range(3)))
     for number in (0, 2):
@@ -149,7 +152,7 @@ async def test_ledgers_on_absent_bookies_are_counted(cluster: RealCluster) -> No
 
 
 async def test_what_a_silent_bookie_stores_is_unknown(cluster: RealCluster) -> None:
-    """One that takes connections and says nothing, and one whose registration is no address."""
+    """One takes connections and stays silent; the registration of the other is no address."""
     await LedgerManager(cluster.store).create(metadata(1, CLOSED, ("silent",), last=9))
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint = Endpoint("bookie", "127.0.0.1", silent.getsockname()[1], "grpc")

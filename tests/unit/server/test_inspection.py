@@ -211,7 +211,7 @@ def test_running_bookie_is_left_alone(ledgers_dir: Path) -> None:
 
 
 def test_no_index_is_one_sentence(tmp_path: Path) -> None:
-    """A directory without an index is not made into one."""
+    """Inspecting a directory without an index leaves it as it is."""
     with (
         pytest.raises(ConfigurationError, match="there is no index in"),
         opened_index(tmp_path),

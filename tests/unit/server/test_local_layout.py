@@ -58,7 +58,7 @@ def test_base_port_moves_all(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"version": 1}', '{"version": 1, "members": [1]}'])
 def test_foreign_file_is_refused(text: str, tmp_path: Path) -> None:
-    """A file that is not ours ends in one sentence, never in a new cluster over old data."""
+    """A foreign file ends the start with one sentence. Old data is never overwritten."""
     (tmp_path / "cluster.json").write_text(text, encoding="utf-8")
     with pytest.raises(ConfigurationError, match="does not describe a cluster"):
         load_layout(tmp_path)

@@ -133,7 +133,10 @@ async def test_a_store_is_confirmed_and_ledgers_are_kept_by_command() -> None:
 
 
 async def test_bad_commands_change_nothing() -> None:
-    """No JSON, a wrong body and a form are refused; without a bookie there is nobody to ask."""
+    """Bodies that are not JSON, wrong ones and forms are refused.
+
+    So is every command once the bookie is gone.
+    """
     administration, bookie = Administration(), _Bookie()
     async with (
         serve_http(Metrics(), Readiness(), administration, host="127.0.0.1", port=0) as port,

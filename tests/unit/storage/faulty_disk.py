@@ -1,8 +1,8 @@
 """A disk that records what is asked of it, fails when told to, waits when told to, loses power.
 
 It stands behind the same protocol as the real one and uses the real one for the bytes. A sync is
-only noted, which makes tests fast; what was not synced is known, so that `lose_power` can make a
-copy of the directories as they would be found after the lights went out.
+only noted, which makes tests fast. The disk knows which bytes were not synced, so `lose_power` can
+copy the directories as a power cut would leave them.
 """
 
 from __future__ import annotations

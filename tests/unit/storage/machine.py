@@ -224,7 +224,7 @@ class Machine:
 
     @property
     def settings(self) -> StorageSettings:
-        """Small files, no checkpoint or compaction unless the test asks, no reserve."""
+        """Small files, no reserve; checkpoint and compaction run only on request."""
         values: dict[str, object] = {
             "journal_dir": self.root / "journal",
             "ledgers_dir": self.root / "ledgers",

@@ -96,7 +96,7 @@ async def test_what_is_alive_moves_and_the_old_files_go(machine: Machine, engine
 
 
 async def test_a_round_takes_only_what_is_worth_it(machine: Machine, engine: Engine) -> None:
-    """Files with little garbage stay, and a log is not rewritten for nothing."""
+    """Files with little garbage stay, and so does a log that is worth no rewrite."""
     await fill(engine, range(1, 11), range(60))
     await engine.checkpoint()
     before = machine.journals()
@@ -366,7 +366,7 @@ async def test_entries_out_of_order_come_out_sorted(machine: Machine, engine: En
 
 
 async def test_a_damaged_block_is_not_moved_and_not_forgotten(machine: Machine) -> None:
-    """Its file stays, its ids are unreadable and never "no such entry"; it is reported once."""
+    """Its file stays, and its ids are unreadable instead of missing. It is reported once."""
     async with machine.engine() as engine:
         for entry_id in range(8):
             await add(engine, 1, [entry_id], size=4 * KIB)
@@ -411,7 +411,10 @@ async def test_a_full_device_gives_up_cleanly(machine: Machine, engine: Engine, 
 async def test_a_file_that_does_not_fit_does_not_keep_others_waiting(
     machine: Machine, engine: Engine
 ) -> None:
-    """Where room is short each file is tried; the one without room is not taken for damaged."""
+    """Where room is short each file is tried.
+
+    One that does not fit stays undamaged in the books.
+    """
     await half_dead(machine, engine)
     await engine.roll()
     await fill(engine, range(11, 13), range(40))

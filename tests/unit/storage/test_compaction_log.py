@@ -18,7 +18,7 @@ from bookie.storage.reclaim.compaction_log import STATE_BYTES_MAX
 def test_a_rebuild_learns_of_fence_limbo_and_key(
     key: bytes | None, fenced: bool, limbo: bool
 ) -> None:
-    """Nothing is lost; a key that nobody showed is not taken for the empty one."""
+    """All three are kept. An unknown key differs from the empty key."""
     row = LedgerIndexRow(fenced=fenced, limbo=limbo, key_digest=key)
     records = state_records(7, row)
     batch = ReplayBatch(lambda ledger_ids: [None] * len(ledger_ids), 10)

@@ -35,7 +35,7 @@ OK, FENCED, CONFLICT = Status.OK, Status.FENCED, Status.CONFLICT
 async def test_an_accepted_entry_is_readable_before_it_is_durable(
     machine: Machine, engine: Engine
 ) -> None:
-    """And it is not acknowledged before; nor are those that share its block."""
+    """It and the entries of its block are acknowledged only after the sync."""
     hold = machine.disk.hold("fdatasync", ".journal")
     waiter = await start_add(engine, batch(7, range(5)))
     assert_holds(await read(engine, 7, 0, 4), batch(7, range(5)))
@@ -110,7 +110,7 @@ async def test_the_key_is_bound_at_first_sight(engine: Engine) -> None:
 
 
 async def test_the_empty_key_is_a_key(engine: Engine) -> None:
-    """A ledger without password takes nobody with one."""
+    """A ledger without a password refuses clients that bring one."""
     assert (await add(engine, 7, [0], key=b"")).status is OK
     assert (await add(engine, 7, [1], key=KEY)).status is Status.UNAUTHORIZED
     assert (await add(engine, 7, [1], key=b"")).status is OK
@@ -363,7 +363,7 @@ async def test_a_recovery_add_overwrites(engine: Engine) -> None:
 
 
 async def test_above_the_highest_id_nothing_is_compared(machine: Machine, engine: Engine) -> None:
-    """The path of a writer that never resends reads nothing."""
+    """The adds of a writer that never resends cause zero reads."""
     await add(engine, 7, range(10))
     state = await engine.load(7)
     assert not state.may_hold(batch(7, [10]))

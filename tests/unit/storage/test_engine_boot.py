@@ -206,7 +206,7 @@ async def test_two_kills_during_starts_lose_nothing(
 
 @pytest.mark.parametrize("name", BOOT_FAILPOINTS)
 async def test_a_kill_during_the_very_first_start_is_no_loss(machine: Machine, name: str) -> None:
-    """There was nothing, so nothing is missing and nothing has to be checked."""
+    """There was no data yet, so the next start skips the check."""
     for _ in range(2):
         machine.failpoints = KillAt(name)
         with pytest.raises(Killed):
@@ -302,7 +302,7 @@ async def test_replayed_entries_are_written_anew_before_they_are_served(machine:
 
 
 async def test_after_a_power_cut_the_index_is_walked(machine: Machine) -> None:
-    """After an orderly stop it is not, nor after a kill."""
+    """An orderly stop and a kill need no walk."""
     async with machine.engine() as engine:
         await add(engine, 7, range(20))
         await engine.checkpoint()

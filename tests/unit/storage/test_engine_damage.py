@@ -1,7 +1,7 @@
-"""Damaged and lost files: what was never durable goes silently, what was is never denied.
+"""Damaged and lost files: bytes never synced go silently, durable entries stay or are errors.
 
-A torn tail is cut off and forgotten. Damage to anything that had been durable is reported, sets the
-flag that makes the node fence and limbo its open ledgers, and costs nothing but the damaged part.
+A torn tail is cut off and forgotten. Damage to durable bytes is reported, and costs only the
+damaged part. It sets the flag that makes the node fence and limbo its open ledgers.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ async def mark_idle(engine: Engine) -> None:
 
 @pytest.mark.parametrize("damage", IN_PLACE)
 async def test_the_last_block_may_be_torn(machine: Machine, damage: Damage) -> None:
-    """Nothing says that it had been synced: it is dropped, and nothing is reported."""
+    """Its sync is unproven, so it is dropped without a report."""
     async with machine.engine() as engine:
         await write_blocks(engine)
         killed = machine.killed("kill")
@@ -162,7 +162,7 @@ def put_in_place_of(position: int) -> Damage:
 async def test_what_no_crash_leaves_is_corruption(
     machine: Machine, damage: Damage, position: int
 ) -> None:
-    """A crash neither shortens a file nor moves a block, so even the last block was durable."""
+    """A crash keeps a file's length and its blocks in place, so even the last block was durable."""
     async with machine.engine() as engine:
         await write_blocks(engine)
         killed = machine.killed("kill")
@@ -559,7 +559,7 @@ async def test_an_index_with_a_key_that_is_none_is_made_again(
 async def test_a_file_whose_row_is_lost_is_not_removed(
     machine: Machine, kind: str, cut: int, crashed: bool
 ) -> None:
-    """A key of no byte stands for no row at all."""
+    """An empty key stands for a row that does not exist."""
     async with machine.engine() as engine:
         await live(engine)
         after = machine.killed("kill")
@@ -596,7 +596,7 @@ async def test_an_interrupted_rebuild_is_made_again(machine: Machine) -> None:
 
 
 async def test_a_rebuild_is_committed_in_batches(machine: Machine) -> None:
-    """Half an index has no mark and no format: every start begins anew, until one is done."""
+    """Half an index lacks mark and format. Every start begins anew, until one is done."""
     machine.changes["checkpoint_entries"] = 10
     async with machine.engine() as engine:
         for entry_id in range(60):

@@ -133,7 +133,7 @@ async def forget(engine: Engine, before_file: int = 1 << 31) -> int:
 
 
 async def test_a_row_goes_when_no_file_may_hold_entries(machine: Machine) -> None:
-    """Neither a page, nor a journal that a start replays, nor a log that a rebuild reads."""
+    """These are pages, journals that a start replays, and logs that a rebuild reads."""
     async with machine.engine() as engine:
         await add(engine, 7, range(0, 64 * (PAGES_DELETED_MAX + 10), 64))
         await add(engine, 8, [0], size=KIB)

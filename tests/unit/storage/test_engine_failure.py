@@ -1,4 +1,4 @@
-"""Broken and full devices: fail-stop without a retry, or read-only without a loss."""
+"""Broken devices end the engine at once; full ones make it read-only and lose nothing."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ async def test_a_failed_last_checkpoint_is_a_failure(machine: Machine) -> None:
 async def test_a_damaged_page_ends_the_engine_and_the_next_start_rebuilds(
     machine: Machine,
 ) -> None:
-    """A checkpoint must not write over what it could not read."""
+    """A checkpoint must never overwrite a page that it failed to read."""
     async with failing_engine(machine) as engine:
         await add(engine, 7, range(10))
         await engine.checkpoint()

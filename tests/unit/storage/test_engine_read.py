@@ -1,4 +1,4 @@
-"""Reading: what is returned, where it stops, and that doubt is never 'no such entry'."""
+"""Reading: what is returned, where it stops, and that doubt differs from 'no such entry'."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ async def test_a_limit_before_a_hole_says_nothing_about_the_hole(engine: Engine)
 async def test_a_stripe_is_read_without_the_ids_of_others(
     engine: Engine, place: str, stripe: Stripe
 ) -> None:
-    """They are neither returned nor taken for holes; a missing id of its own is a hole."""
+    """Their ids are skipped silently. A missing id of its own is a hole."""
 
     def is_wanted(entry_id: int) -> bool:
         return (entry_id - stripe.first_residue) % stripe.modulus < stripe.count
@@ -253,7 +253,7 @@ async def test_an_entry_whose_page_is_lost_is_an_error(machine: Machine, engine:
     with engine._booted.index.store.write() as txn:
         assert txn.delete("locations", page_key(7, 2))
         assert txn.delete("locations", page_key(8, 2))
-    # What is not in the index yet makes a row's bounds wider at the next checkpoint, not before.
+    # A row's bounds include new entries only from the next checkpoint on.
     await add(engine, 7, [250])
     for first in (128, 150, 191):
         for last in (first, 260):
@@ -268,7 +268,7 @@ async def test_an_entry_whose_page_is_lost_is_an_error(machine: Machine, engine:
 
 
 async def test_a_file_that_was_cut_off_is_an_error(machine: Machine, engine: Engine) -> None:
-    """Bytes that are not there any more do not make an entry that never was."""
+    """Missing bytes do not prove that the entry is missing."""
     await add(engine, 7, range(10))
     await engine.checkpoint()
     with machine.journals()[0].open("r+b") as file:
@@ -332,7 +332,10 @@ async def test_a_second_look_sees_what_moved_meanwhile(machine: Machine, engine:
 async def test_a_cancelled_read_ends_with_what_the_device_reads_for_it(
     machine: Machine, engine: Engine
 ) -> None:
-    """The bytes are in memory so long. One that no thread has begun yet never asks the device."""
+    """The bytes are in memory so long.
+
+    A read that waits for a thread ends before it asks the device.
+    """
     await store(engine, "index", 7, [0, 1, 2])
     machine.disk.cold = True
     hold = machine.disk.hold("pread", ".journal")

@@ -109,7 +109,7 @@ def test_a_damaged_page_is_an_error_and_never_an_absent_entry(
 
 
 def test_a_page_that_lost_its_end_is_an_error(index: Index, store: KeyValueStore) -> None:
-    """A page cut at a slot's end, or to nothing, does not pass for a page with fewer entries."""
+    """A page cut at a slot's end, or to no bytes, differs from one with fewer entries."""
     index.commit(change(7, range(64)))
     with store.write() as txn:
         whole = txn.get("locations", page_key(7, 0)) or b""
@@ -273,8 +273,8 @@ def test_a_deletion_that_names_another_ledger_removes_nothing(
         txn.put("meta", META_DELETING + ledger_key(named), written if value is None else value)
     before = index.ledger(8), index.files()
     if (named, value) == (9, b""):
-        # An older version's name has no checksum. Nothing is lost, and the sum over all pairs tells
-        # the next start that the other one is not there.
+        # An older version's name has no checksum. All rows stay. The sum over all pairs tells the
+        # next start that the named ledger is missing.
         index.commit(CheckpointChange(mark))
     else:
         with pytest.raises(CorruptionError):
@@ -341,7 +341,7 @@ def test_a_ledger_with_pages_and_no_row_is_no_new_one(index: Index, store: KeyVa
     with pytest.raises(CorruptionError, match="ledger 7 has pages"):
         index.verify_pages()
     with store.write() as txn:
-        # Of a ledger that was never here: nothing but its own checksum is wrong.
+        # The row is of an unknown ledger, and only its own checksum is wrong.
         txn.put("ledgers", ledger_key(71), row)
     with pytest.raises(ChecksumError):
         index.ledger(71)
@@ -349,7 +349,7 @@ def test_a_ledger_with_pages_and_no_row_is_no_new_one(index: Index, store: KeyVa
 
 @pytest.mark.parametrize("value", [INTEGRITY_SUSPECT, INTEGRITY_IN_LIMBO])
 def test_no_single_bit_ends_a_doubt(index: Index, store: KeyValueStore, value: bytes) -> None:
-    """Neither of the flag nor of its name, once the index has a mark."""
+    """This holds for the flag and for its name, once the index has a mark."""
     index.commit(CheckpointChange(Mark(1, 5000, 1, NONCE), meta={META_INTEGRITY: value}))
     assert index.integrity() == value
     for bit in range(8 * len(value)):
@@ -376,7 +376,7 @@ def test_what_an_older_version_wrote_of_a_doubt_is_understood(
 
 
 def test_a_newer_format_refuses(index: Index, store: KeyValueStore) -> None:
-    """What a later version wrote is not touched; what is no version is damage."""
+    """An index of a later version is left as it is. An invalid version is damage."""
     assert not index.check_format()
     index.commit(change(7, range(3)))
     assert index.check_format()
@@ -394,7 +394,7 @@ def test_a_newer_format_refuses(index: Index, store: KeyValueStore) -> None:
 def test_a_flag_that_is_nonsense_is_suspicion(
     index: Index, store: KeyValueStore, damaged: bytes
 ) -> None:
-    """Also one of which nothing is left; only one that was never written means nothing."""
+    """An empty flag counts, too. Only a flag that was never written is harmless."""
     assert index.integrity() == INTEGRITY_SOUND
     with store.write() as txn:
         txn.put("meta", META_INTEGRITY, damaged)

@@ -294,7 +294,7 @@ def fill(journal: Journal) -> None:
 
 
 def test_a_full_device_refuses_plain_records_and_nothing_else(journal: Journal) -> None:
-    """What has no bytes, or is essential and fits, goes through; the refused are not written."""
+    """Empty records and essential ones that fit go through. Refused ones are not written."""
     fill(journal)
     journal.disk.fail("create", ".journal", errno.ENOSPC, times=99)
     plain, fence, barrier, force = (
@@ -332,7 +332,7 @@ def test_essential_records_take_the_reserve(journal: Journal) -> None:
 
 
 def test_a_file_of_the_reserve_may_be_small(journal: Journal) -> None:
-    """Where 16 MiB do not fit, 1 MiB will do, and a block never goes beyond what was allocated."""
+    """Where 16 MiB do not fit, 1 MiB suffices. A block stays within the allocated bytes."""
     fill(journal)
     journal.disk.fail("create", ".journal", errno.ENOSPC, times=2)
     fence = append(9000, essential=True)
@@ -352,7 +352,7 @@ def test_a_block_that_is_too_large_for_what_is_left_is_refused(journal: Journal)
 
 
 def test_without_reserve_even_essential_records_are_refused(journal: Journal) -> None:
-    """Nobody is told that a fence is durable which is not."""
+    """A fence is called durable only after its sync."""
     fill(journal)
     journal.disk.fail("create", ".journal", errno.ENOSPC, times=99)
     fence, force = append(9000, essential=True), ask(RequestKind.FORCE)
@@ -363,7 +363,7 @@ def test_without_reserve_even_essential_records_are_refused(journal: Journal) ->
 
 @pytest.mark.parametrize("call", ["create", "pwritev", "fdatasync"])
 def test_a_full_device_may_show_at_any_step_of_a_new_file(journal: Journal, call: str) -> None:
-    """Where space is not allocated ahead, its header is the first thing that finds no room."""
+    """Without allocation ahead, writing its header is the first step to fail."""
     fill(journal)
     journal.disk.fail(call, ".journal.tmp", errno.ENOSPC, times=99)
     plain, force = append(9000), ask(RequestKind.FORCE)
@@ -398,7 +398,7 @@ def test_a_full_device_that_has_room_again_takes_records(journal: Journal) -> No
 def test_a_failed_write_or_sync_ends_the_thread_and_is_not_retried(
     journal: Journal, call: str, part: str, number: int
 ) -> None:
-    """Nothing is handed back, nothing is written after it, even if it would succeed."""
+    """The thread hands nothing back. It stops writing, even if a write would succeed."""
     journal.handle(append())
     journal.done.clear()
     journal.disk.fail(call, part, number)
@@ -540,7 +540,7 @@ def test_a_device_that_fails_while_a_file_grows_ends_the_thread(growing: Journal
 
 
 def test_a_roll_on_request_begins_a_new_file(growing: Journal) -> None:
-    """What is asked for in the same group stays in the old one; without room nothing happens."""
+    """Records of the same group stay in the old file. A roll without room is skipped."""
     first, roll = append(), ask(RequestKind.ROLL)
     growing.handle(first, roll)
     assert (first.file_number, roll.error) == (1, None)

@@ -29,7 +29,7 @@ async def until_dropped(machine: Machine, part: str) -> None:
 async def test_what_the_journal_wrote_long_ago_is_dropped_after_its_sync(
     tmp_path: Path, *, deferred_sync: bool
 ) -> None:
-    """In steps, never beyond what is durable, and never what is in the window."""
+    """In steps, only durable bytes, and only those before the window."""
     machine = machine_at(tmp_path / "m")
     async with machine.engine() as engine:
         for entry_id in range(30):

@@ -38,7 +38,7 @@ def test_names_and_numbers_belong_together(kind: FileKind, number: int) -> None:
     ["COOKIE", "x.journal", "1.journal.tmp", "-1.journal", ".journal", "1.txt", "²3.log", "1 .log"],
 )
 def test_other_names_are_not_ours(name: str) -> None:
-    """They are neither read nor removed."""
+    """They are left alone."""
     assert parse_file_name(name) is None
 
 
@@ -103,7 +103,7 @@ def test_only_so_many_files_are_kept_open(machine: Machine) -> None:
 
 
 def test_the_reserve_is_made_if_there_is_room_to_spare(machine: Machine) -> None:
-    """Never the last space, never twice, and given up without an error."""
+    """It leaves some space free, is made once, and a failure is silent."""
     machine.changes = {"reserve_bytes": 64 * KIB}
     reserve = machine.root / "ledgers" / "RESERVE"
     with locked_directories(machine.disk, machine.settings) as directories:
