@@ -486,13 +486,13 @@ def a_lac_is_beyond_the_end(history: LedgerHistory, rng: random.Random) -> Ledge
 def a_lac_names_what_was_not_acknowledged_yet(
     history: LedgerHistory, rng: random.Random
 ) -> LedgerHistory | None:
-    for append in events_of(history, AppendEvent):
-        recoveries = [
-            one.index
-            for one in events_of(history, OpenEvent, ok=False)
-            if one.is_recovery and one.ledger_id == append.ledger_id
-        ]
-        if append.end_index is None or append.end_index > min(recoveries, default=LATE):
+    for view in views_of(history):
+        # An unknown append before it might have been confirmed.
+        append = next((one for one in view.appends if one.outcome is not EventOutcome.FAIL), None)
+        recoveries = [one.index for one in view.of(OpenEvent) if one.is_recovery]
+        if append is None or not append.is_ok or append.end_index is None:
+            continue
+        if append.end_index > min(recoveries, default=LATE):
             continue
         lac = ReadLacEvent(
             process="p",
@@ -587,7 +587,7 @@ def _with_tail(
 
 @must_break("C11")
 def a_tail_begins_late(history: LedgerHistory, rng: random.Random) -> LedgerHistory | None:
-    begun = (one for one in events_of(history, TailEvent) if one.entries)
+    begun = (one for one in events_of(history, TailEvent) if len(one.entries) > 1)
     tail = next((one for one in begun if one.entries[0].entry_id == one.start), None)
     if tail is None:
         return None

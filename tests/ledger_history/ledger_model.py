@@ -41,6 +41,8 @@ from tests.ledger_history.ledger_events import (
 Steps = Generator[None, None, None]
 SIZES = ((3, 3, 2), (3, 2, 2), (4, 3, 2), (3, 3, 3), (2, 2, 2))
 BOOKIES = 5
+CHANGES_MAX = 6
+"""No message is lost after so many ensemble changes: each of them sends more messages."""
 STEPS_MAX = 20_000
 
 
@@ -164,6 +166,7 @@ class ModelLedger:
         self.waiting: list[tuple[int, Invocation[AppendEvent]]] = []
         """Appends by their last id."""
         self.is_writer_dead = False
+        self.changes = 0
 
     def bookies_of(self, entry_id: int, ensemble: list[ModelBookie]) -> list[ModelBookie]:
         """The write set of an entry."""
@@ -189,12 +192,12 @@ class LedgerModel:
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
+        self._steps = 0
         self.recorder = HistoryRecorder(lambda: self._steps / 1000)
         self.bookies = [
             ModelBookie(f"b{number}", self.recorder, self.rng) for number in range(1, BOOKIES + 1)
         ]
         self.counts: Counter[str] = Counter()
-        self._steps = 0
         self._actors: list[Steps] = []
         self._handles = 0
         self._payloads = 0
@@ -330,7 +333,8 @@ class LedgerModel:
         """One add: it may get lost, be refused, or be forgotten by a crash."""
         yield from self._pause(10)
         share = bookie.share(ledger.ledger_id)
-        if self.rng.random() < 0.08 or share.is_fenced or share.is_in_limbo:
+        is_lost = self.rng.random() < 0.08 and ledger.changes < CHANGES_MAX
+        if is_lost or share.is_fenced or share.is_in_limbo:
             self._replace(ledger, bookie)
             return
         digest = ledger.digests[entry_id]
@@ -385,6 +389,7 @@ class LedgerModel:
         changed = list(fragment.bookies)
         changed[changed.index(bookie)] = spare = self.rng.choice(spares)
         self.counts["ensemble change"] += 1
+        ledger.changes += 1
         if fragment.first == ledger.lac + 1:
             fragment.bookies = changed
         else:
@@ -563,7 +568,7 @@ class LedgerModel:
                 )
                 yield from self._pause()
                 newest = self._ask_lac(ledger)
-                self.counts["a reader behind another"] += newest < lac
+                self.counts["a LAC older than another"] += newest < lac
                 lac = max(lac, newest)
                 ask.ok(last_entry_id=lac)
             elif self.rng.random() < 0.2:
@@ -592,6 +597,9 @@ class LedgerModel:
             read.fail(LookupError(), denied=lac + 1)
             return
         entries = self._copies(ledger, first, last)
+        if self.rng.random() < 0.1:
+            # The bookies of one entry did not answer in time.
+            entries = entries[: self.rng.randrange(len(entries) + 1)]
         if len(entries) == last - first + 1:
             read.ok(entries=entries)
         else:
