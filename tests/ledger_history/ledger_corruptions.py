@@ -554,6 +554,19 @@ def a_known_entry_is_denied(history: LedgerHistory, rng: random.Random) -> Ledge
     return with_event(history, history.events[-1], outcome=EventOutcome.FAIL)
 
 
+@must_break("C10")
+def a_tail_is_denied_an_entry(history: LedgerHistory, rng: random.Random) -> LedgerHistory | None:
+    safe = {view.ledger_id for view in closed_views(history) if not view.may_be_lost(0)}
+    tail = one_of(
+        rng, (one for one in events_of(history, TailEvent, ok=False) if one.ledger_id in safe)
+    )
+    if tail is None:
+        return None
+    return with_event(
+        history, tail, outcome=EventOutcome.FAIL, end_index=tail.index, entries=(), denied=0
+    )
+
+
 @must_break("C11")
 def a_tail_has_a_gap(history: LedgerHistory, rng: random.Random) -> LedgerHistory | None:
     return _with_tail(

@@ -349,8 +349,7 @@ class LedgerModel:
         if bookie.epoch != epoch or share.is_in_limbo:
             self._actors.append(self._deliver(ledger, entry_id, bookie, lac))
             return
-        if share.is_fenced:
-            self.counts["ack behind a fence"] += 1
+        self.counts["ack behind a fence"] += bookie.share(ledger.ledger_id).is_fenced
         bookie.say(BookieEventKind.ADD_ACK, ledger.ledger_id, entry_id, digest)
         yield from self._pause(12)
         self._count(ledger, entry_id, bookie)

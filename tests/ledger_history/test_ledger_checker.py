@@ -12,12 +12,12 @@ import pytest
 from tests.ledger_history.bookie_corruptions import LEDGER_CORRUPTIONS
 from tests.ledger_history.ledger_checker import (
     HistoryVerdict,
-    Violation,
     assert_valid,
     check_ledgers,
 )
 from tests.ledger_history.ledger_events import (
     AppendEvent,
+    DeleteEvent,
     EntryCopy,
     EventOutcome,
     FinalFragment,
@@ -33,7 +33,7 @@ from tests.ledger_history.ledger_events import (
     digest_of,
 )
 from tests.ledger_history.ledger_model import LedgerModel
-from tests.ledger_history.ledger_view import Findings
+from tests.ledger_history.ledger_view import Findings, Violation
 from tests.ledger_history.log_checker import LogAppend, LogHistory, check_log
 
 SEEDS, SEEDS_OF_A_SOAK = 300, 10_000
@@ -196,6 +196,20 @@ def test_a_denial_needs_no_excuse_beyond_the_lac() -> None:
         read = ReadEvent(process="r", ledger_id=1, handle=handle, first=0, last=0)
         recorded.invoke(read).fail(LookupError(), denied=0)
         assert [one.rule for one in judged(recorded, closed(b"a"))] == rules
+
+
+def test_bookies_may_have_time_to_learn_of_a_deletion() -> None:
+    """An append to a deleted ledger succeeds no longer than the history allows."""
+    gone = FinalLedger(ledger_id=1, state=FinalLedgerState.DELETED)
+    now = 0.0
+    recorded = HistoryRecorder(lambda: now)
+    recorded.invoke(DeleteEvent(process="o", ledger_id=1)).ok()
+    now = 5.0
+    recorded.invoke(append_of(b"a")).ok(entry_ids=(0,))
+    for grace, rules in ((6.0, frozenset[str]()), (5.0, {"C14"}), (0.0, {"C14"})):
+        final = FinalState(ledgers=(gone,))
+        history = recorded.history(final, deletion_grace_seconds=grace)
+        assert check_ledgers(history).rules == rules
 
 
 def test_what_the_harness_leaves_out_is_unknown() -> None:
