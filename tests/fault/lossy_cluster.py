@@ -6,14 +6,15 @@ import asyncio
 import shutil
 import signal
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from bookie.api import BookKeeper, WriterHandle, connect
 from bookie.cluster.instance import initialize_cluster
 from bookie.cluster.removal import registered_bookies
-from bookie.errors import NotEnoughBookiesError
+from bookie.errors import BookieError, NotEnoughBookiesError
 from bookie.metadata.connect import open_store
 from tests.fault.daemon_cluster import BOOKIES, home_of
 from tests.fault.daemon_process import Daemon, Home, serving, suspend
@@ -22,8 +23,12 @@ from tests.servers.proxy import Proxy
 SESSION_TIMEOUT_SECONDS = 1.0
 SECONDS_MAX = 60.0
 
+HEAL_SECONDS_MAX = 60.0
+
 ADD_SECONDS, READ_SECONDS, REPLACE_SECONDS = 2.0, 1.0, 0.5
 """Short timeouts: bookies that hang are the rule here."""
+
+T = TypeVar("T")
 
 
 class LossyCluster:
@@ -221,6 +226,18 @@ async def create(client: BookKeeper, sizes: tuple[int, int, int] = (3, 3, 2)) ->
                 )
             except NotEnoughBookiesError:
                 await asyncio.sleep(0.05)
+
+
+async def healed(call: Callable[[], Awaitable[T]]) -> T:
+    """What `call` returns once the cluster has healed; until then it may fail."""
+    async with asyncio.timeout(HEAL_SECONDS_MAX):
+        while True:
+            try:
+                return await call()
+            except BookieError as error:
+                if not error.retryable:
+                    raise
+            await asyncio.sleep(0.1)
 
 
 async def payloads_of(client: BookKeeper, ledger_id: int) -> list[bytes]:

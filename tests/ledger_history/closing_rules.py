@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.ledger_history.ledger_events import (
     AppendEvent,
+    DeleteEvent,
     FinalLedgerState,
     LedgerEvent,
     OpenEvent,
@@ -74,7 +75,8 @@ def check_endings(view: LedgerView, findings: Findings) -> None:
 def check_deletion(view: LedgerView, findings: Findings) -> None:
     """C14: after a deletion returned, no open and no append that is called later succeeds.
 
-    At the end the metadata does not know the ledger. After repair no bookie has data of it.
+    A history may give bookies some seconds in which appends do. At the end the metadata does not
+    know the ledger. After repair no bookie has data of it.
     """
     deleted = [event for event in view.deletions if event.is_ok]
     first = min(deleted, key=lambda event: event.ended, default=None)
@@ -83,7 +85,7 @@ def check_deletion(view: LedgerView, findings: Findings) -> None:
         for event in view.events:
             if not isinstance(event, AppendEvent | OpenEvent) or not event.is_ok:
                 continue
-            if event.index > first.ended:
+            if event.index > first.ended and not _is_in_grace(view, first, event):
                 message = f"{_name(event)} succeeded after the deletion"
                 findings.add("C14", view.ledger_id, message, first, event)
         if final is not None and final.state is not FinalLedgerState.DELETED:
@@ -97,6 +99,12 @@ def check_deletion(view: LedgerView, findings: Findings) -> None:
     if left and view.state.is_repaired:
         message = f"it was deleted, and {', '.join(left)} still have data of it"
         findings.add("C14", view.ledger_id, message, final)
+
+
+def _is_in_grace(view: LedgerView, deletion: DeleteEvent, event: LedgerEvent) -> bool:
+    seconds = view.history.deletion_grace_seconds
+    until = (deletion.returned or 0.0) + seconds
+    return seconds > 0 and isinstance(event, AppendEvent) and event.invoked < until
 
 
 def _name(event: LedgerEvent) -> str:

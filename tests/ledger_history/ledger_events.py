@@ -121,6 +121,9 @@ class TailEvent(LedgerEvent):
     start: int
     """The entry id at which this tail (`handle`) began. The same in each event of a handle."""
     entries: tuple[EntryCopy, ...] = ()
+    denied: int | None = None
+    """Result of a tail that failed: the entry of which `NoSuchEntryError` spoke. A tail asks only
+    for what it knows to be confirmed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,6 +264,8 @@ class LedgerHistory:
     final: FinalState
     bookie_events: tuple[BookieEvent, ...] = ()
     """In the order of `index`; empty if the harness cannot see into its bookies."""
+    deletion_grace_seconds: float = 0.0
+    """How long bookies may go on to acknowledge appends to a deleted ledger: until they list."""
     troubles: tuple[str, ...] = ()
     """Failures of the harness: they make a verdict unknown, unless the history is invalid."""
 
@@ -334,9 +339,10 @@ class HistoryRecorder:
         """The harness itself failed: the history may lack something."""
         self._troubles.append(message)
 
-    def history(self, final: FinalState) -> LedgerHistory:
+    def history(self, final: FinalState, *, deletion_grace_seconds: float = 0.0) -> LedgerHistory:
         """All that was recorded so far. Operations that did not end are INFO."""
         return LedgerHistory(
+            deletion_grace_seconds=deletion_grace_seconds,
             events=tuple(one.event for one in self._operations),
             bookie_events=tuple(self._bookie_events),
             final=final,

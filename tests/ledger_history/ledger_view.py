@@ -18,7 +18,6 @@ from tests.ledger_history.ledger_events import (
     EventOutcome,
     FinalLedger,
     FinalLedgerState,
-    FinalState,
     LedgerEvent,
     LedgerHistory,
     OpenEvent,
@@ -82,12 +81,13 @@ class LedgerView:
         ledger_id: int,
         events: list[LedgerEvent],
         final: FinalLedger | None,
-        state: FinalState,
+        history: LedgerHistory,
     ) -> None:
         self.ledger_id = ledger_id
         self.events = events
+        self.history = history
+        self.state = history.final
         self.final = final
-        self.state = state
 
     def of(self, kind: type[E]) -> list[E]:
         """The operations of one kind, in the order of their calls."""
@@ -215,6 +215,6 @@ def views_of(history: LedgerHistory) -> list[LedgerView]:
         by_ledger[event.ledger_id].append(event)
     finals = {final.ledger_id: final for final in history.final.ledgers}
     return [
-        LedgerView(ledger_id, by_ledger[ledger_id], finals.get(ledger_id), history.final)
+        LedgerView(ledger_id, by_ledger[ledger_id], finals.get(ledger_id), history)
         for ledger_id in sorted({*by_ledger, *finals})
     ]

@@ -143,7 +143,8 @@ class _Known:
 def check_denials(view: LedgerView, findings: Findings) -> None:
     """C10: a reader that knows a LAC is not told "no such entry" of an entry up to it.
 
-    Entries it has read count likewise. Deletion, and the loss of an ack quorum, excuse it.
+    Entries it has read count likewise. A tail asks for nothing else. Deletion excuses a denial,
+    and so does the loss of an ack quorum.
     """
     told: defaultdict[str, list[tuple[LedgerEvent, int]]] = defaultdict(list)
     for event, lac in _told_lacs(view):
@@ -152,6 +153,10 @@ def check_denials(view: LedgerView, findings: Findings) -> None:
         told[read.handle].append((read, copy.entry_id))
     known = {handle: _Known(lacs) for handle, lacs in told.items() if handle}
     deleting = min((event.index for event in view.deletions), default=math.inf)
+    for tail in view.of(TailEvent):
+        is_excused = tail.ended > deleting or view.may_be_lost(max(tail.denied or 0, 0))
+        if tail.denied is not None and not is_excused:
+            findings.add("C10", view.ledger_id, f"a tail was denied entry {tail.denied}", tail)
     for read in view.of(ReadEvent):
         if read.denied is None or read.handle not in known or read.ended > deleting:
             continue
