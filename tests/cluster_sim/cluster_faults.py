@@ -113,8 +113,7 @@ class ClusterFaults:
         while True:
             await bookie.until_ended()
             await asyncio.sleep(self.choose.uniform(*RESTART_SECONDS))
-            held = self._held.get(bookie.host)
-            if held is not None:
+            while (held := self._held.get(bookie.host)) is not None:
                 await held.wait()
             if not bookie.is_running:
                 bookie.start()
@@ -254,6 +253,8 @@ class ClusterFaults:
             await bookie.until_ended()
             copy = bookie.left
         await asyncio.sleep(max(seconds, RESTART_SECONDS[1]))
+        if bookie.host in self._held:
+            return
         with self._hold(bookie):
             self.cluster.note(f"older state of {bookie.host}")
             bookie.kill()

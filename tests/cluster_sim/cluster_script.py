@@ -505,6 +505,12 @@ class ClusterScript:
             self.cluster.note(f"calm: ledger {metadata.ledger_id} cannot be read yet")
             await asyncio.sleep(0.5)
         entries = self.recorder._operations[-1].event.entries
+        named = {name for fragment in metadata.fragments for name in fragment.bookies}
+        copies = {
+            bookie.host: await bookie.copies_of(metadata)
+            for bookie in self.cluster.bookies
+            if bookie.host in named
+        }
         self._final.append(
             FinalLedger(
                 ledger_id=metadata.ledger_id,
@@ -519,6 +525,7 @@ class ClusterScript:
                     for fragment in metadata.fragments
                 ),
                 entries=entries,
+                copies=copies,
             )
         )
 

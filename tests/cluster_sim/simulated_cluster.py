@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from bookie.api import BookKeeper
+from bookie.client.verification import verify_read
 from bookie.cluster import keys
 from bookie.cluster.cookies import CookieManager
 from bookie.cluster.instance import initialize_cluster, read_instance_id
@@ -25,9 +26,14 @@ from bookie.config import GarbageSettings, NodeSettings, RpcSettings, Sources
 from bookie.config.sections import SessionSettings
 from bookie.env import Clock
 from bookie.errors import BookieError, MetadataUnavailableError
+from bookie.formats.commands import ReadCommand
+from bookie.formats.digest import digester_for_key
+from bookie.formats.ledger_metadata import LedgerMetadata
 from bookie.formats.registration import Endpoint
+from bookie.ids import Status
 from bookie.metadata.memory import tree as memory_tree
 from bookie.metadata.store import Operation, Put, Record, Stat
+from bookie.node.bookie import Bookie
 from bookie.node.start import start_bookie
 from bookie.rpc.server.grpc_server import _Gate
 from bookie.rpc.server.service import BookieService
@@ -42,6 +48,7 @@ from tests.cluster_sim.simulated_network import (
     SimulatedProcess,
     run_in,
 )
+from tests.ledger_history.ledger_events import PayloadDigest, digest_of
 from tests.servers.memory import FaultyMemoryStore
 from tests.sim.loop import SimulatedLoop
 from tests.sim.machine import DiedError, Left, SimulatedMachine
@@ -177,6 +184,8 @@ class SimulatedBookie:
         self.is_serving = False
         self.is_wiped = False
         self.incarnations: list[str] = []
+        self.node: Bookie | None = None
+        """While it serves: what answers requests."""
         self._task: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
         self._died = asyncio.Event()
@@ -222,6 +231,30 @@ class SimulatedBookie:
             return
         self._leave_image(power=power)
         self._died.set()
+
+    async def copies_of(self, metadata: LedgerMetadata) -> dict[int, PayloadDigest]:
+        """The entries of a closed ledger that the bookie stores, their digests verified."""
+        assert self.process is not None
+        found: dict[int, PayloadDigest] = {}
+        reading = self._read_copies(metadata, found)
+        await self.cluster.run_in_process(self.process, reading, f"copies on {self.host}")
+        return found
+
+    async def _read_copies(self, metadata: LedgerMetadata, found: dict[int, PayloadDigest]) -> None:
+        digester = digester_for_key(metadata.digest_type, metadata.password_key)
+        following, last = 0, metadata.last_entry_id
+        while following <= last:
+            if self.node is None:
+                await asyncio.sleep(0.5)
+                continue
+            command = ReadCommand(metadata.ledger_id, following, last, 1000, 1 << 20)
+            told = verify_read(await self.node.read(command), digester)
+            if told.status is Status.SHUTTING_DOWN:
+                continue
+            for entry in told.entries:
+                found[entry.entry_id] = digest_of(entry.payload)
+            end = told.next_entry_id if told.status is Status.OK else following
+            following = end + (told.stopped_by is not Status.OK or told.status is not Status.OK)
 
     async def stop(self) -> None:
         """Stop in order."""
@@ -269,7 +302,7 @@ class SimulatedBookie:
                 if not isinstance(cause, BookieError):
                     self.cluster.unexpected.append(error)
         finally:
-            self.is_serving = False
+            self.is_serving, self.node = False, None
             self._leave_image()
 
     async def _serve(self, machine: SimulatedMachine) -> None:
@@ -307,7 +340,7 @@ class SimulatedBookie:
                     RegistrationManager(store).register(registration) as registered,
                     _beside([keep_registered(updater, registered, metrics, Readiness())]),
                 ):
-                    self.is_serving = True
+                    self.is_serving, self.node = True, started.bookie
                     try:
                         await self._stop.wait()
                     except asyncio.CancelledError:
