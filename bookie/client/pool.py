@@ -121,7 +121,11 @@ class _Reconnecting(ABC, Generic[S]):
             self._timer = asyncio.get_running_loop().call_later(pause, self._fire)
 
     def hurry(self) -> None:
-        """The bookie has just registered: do not wait with the next attempt."""
+        """The bookie has just registered: do not wait with the next attempt.
+
+        It may fail, because the channel itself pauses after failures. So the pauses begin anew.
+        """
+        self._pause_seconds = RECONNECT_SECONDS_MIN
         if self._timer is not None:
             self._timer.cancel()
             self._fire()

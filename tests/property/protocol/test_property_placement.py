@@ -235,7 +235,7 @@ def test_newcomers_are_found_where_the_search_ends_in_a_dead_end() -> None:
     assert min(placement.spans(after, 3)) == 2
 
 
-@pytest.mark.parametrize("shape", [(64, 3, 4), (64, 3, 5), (63, 3, 3), (61, 4, 5), (50, 5, 6)])
+@pytest.mark.parametrize("shape", [(64, 3, 4), (64, 3, 5), (63, 3, 3), (61, 4, 5), (64, 4, 8)])
 def test_large_ensembles_that_fit_exactly_are_found(shape: tuple[int, int, int]) -> None:
     """Each rack has just as many bookies as a perfect choice needs."""
     ensemble_size, write_quorum_size, count = shape
@@ -250,6 +250,25 @@ def test_large_ensembles_that_fit_exactly_are_found(shape: tuple[int, int, int])
             placement=topology(racks, enforce=True, wanted=write_quorum_size),
         )
         assert spans_of(racks_of(chosen, racks), write_quorum_size)[0] == write_quorum_size
+
+
+def test_a_search_that_was_given_up_says_so() -> None:
+    """It is not sure then that the bookies allow no more; often they do."""
+    racks = planted(50, 5, 6, random.Random(1))
+    messages = set()
+    for seed in range(5):
+        try:
+            choose_ensemble(
+                [f"b{n}" for n in range(50)],
+                50,
+                pick=random.Random(seed).randrange,
+                write_quorum_size=5,
+                placement=topology(racks, enforce=True, wanted=5),
+            )
+        except NotEnoughBookiesError as error:
+            messages.add(str(error))
+    assert messages, "the search has become better: make this harder"
+    assert all("before it was given up" in message for message in messages)
 
 
 def planted(

@@ -13,7 +13,13 @@ from typing import cast
 import pytest
 
 from bookie.api import BookKeeper, WriterHandle, connect
-from bookie.client.pool import AddConnection, BookieConnection
+from bookie.client.pool import (
+    RECONNECT_SECONDS_MAX,
+    RECONNECT_SECONDS_MIN,
+    AddConnection,
+    BookieConnection,
+)
+from bookie.errors import BookieUnreachableError
 from bookie.formats.ledger_metadata import LedgerMetadata
 from bookie.ids import Status
 from bookie.protocol.quorum import Quorum
@@ -281,3 +287,36 @@ async def test_silence_is_told_once() -> None:
     lane._awaited = {2: lambda *_: None}
     lane.suspect(users[0], 1.0)
     assert told == ["1", "2"], "it has just answered"
+
+
+async def test_a_bookie_that_registered_is_tried_again_soon() -> None:
+    """The first attempt may come too early. The next one must not wait for a second."""
+    attempts = 0
+
+    class Unreachable:
+        bookie_id = "b0"
+
+        def channel(self) -> None:
+            nonlocal attempts
+            attempts += 1
+            raise BookieUnreachableError("not yet")
+
+    class User:
+        def on_up(self) -> None: ...
+
+        def on_down(self) -> None: ...
+
+        def on_lost(self) -> None: ...
+
+        def on_silent(self) -> None: ...
+
+    lane, user = AddConnection(cast("BookieConnection", Unreachable())), User()
+    lane.join(user)
+    for _ in range(10):
+        lane._pause_seconds = RECONNECT_SECONDS_MAX
+        lane.hurry()
+    assert attempts == 11
+    assert lane._timer is not None
+    wait = lane._timer.when() - asyncio.get_running_loop().time()
+    lane.cancel()
+    assert wait <= RECONNECT_SECONDS_MIN
