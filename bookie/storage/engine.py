@@ -71,8 +71,7 @@ class Engine:
         self._wake = asyncio.Event()
         self._held_back = self._journaled_bytes = 0
         metrics.journal_queue_bytes.set_function(lambda: queue.size_bytes)
-        self._last_block_at = environment.clock.monotonic()
-        self._has_marker = True
+        self._last_block_at, self._has_marker = environment.clock.monotonic(), True
         self.admission = Admission(
             submit=queue.submit,
             submit_with_next=queue.submit_with_next,

@@ -222,8 +222,7 @@ class Boot:
         )
         committed = self._commit_last(index, change, writer)
         self._env.failpoints.hit("boot.after_commit")
-        states = outcome.batch.states
-        for state in states.values():
+        for state in outcome.batch.states.values():
             state.entries, state.payload_bytes = committed.counts[state.ledger_id]
         self._give_back(outcome, journals)
         self._dirs.clear_failed()
@@ -246,7 +245,7 @@ class Boot:
             files,
             self._next_number,
             writer,
-            states,
+            outcome.batch.states,
             indexed_max,
             committed.dead_files,
             report,
