@@ -22,7 +22,7 @@ class MetadataSettings(Section):
     configuration_uri: str = Field(
         default="",
         description="A separate store for namespaces and log policies, which several clusters "
-        "may share; empty means the store of uri. Written as uri is, with the same "
+        "may share; empty means the store of uri. It has the same form as uri, and the same "
         "credentials.",
     )
     session_timeout_seconds: float = Field(
@@ -45,8 +45,8 @@ class MetadataSettings(Section):
     user: str = Field(default="", description="The user name at zk:// and etcd:// servers.")
     password: SecretStr = Field(
         default=SecretStr(""),
-        description="The password of that user. Better set the variable "
-        "BOOKIE_METADATA__PASSWORD than write it here.",
+        description="The password of that user. Set it in the variable "
+        "BOOKIE_METADATA__PASSWORD rather than here.",
     )
     sasl_mechanism: Literal["none", "digest", "digest-md5"] = Field(
         default="none",
@@ -58,7 +58,7 @@ class MetadataSettings(Section):
         description="Who may read and write records on ZooKeeper: open means every client of "
         "the server, user means that user alone. Use one value for the whole "
         "cluster. Existing records keep theirs. Nodes that all clusters share below "
-        "/.bookie hold no records; every client may use them, none may delete them. "
+        "/.bookie hold no records: every client may use them, but not delete them. "
         "In etcd use roles.",
     )
 

@@ -18,8 +18,8 @@ class PlacementSettings(Section):
 
     policy: Literal["default", "rack", "zone", "region"] = Field(
         default="default",
-        description="The label that tells which bookies fail together. default: none, any bookies"
-        " will do. The copies of each entry are spread over as many as possible.",
+        description="The label that tells which bookies fail together. default: none, all bookies"
+        " are equal. The copies of each entry are spread over as many as possible.",
         json_schema_extra=DYNAMIC,
     )
     domains_min: int = Field(
@@ -39,12 +39,12 @@ class PlacementSettings(Section):
     )
     enforce: bool = Field(
         default=False,
-        description="Refuse new ledgers and replacements with which copies would span fewer.",
+        description="Refuse new ledgers and replacements whose copies would span fewer domains.",
         json_schema_extra=DYNAMIC,
     )
     weigh_free_space: bool = Field(
         default=False,
         description="Choose bookies with more free space more often, up to three times as often as"
-        " the middle one.",
+        " the median.",
         json_schema_extra=DYNAMIC,
     )

@@ -33,8 +33,8 @@ class BookieSettings(Section):
 
     id: str = Field(
         default="",
-        description="The name of this bookie in ledgers, for ever; letters, digits and ._:- are "
-        "allowed. Required to serve. It is never derived from an address.",
+        description="The permanent name of this bookie in ledgers; letters, digits and ._:- are "
+        "allowed. A bookie needs it to serve. It is never derived from an address.",
         json_schema_extra=OWN,
     )
     labels: Labels = Field(
@@ -156,8 +156,8 @@ class StorageSettings(Section):
         default=GIB,
         ge=0,
         description="Newest journal bytes that stay in the page cache, and as much again of older"
-        " bytes that were read. What is behind is dropped once it is durable, because a page cache"
-        " that fills all memory halves the rate of adds. 0 leaves it to the kernel.",
+        " bytes that were read. Older bytes are dropped when they are durable: a page cache that"
+        " fills all memory halves the rate of adds. 0 leaves it to the kernel.",
     )
     reserve_bytes: Size = Field(
         default=64 * MIB,
@@ -224,8 +224,8 @@ class StorageSettings(Section):
     sync_warn_seconds: float = Field(
         default=2.0,
         gt=0,
-        description="A slower sync is logged. Keep it below the timeout of clients, so that the "
-        "log explains their timeouts.",
+        description="A slower sync is logged. Set it below the timeout of clients: then the log "
+        "explains their timeouts.",
     )
     sync_fail_seconds: float = Field(
         default=60.0, gt=0, description="A slower sync ends the process with exit status 74."

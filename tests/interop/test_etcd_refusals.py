@@ -136,7 +136,7 @@ async def test_tls_to_a_plain_server_is_refused(
     etcd_server: EtcdServer, tls: MetadataSecurity
 ) -> None:
     text = await _sentence(etcd_server.uri(), tls, MetadataUnavailableError)
-    assert "it does not talk TLS" in text
+    assert "it has no TLS" in text
 
 
 async def test_a_missing_file_is_named(etcd_server: EtcdServer, tmp_path: Path) -> None:

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from bookie.env import Clock, SystemClock
 from bookie.errors import SessionLostError
 from bookie.metadata.evaluate import Deletion, StoredRecord, Write, evaluate
 from bookie.metadata.model import Commit, Operation, Stat, WatchEvent, parent_of
 
+if TYPE_CHECKING:
+    from bookie.metadata.memory.backend import MemoryStore
+
 _trees: dict[str, MemoryTree] = {}
 _trees_lock = threading.Lock()
-
-
-class Listener(Protocol):
-    """A store that gets commits."""
-
-    def deliver(self, commit: Commit) -> None:
-        """Called in the thread that commits, with the lock held."""
-        ...
 
 
 class MemoryTree:
@@ -32,7 +27,7 @@ class MemoryTree:
         self.version = 0
         self.nodes: dict[str, StoredRecord] = {}
         self.children: dict[str, set[str]] = {}
-        self.stores: list[Listener] = []
+        self.stores: list[MemoryStore] = []
         self._sessions_begun = 0
         self.alive: set[bytes] = set()
         """The sessions that have not ended."""
