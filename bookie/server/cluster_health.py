@@ -109,7 +109,7 @@ class _Bookie:
             self._pages = pages
 
     async def row(self, ledger_id: int) -> LedgerRow | None:
-        """Its row of a ledger; to be asked for by rising ids."""
+        """Its row of a ledger. Call it with rising ids."""
         while True:
             while self._at < len(self._rows):
                 row = self._rows[self._at]

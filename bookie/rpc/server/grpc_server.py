@@ -136,7 +136,7 @@ def _bind(server: Any, host: str, port: int) -> int:
 
 
 def _probe(host: str, port: int) -> None:
-    """Bind the address for a moment, the way gRPC will, to hear the system's own reason."""
+    """Bind the address for a moment, as gRPC will do, to get the system's own error."""
     for family, kind, protocol, _, address in socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     ):
