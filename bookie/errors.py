@@ -143,7 +143,7 @@ class LedgerFencedError(LedgerError):
 
 
 class ForeignEnsembleError(LedgerFencedError):
-    """Somebody else changed the bookies that an open ledger's new entries go to."""
+    """Another client changed the last ensemble of an open ledger."""
 
 
 class ConflictError(LedgerError):
@@ -241,7 +241,7 @@ class StorageFailedError(BookieError):
 
 
 class IdentityError(BookieError):
-    """A directory, cookie or instance id belongs to somebody else."""
+    """A directory, cookie or instance id belongs to another bookie or cluster."""
 
 
 class CookieError(IdentityError):
@@ -285,7 +285,7 @@ class ClusterInUseError(MetadataError):
 
 
 class UnsupportedError(MetadataError):
-    """This kind of metadata store cannot do what was asked; another kind can."""
+    """This kind of metadata store does not support the request; another kind does."""
 
 
 class SessionLostError(MetadataError):
@@ -305,13 +305,13 @@ class MetadataUnavailableError(MetadataError):
 
 
 class LockBusyError(MetadataError):
-    """Somebody else holds the lock, or waits for it."""
+    """Another process holds the lock, or waits for it."""
 
     retryable = True
 
 
 class LockLostError(MetadataError):
-    """The lock is not held any more: it was released, or somebody else took it."""
+    """The lock is no longer held: it was released, or another process took it."""
 
 
 class MetadataClosedError(MetadataError):

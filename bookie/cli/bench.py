@@ -19,6 +19,7 @@ from bookie.cli.options import (
 )
 from bookie.cli.output import Record, print_record
 from bookie.cli.progress import progress_bar
+from bookie.cli.stores import on_cluster
 
 if TYPE_CHECKING:
     from bookie.api import BookKeeper, WriterHandle
@@ -89,31 +90,26 @@ def write(
     output: Output = OutputFormat.TABLE,
 ) -> None:
     """Append entries for a while and print throughput and the latency of an append."""
-    from bookie.server.loop import run
-
     shape = Shape(size, batch, in_flight, seconds)
 
-    async def load() -> tuple[Measured, list[int]]:
-        from bookie.api import connect
+    async def load(client: BookKeeper) -> tuple[Measured, list[int]]:
+        writers = [
+            await client.create_ledger(
+                ensemble_size=ensemble,
+                write_quorum_size=write_quorum,
+                ack_quorum_size=ack_quorum,
+            )
+            for _ in range(ledgers)
+        ]
+        measured = await write_load(writers, shape)
+        for writer in writers:
+            await writer.close()
+        ids = [writer.ledger_id for writer in writers]
+        for ledger_id in () if keep else ids:
+            await client.delete_ledger(ledger_id)
+        return measured, ids
 
-        async with connect(metadata) as client:
-            writers = [
-                await client.create_ledger(
-                    ensemble_size=ensemble,
-                    write_quorum_size=write_quorum,
-                    ack_quorum_size=ack_quorum,
-                )
-                for _ in range(ledgers)
-            ]
-            measured = await write_load(writers, shape)
-            for writer in writers:
-                await writer.close()
-            ids = [writer.ledger_id for writer in writers]
-            for ledger_id in () if keep else ids:
-                await client.delete_ledger(ledger_id)
-            return measured, ids
-
-    measured, ids = run(load())
+    measured, ids = on_cluster(metadata, load)
     kept = {"ledgers": ", ".join(map(str, ids))} if keep else {}
     print_record({**kept, **measured.record()}, output)
 
@@ -164,29 +160,20 @@ def read(
     output: Output = OutputFormat.TABLE,
 ) -> None:
     """Read a ledger from its first to its last entry; the latency is that of a batch."""
-    from bookie.server.loop import run
 
-    async def load() -> Measured:
-        from bookie.api import connect
+    async def load(client: BookKeeper) -> Measured:
+        if ledger is not None:
+            return await read_load(client, ledger, rounds)
+        async with client.create_ledger(
+            ensemble_size=ensemble, write_quorum_size=write_quorum, ack_quorum_size=ack_quorum
+        ) as writer:
+            for first in range(0, entries, 1024):
+                await writer.append_many([bytes(size)] * min(1024, entries - first))
+        measured = await read_load(client, writer.ledger_id, rounds)
+        await client.delete_ledger(writer.ledger_id)
+        return measured
 
-        async with connect(metadata) as client:
-            ledger_id = ledger
-            if ledger_id is None:
-                writer = await client.create_ledger(
-                    ensemble_size=ensemble,
-                    write_quorum_size=write_quorum,
-                    ack_quorum_size=ack_quorum,
-                )
-                ledger_id = writer.ledger_id
-                for first in range(0, entries, 1024):
-                    await writer.append_many([bytes(size)] * min(1024, entries - first))
-                await writer.close()
-            measured = await read_load(client, ledger_id, rounds)
-            if ledger is None:
-                await client.delete_ledger(ledger_id)
-            return measured
-
-    print_record(run(load()).record(), output)
+    print_record(on_cluster(metadata, load).record(), output)
 
 
 async def read_load(client: BookKeeper, ledger_id: int, rounds: int) -> Measured:

@@ -19,8 +19,8 @@ Layout = Annotated[
     typer.Option(
         "--layout",
         metavar="LAYOUT",
-        help="How ledgers lie in the store, for ever: flat, or hierarchical for stores that cannot "
-        "list wide directories. Without it, what fits the store.",
+        help="How the store arranges ledgers, for ever: flat, or hierarchical for stores that "
+        "cannot list wide directories. By default what fits the store.",
     ),
 ]
 

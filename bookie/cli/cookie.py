@@ -179,7 +179,7 @@ async def _delete(store: MetadataStore, bookie_id: str, examined: _Examined) -> 
     await store.sync()
     manager = CookieManager(store)
     await _refuse_running(store, bookie_id)
-    # Another operator may have deleted a bookie while this one was asked.
+    # Another operator may have deleted a bookie while this one read the question.
     if lost := examined.reliable - await reliable_bookies(manager) - {bookie_id}:
         raise BadVersionError(
             f"bookie {min(lost)} was deleted or came into doubt meanwhile: look again"

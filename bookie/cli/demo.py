@@ -188,7 +188,7 @@ class Demonstration:
         await start_all([bookie for bookie in cluster.bookies if bookie.pid is None])
         with suppress(TimeoutError):
             async with asyncio.timeout(JOIN_SECONDS_MAX):
-                while writer.is_under_replicated:  # noqa: ASYNC110  (the writer tells nobody)
+                while writer.is_under_replicated:  # noqa: ASYNC110  (there is no event for it)
                     await asyncio.sleep(0.05)
         copies = 2 if writer.is_under_replicated else 3
         self.story.tell("started the dead bookies again", copies_of_new_entries=copies)

@@ -189,16 +189,3 @@ async def follow(
         async with aclosing(reader.tail(start=begin)) as entries:
             async for entry in entries:
                 yield (entry,)
-
-
-async def recover_ledger(metadata: str, ledger_id: int, password: bytes) -> tuple[int, int]:
-    """Fence, recover and close a ledger; its last entry's id and its length in bytes."""
-    async with connect(metadata) as client:
-        reader = await client.open_ledger(ledger_id, password=password, recover=True)
-        return reader.last_entry_id, reader.metadata.length
-
-
-async def delete_ledger(metadata: str, ledger_id: int) -> None:
-    """Delete a ledger."""
-    async with connect(metadata) as client:
-        await client.delete_ledger(ledger_id)

@@ -35,13 +35,13 @@ from bookie.cli.options import (
     read_password,
 )
 from bookie.cli.output import Record, format_moment, print_record, print_records
-from bookie.cli.stores import on_store
+from bookie.cli.stores import on_cluster, on_store
 from bookie.errors import FormatError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
 
-    from bookie.client.explanation import LedgerExplanation
+    from bookie.api import BookKeeper
     from bookie.formats.entry import Entry
     from bookie.formats.ledger_metadata import LedgerMetadata
     from bookie.metadata.store import MetadataStore
@@ -82,27 +82,26 @@ def create(
     are named vacant.0, vacant.1, … in the ledger's metadata. Bookies that came since then take them
     when a writer claims the ledger. `bookie ledger check-placement` finds such ledgers.
     """
-    from bookie.server.loop import run
+    from bookie.api import UNCLAIMED
 
     pairs = parse_pairs(custom, "NAME=VALUE")
     custom_metadata = {name: value.encode() for name, value in pairs.items()}
 
-    async def make() -> int:
-        from bookie.api import UNCLAIMED, connect
+    password = read_password(password_file)
 
-        async with connect(metadata) as client:
-            writer = await client.create_ledger(
-                ensemble_size=ensemble,
-                write_quorum_size=write_quorum,
-                ack_quorum_size=ack_quorum,
-                password=read_password(password_file),
-                digest_type=digest,
-                custom_metadata={**custom_metadata, UNCLAIMED: b""},
-                allow_degraded=allow_degraded,
-            )
-            return writer.ledger_id
+    async def make(client: BookKeeper) -> int:
+        writer = await client.create_ledger(
+            ensemble_size=ensemble,
+            write_quorum_size=write_quorum,
+            ack_quorum_size=ack_quorum,
+            password=password,
+            digest_type=digest,
+            custom_metadata={**custom_metadata, UNCLAIMED: b""},
+            allow_degraded=allow_degraded,
+        )
+        return writer.ledger_id
 
-    ledger_id = run(make())
+    ledger_id = on_cluster(metadata, make)
     if output is OutputFormat.JSON:
         print(json.dumps({"ledger_id": ledger_id}))
     else:
@@ -396,12 +395,17 @@ def recover(
     output: Output = OutputFormat.TABLE,
 ) -> None:
     """Fence the ledger's writer, decide where the ledger ends, and close it there."""
-    from bookie.cli.entries import recover_ledger
-    from bookie.server.loop import run
-
-    last_entry_id, length = run(recover_ledger(metadata, ledger, read_password(password_file)))
+    password = read_password(password_file)
+    reader = on_cluster(
+        metadata, lambda client: client.open_ledger(ledger, password=password, recover=True)
+    )
     print_record(
-        {"ledger_id": ledger, "state": "CLOSED", "last_entry_id": last_entry_id, "bytes": length},
+        {
+            "ledger_id": ledger,
+            "state": "CLOSED",
+            "last_entry_id": reader.last_entry_id,
+            "bytes": reader.metadata.length,
+        },
         output,
     )
 
@@ -415,15 +419,8 @@ def explain(ledger: LedgerArgument, metadata: Metadata, output: Output = OutputF
     Exit status 1 means that a recovery could not decide now.
     """
     from bookie.cli.ledger_explain import print_explanation
-    from bookie.server.loop import run
 
-    async def ask() -> LedgerExplanation:
-        from bookie.api import connect
-
-        async with connect(metadata) as client:
-            return await client.explain_ledger(ledger)
-
-    found = run(ask())
+    found = on_cluster(metadata, lambda client: client.explain_ledger(ledger))
     print_explanation(found, output)
     return int(not found.is_decidable)
 
@@ -436,10 +433,7 @@ def delete(
     output: Output = OutputFormat.TABLE,
 ) -> None:
     """Delete a ledger with all its entries. Asks first."""
-    from bookie.cli.entries import delete_ledger
-    from bookie.server.loop import run
-
     confirm(f"Delete ledger {ledger} with all its entries?", yes=yes)
-    run(delete_ledger(metadata, ledger))
+    on_cluster(metadata, lambda client: client.delete_ledger(ledger))
     if output is OutputFormat.JSON:
         print(json.dumps({"ledger_id": ledger, "deleted": True}))

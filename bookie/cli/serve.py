@@ -38,9 +38,9 @@ def serve(
     environment and flags; later ones win. A file is optional: --metadata and --set bookie.id
     suffice if the default directories fit.
 
-    Exit status 0 means an orderly stop. 1 means that it cannot start now: a port is taken, for
-    example, or the metadata store is away. 3 means that the store was away for longer than
-    [session] allows. 74 means a failed disk, 78 a wrong setting.
+    Exit status 0 means an orderly stop. Status 1 means that it cannot start now: a port is taken,
+    for example, or the metadata store is away. Status 3 means that the store was away for longer
+    than [session] allows. Status 74 means a failed disk, 78 a wrong setting.
     """
     if not __debug__:
         return _refuse("python -O removes the checks that protect data; start without it", 78)

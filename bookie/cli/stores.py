@@ -1,4 +1,4 @@
-"""How commands open the metadata store that ``--metadata`` names, and the configuration store."""
+"""How commands reach what ``--metadata`` names: the store, its cluster, the configuration store."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
+    from bookie.api import BookKeeper
     from bookie.metadata.store import MetadataStore
 
 T = TypeVar("T")
@@ -47,6 +48,18 @@ def on_store(uri: str, work: Callable[[MetadataStore], Awaitable[T]]) -> T:
             return await work(store)
 
     return asyncio.run(run())
+
+
+def on_cluster(uri: str, work: Callable[[BookKeeper], Awaitable[T]]) -> T:
+    """Connect a client, await `work` with it in an event loop of uvloop; what `work` returned."""
+    from bookie.api import connect
+    from bookie.server.loop import run
+
+    async def main() -> T:
+        async with connect(uri) as client:
+            return await work(client)
+
+    return run(main())
 
 
 def on_configuration(uri: str, work: Callable[[MetadataStore], Awaitable[T]]) -> T:

@@ -1,8 +1,8 @@
 """Several AddRequests, or several AddResponses, as one message: what waits at the same time.
 
-A message costs each end about 100 µs, whatever it holds. So the adds of many ledgers, and the
-answers to them, share messages where they wait together anyway; nothing ever waits for company. A
-message of messages has nothing but its field ``together``, repeated.
+A message costs each end about 100 µs, of any size. So adds of many ledgers share a message if they
+wait at the same time, and so do their answers. No message is delayed for that. A message of
+messages has only the repeated field ``together``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """When calls have to be over: one timer of the event loop for all of a channel's.
 
-A timer for each call is a fifth of what a read of one entry costs its client besides gRPC. Nearly
-every one of them is cancelled.
+A timer for each call would be a fifth of the client's own cost of reading one entry. Nearly every
+timer would be cancelled.
 
 A program may block its event loop, or the process may be stopped. Afterwards the timer fires before
 the loop handles answers that arrived meanwhile. So calls that are due then get a moment more, once.

@@ -82,8 +82,8 @@ def channel_options(settings: RpcSettings, connect_timeout_seconds: float) -> Ch
     """What a client tells gRPC.
 
     Each channel gets a connection of its own, even to the same bookie. So bulk on one does not
-    delay a fence on the other. The retry policy is gRPC's default: it repeats a call only if the
-    server cannot have seen it, for example after an idle connection was closed.
+    delay a fence on the other. The retry policy is gRPC's default: it repeats only calls that no
+    server can have seen, as after an idle connection was closed.
     """
     first, longest = RECONNECT_BACKOFF_MS
     return [

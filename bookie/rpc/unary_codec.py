@@ -118,8 +118,7 @@ def parse_watch_request(data: bytes) -> WatchChange:
 def encode_lac_reply(reply: LacReply) -> bytes:
     """The wire bytes of the answer to ReadLac and Fence."""
     return pb.LacResponse(
-        status=_pb_status(reply.status),
-        message=_text(reply.message),
+        **_head(reply),
         last_entry=reply.last_entry,
         lac_packet=reply.lac_packet,
         max_lac=reply.max_lac,
@@ -142,20 +141,18 @@ def parse_lac_reply(data: bytes) -> LacReply:
 
 def encode_reply(reply: Reply) -> bytes:
     """The wire bytes of the answer to Force and WriteLac, whose responses have the same fields."""
-    return pb.ForceResponse(
-        status=_pb_status(reply.status), message=_text(reply.message)
-    ).SerializeToString()
+    return pb.ForceResponse(**_head(reply)).SerializeToString()
 
 
 def parse_reply(data: bytes) -> Reply:
     """The answer to Force or WriteLac."""
     message = _parse(pb.ForceResponse, data)
-    return Reply(_status(message.status), message.message)
+    return _reply(message)
 
 
 def encode_ranges(reply: Reply, ranges: Ranges | None) -> bytes:
     """The wire bytes of one page of ids; only an OK page has any."""
-    message = pb.ListEntriesResponse(status=_pb_status(reply.status), message=_text(reply.message))
+    message = pb.ListEntriesResponse(**_head(reply))
     if ranges is not None:
         message.range_first.extend(ranges[0].tolist())
         message.range_last.extend(ranges[1].tolist())
@@ -176,14 +173,13 @@ def parse_ranges(data: bytes) -> tuple[Reply, Ranges]:
         raise BadRequestError("an entry id of the listing is above 2^63-1") from None
     if len(first) != len(last) or (last < first).any() or (first[1:] <= last[:-1]).any():
         raise BadRequestError("the listing's ranges of entry ids do not ascend")
-    return Reply(_status(message.status), message.message), (first, last)
+    return _reply(message), (first, last)
 
 
 def encode_ledger_rows(reply: Reply, rows: Iterable[LedgerRow]) -> bytes:
     """The wire bytes of one page of ledgers; only an OK page has any."""
     return pb.ListLedgersResponse(
-        status=_pb_status(reply.status),
-        message=_text(reply.message),
+        **_head(reply),
         ledgers=[
             pb.LedgerRow(
                 ledger_id=row.ledger_id,
@@ -216,22 +212,20 @@ def parse_ledger_rows(data: bytes) -> tuple[Reply, list[LedgerRow]]:
         )
         for row in message.ledgers
     ]
-    return Reply(_status(message.status), message.message), rows
+    return _reply(message), rows
 
 
 def encode_info(reply: Reply, info: Info | None) -> bytes:
     """The wire bytes of a bookie's description of itself; only an OK answer has one."""
     described = {} if info is None else asdict(info)
-    return pb.GetInfoResponse(
-        status=_pb_status(reply.status), message=_text(reply.message), **described
-    ).SerializeToString()
+    return pb.GetInfoResponse(**_head(reply), **described).SerializeToString()
 
 
 def parse_info(data: bytes) -> tuple[Reply, Info]:
     """A bookie's description of itself."""
     message = _parse(pb.GetInfoResponse, data)
     info = Info(**{field.name: getattr(message, field.name) for field in fields(Info)})
-    return Reply(_status(message.status), message.message), info
+    return _reply(message), info
 
 
 def encode_lac_state(state: LacState) -> bytes:
@@ -285,5 +279,11 @@ def _pb_status(status: Status) -> Any:
     return status.value  # the generated code takes numbers, its stubs do not say so
 
 
-def _text(text: str) -> str:
-    return text[:MESSAGE_TEXT_CHARACTERS_MAX]
+def _head(reply: Reply | LacReply) -> dict[str, Any]:
+    """The fields with which each answer begins."""
+    text = reply.message[:MESSAGE_TEXT_CHARACTERS_MAX]
+    return {"status": _pb_status(reply.status), "message": text}
+
+
+def _reply(message: Any) -> Reply:
+    return Reply(_status(message.status), message.message)

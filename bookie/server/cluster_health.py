@@ -109,7 +109,7 @@ class _Bookie:
             self._pages = pages
 
     async def row(self, ledger_id: int) -> LedgerRow | None:
-        """Its row of a ledger; to be asked for by rising ids."""
+        """Its row of a ledger. Call it with rising ids."""
         while True:
             while self._at < len(self._rows):
                 row = self._rows[self._at]
@@ -260,50 +260,31 @@ async def check_cluster(
     async with _bookies(registered, known, status.instance_id, answer_seconds) as bookies:
         comparison = _Comparison(LedgerManager(store), bookies, is_deep=is_deep)
         await comparison.run()
-    silent = {name: one.problem for name, one in sorted(bookies.items()) if one.problem}
+    silent = {name: one.problem for name, one in bookies.items() if one.problem}
+    absent = {name: f"{found.ledgers} ({found})" for name, found in comparison.absent.items()}
+    missing = {
+        name: f"{one.missing.entries} entries ({one.missing})"
+        for name, one in bookies.items()
+        if one.missing.ledgers
+    }
+    limbo = {
+        name: f"{one.limbo.ledgers} ({one.limbo})"
+        for name, one in bookies.items()
+        if one.limbo.ledgers
+    }
+    damaged, elsewhere = comparison.damaged, comparison.elsewhere
     return [
         *_checks_of_bookies(status, registered),
-        HealthCheck(
-            "bookies that do not answer",
-            not silent,
-            len(silent),
-            "; ".join(f"{name}: {problem}" for name, problem in silent.items()) or "none",
-        ),
+        HealthCheck("bookies that do not answer", not silent, len(silent), _by_bookie(silent)),
         HealthCheck(
             "ledgers with damaged metadata",
-            not comparison.damaged.ledgers,
-            comparison.damaged.ledgers,
-            str(comparison.damaged) if comparison.damaged.ledgers else "none",
+            not damaged.ledgers,
+            damaged.ledgers,
+            str(damaged) if damaged.ledgers else "none",
         ),
-        HealthCheck(
-            "ledgers on absent bookies",
-            not comparison.absent,
-            comparison.elsewhere.ledgers,
-            _by_bookie(
-                (name, f"{found.ledgers} ({found})")
-                for name, found in sorted(comparison.absent.items())
-            ),
-        ),
-        _unless_unknown(
-            "ledgers with missing copies",
-            comparison.missing.ledgers,
-            (
-                (one.bookie_id, f"{one.missing.entries} entries ({one.missing})")
-                for one in bookies.values()
-                if one.missing.ledgers
-            ),
-            silent,
-        ),
-        _unless_unknown(
-            "ledgers in limbo",
-            comparison.limbo.ledgers,
-            (
-                (one.bookie_id, f"{one.limbo.ledgers} ({one.limbo})")
-                for one in bookies.values()
-                if one.limbo.ledgers
-            ),
-            silent,
-        ),
+        HealthCheck("ledgers on absent bookies", not absent, elsewhere.ledgers, _by_bookie(absent)),
+        _unless_unknown("ledgers with missing copies", comparison.missing.ledgers, missing, silent),
+        _unless_unknown("ledgers in limbo", comparison.limbo.ledgers, limbo, silent),
     ]
 
 
@@ -322,17 +303,17 @@ def _checks_of_bookies(status: ClusterStatus, registered: Iterable[str]) -> list
 
 
 def _unless_unknown(
-    name: str, count: int, found: Iterable[tuple[str, str]], silent: Iterable[str]
+    name: str, count: int, found: Mapping[str, str], silent: Mapping[str, str]
 ) -> HealthCheck:
     """A check that needs the answers of all bookies; it fails while one is silent."""
-    sentence, unknown = _by_bookie(found), ", ".join(silent)
+    sentence, unknown = _by_bookie(found), ", ".join(sorted(silent))
     if unknown:
         sentence += f"; unknown on {unknown}"
     return HealthCheck(name, not (count or unknown), None if unknown else count, sentence)
 
 
-def _by_bookie(found: Iterable[tuple[str, str]]) -> str:
-    return "; ".join(f"{name}: {what}" for name, what in found) or "none"
+def _by_bookie(found: Mapping[str, str]) -> str:
+    return "; ".join(f"{name}: {what}" for name, what in sorted(found.items())) or "none"
 
 
 @asynccontextmanager

@@ -137,7 +137,7 @@ class _Handlers:
         """What the bookie says of itself, and what a command did."""
         bookie = self._administration.bookie
         if bookie is None:
-            return web.json_response({"error": "the bookie does not serve now"}, status=503)
+            return _error(503, "the bookie does not serve now")
         report = asdict(await bookie.info()) | {"read_only_reasons": bookie.read_only_reasons()}
         reclaiming = self._administration.reclaiming
         if reclaiming is not None:
@@ -147,7 +147,7 @@ class _Handlers:
     async def upkeep(self, request: web.Request) -> web.Response:
         work = self._administration.upkeep.get(request.match_info["work"])
         if work is None:
-            return web.json_response({"error": "the bookie does not serve now"}, status=503)
+            return _error(503, "the bookie does not serve now")
         if request.method == "PUT":
             if not _is_command(request):
                 return _refused()
@@ -179,13 +179,12 @@ class _Handlers:
                     case "undelete":
                         ledger_ids = (await request.json()).get("ledgers", [])
                         if not _are_ledger_ids(ledger_ids):
-                            error = "ledgers must be a list of ledger ids"
-                            return web.json_response({"error": error}, status=400)
+                            return _error(400, "ledgers must be a list of ledger ids")
                         done["undeleted_ledgers"] = await reclaiming.keep(ledger_ids)
                     case _:
                         reclaiming.wake(force=action == "force")
             except BookieError as error:
-                return web.json_response({"error": str(error)}, status=409)
+                return _error(409, str(error))
         return await self._report(done)
 
     async def compaction(self, request: web.Request) -> web.Response:
@@ -212,7 +211,7 @@ async def _wanted(
         if type(wanted) is type(value) and wanted == value:
             return value
     bodies = " or ".join(json.dumps({key: value}) for value in allowed)
-    return web.json_response({"error": f"the body must be {bodies}"}, status=400)
+    return _error(400, f"the body must be {bodies}")
 
 
 def _are_ledger_ids(value: object) -> bool:
@@ -224,8 +223,11 @@ def _is_command(request: web.Request) -> bool:
 
 
 def _refused() -> web.Response:
-    error = "a change must come from this machine, as application/json"
-    return web.json_response({"error": error}, status=403)
+    return _error(403, "a change must come from this machine, as application/json")
+
+
+def _error(status: int, sentence: str) -> web.Response:
+    return web.json_response({"error": sentence}, status=status)
 
 
 def _is_local(remote: str | None) -> bool:

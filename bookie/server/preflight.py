@@ -62,7 +62,7 @@ class Severity(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One fact: what was looked at, what was found, and what to do when it is not `Severity.OK`."""
+    """One checked fact: its name, what was found, and advice if it is not `Severity.OK`."""
 
     name: str
     verdict: Severity

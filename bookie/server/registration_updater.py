@@ -1,8 +1,8 @@
-"""What the cluster is told about this bookie, kept true while it runs.
+"""The registration of this bookie, kept up to date while it runs.
 
 The registration carries the bookie's addresses and, so that placement can weigh bookies, its free
-space. It is renewed at once when the bookie turns read-only or writable or gets other labels, and
-otherwise rarely.
+space. It is renewed soon after the bookie turns read-only or writable, or gets other labels.
+Otherwise it is renewed rarely.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from bookie.server.readiness import Part, Readiness
 from bookie.telemetry import Metrics, event_log
 
 LOOK_INTERVAL_SECONDS = 1.0
-"""How soon a change between read-only and writable is told; looking costs one statvfs."""
+"""Delay until a change between read-only and writable is registered. A look costs one statvfs."""
 
 REFRESH_INTERVAL_SECONDS = 60.0
-"""How often free space is told when nothing else changed: each is a write to the store."""
+"""How often free space alone is registered. Each time is a write to the store."""
 
 _log = event_log(__name__)
 
@@ -43,15 +43,15 @@ class RegistrationUpdater:
         self._own_labels = own_labels
         self._given_labels = given_labels
         self.interval = Pause()
-        """Between two looks; ended when there is something to tell."""
+        """Between two looks; a change of labels ends it."""
 
     def set_own_labels(self, labels: Mapping[str, str]) -> None:
-        """The bookie's settings say so now."""
+        """Use these labels of the bookie's settings from now on."""
         self._own_labels = labels
         self.interval.end()
 
     def set_given_labels(self, labels: Mapping[str, str]) -> None:
-        """An operator says so now; this wins over the settings, label by label."""
+        """Use these labels of an operator. They override the settings, label by label."""
         self._given_labels = labels
         self.interval.end()
 
@@ -86,20 +86,20 @@ async def keep_registered(
         IdentityError: another process took the bookie's id.
     """
     loop = asyncio.get_running_loop()
-    told_at = loop.time()
+    updated_at = loop.time()
     while True:
         wanted = await updater.registration()
         show_registration(wanted, registered, metrics, readiness, updater.read_only_reasons())
-        told = registered.registration
-        changed = (wanted.read_only, wanted.labels) != (told.read_only, told.labels)
+        last = registered.registration
+        changed = (wanted.read_only, wanted.labels) != (last.read_only, last.labels)
         if registered.is_registered and (
-            changed or loop.time() - told_at >= REFRESH_INTERVAL_SECONDS
+            changed or loop.time() - updated_at >= REFRESH_INTERVAL_SECONDS
         ):
-            told_at = loop.time()
+            updated_at = loop.time()
             try:
                 await registered.update(wanted)
             except (MetadataUnavailableError, SessionLostError) as error:
-                # The registration repairs itself and then tells the newest state.
+                # The registration repairs itself later, with the newest state.
                 _log.warning("registration_not_updated", reason=str(error))
         await updater.interval.wait(lambda: LOOK_INTERVAL_SECONDS)
 

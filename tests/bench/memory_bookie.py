@@ -33,11 +33,11 @@ from bookie.formats.commands import (
 from bookie.formats.registration import Endpoint, Registration
 from bookie.ids import MAX_ID, Status
 from bookie.metadata.connect import open_store
-from bookie.rpc.server.grpc_server import serve
 from bookie.rpc.unary_codec import Ranges
 from bookie.server.loop import run
 from bookie.telemetry import Metrics
 from tests.entry_batches import merged
+from tests.served_node import serve
 
 _OK = Reply(Status.OK)
 

@@ -28,8 +28,9 @@ from bookie.ids import Status
 from bookie.rpc import security
 from bookie.rpc.codec import encode_add_response, encode_read_response
 from bookie.rpc.interfaces import SERVICE
-from bookie.rpc.server.grpc_server import ServedNode, serve
+from bookie.rpc.server.grpc_server import ServedNode
 from bookie.telemetry import Metrics
+from tests.served_node import serve
 from tests.unit.rpc.fake_node import FakeNode
 from tests.unit.rpc.real_bookie import real_bookie
 

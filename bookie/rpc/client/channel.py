@@ -83,7 +83,7 @@ class BookieChannel:
     Args:
         address: Where the bookie listens.
         instance_id: The cluster that both have to belong to.
-        tasks: Where the streams' tasks are born.
+        tasks: The group that runs the streams' tasks.
         bookie_id: The bookie that is meant; another one at the address refuses. Empty: any.
         connect_timeout_seconds: Time for a connection to stand, and for a stream to be taken up.
         settings: Message sizes and keepalive, the same as the server's.

@@ -120,15 +120,6 @@ async def hold_port(host: str, port: int, settings: RpcSettings) -> AsyncIterato
         await server.stop(None)
 
 
-@contextlib.asynccontextmanager
-async def serve(
-    bookie: ServedNode, host: str, port: int, settings: RpcSettings, metrics: Metrics
-) -> AsyncIterator[int]:
-    """Hold a port and serve `bookie` on it; yields the port. See `hold_port`, `HeldPort.serve`."""
-    async with hold_port(host, port, settings) as held, held.serve(bookie, metrics):
-        yield held.port
-
-
 def _bind(server: Any, host: str, port: int) -> int:
     """Listen, or say why not: gRPC itself only says that it failed."""
     name = f"[{host}]" if ":" in host else host
@@ -145,7 +136,7 @@ def _bind(server: Any, host: str, port: int) -> int:
 
 
 def _probe(host: str, port: int) -> None:
-    """Bind the address for a moment, the way gRPC will, to hear the system's own reason."""
+    """Bind the address for a moment, as gRPC will do, to get the system's own error."""
     for family, kind, protocol, _, address in socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     ):

@@ -5,8 +5,8 @@ that waits for a device or a fence gets a task of its own, and later requests ov
 
 Each read takes its bytes from the budget that all reads of the bookie share, and holds them until
 gRPC has taken its answer. A read that still waits when its client's time is over is given up
-without an answer. A read that has not begun is never made. When the stream breaks, its answers and
-all reads under way are given up in the same way. What a thread reads meanwhile stays in memory
+without an answer. It is cancelled unless a thread has begun it. When the stream breaks, its answers
+and all reads under way are given up in the same way. What a thread reads meanwhile stays in memory
 until the device answers, and stays charged until then. One case is not charged: the stream breaks
 after the read was given up, which concerns one read of each thread at most.
 """

@@ -18,8 +18,8 @@ from bookie.metadata.connect import open_store
 from bookie.metadata.store import MetadataStore
 from bookie.node.bookie import Bookie
 from bookie.node.start import start_bookie
-from bookie.rpc.server.grpc_server import serve
 from bookie.telemetry import Metrics
+from tests.served_node import serve
 from tests.servers.ports import claimed_ports
 
 WAIT_SECONDS_MAX = 20.0

@@ -10,8 +10,8 @@ import pytest
 
 from bookie.config import RpcSettings
 from bookie.rpc.client.channel import BookieChannel
-from bookie.rpc.server.grpc_server import serve
 from bookie.telemetry import Metrics
+from tests.served_node import serve
 from tests.unit.rpc.fake_node import INSTANCE_ID, FakeNode
 
 

@@ -17,8 +17,8 @@ from bookie.ids import INSTANCE_ID_METADATA_KEY, MAX_ID, NO_ENTRY, Status
 from bookie.rpc.client.channel import BookieChannel
 from bookie.rpc.codec import encode_read_request
 from bookie.rpc.interfaces import SERVICE
-from bookie.rpc.server.grpc_server import serve
 from bookie.telemetry import Metrics
+from tests.served_node import serve
 from tests.unit.rpc.conftest import Served
 from tests.unit.rpc.fake_node import INSTANCE_ID, FakeNode, batch_of, until
 from tests.unit.rpc.http2_peer import connected

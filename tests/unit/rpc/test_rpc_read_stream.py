@@ -31,9 +31,9 @@ from bookie.rpc.client.channel import BookieChannel
 from bookie.rpc.codec import encode_streamed_read
 from bookie.rpc.interfaces import SERVICE
 from bookie.rpc.server import read_stream as server_side
-from bookie.rpc.server.grpc_server import serve
 from bookie.rpc.server.service import BookieService
 from bookie.telemetry import Metrics
+from tests.served_node import serve
 from tests.servers.ports import claimed_ports
 from tests.unit.rpc.conftest import Served
 from tests.unit.rpc.fake_node import INSTANCE_ID, FakeNode, batch_of, until

@@ -28,9 +28,9 @@ from bookie.rpc.codec import (
     parse_add_response,
     parse_read_response,
 )
-from bookie.rpc.server.grpc_server import serve
 from bookie.rpc.server.service import BookieService
 from bookie.telemetry import Metrics
+from tests.served_node import serve
 from tests.unit.rpc.fake_node import INSTANCE_ID, batch_of, until
 from tests.unit.rpc.real_bookie import DIGESTER, add_request, real_bookie
 

@@ -26,8 +26,9 @@ from bookie.rpc import security
 from bookie.rpc.client.channel import BookieChannel
 from bookie.rpc.codec import encode_add_request
 from bookie.rpc.interfaces import SERVICE
-from bookie.rpc.server.grpc_server import ServedNode, hold_port, serve
+from bookie.rpc.server.grpc_server import ServedNode, hold_port
 from bookie.telemetry import Metrics
+from tests.served_node import serve
 from tests.servers.ports import claimed_ports
 from tests.unit.rpc.fake_node import INFO, INSTANCE_ID, FakeNode, batch_of, until
 

@@ -1,0 +1,19 @@
+"""Serve a node on a port of this machine, as the daemon does."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+
+from bookie.config import RpcSettings
+from bookie.rpc.server.grpc_server import ServedNode, hold_port
+from bookie.telemetry import Metrics
+
+
+@contextlib.asynccontextmanager
+async def serve(
+    bookie: ServedNode, host: str, port: int, settings: RpcSettings, metrics: Metrics
+) -> AsyncIterator[int]:
+    """Hold a port and serve `bookie` on it; yields the port. See `hold_port`, `HeldPort.serve`."""
+    async with hold_port(host, port, settings) as held, held.serve(bookie, metrics):
+        yield held.port
