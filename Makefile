@@ -93,8 +93,12 @@ test-system: $(VENV)/.test ## tests that need root or Debian packages (.ci/run i
 test-image: ## build the image of Debian packages with podman and run a bookie in it; root, 4 min
 	tests/image/check.sh
 
-sim: $(VENV)/.test ## the engine on a simulated machine: crash images and random lives
-	$(PYTEST) tests/sim
+sim: $(VENV)/.test ## one engine, and whole clusters, on simulated machines; SEED=7 shows the story of one cluster
+ifdef SEED
+	$(BIN)/python -m tests.cluster_sim.cluster_script $(SEED) -v
+else
+	$(PYTEST) tests/sim tests/cluster_sim
+endif
 
 fault: $(VENV)/.test ## real processes, killed and stopped
 	$(PYTEST) tests/fault
@@ -104,7 +108,7 @@ interop: $(VENV)/.test zookeeper ## real servers of metadata, killed, stopped an
 
 soak: $(VENV)/.test ## the same tests with their long counts; takes an hour or more
 	$(PYTEST) --hypothesis-profile=soak tests/unit tests/property tests/conformance tests/sim \
-	  tests/explorer tests/matrix tests/fault tests/histories
+	  tests/cluster_sim tests/explorer tests/matrix tests/fault tests/histories
 
 soak-system: $(VENV)/.test ## as root: six hundred power cuts; takes half an hour
 	$(PYTEST) --hypothesis-profile=soak tests/system

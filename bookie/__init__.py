@@ -1,7 +1,7 @@
 """bookie: a storage node for replicated logs, and the client that replicates them.
 
-Importing `bookie` opens nothing and starts nothing: the public names below are loaded when they are
-first used (PEP 562), so that a forked worker or a command line pays only for what it touches.
+Importing `bookie` has no side effects. A public name is loaded at its first use (PEP 562), so a
+command line pays only for what it uses.
 """
 
 from __future__ import annotations

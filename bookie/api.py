@@ -115,10 +115,10 @@ __all__ = [
 ]
 
 UNCLAIMED = "bookie.unclaimed"
-"""In custom metadata: the ledger was created, and waits for its writer (`claim_ledger`)."""
+"""Key in custom metadata: the ledger was created and has no writer yet (see `claim_ledger`)."""
 
 CREATE_ATTEMPTS_MAX = 10
-"""Ids tried for a new ledger, should ids be taken by ledgers that were given theirs by hand."""
+"""Ids tried for a new ledger. An id may be taken by a ledger that was created with it by hand."""
 
 
 DigestName = Literal["crc32c", "crc32", "hmac", "dummy"]
@@ -180,14 +180,14 @@ async def coordinate(
 ) -> AsyncIterator[Participant]:
     """This process's part in a service's coordination; every recipe is made with it.
 
-    It has a session of its own. When the block is left, and when the session ends, everything that
-    recipes hold through it is free for others: locks, offices, memberships, items not done. What a
-    lock protects must be guarded besides, by `Lock.token`, or by `Lock.check` in a transaction of
-    `Participant.store`: a process that was stopped learns last that it has lost it.
+    It has a session of its own. At the end of the block, or of the session, it releases everything:
+    locks, leadership, memberships, and items that are not done. A stopped process learns late that
+    it has lost a lock. So guard what the lock protects: by `Lock.token`, or by `Lock.check` in a
+    transaction of `Participant.store`.
 
     Args:
-        metadata_uri: as for `connect`, but with a scope that no cluster of bookies uses: a cluster
-            is not removed while foreign keys lie in its scope.
+        metadata_uri: as for `connect`, but with a scope that no cluster of bookies uses. Foreign
+            keys in a cluster's scope prevent its removal.
         session_timeout_seconds: how long others wait for a process that died or cannot be reached.
 
     Raises:
@@ -270,7 +270,7 @@ class BookKeeper:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Do what the end of the context does; a client that is not connected stays so."""
+        """Do what the end of the context does. It has no effect before the client is connected."""
         entered, self._entered = self._entered, None
         if entered is None:
             return
@@ -278,7 +278,7 @@ class BookKeeper:
             await entered.pool.aclose()
         finally:
             try:
-                # The body's own error passes by the group, which would wrap it.
+                # The group does not get the error of the body, because it would wrap it.
                 await self._tasks.__aexit__(None, None, None)
             finally:
                 await self._resources.aclose()
@@ -408,9 +408,9 @@ class BookKeeper:
     ) -> ReaderHandle:
         """Open a ledger for reading.
 
-        Without `recover` nothing is disturbed: an open ledger is read up to its last add confirmed,
-        and can be followed. With `recover` the ledger is taken from its writer and closed where it
-        ends: every entry that was acknowledged is in it, and the writer gets LedgerFencedError.
+        Without `recover` the writer goes on. An open ledger is read up to its last add confirmed,
+        and can be followed. With `recover` the ledger is taken from its writer and closed. Every
+        acknowledged entry is in it, and the writer gets LedgerFencedError.
 
         Raises:
             NoSuchLedgerError: it does not exist.
@@ -504,7 +504,7 @@ def _custom(metadata: Mapping[str, bytes] | None) -> dict[str, bytes]:
 
 def _has_a_writer(ledger_id: int) -> LedgerClosedError:
     return LedgerClosedError(
-        f"ledger {ledger_id} has its writer, and a ledger has one for life; create another one"
+        f"ledger {ledger_id} has its writer already, and gets no second one; create another"
     )
 
 
@@ -542,4 +542,4 @@ def _digest_type(named: str | DigestType) -> DigestType:
         return DigestType[str(named).upper()]
     except KeyError:
         names = ", ".join(digest_type.name.lower() for digest_type in DigestType)
-        raise BadRequestError(f"{named!r} is no digest type; there are {names}") from None
+        raise BadRequestError(f"{named!r} is not a digest type; use one of {names}") from None

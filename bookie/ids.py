@@ -19,7 +19,7 @@ MAX_ID = 2**63 - 1
 """The largest ledger or entry id (inclusive)."""
 
 NO_ENTRY = -1
-"""No entry, or no last add confirmed."""
+"""Stands for a missing entry id, or a missing last add confirmed."""
 
 ENTRY_SIZE_BYTES_MAX = 4 * 1024 * 1024
 """The largest entry packet, header and digest included."""

@@ -53,10 +53,19 @@ GROUPS: dict[str, tuple[str, str]] = {
         "Initialise a cluster, see its bookies, set what they share, remove it.",
     ),
     "namespace": ("bookie.cli.namespace", "Namespaces of logs, and what they decide for them."),
-    "metadata": ("bookie.cli.metadata", "Look into the metadata store, copy it, measure it."),
+    "metadata": (
+        "bookie.cli.metadata",
+        "Look into a metadata store, change it, copy it, measure it.",
+    ),
     "cookie": ("bookie.cli.cookie", "Cookies of a cluster's bookies: list, delete, move, restore."),
-    "ledger": ("bookie.cli.ledger", "Create, append to, read, tail, recover and delete ledgers."),
-    "node": ("bookie.cli.node", "Ask one running bookie, or have it do something."),
+    "ledger": (
+        "bookie.cli.ledger",
+        "Create, append to, read, tail, recover, explain and delete ledgers.",
+    ),
+    "node": (
+        "bookie.cli.node",
+        "Ask one running bookie, switch it to read-only, let it check its data or free space.",
+    ),
     "inspect": ("bookie.cli.inspect", "Look into a stopped bookie's directories."),
     "rebuild": ("bookie.cli.rebuild", "Rebuild the index of a stopped bookie from its files."),
     "bench": ("bookie.cli.bench", "Load a cluster and print latencies."),
@@ -74,12 +83,14 @@ class LazyGroup(TyperGroup):
         return list(GROUPS)
 
     def get_command(self, ctx: _click.Context, cmd_name: str) -> _click.Command | None:
-        """Import one group; None when there is no such group."""
+        """Import one group; None for an unknown name."""
         found = GROUPS.get(cmd_name)
         if found is None:
             return None
         command = get_command(import_module(found[0]).app)
         command.name = cmd_name
+        if isinstance(command, TyperGroup):
+            command.help = found[1]
         return command
 
     def resolve_command(
@@ -179,7 +190,7 @@ def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 def main() -> NoReturn:
     """The console script: `run` on the process's own arguments, then exit."""
-    # NumPy's linear algebra, which nothing here uses, would start a thread per core.
+    # NumPy's linear algebra would start a thread per core; bookie does not use it.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     status = run()
     try:

@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bookie.cli.options import Metadata, Output, OutputFormat
+from bookie.cli.options import (
+    AckQuorum,
+    Ensemble,
+    Metadata,
+    Output,
+    OutputFormat,
+    WriteQuorum,
+)
+from bookie.cli.output import Record, print_record
+from bookie.cli.progress import progress_bar
 
 if TYPE_CHECKING:
     from bookie.api import BookKeeper, WriterHandle
-    from bookie.cli.output import Record
-    from bookie.cli.progress import Advance
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode=None,
-    no_args_is_help=True,
-    help="Load a cluster and print latencies.",
-)
+app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
 PERCENTILES = (50.0, 95.0, 99.0, 99.9)
 
-Ensemble = Annotated[int, typer.Option("--ensemble", "-E", min=1, help="Bookies of each ledger.")]
-WriteQuorum = Annotated[int, typer.Option("--write-quorum", "-W", min=1, help="Copies.")]
-AckQuorum = Annotated[int, typer.Option("--ack-quorum", "-A", min=1, help="Copies waited for.")]
 Size = Annotated[int, typer.Option("--size", min=0, max=4_000_000, help="Bytes of an entry.")]
 
 
@@ -90,7 +89,6 @@ def write(
     output: Output = OutputFormat.TABLE,
 ) -> None:
     """Append entries for a while and print throughput and the latency of an append."""
-    from bookie.cli.output import print_record
     from bookie.server.loop import run
 
     shape = Shape(size, batch, in_flight, seconds)
@@ -108,10 +106,11 @@ def write(
                 for _ in range(ledgers)
             ]
             measured = await write_load(writers, shape)
-            ids = [writer.ledger_id for writer in writers]
             for writer in writers:
                 await writer.close()
-            await _delete_unless(keep, client, ids)
+            ids = [writer.ledger_id for writer in writers]
+            for ledger_id in () if keep else ids:
+                await client.delete_ledger(ledger_id)
             return measured, ids
 
     measured, ids = run(load())
@@ -119,52 +118,32 @@ def write(
     print_record({**kept, **measured.record()}, output)
 
 
-async def _delete_unless(keep: bool, client: BookKeeper, ledger_ids: Sequence[int]) -> None:
-    for ledger_id in ledger_ids if not keep else ():
-        await client.delete_ledger(ledger_id)
-
-
 async def write_load(writers: Sequence[WriterHandle], shape: Shape) -> Measured:
     """Append through `writers` from `shape.in_flight` callers until the time is over."""
-    from bookie.cli.progress import progress_bar
-
     measured = Measured()
     payload = bytes(range(256)) * (shape.entry_bytes // 256 + 1)
     payload = payload[: shape.entry_bytes]
     payloads = [payload] * shape.batch
-
-    def call_of(writer: WriterHandle) -> Callable[[], Awaitable[object]]:
-        if shape.batch == 1:
-            return lambda: writer.append(payload)
-        return lambda: writer.append_many(payloads)
-
-    calls = [call_of(writer) for writer in writers]
     clock = asyncio.get_running_loop().time
     started = clock()
-    deadline = started + shape.seconds
+
+    async def repeat(writer: WriterHandle) -> None:
+        while (began := clock()) < started + shape.seconds:
+            if shape.batch == 1:
+                await writer.append(payload)
+            else:
+                await writer.append_many(payloads)
+            measured.latencies.append(clock() - began)
+            measured.entries += shape.batch
+            measured.entry_bytes += shape.batch * shape.entry_bytes
+            advance(shape.batch * shape.entry_bytes)
+
     with progress_bar("writing", total=None) as advance:
         async with asyncio.TaskGroup() as tasks:
             for index in range(shape.in_flight):
-                call = calls[index % len(calls)]
-                tasks.create_task(_repeat(call, deadline, shape, measured, advance))
+                tasks.create_task(repeat(writers[index % len(writers)]))
     measured.seconds = clock() - started
     return measured
-
-
-async def _repeat(
-    call: Callable[[], Awaitable[object]],
-    deadline: float,
-    shape: Shape,
-    measured: Measured,
-    advance: Advance,
-) -> None:
-    clock = asyncio.get_running_loop().time
-    while (began := clock()) < deadline:
-        await call()
-        measured.latencies.append(clock() - began)
-        measured.entries += shape.batch
-        measured.entry_bytes += shape.batch * shape.entry_bytes
-        advance(shape.batch * shape.entry_bytes)
 
 
 @app.command("read")
@@ -185,7 +164,6 @@ def read(
     output: Output = OutputFormat.TABLE,
 ) -> None:
     """Read a ledger from its first to its last entry; the latency is that of a batch."""
-    from bookie.cli.output import print_record
     from bookie.server.loop import run
 
     async def load() -> Measured:
@@ -204,7 +182,8 @@ def read(
                     await writer.append_many([bytes(size)] * min(1024, entries - first))
                 await writer.close()
             measured = await read_load(client, ledger_id, rounds)
-            await _delete_unless(ledger is not None, client, [ledger_id])
+            if ledger is None:
+                await client.delete_ledger(ledger_id)
             return measured
 
     print_record(run(load()).record(), output)
@@ -212,8 +191,6 @@ def read(
 
 async def read_load(client: BookKeeper, ledger_id: int, rounds: int) -> Measured:
     """Read a whole ledger `rounds` times."""
-    from bookie.cli.progress import progress_bar
-
     measured = Measured()
     reader = await client.open_ledger(ledger_id)
     total = (reader.last_entry_id + 1) * rounds

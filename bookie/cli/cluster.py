@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from bookie.cli import cluster_settings
 from bookie.cli.options import Metadata, Output, OutputFormat, Yes, confirm
+from bookie.cli.output import format_bytes, print_record, print_records
+from bookie.cli.stores import on_store
+
+if TYPE_CHECKING:
+    from bookie.metadata.store import MetadataStore
 
 Layout = Annotated[
     str | None,
@@ -20,13 +24,7 @@ Layout = Annotated[
     ),
 ]
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode=None,
-    no_args_is_help=True,
-    help="Initialise a cluster, see its bookies, set what they share, remove it.",
-)
-
+app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
 app.add_typer(cluster_settings.app, name="settings")
 
@@ -34,18 +32,10 @@ app.add_typer(cluster_settings.app, name="settings")
 @app.command("init")
 def init(metadata: Metadata, layout: Layout = None, output: Output = OutputFormat.TABLE) -> None:
     """Make a new cluster in an empty metadata store and print its instance id."""
-    from bookie.cli.output import print_record
-
-    instance_id = asyncio.run(_initialize(metadata, layout))
-    print_record({"instance_id": instance_id}, output)
-
-
-async def _initialize(metadata: str, layout: str | None) -> str:
-    from bookie.cli.stores import open_metadata
     from bookie.cluster.instance import initialize_cluster
 
-    async with open_metadata(metadata) as store:
-        return await initialize_cluster(store, layout)
+    instance_id = on_store(metadata, lambda store: initialize_cluster(store, layout))
+    print_record({"instance_id": instance_id}, output)
 
 
 @app.command("nuke")
@@ -62,41 +52,31 @@ def nuke(
     After that no client can find what its bookies hold. The command refuses while a bookie is
     registered, or while other keys lie in the same scope.
     """
+    from bookie.cluster.removal import nuke_cluster
+
     if not yes:
-        status = asyncio.run(_status(metadata))
+        status = on_store(metadata, _status)
         confirm(
             f"Delete cluster {status['instance_id']} with {status['ledgers']} ledgers?", yes=False
         )
-    if not asyncio.run(_nuke(metadata, foreign=foreign)):
+    if not on_store(metadata, lambda store: nuke_cluster(store, foreign=foreign)):
         print("there was no cluster")
-
-
-async def _nuke(metadata: str, *, foreign: bool) -> bool:
-    from bookie.cli.stores import open_metadata
-    from bookie.cluster.removal import nuke_cluster
-
-    async with open_metadata(metadata) as store:
-        return await nuke_cluster(store, foreign=foreign)
 
 
 @app.command("status")
 def status(metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
     """Show the cluster as a whole: its id, how many bookies, how many ledgers."""
-    from bookie.cli.output import print_record
-
-    print_record(asyncio.run(_status(metadata)), output)
+    print_record(on_store(metadata, _status), output)
 
 
-async def _status(metadata: str) -> dict[str, str | int]:
-    from bookie.cli.stores import open_metadata
+async def _status(store: MetadataStore) -> dict[str, str | int]:
     from bookie.cluster.instance import read_status
     from bookie.cluster.ledgers import LedgerManager
 
-    async with open_metadata(metadata) as store:
-        found = await read_status(store)
-        ledgers = 0
-        async for _ in LedgerManager(store).list_ids():
-            ledgers += 1
+    found = await read_status(store)
+    ledgers = 0
+    async for _ in LedgerManager(store).list_ids():
+        ledgers += 1
     gone = set(found.known) - set(found.writable) - set(found.read_only)
     return {
         "instance_id": found.instance_id,
@@ -129,46 +109,32 @@ def health(
 
     It looks for bookies that are missing, read-only or silent. It also looks for ledgers that name
     an unregistered bookie, are in limbo, or lack copies. For that it asks every registered bookie
-    which ledgers it stores. If a bookie has too few entries of a closed ledger or fragment, the
-    command lists them one by one. --deep lists all entries of all ledgers. That finds a missing
-    entry beside a surplus one, and takes much longer.
+    which ledgers it stores. It lists the entries of a closed ledger or fragment if a bookie has too
+    few of them. --deep lists all entries of all ledgers. That finds a missing entry beside a
+    surplus one, and takes much longer.
 
-    It does not compare entries of a fragment that is still open, and reads no payloads: see
-    `bookie node scrub`.
+    It compares only entries of closed fragments. It reads no payloads; `bookie node scrub` does.
     """
-    from bookie.cli.output import print_records
-
-    checks = asyncio.run(_health(metadata, is_deep=deep, answer_seconds=timeout))
-    print_records(checks, output)
-    if not all(check["healthy"] for check in checks):
-        raise typer.Exit(1)
-
-
-async def _health(
-    metadata: str, *, is_deep: bool, answer_seconds: float
-) -> list[dict[str, str | bool | int | None]]:
-    from bookie.cli.stores import open_metadata
     from bookie.server.cluster_health import check_cluster
 
-    async with open_metadata(metadata) as store:
-        checks = await check_cluster(store, is_deep=is_deep, answer_seconds=answer_seconds)
-    return [
-        {
-            "check": check.name,
-            "healthy": check.healthy,
-            "count": check.count,
-            "found": check.found,
-        }
-        for check in checks
-    ]
+    checks = on_store(
+        metadata, lambda store: check_cluster(store, is_deep=deep, answer_seconds=timeout)
+    )
+    print_records(
+        [
+            {"check": one.name, "healthy": one.healthy, "count": one.count, "found": one.found}
+            for one in checks
+        ],
+        output,
+    )
+    if not all(one.healthy for one in checks):
+        raise typer.Exit(1)
 
 
 @app.command("bookies")
 def bookies(metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
     """List every bookie that ever joined, alive or not, with its address and free space."""
-    from bookie.cli.output import print_records
-
-    records = asyncio.run(_bookies(metadata))
+    records = on_store(metadata, _bookies)
     if output is OutputFormat.TABLE:
         records = [_readable(record) for record in records]
     print_records(records, output, empty="no bookie has joined this cluster yet")
@@ -176,23 +142,19 @@ def bookies(metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
 
 def _readable(record: dict[str, str | int | None]) -> dict[str, str | int | None]:
     """Sizes for people, without the unit in the name."""
-    from bookie.cli.output import format_bytes
-
     return {
         name.removesuffix("_bytes"): format_bytes(value) if isinstance(value, int) else value
         for name, value in record.items()
     }
 
 
-async def _bookies(metadata: str) -> list[dict[str, str | int | None]]:
-    from bookie.cli.stores import open_metadata
+async def _bookies(store: MetadataStore) -> list[dict[str, str | int | None]]:
     from bookie.cluster.directory import BookieDirectory
     from bookie.cluster.instance import read_status
 
-    async with open_metadata(metadata) as store:
-        known = (await read_status(store)).known
-        async with BookieDirectory(store) as directory:
-            registered = dict(directory.all())
+    known = (await read_status(store)).known
+    async with BookieDirectory(store) as directory:
+        registered = dict(directory.all())
     records: list[dict[str, str | int | None]] = []
     for bookie_id in sorted({*known, *registered}):
         registration = registered.get(bookie_id)

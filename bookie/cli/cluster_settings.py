@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bookie.cli.config import parse_overrides
 from bookie.cli.options import Metadata, Output, OutputFormat
+from bookie.cli.output import Record, print_records
+from bookie.cli.stores import on_store
 
 if TYPE_CHECKING:
-    from bookie.cli.output import Record
+    from bookie.metadata.store import MetadataStore
 
 app = typer.Typer(
     add_completion=False,
@@ -23,21 +25,17 @@ app = typer.Typer(
 @app.command("list")
 def list_(metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
     """List the cluster's settings, and whether running bookies take a change of each at once."""
-    from bookie.cli.output import print_records
-
-    records = asyncio.run(_list(metadata))
+    records = on_store(metadata, _list)
     print_records(records, output, empty="the cluster has no settings; bookies go by the defaults")
 
 
-async def _list(uri: str) -> list[Record]:
-    from bookie.cli.stores import open_metadata
+async def _list(store: MetadataStore) -> list[Record]:
     from bookie.cluster.cluster_settings import ClusterSettings
     from bookie.cluster.instance import read_instance_id
     from bookie.config import find_setting
 
-    async with open_metadata(uri) as store:
-        await read_instance_id(store)
-        settings = await ClusterSettings(store).read()
+    await read_instance_id(store)
+    settings = await ClusterSettings(store).read()
     records: list[Record] = []
     for name, value in sorted(settings.items()):
         found = find_setting(name)
@@ -65,19 +63,16 @@ def set_(
     Running bookies take dynamic ones within a second, and log a line; the others count from each
     bookie's next start. `bookie config default` says which are dynamic.
     """
-    from bookie.cli.config import parse_overrides
-
-    asyncio.run(_set(metadata, parse_overrides(words)))
-
-
-async def _set(uri: str, values: dict[str, str]) -> None:
-    from bookie.cli.stores import open_metadata
     from bookie.cluster.cluster_settings import ClusterSettings
     from bookie.cluster.instance import read_instance_id
 
-    async with open_metadata(uri) as store:
+    values = parse_overrides(words)
+
+    async def set_all(store: MetadataStore) -> None:
         await read_instance_id(store)
         await ClusterSettings(store).set(values)
+
+    on_store(metadata, set_all)
 
 
 @app.command("unset")
@@ -88,12 +83,6 @@ def unset(
     metadata: Metadata,
 ) -> None:
     """Remove settings: the default counts again."""
-    asyncio.run(_unset(metadata, names))
-
-
-async def _unset(uri: str, names: list[str]) -> None:
-    from bookie.cli.stores import open_metadata
     from bookie.cluster.cluster_settings import ClusterSettings
 
-    async with open_metadata(uri) as store:
-        await ClusterSettings(store).unset(names)
+    on_store(metadata, lambda store: ClusterSettings(store).unset(names))

@@ -7,17 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bookie.cli.options import ConfigFile, Output, OutputFormat
+from bookie.cli.options import ConfigFile, Output, OutputFormat, parse_pairs
+from bookie.cli.output import print_record, print_records
 
 if TYPE_CHECKING:
     from bookie.config import Sources
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode=None,
-    no_args_is_help=True,
-    help="Show, check and explain the settings of a bookie.",
-)
+app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
 Set = Annotated[
     list[str] | None,
@@ -28,25 +24,27 @@ Set = Annotated[
     ),
 ]
 
+MetadataUri = Annotated[
+    str | None, typer.Option("--metadata", "-m", metavar="URI", help="Overrides metadata.uri.")
+]
 
 Cluster = Annotated[
     bool, typer.Option("--cluster", help="Ask the metadata store for the cluster's settings.")
 ]
 
 
-def parse_overrides(given: list[str] | None) -> dict[str, str]:
-    """Turn ``section.key=value`` words into what `load_settings` takes.
+def parse_overrides(given: list[str] | None, metadata_uri: str | None = None) -> dict[str, str]:
+    """Turn ``section.key=value`` words, and ``--metadata``, into what `load_settings` takes.
 
     Raises:
         typer.BadParameter: a word has another form.
     """
-    overrides: dict[str, str] = {}
     for word in given or []:
-        name, equals, value = word.partition("=")
-        if not equals or name.count(".") != 1:
+        if word.partition("=")[0].count(".") != 1:
             raise typer.BadParameter(f"{word!r} must look like section.key=value")
-        overrides[name.strip()] = value
-    return overrides
+    pairs = parse_pairs(given, "section.key=value")
+    overrides = {name.strip(): value for name, value in pairs.items()}
+    return overrides if metadata_uri is None else overrides | {"metadata.uri": metadata_uri}
 
 
 @app.command("show")
@@ -72,8 +70,6 @@ def show(
     given = _of_cluster(sources) if cluster else {}
     settings = sources.settings(given)
     if origins:
-        from bookie.cli.output import print_records
-
         found = sources.origins(given)
         values = given_values(settings, found)
         print_records(
@@ -104,22 +100,15 @@ def check(
 ) -> None:
     """Say whether a bookie would accept the settings; exit with 2 and one sentence if not.
 
-    Without --cluster the command opens no connection.
+    Only with --cluster it connects to the metadata store.
     """
-    from bookie.cli.output import print_record
     from bookie.config import Sources, require_bookie_id
-    from bookie.metadata.connect import open_store
-    from bookie.metadata.security import security_of
+    from bookie.server.live_settings import open_configured
 
     sources = Sources.read(config, parse_overrides(overrides))
     settings = sources.settings(_of_cluster(sources) if cluster else {})
     require_bookie_id(settings)
-    # Names a store that this program knows; nothing is opened before it is entered.
-    open_store(
-        settings.metadata.uri,
-        session_timeout_seconds=settings.metadata.session_timeout_seconds,
-        security=security_of(settings.metadata),
-    )
+    open_configured(settings)  # fails if the URI is wrong; the store opens when it is entered
     if output is OutputFormat.JSON:
         print_record({"valid": True, "bookie_id": settings.bookie.id}, output)
     else:

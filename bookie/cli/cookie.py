@@ -15,25 +15,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bookie.cli.config import Set, parse_overrides
+from bookie.cli.config import MetadataUri, Set, parse_overrides
 from bookie.cli.options import ConfigFile, Metadata, Output, OutputFormat, Yes, confirm
+from bookie.cli.output import Record, print_record, print_records
+from bookie.cli.stores import on_store
+from bookie.errors import BadVersionError, CookieError, FormatError, IdentityError, NoSuchKeyError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from bookie.cli.output import Record
+    from bookie.cluster.cookies import CookieManager
     from bookie.cluster.dependents import Dependents
     from bookie.config import Sources
     from bookie.formats.cookie import Cookie
+    from bookie.formats.ledger_metadata import Versioned
     from bookie.metadata.store import MetadataStore
     from bookie.node.move import Move
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode=None,
-    no_args_is_help=True,
-    help="Cookies of a cluster's bookies: list, delete, move, restore.",
-)
+app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
 BookieArgument = Annotated[str, typer.Argument(metavar="BOOKIE", help="The bookie's id.")]
 
@@ -44,11 +41,10 @@ def list_(metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
 
     The list omits damaged cookies; the exit status is then 1.
     """
-    from bookie.cli.output import print_records
-    from bookie.errors import FormatError
+    from bookie.cluster.cookies import CookieManager
 
     damaged: list[str] = []
-    cookies = asyncio.run(_list(metadata, damaged.append))
+    cookies = on_store(metadata, lambda store: CookieManager(store).list_readable(damaged.append))
     records = [
         {
             "bookie": cookie.bookie_id,
@@ -66,33 +62,14 @@ def list_(metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
         raise FormatError(f"not listed, because their cookies are damaged: {', '.join(damaged)}")
 
 
-async def _list(uri: str, on_damaged: Callable[[str], object]) -> list[Cookie]:
-    from bookie.cli.stores import open_metadata
-    from bookie.cluster.cookies import CookieManager
-
-    async with open_metadata(uri) as store:
-        return await CookieManager(store).list_readable(on_damaged)
-
-
 @app.command("show")
 def show(bookie: BookieArgument, metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
     """Show the cookie of one bookie."""
-    from bookie.cli.output import print_record
-
-    print_record(asyncio.run(_show(metadata, bookie)), output)
-
-
-async def _show(uri: str, bookie_id: str) -> Record:
-    from bookie.cli.stores import open_metadata
     from bookie.cluster.cookies import CookieManager
-    from bookie.errors import NoSuchKeyError
 
-    async with open_metadata(uri) as store:
-        found = await CookieManager(store).read(bookie_id)
-    if found is None:
-        raise NoSuchKeyError(f"bookie {bookie_id} has no cookie in this cluster")
+    found = on_store(metadata, lambda store: _read(CookieManager(store), bookie))
     cookie = found.value
-    return {
+    record: Record = {
         "bookie": cookie.bookie_id,
         "state": cookie.state.value,
         "instance_id": cookie.instance_id,
@@ -104,6 +81,14 @@ async def _show(uri: str, bookie_id: str) -> Record:
         "ledger_dirs": cookie.ledger_dirs,
         "version": found.version,
     }
+    print_record(record, output)
+
+
+async def _read(manager: CookieManager, bookie_id: str) -> Versioned[Cookie]:
+    found = await manager.read(bookie_id)
+    if found is None:
+        raise NoSuchKeyError(f"bookie {bookie_id} has no cookie in this cluster")
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,24 +113,21 @@ def delete(
 ) -> None:
     """Forget a stopped bookie whose data is lost. Its id can then start on empty directories.
 
-    It shows which ledgers name the bookie. It refuses if an entry may have its last copies there:
-    if as many bookies of a write set as the ack quorum are in doubt, deleted, or this one. --force
-    deletes nevertheless. Delete one bookie at a time.
+    It shows which ledgers name the bookie. It refuses if an entry may have its last copies there.
+    So it counts bookies in doubt, deleted bookies and this one in each write set. As many as the
+    ack quorum are too many. --force deletes nevertheless. Delete one bookie at a time.
     """
-    from bookie.cli.output import print_record
-    from bookie.errors import IdentityError
-
-    examined = asyncio.run(_examine(metadata, bookie))
+    examined = on_store(metadata, lambda store: _examine(store, bookie))
     found = examined.dependents
     if found.last_copies.count and not force:
         print_record(_deletion(bookie, found, deleted=False), output)
         raise IdentityError(
             f"bookie {bookie} may have the last copies of entries of {found.last_copies.count} "
-            f"ledgers ({found.last_copies}): mend the other bookies first, or give --force to lose "
-            "these entries"
+            f"ledgers ({found.last_copies}): repair the other bookies first, or give "
+            "--force to lose these entries"
         )
     confirm(_question(bookie, found), yes=yes)
-    asyncio.run(_delete(metadata, bookie, examined))
+    on_store(metadata, lambda store: _delete(store, bookie, examined))
     print_record(_deletion(bookie, found, deleted=True), output)
 
 
@@ -176,51 +158,42 @@ def _deletion(bookie: str, found: Dependents, *, deleted: bool) -> Record:
     }
 
 
-async def _examine(uri: str, bookie_id: str) -> _Examined:
-    from bookie.cli.stores import open_metadata
+async def _examine(store: MetadataStore, bookie_id: str) -> _Examined:
     from bookie.cluster.cookies import CookieManager
     from bookie.cluster.dependents import find_dependents, reliable_bookies
     from bookie.cluster.ledgers import LedgerManager
-    from bookie.errors import NoSuchKeyError
 
-    async with open_metadata(uri) as store:
-        await store.sync()
-        manager = CookieManager(store)
-        found = await manager.read(bookie_id)
-        if found is None:
-            raise NoSuchKeyError(f"bookie {bookie_id} has no cookie in this cluster")
-        await _refuse_running(store, bookie_id)
-        reliable = await reliable_bookies(manager)
-        dependents = await find_dependents(LedgerManager(store), bookie_id, reliable)
+    await store.sync()
+    manager = CookieManager(store)
+    found = await _read(manager, bookie_id)
+    await _refuse_running(store, bookie_id)
+    reliable = await reliable_bookies(manager)
+    dependents = await find_dependents(LedgerManager(store), bookie_id, reliable)
     return _Examined(found.version, reliable, dependents)
 
 
-async def _delete(uri: str, bookie_id: str, examined: _Examined) -> None:
-    from bookie.cli.stores import open_metadata
+async def _delete(store: MetadataStore, bookie_id: str, examined: _Examined) -> None:
     from bookie.cluster.cookies import CookieManager
     from bookie.cluster.dependents import reliable_bookies
-    from bookie.errors import BadVersionError
 
-    async with open_metadata(uri) as store:
-        await store.sync()
-        manager = CookieManager(store)
-        await _refuse_running(store, bookie_id)
-        # Another operator may have deleted a bookie while this one was asked.
-        if lost := examined.reliable - await reliable_bookies(manager) - {bookie_id}:
-            raise BadVersionError(
-                f"bookie {min(lost)} was deleted or came into doubt meanwhile: look again"
-            )
-        try:
-            await manager.delete(bookie_id, examined.version)
-        except BadVersionError as error:
-            raise BadVersionError(
-                f"the cookie of bookie {bookie_id} changed meanwhile: look again"
-            ) from error
+    await store.sync()
+    manager = CookieManager(store)
+    await _refuse_running(store, bookie_id)
+    # Another operator may have deleted a bookie while this one was asked.
+    if lost := examined.reliable - await reliable_bookies(manager) - {bookie_id}:
+        raise BadVersionError(
+            f"bookie {min(lost)} was deleted or came into doubt meanwhile: look again"
+        )
+    try:
+        await manager.delete(bookie_id, examined.version)
+    except BadVersionError as error:
+        raise BadVersionError(
+            f"the cookie of bookie {bookie_id} changed meanwhile: look again"
+        ) from error
 
 
 async def _refuse_running(store: MetadataStore, bookie_id: str) -> None:
     from bookie.cluster.instance import read_status
-    from bookie.errors import IdentityError
 
     status = await read_status(store)
     if bookie_id in {*status.writable, *status.read_only}:
@@ -234,10 +207,7 @@ async def _refuse_running(store: MetadataStore, bookie_id: str) -> None:
 def move(
     config: ConfigFile = None,
     overrides: Set = None,
-    metadata: Annotated[
-        str | None,
-        typer.Option("--metadata", "-m", metavar="URI", help="Overrides metadata.uri."),
-    ] = None,
+    metadata: MetadataUri = None,
     older: Annotated[
         bool,
         typer.Option(
@@ -253,12 +223,9 @@ def move(
     `bookie serve` gets. It checks that these are the directories of this bookie. If it is
     interrupted, run it again.
     """
-    from bookie.cli.output import print_record
     from bookie.config import Sources
 
-    given = parse_overrides(overrides)
-    if metadata is not None:
-        given["metadata.uri"] = metadata
+    given = parse_overrides(overrides, metadata)
     moved = asyncio.run(_move(Sources.read(config, given), accept_older=older))
     print_record(
         {
@@ -278,20 +245,14 @@ async def _move(sources: Sources, *, accept_older: bool) -> Move:
     from bookie.cluster.instance import read_instance_id
     from bookie.config import require_bookie_id
     from bookie.env import ThreadWorkers, system_environment
-    from bookie.metadata.connect import open_store
-    from bookie.metadata.security import security_of
     from bookie.node.move import move_directories
-    from bookie.server.live_settings import fetch_cluster_settings
+    from bookie.server.live_settings import fetch_cluster_settings, open_configured
 
     first = sources.first_settings()
     require_bookie_id(first)
     settings = sources.settings(await fetch_cluster_settings(first))
     async with (
-        open_store(
-            settings.metadata.uri,
-            session_timeout_seconds=settings.metadata.session_timeout_seconds,
-            security=security_of(settings.metadata),
-        ) as store,
+        open_configured(settings) as store,
         ThreadWorkers() as workers,
     ):
         await store.sync()
@@ -325,8 +286,6 @@ def restore(
     until a check has found all of its entries. All directories must hold the same state; with
     --in-doubt they may differ.
     """
-    from bookie.cli.output import print_record
-    from bookie.errors import CookieError
     from bookie.server.inspection import read_cookie
 
     cookies = [read_cookie(directory) for directory in directories]
@@ -355,7 +314,7 @@ def restore(
         is_settled=True,  # said of directories only, whose own cookies stay as they are
         is_in_doubt=True,  # the store has forgotten which state was the newest
     )
-    asyncio.run(_restore(metadata, restored))
+    on_store(metadata, lambda store: _restore(store, restored))
     print_record(
         {
             "bookie": restored.bookie_id,
@@ -378,16 +337,13 @@ def _may_be_same_state(cookie: Cookie, oldest: Cookie) -> bool:
     return not cookie.is_settled and cookie.state_number == oldest.state_number + 1
 
 
-async def _restore(uri: str, cookie: Cookie) -> None:
-    from bookie.cli.stores import open_metadata
+async def _restore(store: MetadataStore, cookie: Cookie) -> None:
     from bookie.cluster.cookies import CookieManager
     from bookie.cluster.instance import read_instance_id
-    from bookie.errors import CookieError
 
-    async with open_metadata(uri) as store:
-        instance_id = await read_instance_id(store)
-        if cookie.instance_id != instance_id:
-            raise CookieError(
-                f"the cookie belongs to the cluster {cookie.instance_id}, this is {instance_id}"
-            )
-        await CookieManager(store).create(cookie)
+    instance_id = await read_instance_id(store)
+    if cookie.instance_id != instance_id:
+        raise CookieError(
+            f"the cookie belongs to the cluster {cookie.instance_id}, this is {instance_id}"
+        )
+    await CookieManager(store).create(cookie)

@@ -1,13 +1,12 @@
 """``bookie demo``: a cluster loses bookies in the middle of a stream, and every byte comes back.
 
-1. a file is made of real text, the sources of the installed Python;
-2. five bookies start, and the file is streamed into a ledger with three copies, two of which make
-   an entry durable;
-3. one bookie of the ledger after another is killed with SIGKILL, until two bookies are left, and
-   the writer goes on;
-4. the dead start again, and one of them joins the ledger;
-5. near the end all of them are killed, with appends in flight;
-6. all start again, the ledger is recovered and read back, and SHA-256 decides.
+1. A file is made from the sources of the installed Python.
+2. Five bookies start. The file is streamed into a ledger: three copies, ack quorum two.
+3. Bookies of the ledger are killed with SIGKILL, one after another, until two are left. The writer
+   goes on.
+4. The dead bookies start again, and one of them joins the ledger.
+5. Near the end all bookies are killed, with appends in flight.
+6. All start again. The ledger is recovered, read back and compared by SHA-256.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bookie.cli.options import Output, OutputFormat
+from bookie.cli.output import Record, print_records
+from bookie.cli.progress import Advance, progress_bar
 
 if TYPE_CHECKING:
     from bookie.api import WriterHandle
-    from bookie.cli.output import Record
-    from bookie.cli.progress import Advance
     from bookie.server.local.supervisor import LocalCluster
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -58,8 +57,6 @@ def demo(
     output: Output = OutputFormat.TABLE,
 ) -> int:
     """Stream real text into five bookies, kill them with -9, and get every byte back."""
-    from bookie.cli.output import print_records
-
     with nullcontext(data) if data is not None else tempfile.TemporaryDirectory() as directory:
         story = asyncio.run(Demonstration(Path(directory).absolute(), megabytes * 1_000_000).run())
     print_records(story.steps, output)
@@ -120,7 +117,6 @@ class Demonstration:
 
     async def run(self) -> Story:
         """Do everything; the story says what happened."""
-        from bookie.cli.progress import progress_bar
         from bookie.server.local.supervisor import local_cluster, start_all
 
         self.story.started = asyncio.get_running_loop().time()

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from bookie.cli.options import ConfigFile, Output, OutputFormat
+from bookie.cli.output import Record, print_records
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -33,38 +34,28 @@ def doctor(
     It measures the sync latency of the given directories, and checks file systems, free space,
     limits, clock and library versions. Exit status 1 means that a bookie must not run here.
     """
-    from bookie.cli.output import print_records
     from bookie.server.preflight import Severity, check_machine
 
     journal_dir, ledgers_dir = _directories(directories or [], config)
     checks = check_machine(journal_dir, ledgers_dir, syncs=syncs)
-    if output is OutputFormat.JSON:
-        print_records(
-            [
-                {
-                    "check": check.name,
-                    "verdict": check.verdict.value,
-                    "found": check.found,
-                    "advice": check.advice,
-                    "numbers": dict(check.numbers),
-                }
-                for check in checks
-            ],
-            output,
-        )
-    else:
-        print_records(
-            [
-                {
-                    "verdict": check.verdict.value,
-                    "check": check.name,
-                    "found": check.found + (f" ({check.advice})" if check.advice else ""),
-                }
-                for check in checks
-            ],
-            output,
-        )
-    return 1 if any(check.verdict is Severity.FAIL for check in checks) else 0
+    records: list[Record] = [
+        {
+            "check": check.name,
+            "verdict": check.verdict.value,
+            "found": check.found,
+            "advice": check.advice,
+            "numbers": check.numbers,
+        }
+        if output is OutputFormat.JSON
+        else {
+            "verdict": check.verdict.value,
+            "check": check.name,
+            "found": check.found + (f" ({check.advice})" if check.advice else ""),
+        }
+        for check in checks
+    ]
+    print_records(records, output)
+    return int(any(check.verdict is Severity.FAIL for check in checks))
 
 
 def _directories(given: list[Path], config: Path | None) -> tuple[Path, Path | None]:

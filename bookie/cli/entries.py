@@ -52,7 +52,7 @@ class Cutter:
 async def entries_in(source: BinaryIO, chunk_bytes: int) -> AsyncGenerator[list[bytes], None]:
     """Groups of entries of about `GROUP_BYTES`; a pipe's are taken without waiting for more.
 
-    Cancelling leaves nothing behind that waits for the pipe.
+    After a cancellation nothing waits for the pipe any more.
     """
     cutter = Cutter(chunk_bytes)
     loop = asyncio.get_running_loop()
@@ -106,7 +106,7 @@ async def append_stream(
         OSError: the file cannot be read; what was read before is appended, the ledger left open.
         BookieError: as the writer's appends do; the ledger is left open for recovery.
     """
-    # Opened first: a ledger must not be claimed for a file that does not exist.
+    # The file is opened first: if that fails, the ledger stays unclaimed.
     source = sys.stdin.buffer if path is None else path.open("rb", buffering=0)
     with source:
         total = os.fstat(source.fileno()).st_size if path is not None else None
@@ -149,7 +149,7 @@ async def _append_all(
                 await window.acquire()
                 entries += len(group)
                 size += sum(map(len, group))
-                # Tasks run in the order of their birth, so entries keep that of the file.
+                # Tasks start in the order of their creation, so entries keep the file's order.
                 tasks.create_task(append_group(group))
     return entries, size
 
@@ -166,6 +166,17 @@ async def read_range(
                 async for entries in batches:
                     yield entries
                     advance(len(entries))
+
+
+async def read_unconfirmed(
+    metadata: str, ledger_id: int, first: int, last: int | None, password: bytes
+) -> AsyncGenerator[Sequence[Entry], None]:
+    """The entries ``first … last`` that bookies store, confirmed or not. None: all that follow."""
+    async with connect(metadata) as client:
+        reader = await client.open_ledger(ledger_id, password=password)
+        async with aclosing(reader.read_unconfirmed(first, last)) as entries:
+            async for entry in entries:
+                yield (entry,)
 
 
 async def follow(

@@ -8,19 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bookie.cli.options import Output, OutputFormat
+from bookie.cli.output import Record, print_record, print_records
+from bookie.cli.progress import progress_bar
 
 if TYPE_CHECKING:
-    from bookie.cli.output import Record
     from bookie.formats.blocks import FileKind
     from bookie.server.inspection import FileSummary
     from bookie.storage.index.entry_index import Index
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode=None,
-    no_args_is_help=True,
-    help="Look into a stopped bookie's directories.",
-)
+app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
 Directory = Annotated[
     Path, typer.Argument(metavar="DIR", exists=True, file_okay=False, help="The directory.")
@@ -72,7 +68,6 @@ def index(
     output: Output = OutputFormat.TABLE,
 ) -> None:
     """Show the index in a directory of ledgers: the ledgers, or files, or one ledger's entries."""
-    from bookie.cli.output import print_record, print_records
     from bookie.server.inspection import opened_index
 
     with opened_index(directory) as opened:
@@ -98,7 +93,6 @@ def cookie(
     output: Output = OutputFormat.TABLE,
 ) -> None:
     """Show the owner of directories; exit with 1 if they belong to several bookies."""
-    from bookie.cli.output import print_records
     from bookie.server.inspection import read_cookie
 
     cookies = [read_cookie(directory) for directory in directories]
@@ -128,8 +122,6 @@ def cookie(
 def _print_files(
     path: Path, kind: FileKind, output: OutputFormat, *, blocks: bool, records: bool
 ) -> None:
-    from bookie.cli.output import print_records
-    from bookie.cli.progress import progress_bar
     from bookie.server.inspection import files_in, inspect_file
 
     paths = files_in(path, kind)

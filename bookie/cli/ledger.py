@@ -1,9 +1,9 @@
 """``bookie ledger``: create, append to, read, tail, recover, explain and delete ledgers.
 
-A ledger has one writer for life; here that is one ``ledger append``. ``create`` makes
-the ledger and leaves it without a writer; the first ``append`` claims it (a compare-and-set decides
-between two at once), writes, and closes it. An ``append`` that dies leaves an open ledger, which
-``recover`` closes.
+A ledger has only one writer, ever; here that is one ``ledger append``. ``create`` makes the ledger
+without a writer. The first ``append`` claims it, writes, and closes it. A compare-and-set decides
+between two appends at once. An ``append`` that dies leaves an open ledger, which ``recover``
+closes.
 
 Entries are lines unless ``--raw`` is given: then they are pieces of a file, and ``read --raw``
 gives the same bytes back.
@@ -11,40 +11,42 @@ gives the same bytes back.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
 import sys
+from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from bookie.cli.options import (
+    AckQuorum,
+    Ensemble,
     LedgerArgument,
     Metadata,
     Output,
     OutputFormat,
     PasswordFile,
+    WriteQuorum,
     Yes,
     confirm,
+    parse_pairs,
     read_password,
 )
+from bookie.cli.output import Record, format_moment, print_record, print_records
+from bookie.cli.stores import on_store
+from bookie.errors import FormatError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
 
-    from bookie.cli.output import Record
     from bookie.client.explanation import LedgerExplanation
     from bookie.formats.entry import Entry
     from bookie.formats.ledger_metadata import LedgerMetadata
+    from bookie.metadata.store import MetadataStore
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode=None,
-    no_args_is_help=True,
-    help="Create, append to, read, tail, recover, explain and delete ledgers.",
-)
+app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
 
 # --- metadata only ----------------------------------------------------------------------------
@@ -53,16 +55,9 @@ app = typer.Typer(
 @app.command("create")
 def create(
     metadata: Metadata,
-    ensemble: Annotated[
-        int, typer.Option("--ensemble", "-E", min=1, help="Bookies that share the entries.")
-    ] = 3,
-    write_quorum: Annotated[
-        int, typer.Option("--write-quorum", "-W", min=1, help="Copies of each entry.")
-    ] = 3,
-    ack_quorum: Annotated[
-        int,
-        typer.Option("--ack-quorum", "-A", min=1, help="Copies that make an entry durable."),
-    ] = 2,
+    ensemble: Ensemble = 3,
+    write_quorum: WriteQuorum = 3,
+    ack_quorum: AckQuorum = 2,
     digest: Annotated[
         Literal["crc32c", "crc32", "hmac", "dummy"],
         typer.Option("--digest", case_sensitive=False, help="Checksum of each entry."),
@@ -89,12 +84,8 @@ def create(
     """
     from bookie.server.loop import run
 
-    custom_metadata = {}
-    for word in custom or []:
-        name, equals, value = word.partition("=")
-        if not equals:
-            raise typer.BadParameter(f"{word!r} must look like NAME=VALUE")
-        custom_metadata[name] = value.encode()
+    pairs = parse_pairs(custom, "NAME=VALUE")
+    custom_metadata = {name: value.encode() for name, value in pairs.items()}
 
     async def make() -> int:
         from bookie.api import UNCLAIMED, connect
@@ -131,11 +122,8 @@ def list_ledgers(
 
     The list omits ledgers with damaged metadata; the exit status is then 1.
     """
-    from bookie.cli.output import print_records
-    from bookie.errors import FormatError
-
     damaged: list[int] = []
-    records = asyncio.run(_list(metadata, after, limit + 1, damaged.append))
+    records = on_store(metadata, lambda store: _list(store, after, limit + 1, damaged.append))
     print_records(records[:limit], output, empty="there are no ledgers")
     if len(records) > limit:
         last = records[limit - 1]["ledger_id"]
@@ -146,40 +134,36 @@ def list_ledgers(
 
 
 async def _list(
-    metadata: str, after: int, limit: int, on_damaged: Callable[[int], object]
+    store: MetadataStore, after: int, limit: int, on_damaged: Callable[[int], object]
 ) -> list[Record]:
-    from bookie.cli.stores import open_metadata
-    from bookie.cluster.instance import read_layout
+    from bookie.cluster.layout import read_layout
     from bookie.cluster.ledgers import LedgerManager
 
     records: list[Record] = []
-    async with open_metadata(metadata) as store:
-        await read_layout(store)  # "no ledgers" would hide a mistyped address
-        async for versioned in LedgerManager(store).list_readable(on_damaged, after):
-            found = versioned.value
-            records.append(
-                {
-                    "ledger_id": found.ledger_id,
-                    "state": found.state.name,
-                    "ensemble": found.ensemble_size,
-                    "write_quorum": found.write_quorum_size,
-                    "ack_quorum": found.ack_quorum_size,
-                    "fragments": len(found.fragments),
-                    "entries": found.last_entry_id + 1 if found.is_closed else None,
-                    "bytes": found.length if found.is_closed else None,
-                }
-            )
-            if len(records) == limit:
-                break
+    await read_layout(store)  # "no ledgers" would hide a mistyped address
+    async for versioned in LedgerManager(store).list_readable(on_damaged, after):
+        found = versioned.value
+        records.append(
+            {
+                "ledger_id": found.ledger_id,
+                "state": found.state.name,
+                "ensemble": found.ensemble_size,
+                "write_quorum": found.write_quorum_size,
+                "ack_quorum": found.ack_quorum_size,
+                "fragments": len(found.fragments),
+                "entries": found.last_entry_id + 1 if found.is_closed else None,
+                "bytes": found.length if found.is_closed else None,
+            }
+        )
+        if len(records) == limit:
+            break
     return records
 
 
 @app.command("show")
 def show(ledger: LedgerArgument, metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
     """Show all metadata of one ledger."""
-    from bookie.cli.output import print_record, print_records
-
-    found = asyncio.run(_read_metadata(metadata, ledger))
+    found = on_store(metadata, lambda store: _read_metadata(store, ledger))
     summary = _describe(found)
     fragments: list[Record] = [
         {"first_entry_id": fragment.first_entry_id, "bookies": fragment.bookies}
@@ -193,22 +177,16 @@ def show(ledger: LedgerArgument, metadata: Metadata, output: Output = OutputForm
     print_records(fragments, output)
 
 
-async def _read_metadata(metadata: str, ledger_id: int) -> LedgerMetadata:
-    from bookie.cli.stores import open_metadata
-    from bookie.cluster.instance import read_layout
+async def _read_metadata(store: MetadataStore, ledger_id: int) -> LedgerMetadata:
+    from bookie.cluster.layout import read_layout
     from bookie.cluster.ledgers import LedgerManager
 
-    async with open_metadata(metadata) as store:
-        await read_layout(store)
-        return (await LedgerManager(store).read(ledger_id)).value
+    await read_layout(store)
+    return (await LedgerManager(store).read(ledger_id)).value
 
 
 def _describe(found: LedgerMetadata) -> Record:
-    from bookie.cli.output import format_moment
 
-    created = None
-    if found.ctime_ms >= 0:
-        created = format_moment(found.ctime_ms)
     return {
         "ledger_id": found.ledger_id,
         "state": found.state.name,
@@ -218,7 +196,7 @@ def _describe(found: LedgerMetadata) -> Record:
         "digest": found.digest_type.name.lower(),
         # The key admits writers: whether there is one is all that is shown.
         "password": bool(found.password_key),
-        "created": created,
+        "created": format_moment(found.ctime_ms) if found.ctime_ms >= 0 else None,
         "last_entry_id": found.last_entry_id if found.is_closed else None,
         "bytes": found.length if found.is_closed else None,
         "custom": {
@@ -240,16 +218,15 @@ def check_placement(
     """Check that the copies of each entry span the domains that the policy wants.
 
     Domains are racks, zones or regions: see `placement.policy` in `bookie cluster settings`. They
-    follow from the bookies' labels as they are now. A bookie without the label adds no domain. Each
+    follow from the bookies' labels as they are now. Bookies that lack the label add none. Each
     fragment with entries is a line; `spans` is the number of domains under its worst-placed entry.
 
     Exit status 1 means that a fragment spans too few domains, or has vacant slots.
     """
-    from bookie.cli.output import print_records
-    from bookie.errors import FormatError
-
     damaged: list[int] = []
-    records = asyncio.run(_check_placement(metadata, ledgers or [], damaged.append))
+    records = on_store(
+        metadata, lambda store: _check_placement(store, ledgers or [], damaged.append)
+    )
     print_records(records, output, empty="there are no entries to check")
     if damaged:
         ids = ", ".join(map(str, damaged))
@@ -258,26 +235,24 @@ def check_placement(
 
 
 async def _check_placement(
-    metadata: str, ledger_ids: Sequence[int], on_damaged: Callable[[int], object]
+    store: MetadataStore, ledger_ids: Sequence[int], on_damaged: Callable[[int], object]
 ) -> list[Record]:
-    from bookie.cli.stores import open_metadata
     from bookie.cluster.placement_check import PlacementCheck
     from bookie.config import Sources
 
-    async with open_metadata(metadata) as store:
-        return [
-            {
-                "ledger_id": found.ledger_id,
-                "first_entry_id": found.first_entry_id,
-                "right": found.is_right,
-                "spans": found.spans,
-                "wanted": found.wanted,
-                "vacant": found.vacant,
-                "bookies": found.bookies,
-                "domains": [domain or "?" for domain in found.domains],
-            }
-            async for found in PlacementCheck(store, Sources.read()).run(ledger_ids, on_damaged)
-        ]
+    return [
+        {
+            "ledger_id": found.ledger_id,
+            "first_entry_id": found.first_entry_id,
+            "right": found.is_right,
+            "spans": found.spans,
+            "wanted": found.wanted,
+            "vacant": found.vacant,
+            "bookies": found.bookies,
+            "domains": [domain or "?" for domain in found.domains],
+        }
+        async for found in PlacementCheck(store, Sources.read()).run(ledger_ids, on_damaged)
+    ]
 
 
 # --- entries ----------------------------------------------------------------------------------
@@ -336,6 +311,13 @@ def read(
     raw: Annotated[
         bool, typer.Option("--raw", help="Print the bytes of the entries, nothing between them.")
     ] = False,
+    unconfirmed: Annotated[
+        bool,
+        typer.Option(
+            "--unconfirmed",
+            help="Go on beyond the last add confirmed. A recovery may drop what comes then.",
+        ),
+    ] = False,
     password_file: PasswordFile = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
@@ -343,12 +325,12 @@ def read(
 
     With --output json each entry is a JSON object on its own line.
     """
-    from bookie.cli.entries import read_range
+    from bookie.cli.entries import read_range, read_unconfirmed
     from bookie.server.loop import run
 
-    run(
-        _print(read_range(metadata, ledger, first, last, read_password(password_file)), raw, output)
-    )
+    read_entries = read_unconfirmed if unconfirmed else read_range
+    password = read_password(password_file)
+    run(_print(read_entries(metadata, ledger, first, last, password), raw, output))
 
 
 @app.command("tail")
@@ -381,7 +363,6 @@ def tail(
 async def _print(
     source: AsyncGenerator[Sequence[Entry], None], raw: bool, output: OutputFormat
 ) -> None:
-    from contextlib import aclosing
 
     out = sys.stdout.buffer
     async with aclosing(source) as batches:
@@ -404,7 +385,7 @@ def _as_json(entry: Entry) -> bytes:
     return json.dumps(record).encode() + b"\n"
 
 
-# --- life and death ---------------------------------------------------------------------------
+# --- recover, explain, delete -----------------------------------------------------------------
 
 
 @app.command("recover")
@@ -416,7 +397,6 @@ def recover(
 ) -> None:
     """Fence the ledger's writer, decide where the ledger ends, and close it there."""
     from bookie.cli.entries import recover_ledger
-    from bookie.cli.output import print_record
     from bookie.server.loop import run
 
     last_entry_id, length = run(recover_ledger(metadata, ledger, read_password(password_file)))
@@ -430,7 +410,7 @@ def recover(
 def explain(ledger: LedgerArgument, metadata: Metadata, output: Output = OutputFormat.TABLE) -> int:
     """Tell what a recovery would decide now, who is fenced and whose answers are missing.
 
-    It asks the bookies of the last ensemble. It fences nobody and writes nothing.
+    It asks the bookies of the last ensemble. It changes nothing.
 
     Exit status 1 means that a recovery could not decide now.
     """

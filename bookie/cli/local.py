@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bookie.cli.output import table_lines
+
 if TYPE_CHECKING:
     from bookie.server.local.supervisor import LocalCluster
 
@@ -106,7 +108,6 @@ def _report(sentence: str) -> None:
 
 
 def _print_cluster(cluster: LocalCluster) -> None:
-    from bookie.cli.output import table_lines
 
     lines = table_lines(
         [

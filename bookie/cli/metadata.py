@@ -6,27 +6,30 @@ Keys are relative to the scope of the URI and begin with a slash.
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
 import sys
+from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from bookie.cli.options import Metadata, Output, OutputFormat, Yes
+from bookie.cli.output import print_record, print_records
+from bookie.cli.progress import progress_bar
+from bookie.cli.stores import on_store, open_metadata
+from bookie.errors import NoSuchKeyError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from bookie.cli.metadata_load import Mix
     from bookie.metadata.model import Record, Stat
     from bookie.metadata.store import MetadataStore
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode=None,
-    no_args_is_help=True,
-    help="Look into a metadata store, change it, copy it, measure it.",
-)
+app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
+
+Row = dict[str, str | int | bool | None]
 
 Key = Annotated[str, typer.Argument(metavar="KEY", help="A key, such as /INSTANCEID.")]
 Prefix = Annotated[
@@ -41,26 +44,15 @@ Version = Annotated[
 @app.command("get")
 def get(key: Key, metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
     """Print the value of a record, byte for byte; with --output json what is known of it."""
-    from bookie.cli.output import print_record
-
-    record = asyncio.run(_get(metadata, key))
+    record = on_store(metadata, lambda store: store.get(key))
+    if record is None:
+        raise NoSuchKeyError(f"there is no record {key}")
     if output is OutputFormat.JSON:
         print_record({**_stat(record.stat), **_value(record.value)}, output)
         return
     sys.stdout.buffer.write(record.value)
     if sys.stdout.isatty() and not record.value.endswith(b"\n"):
         sys.stdout.buffer.write(b"\n")
-
-
-async def _get(uri: str, key: str) -> Record:
-    from bookie.cli.stores import open_metadata
-    from bookie.errors import NoSuchKeyError
-
-    async with open_metadata(uri) as store:
-        record = await store.get(key)
-    if record is None:
-        raise NoSuchKeyError(f"there is no record {key}")
-    return record
 
 
 @app.command("ls")
@@ -73,30 +65,23 @@ def ls(
     output: Output = OutputFormat.TABLE,
 ) -> None:
     """List the keys below a key, sorted: one level, or all. A slash ends keys without a record."""
-    from bookie.cli.output import print_records
-
-    records = asyncio.run(_ls(metadata, key, recursive=recursive))
+    records = on_store(metadata, lambda store: _ls(store, key, recursive=recursive))
     print_records(records, output, empty=f"there is nothing below {key}")
 
 
-async def _ls(uri: str, key: str, *, recursive: bool) -> list[dict[str, str | int | bool | None]]:
-    from bookie.cli.stores import open_metadata
+async def _ls(store: MetadataStore, key: str, *, recursive: bool) -> list[Row]:
     from bookie.metadata.export import walk
 
-    listed: list[dict[str, str | int | bool | None]] = []
-    async with open_metadata(uri) as store:
-        if recursive:
-            listed = [_row(record) async for record in walk(store, key)]
-        else:
-            records = {record.name: record async for record in store.scan_children(key)}
-            for name in await store.get_children(key):
-                record = records.get(name)
-                full = f"{key.rstrip('/')}/{name}"
-                listed.append(_row(record) if record is not None else _parent(full))
-    return listed
+    if recursive:
+        return [_row(record) async for record in walk(store, key)]
+    records = {record.name: record async for record in store.scan_children(key)}
+    return [
+        _row(records[name]) if name in records else _parent(f"{key.rstrip('/')}/{name}")
+        for name in await store.get_children(key)
+    ]
 
 
-def _row(record: Record) -> dict[str, str | int | bool | None]:
+def _row(record: Record) -> Row:
     return {
         "key": record.key,
         "bytes": len(record.value),
@@ -105,7 +90,7 @@ def _row(record: Record) -> dict[str, str | int | bool | None]:
     }
 
 
-def _parent(key: str) -> dict[str, str | int | bool | None]:
+def _parent(key: str) -> Row:
     """A key that has children only."""
     return {"key": key + "/", "bytes": None, "version": None, "ephemeral": False}
 
@@ -132,8 +117,6 @@ def put(
 
     It asks before it overwrites a cluster's id or layout, a cookie or a ledger's metadata.
     """
-    from bookie.cli.output import print_record
-
     if (value is None) == (file is None):
         raise typer.BadParameter("give either a VALUE or a --file")
     if create and version is not None:
@@ -143,19 +126,13 @@ def put(
         from bookie.cli.metadata_questions import ask, of_overwriting
 
         ask(asyncio.run(of_overwriting(metadata, key, octets)))
-    stat = asyncio.run(_put(metadata, key, octets, -1 if create else version))
+    expected = -1 if create else version
+    stat = on_store(metadata, lambda store: store.put(key, octets, version=expected))
     print_record({"key": stat.key, "version": stat.version}, output)
 
 
 def _read(file: Path | None) -> bytes:
     return sys.stdin.buffer.read() if str(file) == "-" else Path(str(file)).read_bytes()
-
-
-async def _put(uri: str, key: str, value: bytes, version: int | None) -> Stat:
-    from bookie.cli.stores import open_metadata
-
-    async with open_metadata(uri) as store:
-        return await store.put(key, value, version=version)
 
 
 @app.command("delete")
@@ -176,20 +153,16 @@ def delete(
 
         about = of_deleting_all(metadata, key) if recursive else of_deleting(metadata, key)
         ask(asyncio.run(about))
-    asyncio.run(_delete(metadata, key, version, recursive=recursive))
 
-
-async def _delete(uri: str, key: str, version: int | None, *, recursive: bool) -> None:
-    from bookie.cli.stores import open_metadata
-    from bookie.errors import NoSuchKeyError
-
-    async with open_metadata(uri) as store:
+    async def remove(store: MetadataStore) -> None:
         if not recursive:
             await store.delete(key, version=version)
         elif await store.exists(key):
             await store.delete_recursive(key)
         else:
             raise NoSuchKeyError(f"there is nothing at or below {key}")
+
+    on_store(metadata, remove)
 
 
 @app.command("watch")
@@ -205,16 +178,12 @@ def watch(
 
     A line ``resync`` means that changes may be missing before it.
     """
-    asyncio.run(_watch(metadata, key, events, output))
+    on_store(metadata, lambda store: _watch(store, key, events, output))
 
 
-async def _watch(uri: str, key: str, limit: int | None, output: OutputFormat) -> None:
-    from contextlib import aclosing
-
-    from bookie.cli.stores import open_metadata
-
-    async with open_metadata(uri) as store, aclosing(_lines(store, key, output)) as lines:
-        shown = 0
+async def _watch(store: MetadataStore, key: str, limit: int | None, output: OutputFormat) -> None:
+    shown = 0
+    async with aclosing(_lines(store, key, output)) as lines:
         async for line in lines:
             print(line, flush=True)
             shown += 1
@@ -223,7 +192,6 @@ async def _watch(uri: str, key: str, limit: int | None, output: OutputFormat) ->
 
 
 async def _lines(store: MetadataStore, key: str, output: OutputFormat) -> AsyncGenerator[str, None]:
-    import json
 
     from bookie.metadata.model import Resync
 
@@ -256,29 +224,27 @@ def export(
     The file leaves out what belongs to sessions (registrations, locks) and access control lists.
     Stop the cluster for a copy of one moment. A file with items of queues cannot be imported.
     """
-    asyncio.run(_export(metadata, file, key))
+    on_store(metadata, lambda store: _export(store, file, key))
 
 
-async def _export(uri: str, file: Path | None, key: str) -> None:
-    from bookie.cli.stores import open_metadata
+async def _export(store: MetadataStore, file: Path | None, key: str) -> None:
     from bookie.metadata.export import export_lines
 
     skipped: list[str] = []
     lines = 0
-    async with open_metadata(uri) as store:
-        # Nothing is left of a file that could not be finished.
-        part = file.with_name(file.name + ".part") if file is not None else None
-        try:
-            with (part or Path("/dev/stdout")).open("w", encoding="utf-8") as out:
-                async for line in export_lines(store, key, skipped=skipped.append):
-                    print(line, file=out)
-                    lines += 1
-            if part is not None and file is not None:
-                part.replace(file)
-        except BaseException:
-            if part is not None:
-                part.unlink(missing_ok=True)
-            raise
+    # An export that fails leaves no file.
+    part = file.with_name(file.name + ".part") if file is not None else None
+    try:
+        with (part or Path("/dev/stdout")).open("w", encoding="utf-8") as out:
+            async for line in export_lines(store, key, skipped=skipped.append):
+                print(line, file=out)
+                lines += 1
+        if part is not None and file is not None:
+            part.replace(file)
+    except BaseException:
+        if part is not None:
+            part.unlink(missing_ok=True)
+        raise
     print(f"{lines - 2} records, {len(skipped)} of sessions left out", file=sys.stderr)
 
 
@@ -299,8 +265,7 @@ def import_(
 
     A file that was cut off or changed, or that holds items of queues, writes nothing.
     """
-    from bookie.cli.output import print_record
-    from bookie.metadata.export import parse_export
+    from bookie.metadata.export import import_records, parse_export
 
     # A line ends where the file's does: other separators may be part of a key.
     text = _read(file).decode("utf-8", "replace").removesuffix("\n")
@@ -309,18 +274,12 @@ def import_(
         from bookie.cli.metadata_questions import ask, of_importing
 
         ask(asyncio.run(of_importing(metadata, records)))
-    print_record(asyncio.run(_import(metadata, records, overwrite=overwrite)), output)
-
-
-async def _import(uri: str, records: list[tuple[str, bytes]], *, overwrite: bool) -> dict[str, int]:
-    from bookie.cli.progress import progress_bar
-    from bookie.cli.stores import open_metadata
-    from bookie.metadata.export import import_records
-
-    async with open_metadata(uri) as store:
-        with progress_bar("importing", total=len(records), unit="records") as advance:
-            copied = await import_records(store, records, overwrite=overwrite, count=advance)
-    return {"written": copied.written, "equal": copied.equal}
+    with progress_bar("importing", total=len(records), unit="records") as advance:
+        copied = on_store(
+            metadata,
+            lambda store: import_records(store, records, overwrite=overwrite, count=advance),
+        )
+    print_record({"written": copied.written, "equal": copied.equal}, output)
 
 
 @app.command("migrate")
@@ -354,8 +313,6 @@ def migrate(
     Records that are restricted to some users stay so. Empty all queues first: sequential numbers
     start again in the target. A migration does not preserve fencing tokens; discard saved ones.
     """
-    from bookie.cli.output import print_record
-
     if overwrite and not yes:
         from bookie.cli.metadata_questions import ask, of_migrating
 
@@ -369,8 +326,6 @@ def migrate(
 async def _migrate(
     source: str, target: str, config: Path | None, *, live: bool, overwrite: bool, drop_acl: bool
 ) -> dict[str, int | str]:
-    from bookie.cli.progress import progress_bar
-    from bookie.cli.stores import open_metadata
     from bookie.metadata.export import migrate
 
     async with open_metadata(source) as left, open_metadata(target, config) as right:
@@ -403,22 +358,13 @@ def bench(
     output: Output = OutputFormat.TABLE,
 ) -> None:
     """Read and write keys of its own for a while, delete them, and print rate and latencies."""
-    from bookie.cli.metadata_load import Mix
-    from bookie.cli.output import print_record
+    from bookie.cli.metadata_load import Mix, load
 
     mix = Mix(callers, reads, size, seconds)
-    print_record(asyncio.run(_bench(metadata, mix)), output)
+    print_record(on_store(metadata, lambda store: load(store, mix)), output)
 
 
-async def _bench(uri: str, mix: Mix) -> dict[str, int | float]:
-    from bookie.cli.metadata_load import load
-    from bookie.cli.stores import open_metadata
-
-    async with open_metadata(uri) as store:
-        return await load(store, mix)
-
-
-def _stat(stat: Stat) -> dict[str, str | int | bool | None]:
+def _stat(stat: Stat) -> Row:
     return {
         "key": stat.key,
         "version": stat.version,
@@ -431,8 +377,6 @@ def _stat(stat: Stat) -> dict[str, str | int | bool | None]:
 
 def _value(octets: bytes) -> dict[str, str]:
     """The value as text if it is some, else in base64."""
-    import base64
-
     try:
         return {"value": octets.decode()}
     except UnicodeDecodeError:

@@ -1,14 +1,14 @@
-"""The load of ``bookie metadata bench``: reads and writes of one's own keys, then none is left."""
+"""The load of ``bookie metadata bench``: it reads and writes keys of its own and deletes them."""
 
 from __future__ import annotations
 
 import asyncio
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bookie.cli.bench import percentile_of
-from bookie.cli.progress import Advance, progress_bar
+from bookie.cli.progress import progress_bar
 
 if TYPE_CHECKING:
     from bookie.metadata.store import MetadataStore
@@ -25,21 +25,28 @@ class Mix:
     seconds: float
 
 
-@dataclass(slots=True)
-class _Latencies:
-    """Seconds of each operation."""
-
-    reads: list[float] = field(default_factory=list)
-    writes: list[float] = field(default_factory=list)
-
-
 async def load(store: MetadataStore, mix: Mix) -> dict[str, int | float]:
     """Run the mix below a key of its own and delete it, also when it is interrupted."""
     root = f"/bench-{uuid.uuid4().hex[:8]}"
     value = bytes(mix.value_bytes)
     keys = [f"{root}/{number}" for number in range(mix.callers)]
-    latencies = _Latencies()
+    reads: list[float] = []
+    writes: list[float] = []
     clock = asyncio.get_running_loop().time
+
+    async def repeat(key: str, due: float) -> None:
+        """Read each time when `due`, in percent, has grown by another hundred; else write."""
+        while (now := clock()) < began + mix.seconds:
+            due += mix.reads_percent
+            if due >= 100:
+                due -= 100
+                await store.get(key)
+                reads.append(clock() - now)
+            else:
+                await store.put(key, value)
+                writes.append(clock() - now)
+            advance(1)
+
     try:
         for key in keys:
             await store.put(key, value)
@@ -48,42 +55,18 @@ async def load(store: MetadataStore, mix: Mix) -> dict[str, int | float]:
             async with asyncio.TaskGroup() as tasks:
                 for number, key in enumerate(keys):
                     # Not all callers write at the same time.
-                    due = 100.0 * number / mix.callers
-                    tasks.create_task(_repeat(store, key, mix, due, latencies, advance))
+                    tasks.create_task(repeat(key, 100.0 * number / mix.callers))
         took = clock() - began
     finally:
         await store.delete_recursive(root)
-    count = len(latencies.reads) + len(latencies.writes)
+    count = len(reads) + len(writes)
     return {
         "operations": count,
         "seconds": round(took, 3),
         "operations_per_second": round(count / took),
-        **_percentiles("read", latencies.reads),
-        **_percentiles("write", latencies.writes),
+        **_percentiles("read", reads),
+        **_percentiles("write", writes),
     }
-
-
-async def _repeat(
-    store: MetadataStore,
-    key: str,
-    mix: Mix,
-    due: float,
-    latencies: _Latencies,
-    advance: Advance,
-) -> None:
-    clock = asyncio.get_running_loop().time
-    deadline = clock() + mix.seconds
-    value = bytes(mix.value_bytes)
-    while (began := clock()) < deadline:
-        due += mix.reads_percent
-        if due >= 100:
-            due -= 100
-            await store.get(key)
-            latencies.reads.append(clock() - began)
-        else:
-            await store.put(key, value)
-            latencies.writes.append(clock() - began)
-        advance(1)
 
 
 def _percentiles(what: str, latencies: list[float]) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """Questions that name what a command of ``bookie metadata`` is about to destroy.
 
-Each function looks into the store and returns the question, or None if nothing would be destroyed.
+Each function looks into the store and returns the question, or None if the command is harmless.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from bookie.errors import NoSuchKeyError
 from bookie.metadata.export import differences, walk
 
 SHOWN_MAX = 5
-"""Of what is about to be destroyed, so many are named one by one."""
+"""How many of the things to be destroyed a question names."""
 
 
 def ask(question: str | None) -> None:
@@ -24,7 +24,7 @@ def ask(question: str | None) -> None:
 
 
 async def of_overwriting(uri: str, key: str, value: bytes) -> str | None:
-    """Of a put: only what a cluster cannot do without is asked about."""
+    """Of a put, if the record is essential for a cluster."""
     what = essential(key)
     if what is None:
         return None
@@ -52,20 +52,20 @@ async def of_deleting_all(uri: str, key: str) -> str:
     Raises:
         NoSuchKeyError: there is nothing.
     """
-    records, ephemeral, dear = 0, 0, set()
+    records, ephemeral, vital = 0, 0, set()
     async with open_metadata(uri) as store:
         async for record in walk(store, key):
             records += 1
             ephemeral += record.ephemeral
             if (what := essential(record.key)) is not None:
-                dear.add(what)
+                vital.add(what)
     if not records:
         raise NoSuchKeyError(f"there is nothing at or below {key}")
     question = f"Delete all {records} records at and below {key}"
     if ephemeral:
         question += f", {ephemeral} of live sessions"
-    if dear:
-        question += f"; among them {_some(sorted(dear))}"
+    if vital:
+        question += f"; among them {_some(sorted(vital))}"
     return question + "?"
 
 

@@ -7,23 +7,20 @@ they are in the store of ``metadata.configuration_uri``.
 
 from __future__ import annotations
 
-import asyncio
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bookie.cli.options import Metadata, Output, OutputFormat, Yes, confirm
+from bookie.cli.options import Metadata, Output, OutputFormat, Yes, confirm, parse_pairs
+from bookie.cli.output import Record, print_records
+from bookie.cli.stores import on_configuration
 
 if TYPE_CHECKING:
-    from bookie.cli.output import Record
     from bookie.formats.log_policy import LogPolicy
+    from bookie.metadata.store import MetadataStore
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode=None,
-    no_args_is_help=True,
-    help="Namespaces of logs, and what they decide for them.",
-)
+app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(metavar="NAMESPACE", help="The namespace's name.")]
 Log = Annotated[
@@ -45,62 +42,53 @@ Decisions = Annotated[
 @app.command("create")
 def create(name: Name, metadata: Metadata, decisions: Decisions = None) -> None:
     """Make a namespace."""
-    asyncio.run(_create(metadata, name, _changes(decisions)))
-
-
-async def _create(uri: str, name: str, changes: dict[str, str]) -> None:
-    from bookie.cli.stores import open_configuration
     from bookie.cluster.namespaces import NamespaceManager
     from bookie.formats.log_policy import LogPolicy
 
-    async with open_configuration(uri) as store:
-        await NamespaceManager(store).create(name, _changed(LogPolicy(), changes))
+    policy = _changed(LogPolicy(), parse_pairs(decisions, "--set KEY=VALUE"))
+    on_configuration(metadata, lambda store: NamespaceManager(store).create(name, policy))
 
 
 @app.command("set")
 def set_(name: Name, metadata: Metadata, decisions: Decisions = None, log: Log = None) -> None:
     """Set decisions for all logs of a namespace, or for one log. Other decisions stay."""
-    asyncio.run(_set(metadata, name, log, _changes(decisions)))
+    changes = parse_pairs(decisions, "--set KEY=VALUE")
+    on_configuration(metadata, lambda store: _set(store, name, log, changes))
 
 
-async def _set(uri: str, name: str, log: str | None, changes: dict[str, str]) -> None:
-    from bookie.cli.stores import open_configuration
+async def _set(store: MetadataStore, name: str, log: str | None, changes: dict[str, str]) -> None:
     from bookie.cluster.namespaces import NamespaceManager
     from bookie.formats.log_policy import LogPolicy
-    from bookie.metadata.store import NOT_EXISTS
+    from bookie.metadata.model import NOT_EXISTS
 
-    async with open_configuration(uri) as store:
-        namespaces = NamespaceManager(store)
-        if log is None:
-            found = await namespaces.read(name)
-            await namespaces.write(name, _changed(found.value, changes), found.version)
-            return
-        own = await namespaces.log_policy(name, log)
-        policy = _changed(own.value if own is not None else LogPolicy(), changes)
-        version = own.version if own is not None else NOT_EXISTS
-        if policy == LogPolicy():
-            await namespaces.clear_log_policy(name, log)
-        else:
-            await namespaces.set_log_policy(name, log, policy, version)
+    namespaces = NamespaceManager(store)
+    if log is None:
+        found = await namespaces.read(name)
+        await namespaces.write(name, _changed(found.value, changes), found.version)
+        return
+    own = await namespaces.log_policy(name, log)
+    policy = _changed(own.value if own is not None else LogPolicy(), changes)
+    version = own.version if own is not None else NOT_EXISTS
+    if policy == LogPolicy():
+        await namespaces.clear_log_policy(name, log)
+    else:
+        await namespaces.set_log_policy(name, log, policy, version)
 
 
 @app.command("list")
 def list_(metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
     """List the namespaces with what they decide themselves."""
-    from bookie.cli.output import print_records
+    records = on_configuration(metadata, _list)
+    print_records(records, output, empty="there are no namespaces")
 
-    print_records(asyncio.run(_list(metadata)), output, empty="there are no namespaces")
 
-
-async def _list(uri: str) -> list[Record]:
-    from bookie.cli.stores import open_configuration
+async def _list(store: MetadataStore) -> list[Record]:
     from bookie.cluster.namespaces import NamespaceManager
 
-    async with open_configuration(uri) as store:
-        return [
-            {"namespace": name, "decides": _given(found.value)}
-            async for name, found in NamespaceManager(store).all()
-        ]
+    return [
+        {"namespace": name, "decides": _given(found.value)}
+        async for name, found in NamespaceManager(store).all()
+    ]
 
 
 @app.command("show")
@@ -108,24 +96,19 @@ def show(
     name: Name, metadata: Metadata, log: Log = None, output: Output = OutputFormat.TABLE
 ) -> None:
     """Show the whole policy of a namespace or of one of its logs, with the origin of each value."""
-    from bookie.cli.output import print_records
-
-    print_records(asyncio.run(_show(metadata, name, log)), output, empty="")
+    print_records(on_configuration(metadata, lambda store: _show(store, name, log)), output)
 
 
-async def _show(uri: str, name: str, log: str | None) -> list[Record]:
-    from dataclasses import asdict
+async def _show(store: MetadataStore, name: str, log: str | None) -> list[Record]:
 
-    from bookie.cli.stores import open_configuration
     from bookie.cluster.namespaces import NamespaceManager
 
-    async with open_configuration(uri) as store:
-        namespaces = NamespaceManager(store)
-        whole = asdict(await namespaces.policy(name, log))
-        decided = dict.fromkeys(_given((await namespaces.read(name)).value), "namespace")
-        own = None if log is None else await namespaces.log_policy(name, log)
-        if own is not None:
-            decided |= dict.fromkeys(_given(own.value), "log")
+    namespaces = NamespaceManager(store)
+    whole = asdict(await namespaces.policy(name, log))
+    decided = dict.fromkeys(_given((await namespaces.read(name)).value), "namespace")
+    own = None if log is None else await namespaces.log_policy(name, log)
+    if own is not None:
+        decided |= dict.fromkeys(_given(own.value), "log")
     return [
         {"key": key, "value": value, "decided_by": decided.get(key, "default")}
         for key, value in whole.items()
@@ -135,40 +118,19 @@ async def _show(uri: str, name: str, log: str | None) -> list[Record]:
 @app.command("delete")
 def delete(name: Name, metadata: Metadata, yes: Yes = False) -> None:
     """Delete a namespace that holds no logs."""
-    confirm(f"Delete the namespace {name}?", yes=yes)
-    asyncio.run(_delete(metadata, name))
-
-
-async def _delete(uri: str, name: str) -> None:
-    from bookie.cli.stores import open_configuration
     from bookie.cluster.namespaces import NamespaceManager
 
-    async with open_configuration(uri) as store:
-        await NamespaceManager(store).delete(name)
+    confirm(f"Delete the namespace {name}?", yes=yes)
+    on_configuration(metadata, lambda store: NamespaceManager(store).delete(name))
 
 
 def _given(policy: LogPolicy) -> dict[str, int | str]:
     """What a policy decides."""
-    from dataclasses import asdict
-
     return {key: value for key, value in asdict(policy).items() if value is not None}
-
-
-def _changes(decisions: list[str] | None) -> dict[str, str]:
-    """``KEY=VALUE`` texts as a mapping; misuse ends with 2."""
-    changes = {}
-    for text in decisions or ():
-        key, equals, value = text.partition("=")
-        if not equals:
-            raise typer.BadParameter(f"{text!r} must look like KEY=VALUE", param_hint="--set")
-        changes[key] = value
-    return changes
 
 
 def _changed(policy: LogPolicy, changes: dict[str, str]) -> LogPolicy:
     """`policy` with `changes`."""
-    from dataclasses import asdict
-
     from bookie.formats.log_policy import LogPolicy as Policy
 
     values = asdict(policy)

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bookie.cli.options import Metadata, Output, OutputFormat, Yes, confirm
+from bookie.cli.options import Metadata, Output, OutputFormat, Yes, confirm, parse_pairs
+from bookie.cli.output import format_bytes, format_moment, print_record
+from bookie.cli.stores import on_store, open_metadata
+from bookie.errors import BookieUnreachableError, NoSuchKeyError, RequestError
+
+if TYPE_CHECKING:
+    from bookie.metadata.store import MetadataStore
 
 TIMEOUT_SECONDS = 5.0
 POLL_SECONDS = 0.3
 UNDELETED_AT_ONCE = 100
 """So many ledgers fit into one request."""
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode=None,
-    no_args_is_help=True,
-    help="Ask one running bookie, switch it to read-only, have it check its data or free space.",
-)
+app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
 BookieArgument = Annotated[str, typer.Argument(metavar="BOOKIE", help="The bookie's id.")]
 
@@ -65,8 +66,8 @@ def check(
 ) -> int:
     """Make a bookie check that it stores all entries it must have, and show what it found.
 
-    Exit status 1 means that something is wrong or unknown: ledgers are in limbo, entries are
-    missing or unreadable, damage was found, or no check was completed. Whole ledgers leave limbo.
+    Exit status 1 means that something is wrong or unknown. Ledgers are in limbo, entries are
+    missing or unreadable, there is damage, or no check is complete. Whole ledgers leave limbo.
     The bookie takes this only from its own machine. While it is in doubt it also checks by itself.
     """
     return _upkeep(metadata, bookie, "check", start=True, wait=wait, output=output)
@@ -93,11 +94,9 @@ def _upkeep(
     metadata: str, bookie: str, work: str, *, start: bool, wait: bool, output: OutputFormat
 ) -> int:
     """Start some work in the background, show its status; 1 if the bookie is not sound."""
-    from bookie.cli.output import print_record
-
     status = asyncio.run(_start(metadata, bookie, work, start=start, wait=wait))
     report = status.pop("report") or {}
-    # What is so now wins over what a report said then.
+    # The present status overrides an older report.
     print_record({**status, **report, **status}, output)
     return int(not status.get("whole", not status["needed"]))
 
@@ -150,8 +149,8 @@ def gc(
     store waits for garbage.grace_seconds. While very many are absent, all of them wait.
     `bookie node info` shows how many wait, and why. --force deletes them all.
 
-    If the metadata store went back in time, or is empty, the bookie deletes nothing until
-    --confirm-store, not even with --force. Restore the newest copy first if there is one. After
+    If the metadata store went back in time, or is empty, deletion stops until --confirm-store, even
+    with --force. Restore the newest copy first if there is one. After
     --confirm-store the ledgers that the store lacks are absent, and wait like others.
 
     --undelete gives absent ledgers their whole grace again, some or all of them. The bookie takes
@@ -177,8 +176,8 @@ def gc(
         )
     if confirm_store:
         confirm(
-            f"Let {bookie} believe the metadata store as it is now? Ledgers that it lacks will go "
-            "after their grace.",
+            f"Let {bookie} trust the metadata store as it is now? Ledgers that it lacks will be "
+            "deleted after their grace.",
             yes=yes,
         )
     if undelete:
@@ -230,42 +229,30 @@ def label(
     The metadata store keeps these labels. They override the bookie's own settings and survive its
     restart. A running bookie registers them within a second.
     """
-    from bookie.cli.output import print_record
-
-    labels: dict[str, str] = {}
-    for word in words or []:
-        name, equals, value = word.partition("=")
-        if not equals:
-            raise typer.BadParameter(f"{word!r} must look like key=value")
-        labels[name] = value
+    labels = parse_pairs(words, "key=value")
     both = labels.keys() & set(remove or [])
     if both:
         raise typer.BadParameter(f"{min(both)} is both set and removed")
-    print_record(asyncio.run(_label(metadata, bookie, labels, remove or [])), output)
+    now = on_store(metadata, lambda store: _label(store, bookie, labels, remove or []))
+    print_record({"bookie": bookie, "labels": now}, output)
 
 
 async def _label(
-    metadata: str, bookie_id: str, labels: dict[str, str], remove: list[str]
-) -> dict[str, Any]:
-    from bookie.cli.stores import open_metadata
+    store: MetadataStore, bookie_id: str, labels: dict[str, str], remove: list[str]
+) -> dict[str, str]:
     from bookie.cluster.cookies import CookieManager
     from bookie.cluster.labels import BookieLabels
-    from bookie.errors import NoSuchKeyError
 
-    async with open_metadata(metadata) as store:
-        # Labels of a mistyped bookie would wait for it for ever.
-        if bookie_id not in await CookieManager(store).bookie_ids():
-            raise NoSuchKeyError(f"no bookie {bookie_id} ever joined this cluster")
-        kept = BookieLabels(store)
-        if labels or remove:
-            now = await kept.change(bookie_id, labels, remove)
-        else:
-            now = await kept.read(bookie_id)
-    return {"bookie": bookie_id, "labels": now}
+    # Labels of a mistyped id would apply to a bookie that joins later under that id.
+    if bookie_id not in await CookieManager(store).bookie_ids():
+        raise NoSuchKeyError(f"no bookie {bookie_id} ever joined this cluster")
+    kept = BookieLabels(store)
+    if labels or remove:
+        return await kept.change(bookie_id, labels, remove)
+    return await kept.read(bookie_id)
 
 
 def _print(record: dict[str, Any], output: OutputFormat) -> None:
-    from bookie.cli.output import format_bytes, format_moment, print_record
 
     if output is OutputFormat.TABLE:
         for name in ("garbage_waiting_since_ms", "garbage_first_deletion_at_ms"):
@@ -285,8 +272,6 @@ async def _ask(
     """Ask the bookie's own HTTP server, which its registration names; `change` is a command."""
     import aiohttp
 
-    from bookie.errors import BookieUnreachableError, RequestError
-
     url = await _http_address(metadata, bookie_id)
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
     try:
@@ -305,9 +290,7 @@ async def _ask(
 
 
 async def _http_address(metadata: str, bookie_id: str) -> str:
-    from bookie.cli.stores import open_metadata
     from bookie.cluster.directory import BookieDirectory
-    from bookie.errors import BookieUnreachableError
 
     async with open_metadata(metadata) as store, BookieDirectory(store) as directory:
         registration = directory.all().get(bookie_id)

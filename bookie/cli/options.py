@@ -7,6 +7,7 @@ An option is an annotated type, so that each command lists it in its own signatu
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -54,6 +55,18 @@ LedgerArgument = Annotated[
     typer.Argument(metavar="LEDGER", min=0, max=2**63 - 1, help="The ledger's id."),
 ]
 
+Ensemble = Annotated[
+    int, typer.Option("--ensemble", "-E", min=1, help="Bookies that share the entries.")
+]
+
+WriteQuorum = Annotated[
+    int, typer.Option("--write-quorum", "-W", min=1, help="Copies of each entry.")
+]
+
+AckQuorum = Annotated[
+    int, typer.Option("--ack-quorum", "-A", min=1, help="Copies that make an entry durable.")
+]
+
 PasswordFile = Annotated[
     Path | None,
     typer.Option(
@@ -81,8 +94,23 @@ def read_password(path: Path | None) -> bytes:
     return path.read_bytes().removesuffix(b"\n").removesuffix(b"\r")
 
 
+def parse_pairs(words: Sequence[str] | None, form: str) -> dict[str, str]:
+    """``NAME=VALUE`` words as a mapping; a later word wins.
+
+    Raises:
+        typer.BadParameter: a word has no equals sign; the sentence shows `form`.
+    """
+    pairs: dict[str, str] = {}
+    for word in words or ():
+        name, equals, value = word.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"{word!r} must look like {form}")
+        pairs[name] = value
+    return pairs
+
+
 class UnconfirmedError(typer.TyperException):
-    """The command needs a confirmation, and has neither a terminal nor ``--yes``."""
+    """The command needs a confirmation: a terminal to ask at, or ``--yes``."""
 
     exit_code = 2
 
@@ -95,7 +123,7 @@ def confirm(question: str, *, yes: bool) -> None:
 
     Raises:
         UnconfirmedError: there is no terminal.
-        typer.Abort: the answer was no, or the input ended.
+        typer.Abort: the user refused, or the input ended.
         KeyboardInterrupt: the answer was Ctrl-C.
     """
     import sys

@@ -20,7 +20,7 @@ def progress_bar(
 
     Args:
         title: what is being done.
-        total: the end of the bar in units, or None when it is not known (then a count and a rate).
+        total: the end of the bar in units. None if it is unknown: then a count and a rate.
         unit: ``bytes`` (shown as KiB, MiB …) or the plural of what is counted.
         watched: show it; when None, if standard error is a terminal.
     """

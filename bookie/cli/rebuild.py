@@ -7,14 +7,11 @@ from typing import Annotated
 
 import typer
 
-from bookie.cli.options import ConfigFile, Output, OutputFormat, Yes
+from bookie.cli.options import ConfigFile, Output, OutputFormat, Yes, confirm
+from bookie.cli.output import print_record
+from bookie.cli.progress import progress_bar
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode=None,
-    no_args_is_help=True,
-    help="Rebuild the index of a stopped bookie from its files.",
-)
+app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
 
 @app.callback()
@@ -43,9 +40,6 @@ def index(
     continue with the other bookies. The command keeps the old index; remove it when the bookie is
     well. It does not read the cluster's settings: name the directories if they come from there.
     """
-    from bookie.cli.options import confirm
-    from bookie.cli.output import print_record
-    from bookie.cli.progress import progress_bar
     from bookie.config import load_settings
     from bookie.server.loop import prepare_process
     from bookie.server.rebuild import rebuild_index, size_of_files

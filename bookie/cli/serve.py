@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from bookie.cli.config import Set, parse_overrides
+from bookie.cli.config import MetadataUri, Set, parse_overrides
 from bookie.cli.options import ConfigFile
+from bookie.errors import BookieError, ConfigurationError, SessionGivenUpError
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -25,10 +26,7 @@ EXIT_MISCONFIGURED = 78
 def serve(
     config: ConfigFile = None,
     overrides: Set = None,
-    metadata: Annotated[
-        str | None,
-        typer.Option("--metadata", "-m", metavar="URI", help="Overrides metadata.uri."),
-    ] = None,
+    metadata: MetadataUri = None,
     stop_with_parent: Annotated[
         bool,
         typer.Option("--stop-with-parent", hidden=True, help="Stop when the parent process ends."),
@@ -40,21 +38,17 @@ def serve(
     environment and flags; later ones win. A file is optional: --metadata and --set bookie.id
     suffice if the default directories fit.
 
-    Exit status: 0 after an orderly stop; 1 if it cannot start now (a port is taken, a directory is
-    unusable or belongs to another bookie, the metadata store does not answer); 3 if the metadata
-    store was away for longer than [session] allows; 74 if a disk failed; 78 if a setting is wrong.
+    Exit status 0 means an orderly stop. 1 means that it cannot start now: a port is taken, for
+    example, or the metadata store is away. 3 means that the store was away for longer than
+    [session] allows. 74 means a failed disk, 78 a wrong setting.
     """
-    from bookie.errors import BookieError, ConfigurationError, SessionGivenUpError
-
     if not __debug__:
         return _refuse("python -O removes the checks that protect data; start without it", 78)
     if stop_with_parent:
         from bookie.server.parent import stop_with_parent as arrange
 
         arrange()
-    given = parse_overrides(overrides)
-    if metadata is not None:
-        given["metadata.uri"] = metadata
+    given = parse_overrides(overrides, metadata)
     # Imported objects live as long as the process. Collecting while they are made takes a seventh
     # of the time of a start. `run` turns the collector on again.
     gc.disable()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from bookie.metadata.store import MetadataStore
+
+T = TypeVar("T")
 
 
 def open_metadata(
@@ -32,12 +36,21 @@ def open_metadata(
     return open_store(uri, security=security_of(load_settings(config).metadata))
 
 
-def open_configuration(uri: str) -> AbstractAsyncContextManager[MetadataStore]:
-    """The store of namespaces and policies: ``metadata.configuration_uri``, or the one of `uri`.
+def on_store(uri: str, work: Callable[[MetadataStore], Awaitable[T]]) -> T:
+    """Open a store as `open_metadata` does, await `work` with it and return its result.
 
-    Raises:
-        ConfigurationError: a URI is wrong, or the settings are.
+    It runs in an event loop of its own. The store is closed when it returns.
     """
+
+    async def run() -> T:
+        async with open_metadata(uri) as store:
+            return await work(store)
+
+    return asyncio.run(run())
+
+
+def on_configuration(uri: str, work: Callable[[MetadataStore], Awaitable[T]]) -> T:
+    """`on_store` with the store of namespaces: ``metadata.configuration_uri``, else `uri`."""
     from bookie.config import load_settings
 
-    return open_metadata(load_settings().metadata.configuration_uri or uri)
+    return on_store(load_settings().metadata.configuration_uri or uri, work)

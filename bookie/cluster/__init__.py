@@ -1,5 +1,5 @@
 """BookKeeper's managers, written once on the metadata store.
 
-Cluster identity, cookies, ledger ids, ledger metadata, and who is alive. No key of the store is
-built anywhere else (`keys`).
+Cluster identity, cookies, ledger ids, ledger metadata, and registered bookies. Only `keys` says
+where they lie in the store.
 """

@@ -1,8 +1,8 @@
 """Settings of a whole cluster: one record each, which every bookie reads before its own file.
 
-A change is one transaction. It is checked together with all other cluster settings, and the version
-of the record above them orders it with other changes. So two changes, each of them right, never
-make a wrong combination. A record that was written past this (``bookie metadata put``) is checked
+A change is one transaction. It is checked together with all other cluster settings, and it writes
+the record above them, whose version orders all changes. So two changes that are each valid never
+combine to invalid settings. A record that was written directly (``bookie metadata put``) is checked
 by the bookies that read it.
 
 Source: the dynamic configuration of PIP-45's brokers, one record per key.
@@ -16,7 +16,8 @@ from bookie.cluster import keys
 from bookie.config import check_cluster_settings, find_setting
 from bookie.errors import BadVersionError, ConfigurationError, FormatError, NoSuchKeyError
 from bookie.metadata.mirror import follow
-from bookie.metadata.store import NOT_EXISTS, Delete, MetadataStore, Put
+from bookie.metadata.model import NOT_EXISTS, Delete, Put, Record
+from bookie.metadata.store import MetadataStore
 from bookie.telemetry import event_log
 
 _log = event_log(__name__)
@@ -32,14 +33,14 @@ class ClusterSettings:
         """All of them, by name, as they were at one moment; unchecked.
 
         Raises:
-            FormatError: a record is no text.
+            FormatError: a record is not text.
         """
         return (await self._read())[0]
 
     async def read_known(self) -> dict[str, str]:
-        """`read` without settings that this version does not know; a newer tool may have set them.
+        """As `read`, but settings that this version does not know are logged and left out.
 
-        Each of them is logged.
+        A newer tool may have set them.
         """
         settings = await self.read()
         known = _known(settings)
@@ -51,8 +52,8 @@ class ClusterSettings:
         """Set some of them, all or none.
 
         Raises:
-            ConfigurationError: one sentence: one of `values` is unknown or each bookie's own, a
-                value is wrong, or it contradicts another cluster setting or a default.
+            ConfigurationError: in one sentence: a setting is unknown, or each bookie has its own;
+                or a value is wrong, or contradicts another cluster setting or a default.
         """
         while True:
             before, version = await self._read()
@@ -62,11 +63,11 @@ class ClusterSettings:
                 return
 
     async def unset(self, names: Iterable[str]) -> None:
-        """Remove some of them, all or none: the default counts again where no bookie has its own.
+        """Remove some of them, all or none. Bookies use their own settings then, or the defaults.
 
         Raises:
-            ConfigurationError: one of them is not set, or those that would stay, all right until
-                now, contradict each other or a default without it.
+            ConfigurationError: one of them is not set. Or the others, valid until now, would
+                contradict each other or a default.
         """
         wanted = sorted(set(names))
         while True:
@@ -88,21 +89,18 @@ class ClusterSettings:
             before = _known(settings)
             check_cluster_settings(before)
         except (FormatError, ConfigurationError):
-            # Settings that are wrong already may always be removed, one after the other.
+            # If the settings are invalid already, each may be removed.
             return await self._version()
         check_cluster_settings({n: text for n, text in before.items() if n not in names})
         return version
 
     async def _read(self) -> tuple[dict[str, str], int]:
-        """All settings, and the version at which that is what they are."""
+        """All settings, and the version of the record above them at that moment."""
         while True:
             version = await self._version()
             settings = {}
             async for record in self._store.scan_children(keys.SETTINGS):
-                try:
-                    settings[record.name] = record.value.decode()
-                except UnicodeDecodeError as error:
-                    raise FormatError(f"the metadata key {record.key} is no text") from error
+                settings[record.name] = setting_text(record)
             if await self._version() == version:
                 return settings, version
 
@@ -117,6 +115,14 @@ class ClusterSettings:
         except (BadVersionError, NoSuchKeyError):
             return False
         return True
+
+
+def setting_text(record: Record) -> str:
+    """The text of a setting; FormatError if the record is not text."""
+    try:
+        return record.value.decode()
+    except UnicodeDecodeError as error:
+        raise FormatError(f"the metadata key {record.key} is no text") from error
 
 
 def _known(settings: Mapping[str, str]) -> dict[str, str]:

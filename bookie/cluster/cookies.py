@@ -12,7 +12,8 @@ from bookie.cluster import keys
 from bookie.errors import FormatError, KeyExistsError
 from bookie.formats.cookie import Cookie, decode_cookie, encode_cookie
 from bookie.formats.ledger_metadata import Versioned
-from bookie.metadata.store import NOT_EXISTS, Check, MetadataStore
+from bookie.metadata.model import NOT_EXISTS, Check
+from bookie.metadata.store import MetadataStore
 from bookie.telemetry import event_log
 
 _log = event_log(__name__)
@@ -34,7 +35,7 @@ class CookieManager:
         return None if record is None else Versioned(decode_cookie(record.value), record.version)
 
     async def read_latest(self, bookie_id: str) -> Versioned[Cookie] | None:
-        """`read`, but no older than this call, whichever server of the store answers."""
+        """As `read`; shows every change that was finished before this call."""
         await self._store.sync()
         return await self.read(bookie_id)
 
@@ -43,17 +44,17 @@ class CookieManager:
         return Check(keys.cookie(bookie_id), version)
 
     async def has_cluster(self) -> bool:
-        """Whether the store holds a cluster at all; an emptied one says nothing about a bookie."""
+        """Whether the store holds a cluster. If not, a missing cookie means nothing."""
         return await self._store.get(keys.INSTANCE_ID) is not None
 
     async def bookie_ids(self) -> list[str]:
-        """The ids of all bookies that ever stamped their directories, sorted."""
+        """The ids of all bookies that have a cookie, sorted."""
         return await self._store.get_children(keys.COOKIES)
 
     async def list_readable(self, on_damaged: Callable[[str], object]) -> list[Cookie]:
-        """All cookies that can be read, by bookie id; call `on_damaged` with the id of each other.
+        """All readable cookies, by bookie id; `on_damaged` is called with the id of each other.
 
-        It is for showing cookies: a bookie whose cookie is damaged has joined the cluster.
+        It is for showing cookies. A bookie with a damaged cookie belongs to the cluster, too.
         """
         found = []
         for bookie_id in await self.bookie_ids():

@@ -5,12 +5,12 @@ A bookie that finds it may reclaim the ledger at once. Without it, the metadata 
 the ledger, or may have been restored from an older copy.
 
 The day is that of the deleting process's wall clock, counted from 1970. Below it ledgers lie as in
-``ledgers/``, so that ZooKeeper can list them. A week of proofs is about eight days: finding a proof
-costs a few reads, and what is old is found by listing the days, however many proofs there are.
+``ledgers/``, so that ZooKeeper can list them. A week of proofs has about eight days. So a few reads
+find a proof, and one listing of the days finds the old ones.
 
-A sweep removes the proofs of old days, and of days that are still to come. A wrong clock, when
-deleting or sweeping, can only end a proof early. Its ledger is then merely absent, and its
-space comes back later.
+A sweep removes the proofs of old days, and of days in the future. A wrong clock, when deleting or
+sweeping, can only end a proof early. The ledger is then merely absent, and its space comes back
+later.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from bookie.cluster.layout import LedgerLayout
 from bookie.env import gather
 from bookie.errors import FormatError, NoSuchKeyError
 from bookie.formats.deletion_proof import DeletionProof, decode_proof, encode_proof
-from bookie.metadata.store import NOT_EXISTS, Delete, MetadataStore, Put, Record
+from bookie.metadata.model import NOT_EXISTS, Delete, Put, Record
+from bookie.metadata.store import MetadataStore
 
 DAY_MS = 86_400_000
 _DELETIONS_AT_ONCE = 100
@@ -61,9 +62,9 @@ async def find_proofs(
 async def sweep_proofs(
     store: MetadataStore, layout: LedgerLayout, now_ms: int, keep_seconds: float, count_max: int
 ) -> int:
-    """Remove up to `count_max` proofs that are older than `keep_seconds`; returns how many went.
+    """Remove up to `count_max` proofs that are older than `keep_seconds`; returns how many.
 
-    Any number of processes may sweep. One that is overtaken stops; the next sweep goes on.
+    Any number of processes may sweep. If two meet, one stops, and the next sweep continues.
 
     Raises:
         MetadataUnavailableError: the store does not answer.
@@ -72,7 +73,7 @@ async def sweep_proofs(
     today = now_ms // DAY_MS
     swept = 0
     for day in await find_days(store):
-        # A day counts from its end. Of tomorrow there may be proofs: clocks differ.
+        # The age counts from the end of the day. Clocks differ, so tomorrow may have proofs.
         if day <= today + 1 and (day + 1) * DAY_MS + keep_seconds * 1000 > now_ms:
             continue
         found: list[Record] = []

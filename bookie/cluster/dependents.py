@@ -1,9 +1,10 @@
 """Which ledgers depend on one bookie, and which of them may have their last copies there.
 
 An acknowledged entry has at least Qa copies, on any Qa of the Qw members of its write set. A member
-is *lost* if its copies do not count: it is the bookie that is to be deleted, or has no cookie (it
-was deleted before). Or its cookie is NEW (it begins empty) or in doubt (it may lack entries). An
-entry may have no copy left once Qa members of its write set are lost. A vacant slot never had one.
+is *lost* if its copies do not count. That is the bookie to be deleted, and each bookie without a
+cookie (it was deleted before). It is also a bookie whose cookie is NEW (it begins empty) or in
+doubt (it may lack entries). Once Qa members of its write set are lost, all copies of an entry may
+be lost. A vacant slot never had a copy.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from bookie.formats.ledger_metadata import Fragment, LedgerMetadata
 from bookie.ids import MAX_ID, is_vacant
 
 FIRST_IDS_MAX = 5
-"""How many ledgers are named; of the others only the number is kept."""
+"""How many ledgers are named; the others are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class LedgerSample:
     """Ascending, at most `FIRST_IDS_MAX`."""
 
     def plus(self, ledger_id: int) -> LedgerSample:
-        """These and one more, whose id is the highest."""
+        """The sample with one more ledger, whose id is the highest."""
         shown = len(self.first_ids) < FIRST_IDS_MAX
         return LedgerSample(
             self.count + 1, (*self.first_ids, ledger_id) if shown else self.first_ids
@@ -45,10 +46,10 @@ class LedgerSample:
 
 @dataclass(frozen=True, slots=True)
 class Dependents:
-    """What a cluster's ledgers lose with one bookie."""
+    """The ledgers that depend on one bookie."""
 
     named: LedgerSample = LedgerSample()
-    """An ensemble of them names the bookie."""
+    """Ledgers with an ensemble that names the bookie."""
     not_closed: LedgerSample = LedgerSample()
     """Those of `named` that are open or in recovery."""
     last_copies: LedgerSample = LedgerSample()
@@ -56,7 +57,7 @@ class Dependents:
 
 
 def has_last_copies(metadata: LedgerMetadata, bookie_id: str, reliable: Container[str]) -> bool:
-    """Whether an acknowledged entry of the ledger may have no copy left without `bookie_id`.
+    """Whether `bookie_id` may have the last copy of an acknowledged entry of the ledger.
 
     True if the bookie is in the write set of some entry, and Qa members of that write set are lost.
 
@@ -94,7 +95,7 @@ def _ranges(metadata: LedgerMetadata) -> Iterator[tuple[Fragment, int]]:
 
 
 async def reliable_bookies(cookies: CookieManager) -> frozenset[str]:
-    """The bookies whose copies count: their cookies are there, READY and without a doubt.
+    """The bookies whose copies count: each has a cookie that is READY and without doubt.
 
     Raises:
         FormatError: a cookie is damaged, or written by a newer version.
@@ -115,7 +116,7 @@ async def reliable_bookies(cookies: CookieManager) -> frozenset[str]:
 async def find_dependents(
     ledgers: LedgerManager, bookie_id: str, reliable: Container[str]
 ) -> Dependents:
-    """Look at every ledger of the cluster, one after the other; needs no memory for those before.
+    """Look at every ledger of the cluster, one after the other, in constant memory.
 
     Raises:
         MetadataUnavailableError: the listing could not be completed.

@@ -1,4 +1,4 @@
-"""Records under numbers, in directories that stay small enough to be listed.
+"""Records under numbers, in directories that are small enough to be listed.
 
 A number is written with a fixed count of digits, which are cut into groups. Each group is a level;
 the last one has a prefix. With 2-4-4 and ``L``, number 1 is at ``00/0000/L0001``. All names of a
@@ -13,7 +13,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from bookie.errors import BadRequestError, FormatError
-from bookie.metadata.store import MetadataStore, Record
+from bookie.metadata.model import Record
+from bookie.metadata.store import MetadataStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class DigitTree:
         Raises:
             BadRequestError: the number has no key here.
         """
-        # A float would pass, and leave a key behind that no listing gets over.
+        # A float would pass the comparison, and every listing would fail at its key.
         if not isinstance(number, int) or not 0 <= number <= self.maximum:
             raise BadRequestError(f"{number!r} is not a ledger id")
         return "/".join((self.root, *self._names(number)))
@@ -51,7 +52,7 @@ class DigitTree:
         """The number whose key is `key`.
 
         Raises:
-            FormatError: it is not the key of a number. Skipping it would make a listing incomplete.
+            FormatError: it is not the key of a number. A listing without it would be incomplete.
         """
         names = key.removeprefix(self.root + "/").split("/")
         digits = "".join(names[:-1]) + names[-1].removeprefix(self.prefix)
@@ -106,9 +107,9 @@ class DigitTree:
     async def _directories(
         self, store: MetadataStore, names: list[str] | None, after: int
     ) -> AsyncIterator[tuple[str, str]]:
-        """The directories with numbers above `after`, each with the name to begin behind."""
+        """The directories with numbers above `after`, each with the name after which to begin."""
         start = self._names(after) if after >= 0 else [""] * len(self.groups)
-        # The last of the stack comes next; a directory is on the path of `after` or behind it.
+        # The last item of the stack is next. `is_start`: the directory is on the path of `after`.
         stack = [(self.root, 0, True)]
         while stack:
             directory, level, is_start = stack.pop()

@@ -1,15 +1,14 @@
-"""Who is alive: a watched view of all registered bookies, for clients.
+"""A watched view of all registered bookies, for clients.
 
-Addresses are remembered beyond a registration, because a bookie that lost its session goes on
-serving.
+Addresses are remembered after a registration has ended, because a bookie that lost its session
+continues to serve.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from types import MappingProxyType, TracebackType
-from typing import Self
+from types import MappingProxyType
 
 from bookie.cluster import keys
 from bookie.errors import BookieUnreachableError
@@ -21,15 +20,16 @@ ENDPOINT = "bookie"
 """The name of the endpoint that serves entries."""
 
 
-class BookieDirectory:
+class BookieDirectory(Mirror[Registration]):
     """The registered bookies; an async context manager that keeps the view up to date.
 
-    When the context is entered the view is complete. All methods answer from memory.
+    When the context is entered the view is complete. All methods answer from memory. A change is a
+    bookie that came, went or registered another state.
     """
 
     def __init__(self, store: MetadataStore) -> None:
-        # Writable first: a bookie that turns read-only in between is seen twice, not never.
-        self._mirror = Mirror(
+        # Writable first: a bookie that turns read-only in between is seen twice.
+        super().__init__(
             store,
             keys.AVAILABLE,
             (keys.WRITABLE, keys.READ_ONLY),
@@ -58,8 +58,8 @@ class BookieDirectory:
         """Where a bookie is, or was when it was last seen.
 
         Raises:
-            BookieUnreachableError: it was never registered while this directory watched, or serves
-                no entries.
+            BookieUnreachableError: this directory has not seen it registered, or it serves no
+                entries.
         """
         registration = self._last_known.get(bookie_id)
         if registration is None:
@@ -84,22 +84,6 @@ class BookieDirectory:
     def on_arrival(self, callback: Callable[[str], object]) -> None:
         """Call back with the id of each bookie that registers from now on; one callback only."""
         self._on_arrival = callback
-
-    async def wait_for_change(self) -> None:
-        """Return after the next change of the view: a bookie came, went or changed."""
-        await self._mirror.wait_for_change()
-
-    async def __aenter__(self) -> Self:
-        await self._mirror.__aenter__()
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self._mirror.__aexit__(exc_type, exc, traceback)
 
     def _take(self, records: Mapping[str, Registration]) -> None:
         before = self.all()

@@ -1,7 +1,7 @@
 """A cluster's identity: the instance id that is made once.
 
-Every bookie and client sends the instance id along. So no process reads or writes entries of a
-cluster that was made again, or of another cluster.
+Every bookie and client sends the instance id along. So it cannot read or write entries of another
+cluster, or of a cluster that was removed and made again.
 """
 
 from __future__ import annotations
@@ -10,12 +10,7 @@ import uuid
 from dataclasses import dataclass
 
 from bookie.cluster import keys
-from bookie.cluster.layout import (
-    UNINITIALIZED,
-    LayoutManager,
-    encode_layout,
-    layout_of,
-)
+from bookie.cluster.layout import UNINITIALIZED, encode_layout, layout_of, read_layout
 from bookie.env import gather
 from bookie.errors import (
     BadVersionError,
@@ -24,11 +19,12 @@ from bookie.errors import (
     LayoutExistsError,
     NoSuchKeyError,
 )
-from bookie.metadata.store import NOT_EXISTS, Check, Delete, MetadataStore, Put, is_under
+from bookie.metadata.model import NOT_EXISTS, Check, Delete, Put, is_under
+from bookie.metadata.store import MetadataStore
 
 _IDENTITY = frozenset({"LAYOUT", "INSTANCEID"})
 _TRACES = (*_IDENTITY, "REMOVAL")
-"""Top-level records of which a cluster has at least one from its beginning to its end."""
+"""Top-level records. A cluster has at least one of them from its beginning to its end."""
 
 _OF_LEDGERS = (keys.LEDGERS, keys.DELETED, keys.UNDERREPLICATION)
 _WINDOW = 64
@@ -55,9 +51,9 @@ async def initialize_cluster(store: MetadataStore, layout: str | None = None) ->
     Raises:
         LayoutExistsError: there is a cluster already; nothing was changed.
         ClusterInUseError: something is left of a former cluster, whose ledger ids would be used
-            again beside its ledgers; or the scope contains, or lies in, the scope of another
-            cluster. Nothing was changed, or the new identity was taken back: of two clusters that
-            are made at once, one inside the other, neither stays or one does.
+            again beside its ledgers. Or the scope contains the scope of another cluster, or lies in
+            one. Nothing was changed, or the new identity was deleted again. If two clusters are
+            made at once, one inside the other, at most one stays.
         BadRequestError: there is no such layout.
     """
     instance_id = str(uuid.uuid4())
@@ -70,7 +66,7 @@ async def initialize_cluster(store: MetadataStore, layout: str | None = None) ->
     if not found & _IDENTITY:
         _refuse_remains(found)
     try:
-        # What is left of a cluster whose removal began after the listing is guarded by its record.
+        # The check guards against a removal that began after the listing.
         made = await store.transaction([*identity, Check(keys.REMOVAL, NOT_EXISTS)])
     except BadVersionError as error:
         if await store.exists(keys.REMOVAL):
@@ -95,9 +91,9 @@ async def _refuse_overlap(store: MetadataStore) -> None:
 
 
 async def refuse_inner_cluster(store: MetadataStore) -> None:
-    """Refuse to work on a scope with another cluster's scope in it, at whatever depth.
+    """Refuse to work on a scope that contains another cluster's scope, at any depth.
 
-    The search passes over what lies below a ledger's own key.
+    The search leaves out keys below a ledger's own key.
 
     Raises:
         ClusterInUseError: there is one; the message names it.
@@ -119,7 +115,7 @@ async def refuse_inner_cluster(store: MetadataStore) -> None:
 
 
 def _is_number(parent: str, name: str) -> bool:
-    """Whether a cluster keeps a ledger, or several, under such a name."""
+    """Whether `name` is a ledger, or a directory of ledgers."""
     is_of_ledgers = any(is_under(root, parent) for root in _OF_LEDGERS)
     return is_of_ledgers and name.removeprefix("L").isdigit()
 
@@ -140,7 +136,7 @@ async def read_instance_id(store: MetadataStore) -> str:
         NoSuchKeyError: the cluster was never initialized.
         FormatError: the layout or the id is damaged, or written by a newer version.
     """
-    await LayoutManager(store).read()
+    await read_layout(store)
     record = await store.get(keys.INSTANCE_ID)
     if record is None:
         raise NoSuchKeyError(UNINITIALIZED)
@@ -150,16 +146,11 @@ async def read_instance_id(store: MetadataStore) -> str:
         raise FormatError(f"the metadata key {keys.INSTANCE_ID} is not a UUID") from error
 
 
-async def read_layout(store: MetadataStore) -> str:
-    """How ledgers are laid out in the store; raises what `LayoutManager.read` does."""
-    return (await LayoutManager(store).read()).name
-
-
 async def read_status(store: MetadataStore) -> ClusterStatus:
     """The cluster as a whole; raises what `read_instance_id` does."""
     return ClusterStatus(
         instance_id=await read_instance_id(store),
-        layout=await read_layout(store),
+        layout=(await read_layout(store)).name,
         writable=tuple(await store.get_children(keys.WRITABLE)),
         read_only=tuple(await store.get_children(keys.READ_ONLY)),
         known=tuple(await store.get_children(keys.COOKIES)),

@@ -15,7 +15,7 @@ key                             value
 ``deleted/<day>/…``             proof that a ledger was deleted (`deletion_proofs`)
 ``underreplication/…``          ledgers that lack copies, and the workers that repair them
 ``config/settings/<s>.<key>``    a cluster setting, the text that a flag would give; the record
-                                ``config/settings`` itself orders those who change them
+                                ``config/settings`` itself orders the changes
 ``config/labels/<bookie>``       labels that an operator gave a bookie: ``rack=r1,zone=a``
 ``config/namespaces/<name>``    a namespace: the policy of its logs
 ``config/logs/<name>/<log>``    the policy of one log, where it has one of its own
@@ -52,7 +52,7 @@ NAMESPACES = "/config/namespaces"
 LOG_POLICIES = "/config/logs"
 
 DAY_DIGITS = 6
-"""How a day of deletions is written."""
+"""Digits of a day of deletions."""
 
 OWN = frozenset(
     {
@@ -83,7 +83,7 @@ def registration(bookie_id: str, *, read_only: bool) -> str:
 
 
 def essential(key: str) -> str | None:
-    """What a cluster keeps at `key` that it cannot do without, for people; None for other keys."""
+    """What an essential key of a cluster holds, in words; None for other keys."""
     match key.split("/")[1:]:
         case ["INSTANCEID"]:
             return "the cluster's id"
@@ -117,7 +117,7 @@ def labels(bookie_id: str) -> str:
 
 
 def deletions_of(day: int) -> str:
-    """What the proofs of the deletions of a day lie under; days are counted from 1970."""
+    """The key above the proofs of the deletions of a day; days are counted from 1970."""
     return f"{DELETED}/{day:0{DAY_DIGITS}}"
 
 

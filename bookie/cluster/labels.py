@@ -12,11 +12,12 @@ from bookie.cluster import keys
 from bookie.config.quantities import format_labels, parse_labels
 from bookie.errors import BadVersionError, ConfigurationError, FormatError, NoSuchKeyError
 from bookie.metadata.mirror import follow
-from bookie.metadata.store import NOT_EXISTS, MetadataStore
+from bookie.metadata.model import NOT_EXISTS
+from bookie.metadata.store import MetadataStore
 
 
 class BookieLabels:
-    """What operators said of the bookies of one cluster."""
+    """The labels that operators gave the bookies of one cluster."""
 
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
@@ -35,7 +36,7 @@ class BookieLabels:
         """Set and remove labels in one step; returns the labels after it.
 
         Raises:
-            ConfigurationError: a name or value is not valid, or a label to remove is not set.
+            ConfigurationError: a name or value is invalid, or a label to remove is not set.
         """
         try:
             parse_labels(labels)
@@ -46,8 +47,8 @@ class BookieLabels:
             before, version = await self._read(bookie_id)
             for name in gone - before.keys():
                 raise ConfigurationError(
-                    f"bookie {bookie_id} was given no label {name}; what its own settings say of it"
-                    " is changed there"
+                    f"bookie {bookie_id} has no label {name} in the cluster; labels of its own"
+                    " settings are changed there"
                 )
             after = {name: text for name, text in before.items() if name not in gone}
             after.update(labels)

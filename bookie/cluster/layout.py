@@ -9,29 +9,24 @@ hierarchical ``/ledgers/00/0000/L0001`` up to id 2^31 - 2, ``/ledgers/000/0000/0
 ============ =====================================================================================
 
 Most stores list a directory of a million records. ZooKeeper answers a listing with one packet of a
-megabyte at most, some 40 000 ledgers; there the default is hierarchical.
+megabyte at most, about 40 000 ledgers; there the default is hierarchical.
 
-The record ``LAYOUT`` says which it is. A program leaves a layout alone that it does not know.
+The record ``LAYOUT`` says which it is. A program refuses to work with a layout that it does not
+know.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Protocol
+from dataclasses import dataclass, replace
 
 from bookie.cluster import keys
 from bookie.cluster.digit_tree import DigitTree
-from bookie.errors import (
-    BadRequestError,
-    FormatError,
-    KeyExistsError,
-    LayoutExistsError,
-    NewerFormatError,
-    NoSuchKeyError,
-)
+from bookie.errors import BadRequestError, FormatError, NewerFormatError, NoSuchKeyError
 from bookie.formats import json_record
 from bookie.ids import MAX_ID, NO_ENTRY
-from bookie.metadata.store import NOT_EXISTS, MetadataStore, Record
+from bookie.metadata.model import Record
+from bookie.metadata.store import MetadataStore
 
 _FORMAT = "bookie-layout"
 _VERSION = 1
@@ -42,109 +37,73 @@ SHORT_ID_MAX = 2**31 - 2
 UNINITIALIZED = "the metadata store holds no cluster; make one with `bookie cluster init`"
 
 
-class LedgerLayout(Protocol):
-    """Where ledgers lie."""
+@dataclass(frozen=True, slots=True)
+class LedgerLayout:
+    """Where ledgers lie: in one tree, or in several that share a root.
 
-    @property
-    def name(self) -> str:
-        """What ``LAYOUT`` calls it."""
-        ...
+    Each tree has the ids above those of the tree before it, up to its own maximum.
+    """
+
+    name: str
+    """What ``LAYOUT`` calls it."""
+    trees: tuple[DigitTree, ...]
 
     def under(self, root: str) -> LedgerLayout:
         """The same layout with its records below another key than ``/ledgers``."""
-        ...
+        return replace(self, trees=tuple(replace(tree, root=root) for tree in self.trees))
 
     def key(self, ledger_id: int) -> str:
-        """The key of a ledger's metadata; BadRequestError if it is no ledger id."""
-        ...
+        """The key of a ledger's metadata.
 
-    def scan(self, store: MetadataStore, *, after: int) -> AsyncIterator[tuple[int, Record]]:
-        """The ledgers above `after` with their records, ascending; see `DigitTree.scan`."""
-        ...
-
-    def scan_ids(self, store: MetadataStore, *, after: int) -> AsyncIterator[int]:
-        """The ids alone, without reading a record; see `DigitTree.scan_numbers`."""
-        ...
-
-
-class FlatLayout:
-    """All ledgers in one directory."""
-
-    name = "flat"
-
-    def __init__(self, root: str = keys.LEDGERS) -> None:
-        self._tree = DigitTree(root, (19,), maximum=MAX_ID)
-
-    def under(self, root: str) -> FlatLayout:
-        """See `LedgerLayout.under`."""
-        return FlatLayout(root)
-
-    def key(self, ledger_id: int) -> str:
-        """See `LedgerLayout.key`."""
-        return self._tree.key(ledger_id)
-
-    def scan(
-        self, store: MetadataStore, *, after: int = NO_ENTRY
-    ) -> AsyncIterator[tuple[int, Record]]:
-        """See `LedgerLayout.scan`."""
-        return self._tree.scan(store, after=after)
-
-    def scan_ids(self, store: MetadataStore, *, after: int = NO_ENTRY) -> AsyncIterator[int]:
-        """See `LedgerLayout.scan_ids`."""
-        return self._tree.scan_numbers(store, after=after)
-
-
-class HierarchicalLayout:
-    """Two trees of directories, one for ids that fit 31 bits and one for the others."""
-
-    name = "hierarchical"
-
-    def __init__(self, root: str = keys.LEDGERS) -> None:
-        self._root = root
-        self._short = DigitTree(root, (2, 4, 4), "L", SHORT_ID_MAX)
-        self._long = DigitTree(root, (3, 4, 4, 4, 4), "L", MAX_ID)
-
-    def under(self, root: str) -> HierarchicalLayout:
-        """See `LedgerLayout.under`."""
-        return HierarchicalLayout(root)
-
-    def key(self, ledger_id: int) -> str:
-        """See `LedgerLayout.key`."""
-        if isinstance(ledger_id, int) and 0 <= ledger_id <= SHORT_ID_MAX:
-            return self._short.key(ledger_id)
-        return self._long.key(ledger_id)
+        Raises:
+            BadRequestError: it is no ledger id.
+        """
+        for tree in self.trees[:-1]:
+            if isinstance(ledger_id, int) and 0 <= ledger_id <= tree.maximum:
+                return tree.key(ledger_id)
+        return self.trees[-1].key(ledger_id)
 
     async def scan(
         self, store: MetadataStore, *, after: int = NO_ENTRY
     ) -> AsyncIterator[tuple[int, Record]]:
-        """See `LedgerLayout.scan`."""
-        async for tree, names, floor in self._trees(store, after):
-            async for ledger_id, record in tree.scan(store, names, after=floor):
-                yield ledger_id, record
+        """The ledgers above `after` with their records, ascending; see `DigitTree.scan`."""
+        async for tree, names, floor in self._parts(store, after):
+            async for found in tree.scan(store, names, after=floor):
+                yield found
 
     async def scan_ids(self, store: MetadataStore, *, after: int = NO_ENTRY) -> AsyncIterator[int]:
-        """See `LedgerLayout.scan_ids`."""
-        async for tree, names, floor in self._trees(store, after):
+        """The ids alone, without reading a record; see `DigitTree.scan_numbers`."""
+        async for tree, names, floor in self._parts(store, after):
             async for ledger_id in tree.scan_numbers(store, names, after=floor):
                 yield ledger_id
 
-    async def _trees(
+    async def _parts(
         self, store: MetadataStore, after: int
-    ) -> AsyncIterator[tuple[DigitTree, list[str], int]]:
-        """Both trees in the order of their ids, with their names below the root."""
-        for tree, floor in ((self._short, after), (self._long, max(after, SHORT_ID_MAX))):
-            # Listed again for the second tree: a ledger of the whole scan's time is in it.
-            names = await store.get_children(self._root)
+    ) -> AsyncIterator[tuple[DigitTree, list[str] | None, int]]:
+        """The trees in the order of their ids, each with its names below the root."""
+        if len(self.trees) == 1:
+            yield self.trees[0], None, after
+            return
+        for tree in self.trees:
+            # Listed again for each tree: a ledger that exists during the whole scan is in it.
+            names = await store.get_children(tree.root)
             for name in names:
-                if not (self._short.owns(name) or self._long.owns(name)):
-                    raise FormatError(f"the metadata key {self._root}/{name} is not a ledger")
-            if floor < tree.maximum:
-                yield tree, [name for name in names if tree.owns(name)], floor
+                if not any(each.owns(name) for each in self.trees):
+                    raise FormatError(f"the metadata key {tree.root}/{name} is not a ledger")
+            if after < tree.maximum:
+                yield tree, [name for name in names if tree.owns(name)], after
+            after = max(after, tree.maximum)
 
 
-FLAT = FlatLayout()
-HIERARCHICAL = HierarchicalLayout()
-LAYOUTS: dict[str, LedgerLayout] = {layout.name: layout for layout in (FLAT, HIERARCHICAL)}
+FLAT = LedgerLayout("flat", (DigitTree(keys.LEDGERS, (19,), maximum=MAX_ID),))
+HIERARCHICAL = LedgerLayout(
+    "hierarchical",
+    (
+        DigitTree(keys.LEDGERS, (2, 4, 4), "L", SHORT_ID_MAX),
+        DigitTree(keys.LEDGERS, (3, 4, 4, 4, 4), "L", MAX_ID),
+    ),
+)
+LAYOUTS = {layout.name: layout for layout in (FLAT, HIERARCHICAL)}
 
 
 def layout_of(name: str | None, store: MetadataStore) -> LedgerLayout:
@@ -172,8 +131,8 @@ def decode_layout(value: bytes) -> LedgerLayout:
     """What a value of ``LAYOUT`` says.
 
     Raises:
-        FormatError: in one sentence that names the key: damaged, or a layout that this program does
-            not know.
+        FormatError: in one sentence that names the key: it is damaged, or this program does not
+            know the layout.
     """
     try:
         name = json_record.decode(_FORMAT, _VERSION, value).text("ledgers")
@@ -190,39 +149,14 @@ def decode_layout(value: bytes) -> LedgerLayout:
     return layout
 
 
-class LayoutManager:
-    """The record ``LAYOUT``."""
+async def read_layout(store: MetadataStore) -> LedgerLayout:
+    """The layout of the cluster.
 
-    def __init__(self, store: MetadataStore) -> None:
-        self._store = store
-
-    async def read(self) -> LedgerLayout:
-        """The layout of the cluster.
-
-        Raises:
-            NoSuchKeyError: the cluster was never initialized.
-            FormatError: the record is damaged, or of a layout that this program does not know.
-        """
-        record = await self._store.get(keys.LAYOUT)
-        if record is None:
-            raise NoSuchKeyError(UNINITIALIZED)
-        return decode_layout(record.value)
-
-    async def create(self, layout: LedgerLayout) -> None:
-        """Write the layout down.
-
-        Raises:
-            LayoutExistsError: the cluster has a layout; it was not changed.
-        """
-        try:
-            await self._store.put(keys.LAYOUT, encode_layout(layout), version=NOT_EXISTS)
-        except KeyExistsError as error:
-            raise LayoutExistsError("the cluster has a layout already") from error
-
-    async def delete(self) -> None:
-        """Forget the layout; for clusters that end.
-
-        Raises:
-            NoSuchKeyError: there is no layout.
-        """
-        await self._store.delete(keys.LAYOUT)
+    Raises:
+        NoSuchKeyError: the cluster was never initialized.
+        FormatError: the record is damaged, or this program does not know its layout.
+    """
+    record = await store.get(keys.LAYOUT)
+    if record is None:
+        raise NoSuchKeyError(UNINITIALIZED)
+    return decode_layout(record.value)

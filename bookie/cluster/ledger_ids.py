@@ -1,12 +1,12 @@
-"""Ledger ids: never used twice, mostly without asking the store.
+"""Ledger ids: each is used once, and most are given without asking the store.
 
-A generator reserves blocks of ids by compare-and-set on a counter. The first block is one id and
-each next one twice as large, so that a command that makes one ledger wastes none and a busy client
-asks once per `BLOCK_IDS_MAX` ids. What a generator does not use is lost.
+A generator reserves blocks of ids by compare-and-set on a counter. The first block is one id, so a
+command that makes one ledger wastes none. Each next block is twice as large, up to `BLOCK_IDS_MAX`
+ids. Reserved ids that a generator does not use are lost.
 
-A counter belongs to a bucket, which is the id's upper bits. Generators begin with bucket 0, so that
-ids stay small, and blocks keep them out of each other's way; when the ids of a bucket are used up
-they go on with the next one, up to 63 bits in all.
+A counter belongs to a bucket, which is the id's upper bits. Generators begin with bucket 0, so ids
+stay small. When the ids of a bucket are used up they continue with the next bucket, up to 63 bits
+in all.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import asyncio
 
 from bookie.cluster import keys
 from bookie.errors import BadVersionError, FormatError
-from bookie.metadata.store import NOT_EXISTS, MetadataStore
+from bookie.metadata.model import NOT_EXISTS
+from bookie.metadata.store import MetadataStore
 
 BLOCK_IDS_MAX = 1000
 """The most ids that are reserved at once."""
@@ -24,7 +25,7 @@ BUCKET_BITS = 48
 """Ids in a bucket: 2 to the power of this."""
 
 BUCKETS = 1 << (63 - BUCKET_BITS)
-"""The buckets that there are."""
+"""The number of buckets."""
 
 
 class LedgerIdGenerator:
@@ -64,7 +65,7 @@ class LedgerIdGenerator:
             try:
                 await self._store.put(key, b"%d" % end, version=version)
             except BadVersionError:
-                continue  # another generator was faster; the store decides who is next
+                continue  # another generator was faster
             self._next, self._end = first, end
             self._block_ids = min(2 * self._block_ids, BLOCK_IDS_MAX)
             return
@@ -72,7 +73,7 @@ class LedgerIdGenerator:
 
 
 async def read_counters(store: MetadataStore) -> dict[int, int]:
-    """The counters: bucket → the lowest id in it that is not reserved. They never go back.
+    """The counters: bucket → the lowest id in it that is not reserved. They only grow.
 
     Raises:
         FormatError: one is damaged.

@@ -1,8 +1,8 @@
 """Ledger metadata under compare-and-set.
 
 A create carries a random token, by which a client recognises its own ledger after a lost reply. A
-listing is complete or raises, because bookies delete the data of ledgers that it does not contain.
-A deletion leaves proof (`deletion_proofs`).
+listing is complete or raises, because bookies delete the data of ledgers that are missing in it. A
+deletion leaves proof (`deletion_proofs`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 
 from bookie.cluster.deletion_proofs import find_proofs, proof_of, sweep_proofs
-from bookie.cluster.layout import FLAT, LayoutManager, LedgerLayout
+from bookie.cluster.layout import FLAT, LedgerLayout, read_layout
 from bookie.cluster.store_marks import StoreMarks, read_marks
 from bookie.env import Clock, SystemClock
 from bookie.errors import (
@@ -30,16 +30,8 @@ from bookie.errors import (
 from bookie.formats.deletion_proof import DeletionProof
 from bookie.formats.ledger_metadata import LedgerMetadata, Versioned, decode, encode
 from bookie.ids import NO_ENTRY
-from bookie.metadata.store import (
-    NOT_EXISTS,
-    Change,
-    Check,
-    Delete,
-    MetadataStore,
-    Put,
-    Record,
-    Stat,
-)
+from bookie.metadata.model import NOT_EXISTS, Change, Check, Delete, Put, Record, Stat
+from bookie.metadata.store import MetadataStore
 from bookie.telemetry import event_log
 
 _log = event_log(__name__)
@@ -49,10 +41,7 @@ class LedgerManager:
     """The metadata of all ledgers of a cluster."""
 
     def __init__(
-        self,
-        store: MetadataStore,
-        layout: LedgerLayout | None = None,
-        clock: Clock | None = None,
+        self, store: MetadataStore, layout: LedgerLayout | None = None, clock: Clock | None = None
     ) -> None:
         """Without `layout`, the store is asked for it when it is first needed."""
         self._store = store
@@ -119,7 +108,7 @@ class LedgerManager:
         return found
 
     async def read_latest(self, ledger_id: int) -> Versioned[LedgerMetadata]:
-        """`read`, but no older than this call, whichever server of the store answers.
+        """As `read`; shows every change that was finished before this call.
 
         Raises:
             NoSuchLedgerError: the ledger does not exist.
@@ -197,12 +186,12 @@ class LedgerManager:
     async def list_ids(self, after: int = NO_ENTRY) -> AsyncIterator[int]:
         """The ids greater than `after` of all ledgers, ascending, by names alone.
 
-        Complete for every ledger that exists during the whole listing; any doubt raises. It reads
-        no metadata.
+        It contains every ledger that exists during the whole listing, or raises. It reads no
+        metadata.
 
         Raises:
             MetadataUnavailableError: the listing could not be completed.
-            FormatError: something that is not a ledger stands among the ledgers.
+            FormatError: something that is not a ledger lies among the ledgers.
         """
         layout = await self._read_layout()
         async for ledger_id in layout.scan_ids(self._store, after=after):
@@ -223,7 +212,7 @@ class LedgerManager:
     async def list_readable(
         self, on_damaged: Callable[[int], object], after: int = NO_ENTRY
     ) -> AsyncIterator[Versioned[LedgerMetadata]]:
-        """`list_all`, but call `on_damaged` with the id of a ledger whose metadata cannot be read.
+        """As `list_all`; calls `on_damaged` with the id of a ledger whose metadata is unreadable.
 
         It is for showing ledgers: such a ledger exists, and any bookie may store it.
         """
@@ -248,7 +237,7 @@ class LedgerManager:
         if self._layout is not None:
             return self._layout
         try:
-            self._layout = await LayoutManager(self._store).read()
+            self._layout = await read_layout(self._store)
         except NoSuchKeyError:
             return FLAT  # there is no cluster yet; reading its instance id says so
         return self._layout
@@ -257,7 +246,7 @@ class LedgerManager:
     async def watch(
         self, ledger_id: int
     ) -> AsyncIterator[AsyncIterator[Versioned[LedgerMetadata] | None]]:
-        """What a ledger is now and after each change; None while it does not exist.
+        """The metadata of a ledger now and after each change; None for a missing ledger.
 
         Quick changes may be seen as one.
         """

@@ -21,7 +21,8 @@ from bookie.errors import (
 )
 from bookie.formats.ledger_metadata import Versioned
 from bookie.formats.log_policy import DEFAULTS, LogPolicy, decode_policy, encode_policy
-from bookie.metadata.store import NOT_EXISTS, MetadataStore, Put, Record
+from bookie.metadata.model import NOT_EXISTS, Put, Record
+from bookie.metadata.store import MetadataStore
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
 
@@ -37,7 +38,7 @@ class NamespaceManager:
 
         Raises:
             KeyExistsError: the name is taken.
-            BadRequestError: the name is not valid, or the policy contradicts the defaults.
+            BadRequestError: the name is invalid, or the policy contradicts the defaults.
         """
         policy = policy or LogPolicy()
         policy.over(DEFAULTS)
@@ -116,7 +117,7 @@ class NamespaceManager:
             raise FormatError(f"the policy of the log {namespace}/{log}: {error}") from error
 
     async def log_policy(self, namespace: str, log: str) -> Versioned[LogPolicy] | None:
-        """What a log decides itself; None if nothing."""
+        """What a log decides itself; None if it has no policy of its own."""
         record = await self._store.get(_log_key(namespace, log))
         return None if record is None else _policy_of(record)
 
@@ -137,8 +138,8 @@ class NamespaceManager:
             found = await self._record(namespace)
             policy.over(_policy_of(found).value.over(DEFAULTS))
             try:
-                # A check of the namespace would keep it until this step, and not beyond: a deletion
-                # under way has looked for policies already.
+                # A mere check of the namespace does not suffice: a deletion under way has looked
+                # for policies already. The new version makes it fail.
                 stat, _ = await self._store.transaction(
                     [
                         Put(_log_key(namespace, log), encode_policy(policy), version),
@@ -178,7 +179,7 @@ def _log_key(namespace: str, log: str) -> str:
 def _checked(name: str) -> str:
     if _NAME.fullmatch(name) is None:
         raise BadRequestError(
-            f"{name!r} is not a name: up to 100 letters, digits, dots, hyphens and underscores, "
-            "the first no dot"
+            f"{name!r} is not a name: use up to 100 letters, digits, dots, hyphens and "
+            "underscores, and begin without a dot"
         )
     return name

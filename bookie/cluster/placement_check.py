@@ -1,4 +1,4 @@
-"""Whether the copies of each ledger stand where the policy wants them, by the labels of now."""
+"""Whether the copies of each ledger are placed as the policy demands, by the present labels."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from bookie.cluster.cluster_settings import ClusterSettings
 from bookie.cluster.directory import BookieDirectory
-from bookie.cluster.instance import read_layout
 from bookie.cluster.labels import BookieLabels
+from bookie.cluster.layout import read_layout
 from bookie.cluster.ledgers import LedgerManager
 from bookie.cluster.placement_view import placement_of, placement_settings
 from bookie.config import Sources
@@ -20,15 +20,15 @@ from bookie.protocol.placement import Placement
 
 @dataclass(frozen=True, slots=True)
 class FragmentPlacement:
-    """How one fragment of a ledger stands."""
+    """The placement of one fragment of a ledger."""
 
     ledger_id: int
     first_entry_id: int
     bookies: tuple[str, ...]
     domains: tuple[str, ...]
-    """The failure domain of each bookie by the policy; empty where no label names it."""
+    """The failure domain of each bookie by the policy; empty if no label names it."""
     spans: int
-    """The domains that the write set with the fewest spans for certain."""
+    """The least number of domains that a write set certainly spans."""
     wanted: int
     """The domains that each write set should span."""
 
@@ -39,7 +39,7 @@ class FragmentPlacement:
 
     @property
     def is_right(self) -> bool:
-        """Whether the fragment is as it should be."""
+        """Whether the fragment meets the policy and has all its bookies."""
         return self.spans >= self.wanted and not self.vacant
 
 
@@ -114,7 +114,7 @@ class PlacementCheck:
 
 
 def _used(ledger: LedgerMetadata) -> list[Fragment]:
-    """The fragments without those that a closed ledger ends before."""
+    """The fragments, without those that begin after the end of a closed ledger."""
     return [
         fragment
         for fragment in ledger.fragments

@@ -1,23 +1,23 @@
 """How a client places ledgers now: the cluster's policy, and the labels and space of its bookies.
 
-The policy is a cluster setting (section ``[placement]``), below the client's own file, variables
-and flags, as for every setting. The view follows it, so a change counts from the next choice on. A
-change that is not valid is logged and ignored; at the start it is an error.
+The policy is a cluster setting (section ``[placement]``). As for every setting, the client's own
+file, variables and flags win over it. The view follows it, so a change applies from the next choice
+on. An invalid change is logged and ignored; at the start it is an error.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Self
 
 from bookie.cluster import keys
+from bookie.cluster.cluster_settings import setting_text
 from bookie.cluster.directory import BookieDirectory
 from bookie.config import PlacementSettings, Sources, find_setting
-from bookie.errors import ConfigurationError, FormatError
+from bookie.errors import ConfigurationError
 from bookie.formats.registration import Registration
 from bookie.metadata.mirror import Mirror
-from bookie.metadata.store import MetadataStore, Record
+from bookie.metadata.store import MetadataStore
 from bookie.protocol.placement import Placement, PlacementPolicy, weights_by_free_space
 from bookie.telemetry import event_log
 
@@ -26,7 +26,7 @@ _SECTION = "placement."
 _log = event_log(__name__)
 
 
-class PlacementView:
+class PlacementView(Mirror[str]):
     """The placement of one cluster; an async context manager that keeps it up to date.
 
     Args:
@@ -40,24 +40,16 @@ class PlacementView:
         self._sources = sources
         self._settings = sources.settings().placement
         self._is_entered = False
-        self._mirror = Mirror(store, keys.SETTINGS, (keys.SETTINGS,), _text, self._take)
+        super().__init__(store, keys.SETTINGS, (keys.SETTINGS,), setting_text, self._take)
 
     def now(self) -> Placement:
         """How to choose bookies now; ask again for each choice."""
         return placement_of(self._settings, self._directory.all())
 
     async def __aenter__(self) -> Self:
-        await self._mirror.__aenter__()
+        await super().__aenter__()
         self._is_entered = True
         return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self._mirror.__aexit__(exc_type, exc, traceback)
 
     def _take(self, records: Mapping[str, str]) -> None:
         named = {key.removeprefix(keys.SETTINGS + "/"): text for key, text in records.items()}
@@ -99,10 +91,3 @@ def placement_of(settings: PlacementSettings, bookies: Mapping[str, Registration
         ack_domains_min=settings.ack_domains_min,
         enforce=settings.enforce,
     )
-
-
-def _text(record: Record) -> str:
-    try:
-        return record.value.decode()
-    except UnicodeDecodeError as error:
-        raise FormatError(f"the metadata key {record.key} is no text") from error

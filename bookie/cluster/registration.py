@@ -1,13 +1,13 @@
-"""A bookie's registration: a leased record that says where it is and what it takes.
+"""A bookie's registration: a leased record with its addresses and state.
 
-A writable bookie stands under ``available/readwrite``, a read-only one under
-``available/readonly``. One transaction makes the change, so the bookie always stands under exactly
-one of the two. The registration is kept for as long as its context is open. After a lost session or
-a deletion of the record it is written again. Meanwhile the bookie goes on serving.
+A writable bookie is registered under ``available/readwrite``, a read-only one under
+``available/readonly``. One transaction makes the change, so the bookie is always registered under
+exactly one of the two. The registration is kept for as long as its context is open. After a lost
+session or a deletion of the record it is written again. Meanwhile the bookie continues to serve.
 
-A record of the same id may belong to another session. It may be from an earlier life of this
-bookie, whose lease is about to end, so the registration waits for it. If the record stays, two
-processes use one id, and this one gives up.
+A record of the same id may belong to another session, for instance that of an earlier life of this
+bookie. The registration waits until it ends. If the record stays, two processes use one id, and
+this one gives up.
 
 Source: BookKeeper's bookie registration.
 """
@@ -17,12 +17,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from types import TracebackType
 from typing import Self
 
 from bookie.cluster import keys
 from bookie.coordination.takeover import take_over
-from bookie.env import jitter
 from bookie.errors import (
     BadVersionError,
     IdentityError,
@@ -33,36 +31,39 @@ from bookie.errors import (
     SessionLostError,
 )
 from bookie.formats.registration import Registration, encode_registration
-from bookie.metadata.store import (
+from bookie.metadata.mirror import pause
+from bookie.metadata.model import (
     NOT_EXISTS,
     Change,
     Check,
     Delete,
-    MetadataStore,
     Operation,
     Put,
     Record,
     Resync,
-    SessionEvent,
     WatchEvent,
 )
+from bookie.metadata.store import MetadataStore
+from bookie.protocol.session import SessionEvent
 from bookie.telemetry import event_log
 
 WAIT_TIMEOUTS = 1.5
-"""How long to wait for another session's record to go, in session timeouts: the session of a
-hanging owner ends somewhat after its timeout."""
-
-RETRY_SECONDS_MIN = 0.05
-RETRY_SECONDS_MAX = 5.0
+"""How long to wait for another session's record to go, in session timeouts. The session of a
+hanging owner ends some time after its timeout."""
 
 _log = event_log(__name__)
 
 
 class BookieRegistration:
-    """One bookie's registration; an async context manager that lasts as long as it.
+    """One bookie's registration; an async context manager, whose end deletes the registration.
 
-    If another process takes the id over, the body is cancelled and the context raises
-    IdentityError.
+    Entering waits up to 1.5 session timeouts for another session's record of the same id to go. The
+    wait for the store's answers comes on top. If another process takes the id over later, the body
+    is cancelled and the context raises IdentityError.
+
+    Raises:
+        IdentityError: (on entering) another process is registered with this id.
+        MetadataUnavailableError: (on entering) the store does not answer.
     """
 
     def __init__(self, store: MetadataStore, registration: Registration) -> None:
@@ -74,13 +75,13 @@ class BookieRegistration:
         self._writing = asyncio.Lock()
         self._doubt = asyncio.Event()
         self._written: tuple[str, int, int | None] | None = None
-        """Key, version and revision of our last write: tell our own left-over record from a
-        stranger's."""
+        """Key, version and revision of our last write. By them we recognise our own record of a
+        former session."""
         self._is_registered = False
 
     @property
     def registration(self) -> Registration:
-        """What is registered, or is to be as soon as the store takes it."""
+        """What is registered, or will be as soon as the store answers."""
         return self._wanted
 
     @property
@@ -91,8 +92,8 @@ class BookieRegistration:
     async def update(self, registration: Registration) -> None:
         """Register another state: other figures, or the change between writable and read-only.
 
-        Others see either the old record or the new one, never none. If this raises, the new state
-        is still wanted and is written with the next repair, which begins at once.
+        At every moment others see either the old record or the new one. If this raises, the new
+        state is still wanted and is written with the next repair, which begins at once.
 
         Raises:
             MetadataUnavailableError: the store did not answer.
@@ -127,16 +128,11 @@ class BookieRegistration:
         _log.info("registered", bookie=self._wanted.bookie_id, read_only=self._wanted.read_only)
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         for follower in self._followers:
             follower.cancel()
         try:
-            # The body's own error passes by the group, which would wrap it.
+            # Not the body's error: the group would wrap it.
             await self._tasks.__aexit__(None, None, None)
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from None
@@ -163,18 +159,18 @@ class BookieRegistration:
             self._doubt.clear()
             try:
                 if await self._is_intact():
-                    continue  # repaired already: several events report one loss
+                    continue  # repaired before: several events report one loss
             except MetadataClosedError:
                 return
             self._is_registered = False
             _log.warning("registration_lost", bookie=self._wanted.bookie_id)
-            retry_seconds = RETRY_SECONDS_MIN
+            attempt = 0
             while not self._is_registered:
                 try:
                     await self._occupy()
                 except (MetadataUnavailableError, SessionLostError):
-                    await asyncio.sleep(retry_seconds * (0.5 + jitter()))
-                    retry_seconds = min(2 * retry_seconds, RETRY_SECONDS_MAX)
+                    await pause(attempt)
+                    attempt += 1
                 except MetadataClosedError:
                     return
             _log.info("registered_again", bookie=self._wanted.bookie_id)
@@ -211,7 +207,7 @@ class BookieRegistration:
 
     async def _is_intact(self) -> bool:
         """Whether the store holds what is wanted, for our present session, and nothing else."""
-        # The lock keeps an update of our own from looking like a foreign write.
+        # Without the lock, an update of our own would look like a foreign write.
         async with self._writing:
             wanted = self._wanted
             other = keys.registration(wanted.bookie_id, read_only=not wanted.read_only)
@@ -244,7 +240,7 @@ class BookieRegistration:
     # ---- writing
 
     async def _try_write(self) -> bool:
-        """Bring the records to the wanted state; False if another session's are in the way."""
+        """Bring the records to the wanted state; False if another session has one of them."""
         async with self._writing:
             while True:
                 operations = await self._plan(self._wanted)
@@ -284,22 +280,3 @@ class BookieRegistration:
             f"another process is registered as bookie {self._wanted.bookie_id}; stop it, or give "
             "this one another id"
         )
-
-
-class RegistrationManager:
-    """Registers bookies."""
-
-    def __init__(self, store: MetadataStore) -> None:
-        self._store = store
-
-    def register(self, registration: Registration) -> BookieRegistration:
-        """A context in which the bookie is registered; leaving it deletes the registration.
-
-        Entering waits up to 1.5 session timeouts for another session's record of the same id to go,
-        and as long as the store needs for its answers.
-
-        Raises:
-            IdentityError: (on entering) another process is registered with this id.
-            MetadataUnavailableError: (on entering) the store does not answer.
-        """
-        return BookieRegistration(self._store, registration)

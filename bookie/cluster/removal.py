@@ -6,14 +6,14 @@ they would go on serving ledgers that clients cannot find.
 
 A removal is a record, ``REMOVAL``, from its first step to its last:
 
-1. One transaction moves the cluster's identity into it. From then on no bookie can join, and no
-   cluster can be made. Until the next step nothing is lost: a failure puts the identity back. If it
-   cannot, the next call that finds registered bookies does so.
+1. One transaction moves the cluster's identity into it. From then on bookies cannot join, and
+   clusters cannot be made. Until the next step nothing is lost: after a failure the identity is put
+   back. If that fails, the next call that finds registered bookies does it.
 2. When no bookie is registered, the record says that the removal has begun.
-3. Every deletion is conditional on that record, so a late call deletes nothing of a cluster that
-   was made afterwards. The counters of ledger ids go last: no id is used twice as long as a ledger
-   is left.
-4. The record goes.
+3. Every deletion is conditional on that record, so a late call cannot delete keys of a cluster that
+   was made afterwards. The counters of ledger ids go last: while a ledger is left, its id cannot be
+   given again.
+4. The record is deleted.
 
 The next call continues a removal that has begun.
 """
@@ -33,7 +33,8 @@ from bookie.errors import (
     NoSuchKeyError,
 )
 from bookie.formats import json_record
-from bookie.metadata.store import NOT_EXISTS, Check, Delete, MetadataStore, Operation, Put
+from bookie.metadata.model import NOT_EXISTS, Check, Delete, Operation, Put
+from bookie.metadata.store import MetadataStore
 
 _FORMAT = "bookie-removal"
 _VERSION = 1
@@ -42,10 +43,10 @@ _ORDER = (*sorted(keys.OWN - {"REMOVAL", "IDGEN"}), "IDGEN")
 
 @dataclass(frozen=True, slots=True)
 class _Removal:
-    """What the record of a removal says, and its version."""
+    """The record of a removal and its version."""
 
     identity: dict[str, bytes]
-    """What stood under the keys of the cluster's identity, those of them that there were."""
+    """The former values of the keys of the cluster's identity; only keys that had a record."""
 
     has_begun: bool
     version: int = NOT_EXISTS
@@ -57,16 +58,17 @@ async def cluster_exists(store: MetadataStore) -> bool:
 
 
 async def nuke_cluster(store: MetadataStore, *, foreign: bool = False) -> bool:
-    """Delete a cluster with everything in it; whether there was one.
+    """Delete a cluster with everything in it; False if there was none.
 
     With `foreign` also keys that can name no record; otherwise they stop the removal.
 
-    First its identity goes, in one step, so that no bookie joins any more. A bookie that registered
-    at the last moment brings it back. The next call continues an interrupted removal.
+    First its identity is removed in one step, so that bookies cannot join any more. If a bookie
+    registered at the last moment, the identity is put back. The next call continues an interrupted
+    removal.
 
     Raises:
-        ClusterInUseError: bookies are registered, a key is not a cluster's, or another cluster's
-            scope lies in this one; this call deleted nothing.
+        ClusterInUseError: bookies are registered, a key has another owner, or another cluster's
+            scope lies in this one. This call deleted nothing.
     """
     await refuse_inner_cluster(store)
     await _refuse_strangers(store, foreign=foreign)
@@ -98,8 +100,8 @@ async def _refuse_strangers(store: MetadataStore, *, foreign: bool = False) -> N
     strangers = sorted(set(await store.get_children("/")) - keys.OWN)
     if strangers:
         raise ClusterInUseError(
-            f"the metadata scope also holds /{strangers[0]}, which is no cluster's; nothing was "
-            "deleted"
+            f"the metadata scope also holds /{strangers[0]}, which belongs to no cluster; nothing "
+            "was deleted"
         )
     if not foreign and (odd := await store.foreign_keys()):
         raise ClusterInUseError(
@@ -122,7 +124,8 @@ async def _begin(store: MetadataStore) -> _Removal:
     """A removal that has begun.
 
     Raises:
-        ClusterInUseError: bookies are. The cluster is as it was, unless a removal had begun.
+        ClusterInUseError: bookies are registered. The cluster is as before, unless a removal had
+            begun.
     """
     try:
         while True:
@@ -136,7 +139,7 @@ async def _begin(store: MetadataStore) -> _Removal:
             try:
                 stat = await store.put(keys.REMOVAL, _encode(begun), version=removal.version)
             except BadVersionError:
-                continue  # another call began it, or gave the cluster its identity back
+                continue  # another call began it, or put the identity back
             return replace(begun, version=stat.version)
     except BaseException:
         await _restore(store)
@@ -144,7 +147,7 @@ async def _begin(store: MetadataStore) -> _Removal:
 
 
 async def _take_identity(store: MetadataStore) -> _Removal:
-    """Move the layout and the instance id into the removal, unless that was done already."""
+    """Move the layout and the instance id into the removal, unless that was done before."""
     while True:
         removal = await _find(store)
         if removal is not None:
@@ -161,13 +164,13 @@ async def _take_identity(store: MetadataStore) -> _Removal:
         try:
             stat = (await store.transaction(operations))[0]
         except (BadVersionError, NoSuchKeyError):
-            continue  # another call makes or removes the cluster just now
+            continue  # another call makes or removes the cluster at the same time
         assert stat is not None
         return replace(removal, version=stat.version)
 
 
 async def _restore(store: MetadataStore) -> None:
-    """Give the cluster its identity back if the removal has not begun, and the store answers."""
+    """Put the identity back if the store answers and the removal has not begun."""
     with suppress(BookieError):
         removal = await _find(store)
         if removal is not None and not removal.has_begun:

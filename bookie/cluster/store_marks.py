@@ -1,8 +1,8 @@
-"""Marks by which a metadata store shows that it went back in time.
+"""Marks that show whether a metadata store went back in time.
 
-They only rise while a store is what it was: the counters of ledger ids, and the state number in a
-bookie's own cookie. One that is lower than it was, or gone, means that the store was restored from
-an older copy, or emptied.
+They are the counters of ledger ids, and the state number in a bookie's own cookie. They normally
+only rise. A mark that is lower than before, or missing, means that the store was restored from an
+older copy, or emptied.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from bookie.metadata.store import MetadataStore
 
 @dataclass(frozen=True, slots=True)
 class StoreMarks:
-    """What a store shows of its age. Everything is empty if it holds no cluster."""
+    """The marks of a store; all are empty if it holds no cluster."""
 
     instance_id: str = ""
     counters: dict[int, int] = field(default_factory=dict)
     """Bucket → the lowest ledger id in it that is not reserved."""
     cookie_number: int | None = None
-    """The state number in the cookie of the bookie that asks; None without a cookie."""
+    """The state number in the bookie's cookie; None if it has no cookie."""
 
 
 async def read_marks(store: MetadataStore, bookie_id: str) -> StoreMarks:

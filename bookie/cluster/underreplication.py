@@ -4,9 +4,9 @@ A mark says which bookies' copies are missing. A replicator removes it only at t
 read after it had the ledger's lock. So a ledger that is marked again meanwhile stays marked.
 
 A lock is leased: it ends with its owner. It is an optimisation, because the ledger's own version
-guards what two concurrent repairs change. A lock contains its owner's token, which the owner notes
-before it writes the lock. So the owner recognises its lock even if the write was not answered. It
-takes the ledger with its next attempt, or gives it back when it closes.
+guards the changes of two concurrent repairs. A lock contains its owner's token, which the owner
+notes before it writes the lock. So the owner recognises its lock even if the write was not
+answered. It takes the ledger with its next attempt, or gives it back when it closes.
 
 =============================================== ===============================================
 key                                             value
@@ -28,7 +28,6 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Self
 
 from bookie.cluster import keys
@@ -52,10 +51,11 @@ from bookie.formats.underreplicated import (
     encode_mark,
 )
 from bookie.ids import MAX_ID, is_valid_bookie_id
-from bookie.metadata.store import NOT_EXISTS, Change, Check, Delete, MetadataStore, Operation, Put
+from bookie.metadata.model import NOT_EXISTS, Change, Check, Delete, Operation, Put
+from bookie.metadata.store import MetadataStore
 
 CHECKS = ("all_ledgers", "placement_policy", "replicas")
-"""The checks of everything whose last end is kept."""
+"""The checks of the whole cluster. The end of the last one of each is kept."""
 
 _MARKS = DigitTree(keys.MARKED_LEDGERS, (3, 4, 4, 4, 4), maximum=MAX_ID)
 _LOCKS = DigitTree(keys.REPAIR_LOCKS, (19,), maximum=MAX_ID)
@@ -63,11 +63,11 @@ _LOCKS = DigitTree(keys.REPAIR_LOCKS, (19,), maximum=MAX_ID)
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """A lock that is ours, or may be."""
+    """A lock that is ours or may be ours."""
 
     token: str
     mark_version: int | None
-    """Of the mark when we locked it; None while it is unknown whether the lock is ours."""
+    """The version of the mark when we locked it; None while it is open whether we have the lock."""
     may_have_ended: bool = False
     """Whether its deletion together with the mark was sent and not answered."""
 
@@ -87,18 +87,13 @@ class UnderreplicationManager:
         self._clock = clock or SystemClock()
         self._held: dict[int, _Held] = {}
         self._serial = asyncio.Lock()
-        """Held while a lock is taken or given back, so that no other task mistakes what is under
-        way for what was left behind."""
+        """Held while a lock is taken or given back. Without it, another task could mistake a change
+        under way for an abandoned one."""
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     # ---- marks
@@ -107,7 +102,7 @@ class UnderreplicationManager:
         """Mark more copies of a ledger as missing.
 
         Raises:
-            BadRequestError: no replica is named, or one that is no bookie.
+            BadRequestError: `replicas` is empty, or names something else than bookies.
         """
         missing = set(replicas)
         if not missing or not all(map(is_valid_bookie_id, missing)):
@@ -123,7 +118,7 @@ class UnderreplicationManager:
             else:
                 before = _mark_of(ledger_id, key, record.value)
                 both = tuple(sorted(missing | set(before.replicas)))
-                # Written even if nothing is new: who repairs it now may have looked before.
+                # Written even without a change: a repair under way may have read it before.
                 marked = UnderreplicatedLedger(ledger_id, both, before.marked_ms)
                 version = record.version
             try:
@@ -161,14 +156,14 @@ class UnderreplicationManager:
                     await anext(changes)
         except BaseException:
             if found is not None:
-                self._doubt(found)  # the caller was not told of it: it waits for the next call
+                self._doubt(found)  # the caller never got it: the next call may take it
             raise
 
     async def poll(self) -> int | None:
-        """Lock a marked ledger that is not under repair; None if there is none now."""
+        """Lock a marked ledger that is not under repair, or return None."""
         locked = {_LOCKS.number_of(f"{keys.REPAIR_LOCKS}/{name}") for name in await self._locks()}
         locked -= {ledger_id for ledger_id, held in self._held.items() if held.mark_version is None}
-        # Everybody begins somewhere else, so that workers do not race for the same ledgers.
+        # Each worker begins at a random place, so that few compete for the same ledgers.
         free = [mark.ledger_id async for mark in self.marked() if mark.ledger_id not in locked]
         start = int(jitter() * len(free))
         for ledger_id in free[start:] + free[:start]:
@@ -177,7 +172,7 @@ class UnderreplicationManager:
         return None
 
     async def acquire(self, ledger_id: int) -> bool:
-        """Lock one marked ledger; False if it is locked already or not marked (any more).
+        """Lock one marked ledger; False if it is locked or unmarked.
 
         If this raises, the ledger may be locked all the same; the next call finds out.
         """
@@ -215,8 +210,8 @@ class UnderreplicationManager:
     async def mark_replicated(self, ledger_id: int) -> bool:
         """Remove the mark of a ledger that is locked here and has all its copies; give it back.
 
-        False if it stays marked: it was marked again meanwhile, or the lock is not ours any more.
-        If this raises or is cancelled, it may have happened all the same; the next call finds out.
+        False if it stays marked: it was marked again meanwhile, or we lost the lock. If this raises
+        or is cancelled, it may have happened all the same; the next call finds out.
 
         Raises:
             BadRequestError: it was never locked here.
@@ -236,7 +231,7 @@ class UnderreplicationManager:
     async def _end(self, ledger_id: int, held: _Held, mark_version: int | None) -> bool:
         mark = _MARKS.key(ledger_id)
         if held.may_have_ended:
-            await self._store.sync()  # what was not answered may be newer than what we read
+            await self._store.sync()  # the unanswered write may be newer than what we would read
         lock = await self._own_lock(ledger_id, held)
         if lock is None:
             is_over = held.may_have_ended and await self._store.get(mark) is None
@@ -250,7 +245,7 @@ class UnderreplicationManager:
         try:
             await self._store.transaction(operations)
         except (BadVersionError, NoSuchKeyError):
-            # What was not answered may have come first, late.
+            # The unanswered write may have come first.
             is_over = held.may_have_ended and await self._store.get(mark) is None
             await self._give_back(ledger_id, held)
             return is_over
@@ -266,8 +261,8 @@ class UnderreplicationManager:
 
     async def _give_back(self, ledger_id: int, held: _Held) -> None:
         if held.mark_version is None:
-            await self._store.sync()  # a write that was not answered may be newer than what we read
-        # If this is not answered, the lock may exist or not; the next call finds out.
+            await self._store.sync()  # an unanswered write may be newer than what we would read
+        # If the deletion is not answered, the next call finds out whether the lock exists.
         self._doubt(ledger_id)
         lock = await self._own_lock(ledger_id, held)
         if lock is not None:
@@ -287,7 +282,7 @@ class UnderreplicationManager:
         return None if record is None else _lock_of(key, record.value)[0]
 
     async def close(self) -> None:
-        """Give all locks back. What could not be given back now is tried by the next call.
+        """Give all locks back. The next call tries those again that could not be given back.
 
         Raises:
             MetadataError: of the first lock that could not be given back; all were tried.
@@ -304,7 +299,7 @@ class UnderreplicationManager:
             raise failure
 
     async def _own_lock(self, ledger_id: int, held: _Held) -> int | None:
-        """The version of the lock that we hold; None if it ended, or is another's."""
+        """The version of the lock that we hold; None if we lost it."""
         key = _LOCKS.key(ledger_id)
         record = await self._store.get(key)
         if record is None or _lock_of(key, record.value)[1] != held.token:
@@ -338,7 +333,7 @@ class UnderreplicationManager:
                 await anext(changes)
 
     async def lost_bookie_recovery_delay(self) -> int | None:
-        """The seconds to wait for a lost bookie; None if it was never set."""
+        """The seconds to wait for a lost bookie; None if unset."""
         return await self._number(keys.LOST_BOOKIE_DELAY)
 
     async def set_lost_bookie_recovery_delay(self, seconds: int) -> None:
@@ -367,7 +362,7 @@ class UnderreplicationManager:
                     yield found
 
     async def checked_ms(self, check: str) -> int | None:
-        """When a check of everything ended last; None if it never did."""
+        """When the last check of this kind ended; None before the first."""
         return await self._number(_check_key(check))
 
     async def set_checked_ms(self, check: str, now_ms: int) -> None:

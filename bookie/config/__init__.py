@@ -1,17 +1,12 @@
 """Settings: one frozen section per component, from defaults, cluster, file, environment, flags.
 
-A component gets its own section, never the whole. An unknown key refuses to start. This package is
-the only place that reads environment variables.
+A component gets only its own section. An unknown key is an error at the start. Only this package
+reads environment variables.
 """
 
 from bookie.config.client_section import ClientSettings
 from bookie.config.grpc_transport import grpc_polling
-from bookie.config.load import (
-    Sources,
-    check_cluster_settings,
-    load_settings,
-    require_bookie_id,
-)
+from bookie.config.load import Sources, check_cluster_settings, load_settings, require_bookie_id
 from bookie.config.metadata_section import MetadataSettings
 from bookie.config.placement_section import PlacementSettings
 from bookie.config.render import find_setting, given_values, render_defaults, render_toml

@@ -64,9 +64,7 @@ class ClientSettings(Section):
         description="The most entry bytes in one request of several entries.",
     )
     tail_refresh_seconds: float = Field(
-        default=10.0,
-        gt=0,
-        description="Silence after which a tailing reader asks by itself.",
+        default=10.0, gt=0, description="Silence after which a tailing reader asks by itself."
     )
 
     @model_validator(mode="after")

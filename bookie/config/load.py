@@ -1,4 +1,4 @@
-"""Settings from defaults < cluster < TOML file < environment < flags, or one sentence of refusal.
+"""Settings from defaults < cluster < TOML file < environment < flags; an error is one sentence.
 
 A file holds one table per section. The variable ``BOOKIE_STORAGE__READ_THREADS`` sets the key
 ``storage.read_threads``. Two names have no double underscore: ``BOOKIE_METADATA``, short for
@@ -58,8 +58,8 @@ _AllGiven: TypeAlias = Mapping[tuple[str, str], _Given]
 class Sources:
     """What a file, the environment and flags gave one process, read once.
 
-    The settings of its cluster, which stand between the defaults and the file, change while the
-    process runs. Each time `settings` says what holds then, with all else as it was at the start.
+    The settings of its cluster, which rank between the defaults and the file, change while the
+    process runs. Each call of `settings` merges them with the other sources as of the start.
     """
 
     def __init__(self, given: _AllGiven) -> None:
@@ -96,12 +96,13 @@ class Sources:
             raise ConfigurationError(_sentence(_problems(error)[0], given)) from None
 
     def first_settings(self) -> Settings:
-        """The settings without those of the cluster: where it is, and who asks.
+        """The settings without those of the cluster, to find the cluster with.
 
-        What stands in a relation that cluster settings may still mend has its default here.
+        Two settings may contradict each other in a way that a cluster setting can correct. Then
+        they have their defaults here.
 
         Raises:
-            ConfigurationError: something is wrong that no cluster setting could mend.
+            ConfigurationError: there is an error that a cluster setting cannot correct.
         """
         given = self._given
         try:
@@ -114,7 +115,7 @@ class Sources:
         return Settings.model_validate(_tables(sound))
 
     def origins(self, cluster: Mapping[str, str] = NO_CLUSTER) -> dict[str, str]:
-        """Who gave what is not a default: `section.key` → a file, variable, flag or the cluster."""
+        """The source of each given value: `section.key` → a file, variable, flag or the cluster."""
         return {item.name: item.origin for item in self._with(cluster).values()}
 
     def _with(self, cluster: Mapping[str, str]) -> _AllGiven:
@@ -125,7 +126,7 @@ _FIRST_SECTIONS = ("bookie", "metadata", "log")
 
 
 def _last_of(*sources: Iterator[_Given]) -> _AllGiven:
-    """What counts of several sources, each of which wins over those before it."""
+    """The values of several sources, each of which wins over those before it."""
     given: dict[tuple[str, str], _Given] = {}
     for source in sources:
         for item in source:
@@ -133,7 +134,8 @@ def _last_of(*sources: Iterator[_Given]) -> _AllGiven:
             _refuse_flag_for_number(item, field)
             if item.by_cluster and (section_type(item.section).own or is_own(field)):
                 raise ConfigurationError(
-                    f"{item.origin}: each process has its own {item.name}, a cluster has none"
+                    f"{item.origin}: each process has its own {item.name}; it cannot be set for a"
+                    " cluster"
                 )
             given[item.section, item.key] = item
     return given
@@ -155,7 +157,7 @@ def load_settings(
     """Read, merge and check the settings of one process, without those of a cluster.
 
     Args:
-        path: A TOML file; None reads the one that BOOKIE_CONFIG names, or none.
+        path: A TOML file. If None, the file that BOOKIE_CONFIG names is read, if it is set.
         overrides: Flags, `section.key` → text. They win over everything.
         environment: Variables; the process's own when None.
 
@@ -167,7 +169,7 @@ def load_settings(
 
 
 def check_cluster_settings(cluster: Mapping[str, str]) -> None:
-    """Refuse cluster settings with which a bookie that sets nothing else would not start.
+    """Refuse cluster settings that would keep a bookie with defaults from starting.
 
     Raises:
         ConfigurationError: one sentence that names one of them.
@@ -176,10 +178,10 @@ def check_cluster_settings(cluster: Mapping[str, str]) -> None:
 
 
 def require_bookie_id(settings: Settings) -> None:
-    """Refuse settings that do for a client but not for a bookie.
+    """Refuse settings that suffice for a client but not for a bookie.
 
     Raises:
-        ConfigurationError: the bookie has no name.
+        ConfigurationError: the bookie has no id.
     """
     if not settings.bookie.id:
         raise ConfigurationError("bookie.id must be set: the name of this bookie in its cluster")
@@ -197,7 +199,7 @@ def _from_file(path: Path | None) -> Iterator[_Given]:
     for section, table in tables.items():
         if not isinstance(table, dict):
             raise ConfigurationError(
-                f"{path}: {section} stands outside a section; write it below [SECTION]"
+                f"{path}: {section} is outside of a section; write it below [SECTION]"
             )
         _check_section(section, str(path))
         for key, value in table.items():
@@ -264,7 +266,7 @@ def _hint(name: str, known: list[str]) -> str:
 
 
 def _is_mendable(problem: ErrorDetails) -> bool:
-    """Whether cluster settings may make it right: a relation between values that they may set."""
+    """Whether cluster settings can correct it: a relation between values that they may set."""
     place = problem["loc"]
     return not place or (len(place) == 1 and not section_type(str(place[0])).own)
 

@@ -1,4 +1,4 @@
-"""The section ``[metadata]``: where the metadata store is, and how we prove who we are."""
+"""The section ``[metadata]``: where the metadata store is, and our credentials."""
 
 from __future__ import annotations
 

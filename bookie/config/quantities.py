@@ -1,7 +1,7 @@
-"""Values of settings that have a spelling of their own: sizes in bytes and sets of labels.
+"""Values of settings with a spelling of their own: sizes in bytes and sets of labels.
 
-Sizes are plain integers in code. In a file or variable they may also be written with a binary unit,
-``"256MiB"``; labels may be written ``"zone=a,rack=r1"`` where a table is not possible.
+Sizes are plain integers in code. In a file or variable they may also be written with a binary unit:
+``"256MiB"``. Labels may also be written as text: ``"zone=a,rack=r1"``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LABEL = re.compile(r"[A-Za-z0-9._/-]{1,63}")
 
 
 def parse_size(value: object) -> object:
-    """Turn ``"8MiB"`` into 8388608; anything else is left to the integer check that follows."""
+    """Turn ``"8MiB"`` into 8388608; values that are not text are returned unchanged."""
     if not isinstance(value, str):
         return value
     match = _SIZE.fullmatch(value)

@@ -48,15 +48,15 @@ def render_defaults() -> str:
 
 @dataclass(frozen=True, slots=True)
 class SettingFact:
-    """What is known of one setting."""
+    """The default of one setting, and whether it is dynamic."""
 
     default: str
-    """As a file would spell it."""
+    """As it is written in a file."""
     dynamic: bool
 
 
 def find_setting(name: str) -> SettingFact | None:
-    """The setting ``section.key``, or None if it does not exist."""
+    """The setting ``section.key``, or None."""
     section, _, key = name.partition(".")
     if section not in Settings.model_fields:
         return None
@@ -65,7 +65,7 @@ def find_setting(name: str) -> SettingFact | None:
 
 
 def given_values(settings: Settings, names: Iterable[str]) -> dict[str, str]:
-    """The values of some settings, ``section.key`` → as a file would spell it."""
+    """The values of some settings: ``section.key`` → as it is written in a file."""
     values = {}
     for name in names:
         section, _, key = name.partition(".")

@@ -1,7 +1,7 @@
 """The base class of all sections, and the marks of a setting.
 
 A setting is *dynamic* if a running bookie takes a new value without a restart. It is a bookie's
-*own* if one value for a whole cluster makes no sense.
+*own* if it cannot be a cluster setting.
 """
 
 from __future__ import annotations
@@ -16,17 +16,14 @@ DYNAMIC: JsonDict = {"dynamic": True}
 """For `Field(json_schema_extra=…)`: the component reads its section in each round."""
 
 OWN: JsonDict = {"own": True}
-"""For `Field(json_schema_extra=…)`: never a cluster setting."""
+"""For `Field(json_schema_extra=…)`: it cannot be a cluster setting."""
 
 
 class Section(BaseModel):
     """What all sections share: frozen, and an unknown key is an error."""
 
     model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        validate_default=True,
-        allow_inf_nan=False,
+        frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False
     )
 
     own: ClassVar[bool] = False

@@ -1,8 +1,8 @@
 """Every setting with its default, range and meaning; `conf/bookie.toml` is rendered from here.
 
-Units stand at the end of a name. Relations inside a section are checked where the section is built,
-relations between sections where `Settings` is: code that builds one section for itself (a test of
-the journal with tiny files) is not held to what a whole server needs.
+A name ends with its unit. A section checks the relations between its own values. `Settings` checks
+the relations between sections. So a test may build one section with values that are too small for a
+whole server.
 """
 
 from __future__ import annotations
@@ -228,9 +228,7 @@ class StorageSettings(Section):
         "log explains their timeouts.",
     )
     sync_fail_seconds: float = Field(
-        default=60.0,
-        gt=0,
-        description="A slower sync ends the process with exit status 74.",
+        default=60.0, gt=0, description="A slower sync ends the process with exit status 74."
     )
 
     @property

@@ -18,8 +18,8 @@ class Supervision:
     """How to notify the service manager.
 
     `notify_socket` is the path of a datagram socket. A leading ``@`` stands for the abstract
-    namespace; the path is empty without a service manager. `watchdog_seconds` is the silence after
-    which the manager kills this process, or None without a watchdog.
+    namespace; the path is empty without a service manager. After `watchdog_seconds` of silence the
+    manager kills this process; None stands for no watchdog.
     """
 
     notify_socket: str
@@ -31,7 +31,7 @@ def read_supervision(
 ) -> Supervision:
     """Read NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID; what is malformed counts as absent.
 
-    A watchdog meant for another process (`pid` is not WATCHDOG_PID) is not ours to feed.
+    A watchdog for another process counts as absent: `pid` differs from WATCHDOG_PID.
     """
     variables = os.environ if environment is None else environment
     microseconds = variables.get("WATCHDOG_USEC", "")

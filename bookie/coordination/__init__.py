@@ -5,7 +5,7 @@ Each process has one `Participant`, which follows its session; the recipes work 
 | module | what it is |
 |---|---|
 | `participant` | a process's part: its session, and work that outlives a cancelled caller |
-| `wait_queue` | contenders in a queue, each of which waits for one other |
+| `wait_queue` | claims in a queue, each of which waits for one other |
 | `lock`, `locks` | locks with fencing tokens |
 | `read_write_locks` | the same, shared and exclusive |
 | `election` | one leader among candidates |
@@ -17,9 +17,8 @@ Each process has one `Participant`, which follows its session; the recipes work 
 | `barriers` | begin together, end together |
 | `cache` | typed values below a prefix, in memory |
 
-**All of this is advisory.** A store can say who holds a lock. It cannot stop a process that was
-paused, or whose packets were late, from acting as if it still did. So guard every effect that a
-lock protects in one of three ways:
+**All of this is advisory.** A store knows who holds a lock. But a process that was paused may still
+act on a lock that it has lost. So guard every effect that a lock protects in one of three ways:
 
 - by the lock's token, if the receiver remembers the greatest one that it has seen;
 - by `Lock.check` in the same transaction, if the effect lies in the same store;

@@ -7,9 +7,9 @@ key               meaning
 ``ready``         leased: enough came; everybody may begin
 ================= ================================================================================
 
-The last to come opens the barrier for all. On the way out, the first process by name waits for the
-others, one after the other, and closes the barrier. Every other process gives its place up and
-waits for the first. A process that dies inside counts as gone.
+The last process to arrive opens the barrier for all. On the way out, the first process by name
+waits for the others, one after the other, and closes the barrier. Every other process deletes its
+record and waits for the first. A process that dies inside counts as gone.
 
 Source: the double barrier recipe of ZooKeeper.
 """
@@ -19,13 +19,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, suppress
-from types import TracebackType
 from typing import Self
 
 from bookie.coordination.membership import Member
 from bookie.coordination.participant import Participant
 from bookie.errors import BadVersionError, NoSuchKeyError, OperationTimeoutError
-from bookie.metadata.store import Change, ChangeKind, Resync, check_key
+from bookie.metadata.model import Change, ChangeKind, Resync, check_key
 
 
 class DoubleBarrier:
@@ -81,12 +80,7 @@ class DoubleBarrier:
                 raise
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         try:
             async with asyncio.timeout(self._timeout_seconds):
                 await self._leave()

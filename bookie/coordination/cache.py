@@ -1,8 +1,8 @@
 """Typed values below a prefix, kept in memory while the store's watch keeps them current.
 
-A value is loaded when it is first requested, and dropped when a commit changed it. The absence of a
-record is cached, too. Everything is dropped when changes may have been missed (`Resync`) and when a
-new session begins. During an outage the cache serves what it has, which may be old.
+A value is loaded when it is first requested, and dropped when a commit has changed it. The absence
+of a record is cached, too. Everything is dropped when changes may have been missed (`Resync`) and
+when a new session begins. During an outage the cache serves old values.
 
 A write through the cache is seen by the next `get`, before any event of it. A load that began
 before a change is not kept. Values are shared: do not change what `get` returns. The functions of
@@ -20,7 +20,6 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from bookie.coordination.participant import Participant
@@ -34,28 +33,28 @@ from bookie.errors import (
     NoSuchKeyError,
     OperationTimeoutError,
 )
-from bookie.metadata.store import (
+from bookie.metadata.model import (
     NOT_EXISTS,
     Change,
     ChangeKind,
     Record,
     Resync,
-    SessionEvent,
     Stat,
     WatchEvent,
     check_prefix,
     is_under,
 )
+from bookie.protocol.session import SessionEvent
 from bookie.telemetry import event_log
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 ENTRIES_MAX = 10_000
-"""Values kept; the one that was not asked for the longest goes first."""
+"""Values kept; the least recently used one is dropped first."""
 
 UPDATE_SECONDS_MAX = 30.0
-"""How long an update is tried again while others are faster."""
+"""How long an update is repeated while others are faster."""
 
 _log = event_log(__name__)
 
@@ -105,8 +104,8 @@ class _Write:
 
     key: str
     newest: float = -1
-    """The greatest revision of the key that was heard of meanwhile, by an event or an answer: it
-    may be that of a later write. Infinite if it is not known."""
+    """The greatest revision of the key that an event or an answer told meanwhile. It may be that of
+    a later write. Infinite if it is unknown."""
 
 
 class MetadataCache(Generic[T]):
@@ -116,10 +115,10 @@ class MetadataCache(Generic[T]):
         participant: on whose store, which has to stay open for longer.
         prefix: where the values stand; other keys are refused.
         codec: between values and bytes.
-        on_change: called with each change of a key under the prefix, after the cache has dropped
-            its value, so a read of the cache then gives the new one.
-        on_reload: what is changed is loaded again at once if it was here, and `on_reload` called
-            with its key and the new value.
+        on_change: called with each change of a key under the prefix. The cache has dropped the old
+            value before, so a read of the cache gives the new one.
+        on_reload: if given, changed values that were cached are loaded again at once. Then
+            `on_reload` is called with the key and the new value.
     """
 
     def __init__(
@@ -157,8 +156,8 @@ class MetadataCache(Generic[T]):
         """The value of `key` and the state of its record; at most one read of the store at a time.
 
         Raises:
-            FormatError: the record cannot be decoded; nothing is kept.
-            MetadataUnavailableError: it is not here, and the store does not answer.
+            FormatError: the record cannot be decoded; the cache stays as it is.
+            MetadataUnavailableError: the value must be loaded, and the store does not answer.
         """
         self._check(key)
         if key in self._entries:
@@ -171,7 +170,7 @@ class MetadataCache(Generic[T]):
         return await asyncio.shield(load)
 
     def get_if_cached(self, key: str) -> T | None:
-        """The value if it is here; None also when nothing is known."""
+        """The value if it is cached, else None."""
         found = self._entries.get(key)
         return None if found is None else found.value
 
@@ -243,7 +242,7 @@ class MetadataCache(Generic[T]):
         return await self._read_modify_update(key, modify, refuse)
 
     async def read_modify_update_or_create(self, key: str, modify: Callable[[T | None], T]) -> T:
-        """The same; `modify` gets None if there is no record, and makes the first value."""
+        """As `read_modify_update`. Without a record, `modify` gets None."""
         return await self._read_modify_update(key, modify, lambda: modify(None))
 
     async def _read_modify_update(
@@ -265,7 +264,7 @@ class MetadataCache(Generic[T]):
     # ---- dropping
 
     def invalidate(self, key: str) -> None:
-        """Forget the value of `key`; a load under way is not kept either."""
+        """Drop the value of `key`, also that of a load under way."""
         self._entries.pop(key, None)
         self._loads.pop(key, None)
 
@@ -277,7 +276,7 @@ class MetadataCache(Generic[T]):
         self._loads.clear()
 
     async def refresh(self, key: str) -> None:
-        """Load the value of `key` again if it is here."""
+        """Load the value of `key` again if it is cached."""
         if key in self._entries:
             self.invalidate(key)
             await self.get_with_stat(key)
@@ -290,12 +289,7 @@ class MetadataCache(Generic[T]):
         self._follower = self._participant.spawn(self._follow(changes))
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._participant.forget(self._on_session)
         if self._follower is not None:
             self._follower.cancel()
@@ -324,7 +318,7 @@ class MetadataCache(Generic[T]):
             self.invalidate_all()
 
     def _take(self, event: WatchEvent) -> bool:
-        """Drop what the event makes old; whether there was a value of the key."""
+        """Drop the value that the event makes old; whether it is to be loaded again."""
         self._supersede(event.key, event.revision)
         if event.key not in self._entries:
             self._loads.pop(event.key, None)
@@ -332,12 +326,12 @@ class MetadataCache(Generic[T]):
         found = self._entries[event.key]
         known = None if found is None else found.stat.revision
         if event.revision is not None and known is not None and known >= event.revision:
-            return False  # it is ours, or was loaded after the commit
+            return False  # our own write, or loaded after the commit
         self.invalidate(event.key)
         return event.kind is not ChangeKind.DELETED or self._on_reload is not None
 
     def _supersede(self, key: str, revision: int | None) -> None:
-        """Let no write under way bring back what is older than `revision` of `key`."""
+        """Keep writes under way from caching a value of `key` older than `revision`."""
         newest = math.inf if revision is None else revision
         for write in self._writes:
             if write.key == key:
@@ -373,7 +367,7 @@ class MetadataCache(Generic[T]):
             if self._loads.get(key) is load:
                 del self._loads[key]
             load.set_exception(error)
-            load.exception()  # raised by `get`; without a waiter it does not matter
+            load.exception()  # retrieved here: the callers of `get` may have gone
             return
         except asyncio.CancelledError:
             load.cancel()
@@ -404,11 +398,11 @@ class MetadataCache(Generic[T]):
             stat = await self._store.put(key, data, version=version, ephemeral=ephemeral)
         finally:
             self._writes.discard(write)
-            # Whatever came of it, what was here is old.
+            # The cached value is old, also if the write failed.
             self.invalidate(key)
         self._supersede(key, stat.revision)
         if stat.revision is not None and stat.revision >= write.newest:
-            # Not `value` itself: the caller may go on changing it.
+            # A copy, because the caller may change `value` later.
             self._keep(key, Cached(self._codec.decode(key, data, stat), stat))
         return stat
 

@@ -1,11 +1,11 @@
 """Numbers that no two processes get, from a counter that advances by blocks.
 
-The counter is a record of its own, the next free number as decimal text. A block is reserved by
-compare-and-set, so numbers are unique whatever happens; numbers whose reservation was not answered,
-or whose process ended, are skipped and never given twice.
+The counter is a record of its own: the next free number as decimal text. A block is reserved by
+compare-and-set, so numbers are unique in all cases. Numbers are skipped if their reservation was
+not answered, or if their process ended.
 
-Source: BookKeeper's ledger ids and Pulsar's counters; never a side effect of the names of records,
-which overflow, begin anew, or are shared with others.
+Source: BookKeeper's ledger ids and Pulsar's counters. Numbers in the names of records do not serve:
+they overflow, begin anew, or are shared with others.
 """
 
 from __future__ import annotations
@@ -13,13 +13,8 @@ from __future__ import annotations
 import asyncio
 
 from bookie.coordination.participant import Participant
-from bookie.errors import (
-    BadRequestError,
-    BadVersionError,
-    FormatError,
-    MetadataUnavailableError,
-)
-from bookie.metadata.store import NOT_EXISTS, check_key
+from bookie.errors import BadRequestError, BadVersionError, FormatError, MetadataUnavailableError
+from bookie.metadata.model import NOT_EXISTS, check_key
 
 ATTEMPTS_MAX = 30
 """How often a reservation is tried when others are faster."""
@@ -31,7 +26,8 @@ class Counter:
     Args:
         participant: on whose store it is.
         path: the key of the counter.
-        block: how many numbers `next` reserves at once; what is left of them at the end is skipped.
+        block: how many numbers `next` reserves at once. Numbers that are unused at the end are
+            skipped.
     """
 
     def __init__(self, participant: Participant, path: str, *, block: int = 1) -> None:
@@ -50,13 +46,13 @@ class Counter:
             return number
 
     async def reserve(self, count: int) -> range:
-        """`count` numbers in a row, above all that anybody got before.
+        """`count` numbers in a row, greater than all numbers given before.
 
         Raises:
             BadRequestError: `count` is less than 1.
             MetadataUnavailableError: the store did not answer, or others were faster every time;
                 numbers may have been skipped.
-            FormatError: the record is no counter; it is left as it is.
+            FormatError: the record is not a counter; it stays as it is.
         """
         if count < 1:
             raise BadRequestError(f"{count} numbers cannot be reserved; the least is 1")

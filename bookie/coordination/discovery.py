@@ -14,7 +14,7 @@ from bookie.formats.service_instance import (
     decode_service_instance,
     encode_service_instance,
 )
-from bookie.metadata.store import check_key
+from bookie.metadata.model import check_key
 from bookie.telemetry import event_log
 
 _log = event_log(__name__)
@@ -28,7 +28,7 @@ class Discovery:
         self._path = check_key(path)
 
     def announce(self, service: str, instance_id: str, instance: ServiceInstance) -> Member:
-        """Be found for as long as the context is open; see `Member`.
+        """Announce an instance for as long as the context is open; see `Member`.
 
         Raises:
             BadRequestError: the port is out of range.

@@ -1,4 +1,4 @@
-"""One leader among candidates, who stand in line.
+"""One leader among candidates, who wait in a queue.
 
 **Leadership is advice**, as every lock is: guard what the leader does by its token, or by the
 version of what it writes (see `lock`).
@@ -6,14 +6,14 @@ version of what it writes (see `lock`).
 ========= ======================================================================================
 state     meaning
 ========= ======================================================================================
-NO_LEADER this candidate does not stand: not yet, or not any more
+NO_LEADER this candidate takes no part in the election
 FOLLOWING another candidate is before it
-LEADING   it is first in line, and nothing is known against the session
-UNKNOWN   the session is in doubt: it may lead, or another one may already
+LEADING   it is first in the queue, and its session is certain
+UNKNOWN   the session is in doubt: it may lead, or another candidate may already
 ========= ======================================================================================
 
 The state turns UNKNOWN with the first doubt about the session, before the session is lost. A leader
-that lost its claim stands again: first if it is alone, else behind the others. A candidate that
+that lost its claim makes another: first if it is alone, else behind the others. A candidate that
 closes late deletes its own claim only.
 """
 
@@ -23,7 +23,6 @@ import asyncio
 import enum
 from collections.abc import Callable
 from contextlib import suppress
-from types import TracebackType
 from typing import Self
 
 from bookie.coordination.lock import Lock, LockState
@@ -38,7 +37,7 @@ from bookie.errors import (
     NoSuchKeyError,
 )
 from bookie.formats.claim import Claim, ClaimMode
-from bookie.metadata.store import SessionEvent
+from bookie.protocol.session import SessionEvent
 from bookie.telemetry import event_log
 
 _log = event_log(__name__)
@@ -85,7 +84,7 @@ class Election:
 
     @property
     def state(self) -> LeaderState:
-        """See the module. It is as of now: a doubt makes it UNKNOWN before any event of it."""
+        """See the module. The clock counts: it may turn UNKNOWN before any event."""
         is_known = self._state in (LeaderState.FOLLOWING, LeaderState.LEADING)
         if is_known and not self._participant.is_certain:
             return LeaderState.UNKNOWN
@@ -112,7 +111,7 @@ class Election:
         return self._lock
 
     async def elect(self, value: bytes = b"", *, take_over: bool = False) -> LeaderState:
-        """Stand for election until `close`; returns the resulting state.
+        """Take part in the election until `close`; returns the resulting state.
 
         It returns when the candidate leads or follows, which takes an answer of the store. With
         `take_over` a leader of the same (not empty) owner is replaced.
@@ -141,13 +140,13 @@ class Election:
             await self.wait_for_change()
 
     async def close(self) -> None:
-        """Resign, or stop standing; afterwards `elect` stands again."""
+        """Resign, or leave the queue. `elect` may be called again."""
         self._participant.forget_closer(self.close)
         standing, self._standing = self._standing, None
         lock, self._lock = self._lock, None
         if standing is not None:
             standing.cancel()
-        # First of all it does not lead any more, also if the caller is cancelled now.
+        # First of all the state changes, also if the caller is cancelled now.
         self._turn(LeaderState.NO_LEADER)
         if lock is not None:
             await lock.release()
@@ -156,15 +155,10 @@ class Election:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    # ---- standing
+    # ---- taking part
 
     def _turn(self, state: LeaderState) -> None:
         if self._state is state:
@@ -196,7 +190,7 @@ class Election:
             self._participant.forget(self._on_session)
 
     async def _stand_once(self, *, take_over: bool) -> None:
-        """Stand, lead, and return when the claim was lost."""
+        """Wait in the queue, lead, and return when the claim was lost."""
         self._over.clear()
         claim = Claim("", ClaimMode.EXCLUSIVE, self._owner, self._value)
         lock = self._lock = Lock(self._participant, self._queue, claim, self._on_lock)
@@ -237,7 +231,7 @@ class Election:
                 pass
 
     def _on_session(self, event: SessionEvent) -> None:
-        """A follower's doubts; a leader's are its lock's."""
+        """Change a follower's state. A leader's state follows its lock."""
         if event in (SessionEvent.CONNECTION_LOST, SessionEvent.SESSION_LOST):
             if self._state is LeaderState.FOLLOWING:
                 self._turn(LeaderState.UNKNOWN)
@@ -248,5 +242,5 @@ class Election:
             and self._participant.is_certain_by_events
             and is_waiting
         ):
-            # After a lost session the claim is made again first, and says where it stands.
+            # After a lost session the claim is made again first, which sets the state.
             self._turn(LeaderState.FOLLOWING)

@@ -1,23 +1,23 @@
-"""A lock that was acquired: what its holder may believe, and a token for what it protects.
+"""A lock that was acquired: its state, and a token for what it protects.
 
-**A lock is advice.** A holder that was paused does not know yet that its session ended and that
-another process holds the lock. Its last packets may still be on their way. So guard what the lock
-protects: send `Lock.token` with every effect, and let the receiver refuse a token that is lower
-than one it has seen. If the effect is in the same store, put `Lock.check` into its transaction.
+**A lock is advice.** A holder that was paused learns late that its session ended and that another
+process holds the lock. Its last packets may still be on their way. So guard what the lock protects:
+send `Lock.token` with every effect, and let the receiver refuse a token that is lower than one it
+has seen. If the effect is in the same store, put `Lock.check` into its transaction.
 
 ============ =====================================================================================
 state        meaning
 ============ =====================================================================================
-HELD         the claim is first in line, and nothing is known against the session
+HELD         the claim is first in the queue, and the session is certain
 UNCERTAIN    the session is in doubt, or the claim is: begin nothing that relies on the lock
-RELEASED     by its holder
+RELEASED     its holder released it
 LOST         another process holds it or may have; final, and `lost` is set
 ============ =====================================================================================
 
 After an outage the lock becomes HELD again if its session survived. If the session or the claim was
-lost, the lock is claimed again, with a greater token, unless another claim is in line.
+lost, the lock is claimed again, with a greater token, unless another claim is in the queue.
 
-Source: the distributed locks of Apache Pulsar's coordination service, except the line.
+Source: the distributed locks of Apache Pulsar's coordination service, except the queue.
 """
 
 from __future__ import annotations
@@ -26,17 +26,10 @@ import asyncio
 import enum
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
-from types import TracebackType
 from typing import Self
 
 from bookie.coordination.participant import Participant
-from bookie.coordination.wait_queue import (
-    ClaimLostError,
-    Ticket,
-    WaitQueue,
-    is_gone,
-    with_stat,
-)
+from bookie.coordination.wait_queue import ClaimLostError, Ticket, WaitQueue, is_gone, with_stat
 from bookie.errors import (
     BadVersionError,
     BookieError,
@@ -47,7 +40,8 @@ from bookie.errors import (
     SessionLostError,
 )
 from bookie.formats.claim import Claim, encode_claim
-from bookie.metadata.store import Change, Check, Record, SessionEvent
+from bookie.metadata.model import Change, Check, Record
+from bookie.protocol.session import SessionEvent
 from bookie.telemetry import event_log
 
 _log = event_log(__name__)
@@ -80,12 +74,12 @@ class Lock:
         self._ticket: Ticket | None = None
         self._token = 0
         self.is_waiting = False
-        """It stands in line."""
+        """Whether the claim waits in the queue."""
         self._state = LockState.UNCERTAIN
         self._doubt = asyncio.Event()
-        """Set when the claim has to be looked at; while waiting, when the line has."""
+        """Set when the claim must be checked; while waiting, when the queue must be read again."""
         self._serial = asyncio.Lock()
-        """One operation on the claim at a time: none revives what another one ended."""
+        """One operation on the claim at a time, so that a claim that was ended stays ended."""
         self._watch = AsyncExitStack()
         self._follower: asyncio.Task[None] | None = None
         self.lost = asyncio.Event()
@@ -103,14 +97,14 @@ class Lock:
 
     @property
     def state(self) -> LockState:
-        """See the module. It is as of now: a doubt makes it UNCERTAIN before any event of it."""
+        """See the module. The clock counts: it may turn UNCERTAIN before any event."""
         if self._state is LockState.HELD and not self._participant.is_certain:
             return LockState.UNCERTAIN
         return self._state
 
     @property
     def is_held(self) -> bool:
-        """Whether the holder may begin something; what it does is guarded all the same."""
+        """Whether the holder may begin something. Guard it all the same."""
         return self.state is LockState.HELD
 
     @property
@@ -122,7 +116,7 @@ class Lock:
         return self._token
 
     def check(self) -> Check:
-        """A condition for a transaction of the same store: the claim stands as it did.
+        """A condition for a transaction of the same store: the claim is unchanged.
 
         Raises:
             LockLostError: the lock was released or lost.
@@ -155,20 +149,20 @@ class Lock:
                     return
 
     async def release(self) -> None:
-        """Give the lock to the next in line. A second call, or one after a loss, does nothing.
+        """Give the lock to the next in the queue. A call for a lost or released lock does nothing.
 
         If the store does not answer, the claim is deleted in the background as soon as it does.
         """
         if self._state in (LockState.RELEASED, LockState.LOST):
             return
         self._turn(LockState.RELEASED)
-        # It says so once, so a caller that is cancelled meanwhile leaves the rest to be done.
+        # A second call does nothing, so the rest must be done although the caller is cancelled.
         await self._participant.finish(self._let_go())
 
     async def _let_go(self) -> None:
         self._doubt.set()
         async with self._serial:
-            # From here on no task makes or watches a claim.
+            # From here on other tasks leave the claim alone.
             await self._stop()
             ticket, self._ticket = self._ticket, None
             if ticket is not None:
@@ -177,12 +171,7 @@ class Lock:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.release()
 
     # ---- acquiring
@@ -201,9 +190,9 @@ class Lock:
         return True
 
     async def wait_to_hold(self, in_line: Callable[[], object] = lambda: None) -> None:
-        """Stand in line until it is our turn, through outages and lost sessions.
+        """Wait in the queue until it is our turn, through outages and lost sessions.
 
-        `in_line` is called whenever the claim stands behind another one.
+        `in_line` is called whenever the claim is behind another one.
         """
         self._participant.on_session(self._wake)
         self.is_waiting = True
@@ -224,7 +213,7 @@ class Lock:
         self._hold()
 
     async def give_up(self) -> None:
-        """Leave the line; for a lock that is not held."""
+        """Leave the queue; for a lock that is not held."""
         self._participant.forget(self._wake)
         await self._leave()
 
@@ -235,7 +224,7 @@ class Lock:
             await self._queue.leave(ticket)
 
     def give_up_soon(self) -> None:
-        """The same behind the back of a caller that was cancelled."""
+        """As `give_up`, in the background, for a caller that was cancelled."""
         self._participant.spawn_if_open(self.give_up())
 
     def _wake(self, event: SessionEvent) -> None:
@@ -255,7 +244,7 @@ class Lock:
         try:
             await self._watch_claim(ticket.key)
         except BaseException:
-            # A claim without a watch does not count: its holder would miss its end.
+            # Without a watch the holder would miss the end of its claim.
             self._participant.spawn_if_open(self._queue.leave(ticket))
             raise
         if self._ticket is not None:
@@ -281,7 +270,7 @@ class Lock:
         self._participant.spawn(self._keep())
 
     def _settle(self) -> None:
-        """The claim was seen to stand: it is as certain as the session."""
+        """The claim was seen to exist: now it is as certain as the session."""
         certain = self._participant.is_certain_by_events
         self._turn(LockState.HELD if certain else LockState.UNCERTAIN)
 
@@ -321,7 +310,7 @@ class Lock:
             self._doubt.set()
 
     async def _keep(self) -> None:
-        """Look at the claim whenever there is a doubt: one task per lock, one look at a time."""
+        """Check the claim whenever there is a doubt: one task per lock, one check at a time."""
         attempt = 0
         while True:
             await self._doubt.wait()
@@ -342,10 +331,10 @@ class Lock:
             attempt += 1
 
     async def _revalidate(self) -> None:
-        """Check that the claim stands; if not, claim the lock again unless others wait for it.
+        """Check that the claim exists. If it is gone, claim the lock again unless others wait.
 
         Raises:
-            LockLostError: another claim is in line; the lock is LOST.
+            LockLostError: another claim is in the queue; the lock is LOST.
         """
         ticket = self._current()
         await self._store.sync()
@@ -355,7 +344,7 @@ class Lock:
         elif record.created_by_self:
             self._ticket = with_stat(ticket, record.stat)
         else:
-            # It belongs to the store's former lease and is about to go: taken over, at its place.
+            # It belongs to the store's former session, which ends. Taken over, it keeps its place.
             try:
                 stat = await self._store.put(
                     ticket.key, encode_claim(self._claim), version=record.version, ephemeral=True
@@ -374,13 +363,13 @@ class Lock:
                 if await self._queue.blocker(self._ticket, self._claim.mode) is None:
                     return
         except ClaimLostError:
-            pass  # deleted again at once, so on purpose
+            pass  # deleted again at once, so somebody did it on purpose
         self._lose()
         raise LockLostError(f"the lock {self.path} is not held any more")
 
     def _lose(self) -> None:
         if self._state is LockState.RELEASED:
-            return  # its release waits for us and leaves the line
+            return  # its release waits for us and leaves the queue
         self._turn(LockState.LOST)
         _log.warning("lock_lost", path=self.path)
         self.lost.set()
@@ -394,5 +383,5 @@ class Lock:
         self._participant.forget_closer(self.release)
         if self._follower is not None:
             self._follower.cancel()
-        self._doubt.set()  # lets `_keep` see that it is over
+        self._doubt.set()  # ends `_keep`
         await self._watch.aclose()

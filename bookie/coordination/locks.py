@@ -1,8 +1,8 @@
-"""Locks: one holder at a time, and a line of those who wait.
+"""Locks: one holder at a time, and a queue of waiting claims.
 
-The docstring of `lock` says what a lock protects, and what it does not.
+The docstring of `lock` says what a lock protects.
 
-Source: the distributed locks of Apache Pulsar's coordination service, except the line.
+Source: the distributed locks of Apache Pulsar's coordination service, except the queue.
 """
 
 from __future__ import annotations
@@ -13,12 +13,7 @@ from dataclasses import dataclass
 from bookie.coordination.lock import Lock, LockState
 from bookie.coordination.participant import Participant
 from bookie.coordination.wait_queue import Contender, WaitQueue
-from bookie.errors import (
-    BadVersionError,
-    LockBusyError,
-    NoSuchKeyError,
-    OperationTimeoutError,
-)
+from bookie.errors import BadVersionError, LockBusyError, NoSuchKeyError, OperationTimeoutError
 from bookie.formats.claim import Claim, ClaimMode
 
 
@@ -53,12 +48,12 @@ class LockManager:
     ) -> Lock:
         """Acquire the lock `path` if it is free now.
 
-        With `take_over` a holder of the same (not empty) owner loses the lock to this one. It is an
-        earlier life of this process, if the owner names nothing else.
+        With `take_over` a holder of the same (not empty) owner loses the lock to this one. Use it
+        if the owner names one process: such a holder is then an earlier life of it.
 
         Raises:
             LockBusyError: another process holds it, or waits for it.
-            MetadataUnavailableError: the store did not answer; nothing is held.
+            MetadataUnavailableError: the store did not answer; the lock is free or another's.
             SessionLostError: the session ended.
         """
         queue, lock = self._new_lock(path, content, mode)
@@ -87,9 +82,9 @@ class LockManager:
         mode: ClaimMode = ClaimMode.EXCLUSIVE,
         timeout_seconds: float | None = None,
     ) -> Lock:
-        """Acquire the lock `path`, waiting in line up to the timeout; None waits for ever.
+        """Acquire the lock `path`, waiting in the queue up to the timeout; None waits for ever.
 
-        Outages do not end the wait. A lost session costs the place in line.
+        Outages do not end the wait. A lost session costs the place in the queue.
 
         Raises:
             OperationTimeoutError: the turn did not come in time.

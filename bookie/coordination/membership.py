@@ -1,8 +1,8 @@
 """Who belongs to a group and lives: one leased record per member.
 
 A member's record ``PATH/NAME`` is kept for as long as its context is open. It is written again
-after a lost session or a deletion. A record of the same name may belong to another session. It may
-be an earlier life of this process whose lease is about to end, so the member waits for it. If it
+after a lost session or a deletion. A record of the same name may belong to another session, for
+instance that of an earlier life of this process. The member waits until it ends. If the record
 stays, the name is taken.
 
 Source: the group membership recipe of ZooKeeper; PIP-57 for the wait.
@@ -13,31 +13,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, suppress
-from types import TracebackType
 from typing import Self
 
 from bookie.coordination.participant import Participant
 from bookie.coordination.takeover import take_over
-from bookie.coordination.wait_queue import is_gone
+from bookie.coordination.wait_queue import is_gone, read_claim
 from bookie.errors import (
     BadVersionError,
     BookieError,
-    FormatError,
     LockBusyError,
     MetadataClosedError,
     MetadataUnavailableError,
     NoSuchKeyError,
     SessionLostError,
 )
-from bookie.formats.claim import Claim, ClaimMode, decode_claim, encode_claim
+from bookie.formats.claim import Claim, ClaimMode, encode_claim
 from bookie.metadata.mirror import Mirror
-from bookie.metadata.store import (
-    NOT_EXISTS,
-    Change,
-    Record,
-    SessionEvent,
-    check_key,
-)
+from bookie.metadata.model import NOT_EXISTS, Change, Record, check_key
+from bookie.protocol.session import SessionEvent
 from bookie.telemetry import event_log
 
 WAIT_TIMEOUTS = 1.5
@@ -47,9 +40,9 @@ _log = event_log(__name__)
 
 
 class Member:
-    """One membership; an async context manager whose lifetime it has.
+    """One membership; it lasts as long as this async context manager.
 
-    Entering waits until the record stands; leaving deletes it.
+    Entering waits until the record is written; leaving deletes it.
 
     Raises:
         LockBusyError: (on entering) another session has the name and keeps it.
@@ -66,9 +59,9 @@ class Member:
         self._watch = AsyncExitStack()
         self._follower: asyncio.Task[None] | None = None
         self._is_over = False
-        """Nothing is written any more."""
+        """Set when the membership ends: from then on only the deletion is sent."""
         self._in_doubt = False
-        """A write that was not answered may happen yet."""
+        """A write that was not answered may still happen."""
         self.is_member = False
         """False from the moment a lost session or record is noticed until it is written again."""
 
@@ -83,7 +76,7 @@ class Member:
         Raises:
             LockBusyError: another session took the name.
             MetadataClosedError: the membership is over.
-            MetadataUnavailableError, SessionLostError: the store did not take it yet.
+            MetadataUnavailableError, SessionLostError: the write failed for now.
         """
         self._claim = Claim(self._claim.guid, ClaimMode.SHARED, "", value)
         try:
@@ -110,21 +103,16 @@ class Member:
         self._participant.spawn(self._keep())
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._participant.forget(self._on_session)
         self._is_over = True
-        self._doubt.set()  # lets `_keep` see it
+        self._doubt.set()  # ends `_keep`
         if self._follower is not None:
             self._follower.cancel()
         try:
             await self._participant.finish(self._leave())
         except MetadataClosedError:
-            await self._leave()  # the participant has left before: nothing goes on behind it
+            await self._leave()  # the participant was closed before, so nothing runs in background
 
     async def _leave(self) -> None:
         """Delete the record; if the store does not answer, that goes on in the background."""
@@ -170,13 +158,13 @@ class Member:
             try:
                 written = await self._try_write()
             except MetadataClosedError:
-                return  # or the membership is over
+                return  # the store is closed, or the membership is over
             except BookieError:
                 written = False
             if written:
                 attempt = 0
                 continue
-            # Another session's record, or no answer: wait for its end, or for the store.
+            # Another session has the record, or the store does not answer: try again later.
             self.is_member = False
             await self._participant.pause(attempt)
             attempt += 1
@@ -209,7 +197,7 @@ class Member:
                 return True
 
     def _is_ours(self, record: Record) -> bool:
-        claim = _read(record)
+        claim = read_claim(record)
         return record.ephemeral and claim is not None and claim.guid == self._claim.guid
 
     def _taken(self) -> LockBusyError:
@@ -237,41 +225,18 @@ class Group:
         return GroupView(self._participant, self._path)
 
 
-class GroupView:
+class GroupView(Mirror[bytes]):
     """The members of a group, kept up to date while its context is open; see `Mirror`."""
 
     def __init__(self, participant: Participant, path: str) -> None:
-        self._mirror = Mirror(participant.store, path, (path,), _content)
+        super().__init__(participant.store, path, (path,), _content)
 
     @property
     def members(self) -> Mapping[str, bytes]:
         """Name and value of each member. A snapshot."""
-        return {key.rpartition("/")[2]: value for key, value in self._mirror.values.items()}
-
-    async def wait_for_change(self) -> None:
-        """Return after the next change of the view."""
-        await self._mirror.wait_for_change()
-
-    async def __aenter__(self) -> Self:
-        await self._mirror.__aenter__()
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self._mirror.__aexit__(exc_type, exc, traceback)
-
-
-def _read(record: Record) -> Claim | None:
-    try:
-        return decode_claim(record.value)
-    except FormatError:
-        return None
+        return {key.rpartition("/")[2]: value for key, value in self.values.items()}
 
 
 def _content(record: Record) -> bytes:
-    claim = _read(record)
+    claim = read_claim(record)
     return record.value if claim is None else claim.content

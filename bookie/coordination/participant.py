@@ -1,8 +1,8 @@
 """One process's part in the coordination on a store: its session, and its background work.
 
-The recipes ask it whether the session is beyond doubt, and get the session's events in order. They
-also give it work that has to be finished without its caller: a write of a cancelled caller may
-still happen, and then has to be undone.
+The recipes ask it whether the session is certain, and get the session's events in order. They also
+give it work that must be finished although its caller was cancelled: for instance, to undo a write
+that may still happen.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, suppress
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from bookie.env import SystemClock, jitter
 from bookie.errors import BookieError, MetadataClosedError
-from bookie.metadata.store import MetadataStore, SessionEvent
+from bookie.metadata.store import MetadataStore
+from bookie.protocol.session import SessionEvent
 from bookie.telemetry import event_log
 
 T = TypeVar("T")
 
 PAUSE_SECONDS_MIN = 0.1
 PAUSE_SECONDS_MAX = 5.0
-"""Between attempts that the store does not answer; they double."""
+"""Pauses between attempts; they double."""
 
 LATE_FRACTION = 3
-"""Of the session timeout, after which a write that was not answered is looked for once more."""
+"""After the session timeout divided by this, a sweep looks for an unanswered write once more."""
 
 _log = event_log(__name__)
 
@@ -40,11 +40,7 @@ class Participant:
     """
 
     def __init__(
-        self,
-        store: MetadataStore,
-        *,
-        nonce: bytes = b"",
-        jitter: Callable[[], float] = jitter,
+        self, store: MetadataStore, *, nonce: bytes = b"", jitter: Callable[[], float] = jitter
     ) -> None:
         self.store = store
         self._name = (nonce or SystemClock().nonce())[:8].hex()
@@ -58,21 +54,21 @@ class Participant:
         self._live: set[str] = set()
         self._is_closed = False
         self._sweeping: set[asyncio.Event] = set()
-        """What is undone in the background, and whether the store has answered."""
+        """One event per sweep in the background; set when the store has answered."""
         self._tasks = asyncio.TaskGroup()
         self._background: set[asyncio.Task[None]] = set()
         self._events = AsyncExitStack()
 
-    # ---- what it may believe
+    # ---- the session
 
     @property
     def is_certain(self) -> bool:
-        """Whether neither an event nor the clock speaks against the session as of now."""
+        """False as soon as an event or the clock casts doubt on the session."""
         return self.is_certain_by_events and self.store.is_session_certain
 
     @property
     def is_certain_by_events(self) -> bool:
-        """Whether no event so far speaks against the session; the next event changes it."""
+        """False from an event that casts doubt on the session until one that clears it."""
         return self._is_connected and self._has_session
 
     @property
@@ -88,7 +84,7 @@ class Participant:
         self._listeners[listener] = None
 
     def forget(self, listener: Callable[[SessionEvent], None]) -> None:
-        """Do not call `listener` any more."""
+        """Stop calling `listener`."""
         self._listeners.pop(listener, None)
 
     def on_close(self, closer: Callable[[], Awaitable[object]]) -> None:
@@ -96,10 +92,10 @@ class Participant:
         self._closers[closer] = None
 
     def forget_closer(self, closer: Callable[[], Awaitable[object]]) -> None:
-        """Do not await `closer` any more."""
+        """Remove `closer`: leaving the context does without it."""
         self._closers.pop(closer, None)
 
-    # ---- whose a claim is
+    # ---- names of claims
 
     def new_name(self) -> str:
         """A unique name of 32 hexadecimal digits."""
@@ -107,13 +103,13 @@ class Participant:
         return f"{self._name}{self._claims:016x}"
 
     def new_guid(self) -> str:
-        """A name for one claim in a line; it counts as wanted until `abandon`."""
+        """A name for one claim in a queue; it counts as wanted until `abandon`."""
         guid = self.new_name()
         self._live.add(guid)
         return guid
 
     def abandon(self, guid: str) -> None:
-        """Give the claim up: a record of it is a left-over."""
+        """Give the claim up: a record of it is a leftover."""
         self._live.discard(guid)
 
     def is_leftover(self, guid: str) -> bool:
@@ -123,7 +119,7 @@ class Participant:
     # ---- work
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Do `work` beside everything else, at most until the context is left.
+        """Do `work` in the background, at most until the context is left.
 
         Raises:
             MetadataClosedError: it was left.
@@ -142,10 +138,10 @@ class Participant:
             self.spawn(work)
 
     async def insist(self, work: Callable[[], Awaitable[object]]) -> None:
-        """Do `work` until the store answers it, or is closed.
+        """Repeat `work` until the store answers it, or is closed.
 
-        A session that is lost by the clock may yet come back with all its records. So
-        `SessionLostError` is no answer.
+        `SessionLostError` does not count as an answer: a session that is lost by the clock may come
+        back with all its records.
         """
         attempt = 0
         while True:
@@ -184,7 +180,7 @@ class Participant:
         work: Coroutine[Any, Any, T],
         undo: Callable[[T], Coroutine[Any, Any, None]] | None = None,
     ) -> T:
-        """Do `work` to its end, also when the caller is cancelled; then `undo` what it gave.
+        """Do `work` to its end. If the caller is cancelled, call `undo` with the result.
 
         Raises:
             MetadataClosedError: the context was left; nothing was begun.
@@ -211,12 +207,12 @@ class Participant:
         except MetadataClosedError:
             work.close()
             raise
-        # A task that is cancelled before its first turn leaves both as they are.
+        # For a task that is cancelled before its first turn.
         task.add_done_callback(lambda _: (work.close(), outcome.cancel()))
         try:
             return await outcome
         except asyncio.CancelledError:
-            # Cancelled in the turn in which the work ended: the caller never sees what it gave.
+            # Cancelled in the turn in which the work ended: the caller never gets the result.
             is_given = outcome.done() and not outcome.cancelled() and outcome.exception() is None
             if is_given and undo is not None:
                 self.spawn_if_open(undo(outcome.result()))
@@ -235,18 +231,13 @@ class Participant:
         self.spawn(self._follow(events))
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         try:
-            # What cannot be given up in time ends with the session.
+            # The rest ends with the session.
             async with asyncio.timeout(self.store.session_timeout_seconds):
                 while self._closers:
                     await self._closers.popitem()[0]()
-                await asyncio.sleep(0)  # what they left to the background begins
+                await asyncio.sleep(0)  # their background work begins
                 for answered in list(self._sweeping):
                     if self.is_certain:
                         await answered.wait()
@@ -257,10 +248,10 @@ class Participant:
             for task in self._background:
                 task.cancel()
             try:
-                # The body's own error passes by the group, which would wrap it.
+                # Not the body's error: the group would wrap it.
                 await self._tasks.__aexit__(None, None, None)
             except* MetadataClosedError:
-                pass  # background work that learned of its end by itself
+                pass  # of background work that noticed the end itself
             finally:
                 await self._events.aclose()
 

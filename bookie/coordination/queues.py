@@ -5,18 +5,18 @@ key                         meaning
 =========================== ======================================================================
 ``items/item-<number>``     an item; the oldest has the smallest number
 ``taken/item-<number>``     leased: a consumer works on it
-``receipts/<guid>``         leased, short-lived: that item is not put yet
-``turn/…``                  the line of consumers that wait for an item
+``receipts/<guid>``         leased, short-lived: the item is yet to be put
+``turn/…``                  the queue of consumers that wait for an item
 =========================== ======================================================================
 
-An item is put exactly once: in one step with the deletion of a receipt that was made before. An
-attempt that comes late, or again, finds no receipt.
+An item is put exactly once: in one step with the deletion of a receipt that was made before. A late
+or repeated attempt finds no receipt and fails.
 
 It is taken **at least once**. If a consumer's session ends before the item is done, another
-consumer gets it, although the first may still be at work. So work on an item twice must be
-harmless, or guarded by a version. A claim carries a guid. A claim whose creation was not answered
-is looked for and deleted. Only the first consumer in line watches the items, so a new item wakes no
-other consumer.
+consumer gets it, although the first may still be at work. So working on an item twice must be
+harmless, or guarded by a version. A claim contains a guid. If its creation was not answered, the
+consumer looks for the guid and deletes the claim. Only the first consumer in the queue watches the
+items, so a new item wakes only that one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from functools import partial
-from types import TracebackType
 from typing import Self
 
 from bookie.coordination.locks import LockManager
@@ -37,7 +36,7 @@ from bookie.errors import (
     OperationTimeoutError,
     SessionLostError,
 )
-from bookie.metadata.store import (
+from bookie.metadata.model import (
     NOT_EXISTS,
     Change,
     Check,
@@ -67,7 +66,7 @@ class Taken:
         self._version = version
         self._is_over = False
         self._in_doubt = False
-        """An attempt to be done was not answered."""
+        """A deletion of the item was not answered."""
 
     @property
     def value(self) -> bytes:
@@ -91,7 +90,7 @@ class Taken:
                 await self._store.transaction(
                     [
                         Delete(self._claim, self._version),
-                        # Items that were deleted by others may be followed by one of the same name.
+                        # After others deleted all items, a new one may have the same name.
                         Delete(self._item.key, self._item.version),
                     ]
                 )
@@ -132,12 +131,7 @@ class Taken:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
         if exc_type is not None:
             await self.give_back()
         elif not self._is_over:
@@ -157,8 +151,8 @@ class Queue:
         """Put an item, exactly once.
 
         Raises:
-            MetadataUnavailableError: whether it was put is unknown.
-            SessionLostError: it was not, or whether it was is unknown.
+            MetadataUnavailableError: the outcome is unknown.
+            SessionLostError: the session ended; the message says whether the outcome is unknown.
         """
         await self._participant.finish(self._put(value))
 
@@ -184,7 +178,7 @@ class Queue:
                 ) from error
             else:
                 return
-        # Without the receipt, an attempt that is still under way puts nothing.
+        # Without the receipt, an attempt that is still under way fails.
         self._participant.sweep(partial(self._delete_receipt, receipt))
         raise MetadataUnavailableError(
             f"the metadata store did not answer when an item was put into {self._path}"
@@ -229,7 +223,7 @@ class Queue:
             async with turn:
                 await self._wait_for_item(given, until)
         except BaseException as error:
-            # Also while the watch or the turn is left: the caller never sees what was taken.
+            # Also while leaving the watch or the turn: the caller never gets the item.
             for taken in given:
                 self._participant.spawn_if_open(taken.give_back())
             if isinstance(error, TimeoutError):
@@ -273,7 +267,7 @@ class Queue:
     async def _try_to_claim(self, item: Record) -> Taken | None:
         claim = f"{self._path}/taken/{item.name}"
         guid = self._participant.new_name().encode()
-        # The item is checked, or one that was done a moment ago would be claimed for ever.
+        # The check refuses an item that was done a moment ago; its claim would stay for ever.
         operations: list[Operation] = [
             Put(claim, guid, NOT_EXISTS, ephemeral=True),
             Check(item.key, item.version),
@@ -283,7 +277,7 @@ class Queue:
         except BadVersionError:
             return None
         except BaseException:
-            # It may exist, or appear later, and then has to be given back.
+            # The claim may exist, or appear later. Then it must be deleted.
             self._participant.sweep(partial(self._delete_claim, claim, guid))
             raise
         assert stat is not None
@@ -298,7 +292,7 @@ class Queue:
 
 
 def _age(name: str) -> tuple[int, str]:
-    """By which names of items are ordered: a longer number is greater, whatever its first digit."""
+    """The sort key of names of items: a number with more digits is greater."""
     return len(name), name
 
 

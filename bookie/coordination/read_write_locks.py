@@ -1,9 +1,9 @@
-"""Locks that many share as readers, or one has as the writer.
+"""Locks that many readers share, or one writer has alone.
 
-Readers and writers stand in one line, so neither starves. A reader waits for the last writer before
+Readers and writers wait in one queue, so neither starves. A reader waits for the last writer before
 it; a writer waits for the claim just before it. When a writer is done, the readers behind it enter
-together, up to the next writer. The advice of `lock` holds here, too: guard what is protected by
-the writer's token, which is greater than that of all claims before it.
+together, up to the next writer. The advice of `lock` holds here, too: guard effects by the writer's
+token, which is greater than that of all claims before it.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class ReadWriteLocks:
         return await self._locks.acquire(path, content, timeout_seconds=timeout_seconds)
 
     async def try_read(self, path: str, content: bytes = b"") -> Lock:
-        """Share the lock if no writer has or wants it; raises what `try_acquire` does."""
+        """Share the lock if no writer is in the queue; raises what `try_acquire` does."""
         return await self._locks.try_acquire(path, content, mode=ClaimMode.SHARED)
 
     async def try_write(self, path: str, content: bytes = b"") -> Lock:
-        """Have the lock alone if no other claim is in line; raises what `try_acquire` does."""
+        """Have the lock alone if the queue is empty; raises what `try_acquire` does."""
         return await self._locks.try_acquire(path, content)

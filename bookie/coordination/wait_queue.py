@@ -1,15 +1,14 @@
-"""Claims that stand in line below one key, each waiting for one other claim only.
+"""Claims that wait in a queue below one key, each for one other claim only.
 
 A claim is an ephemeral record ``PATH/claim-<guid>-0000000042``. Its number is above those of all
-claims in line, so numbers give the order of the line. Numbers may begin again when the line is
-empty; the guid makes the name unique. So a deleted name never returns, and a read, check or delete
-by name never meets another claim.
+claims in the queue, which gives their order. Numbers may begin again when the queue is empty, but
+the guid makes the name unique. So a read, check or delete by name never meets another claim.
 
 An exclusive claim waits for the claim just before it. A shared claim waits for the last exclusive
-claim before it. So a claim that goes wakes only the one behind it, or the readers behind a writer.
+claim before it. So a claim that ends wakes only the next one, or the readers behind a writer.
 
-A claim whose creation was not answered may exist, or may appear later. So its maker lists the line
-and looks for the guid before it tries again. When one record stands, other records of the guid are
+A claim whose creation was not answered may exist, or may appear later. So its maker lists the queue
+and looks for the guid before it tries again. When it has one record, other records of the guid are
 deleted in the background and never block it. The same happens to claims that were given up.
 
 Source: the lock recipe of ZooKeeper, with the protection by a GUID of Apache Curator.
@@ -32,7 +31,7 @@ from bookie.errors import (
     NoSuchKeyError,
 )
 from bookie.formats.claim import Claim, ClaimMode, decode_claim, encode_claim
-from bookie.metadata.store import (
+from bookie.metadata.model import (
     Change,
     ChangeKind,
     Delete,
@@ -46,12 +45,12 @@ from bookie.metadata.store import (
 
 PREFIX = "claim-"
 ATTEMPTS_MAX = 3
-"""How often a claim is tried to be made when the store does not answer."""
+"""How often a claim is tried while the store does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """Where a claim stands: its record, as last known."""
+    """A claim in the queue: its record, as last known."""
 
     key: str
     guid: str
@@ -60,7 +59,7 @@ class Ticket:
     """Order number of the write that made it: greater than that of every claim before it."""
     version: int
     in_doubt: bool = False
-    """A write that was not answered may have made another record of the claim, or may yet."""
+    """An unanswered write may have made another record of the claim, or may make one later."""
 
     @property
     def name(self) -> str:
@@ -70,14 +69,14 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A record in line and its claim; None if it cannot be read."""
+    """A record in the queue and its claim; None if it cannot be read."""
 
     record: Record
     claim: Claim | None
 
 
 class ClaimLostError(MetadataError):
-    """The claim is not in line any more: its session ended, or it was deleted."""
+    """The claim has left the queue: its session ended, or it was deleted."""
 
 
 class WaitQueue:
@@ -88,37 +87,37 @@ class WaitQueue:
         self._participant = participant
         self._store = participant.store
 
-    # ---- looking
+    # ---- reading
 
     async def names(self) -> list[str]:
-        """The names of all claims, in the order of the line."""
+        """The names of all claims, in their order."""
         names = await self._store.get_children(self.path)
         return sorted((name for name in names if _number(name) >= 0), key=_number)
 
     async def contenders(self) -> list[Contender]:
-        """All claims with their records, in the order of the line."""
+        """All claims with their records, in their order."""
         found = [
-            Contender(record, _read(record))
+            Contender(record, read_claim(record))
             async for record in self._store.scan_children(self.path)
             if _number(record.name) >= 0
         ]
         return sorted(found, key=lambda contender: _number(contender.record.name))
 
     async def first(self) -> Contender | None:
-        """The claim whose turn it is; None if the line is empty."""
+        """The first claim; None if the queue is empty."""
         while True:
             names = await self.names()
             if not names:
                 return None
             record = await self._store.get(f"{self.path}/{names[0]}")
             if record is not None:
-                return Contender(record, _read(record))
+                return Contender(record, read_claim(record))
 
     async def blocker(self, ticket: Ticket | None, mode: ClaimMode) -> str | None:
-        """The name of the claim that `ticket` (None: one that would come now) has to wait for.
+        """The name of the claim that `ticket` must wait for; None stands for a claim made now.
 
         Raises:
-            ClaimLostError: `ticket` is not in line.
+            ClaimLostError: `ticket` is not in the queue.
         """
         names = await self.names()
         if ticket is not None:
@@ -146,18 +145,18 @@ class WaitQueue:
                 with suppress(NoSuchKeyError):
                     await self._store.delete(contender.record.key)
 
-    # ---- coming and going
+    # ---- entering and leaving
 
     async def enter(self, claim: Claim, *, instead_of: Record | None = None) -> Ticket:
-        """Put `claim` at the end of the line, in one step with the deletion of `instead_of`.
+        """Put `claim` at the end of the queue, in one step with the deletion of `instead_of`.
 
-        If the caller is cancelled, or the outcome stays unknown, a resulting record is deleted in
-        the background.
+        If the caller is cancelled, or the outcome stays unknown, the record is deleted in the
+        background.
 
         Raises:
             MetadataUnavailableError: the store did not answer.
             SessionLostError: the session ended; there is no such claim.
-            BadVersionError, NoSuchKeyError: `instead_of` is not what it was.
+            BadVersionError, NoSuchKeyError: `instead_of` was changed or deleted.
         """
 
         async def undo(ticket: Ticket) -> None:
@@ -200,7 +199,7 @@ class WaitQueue:
         if again:
             await self._store.sync()
             for record in await self._find(guid):
-                # A record of a former session is about to go.
+                # A record of a former session ends soon and does not count.
                 if record.created_by_self:
                     return _ticket(record.stat, guid, in_doubt=True)
         stat = (await self._store.transaction(operations))[0]
@@ -214,7 +213,7 @@ class WaitQueue:
 
     async def _leave(self, ticket: Ticket) -> None:
         try:
-            # The name contains our guid, so any version is ours.
+            # The name contains our guid, so every version of it is ours.
             await self._store.delete(ticket.key)
         except (NoSuchKeyError, MetadataClosedError):
             pass
@@ -254,13 +253,13 @@ class WaitQueue:
         wake: asyncio.Event,
         in_line: Callable[[], object] = lambda: None,
     ) -> None:
-        """Return when it is the claim's turn; `wake` makes it look again.
+        """Return when it is the claim's turn; `wake` makes it read the queue again.
 
-        `in_line` is called whenever the claim was seen to stand behind another one.
+        `in_line` is called whenever the claim was seen behind another one.
 
         Raises:
-            ClaimLostError: the claim is not in line any more.
-            MetadataUnavailableError: the store did not answer; the claim stands where it stood.
+            ClaimLostError: the claim has left the queue.
+            MetadataUnavailableError: the store did not answer; the claim keeps its place.
         """
         while True:
             wake.clear()
@@ -290,7 +289,7 @@ async def _wake_on_deletion(changes: AsyncIterator[Change], wake: asyncio.Event)
 
 
 def is_gone(change: Change) -> bool:
-    """Whether what is watched was deleted, or may have been."""
+    """Whether the watched record was deleted, or may have been."""
     return isinstance(change, Resync) or any(
         event.kind is ChangeKind.DELETED for event in change.events
     )
@@ -303,7 +302,7 @@ def with_stat(ticket: Ticket, stat: Stat) -> Ticket:
 
 def _ticket(stat: Stat, guid: str, *, in_doubt: bool) -> Ticket:
     number = _number(stat.key.rpartition("/")[2])
-    # A backend without global order numbers still orders the claims of one line.
+    # A backend without revisions still orders the claims of one queue.
     return Ticket(stat.key, guid, number, stat.revision or number, stat.version, in_doubt)
 
 
@@ -314,7 +313,8 @@ def _number(name: str) -> int:
     return int(digits) if is_claim else -1
 
 
-def _read(record: Record) -> Claim | None:
+def read_claim(record: Record) -> Claim | None:
+    """The claim in a record; None if it cannot be read."""
     try:
         return decode_claim(record.value)
     except FormatError:

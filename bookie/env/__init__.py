@@ -1,7 +1,6 @@
-"""The seam between bookie and the machine: clock, disk, key-value store, workers, crash points.
+"""The interface between bookie and the machine: clock, disk, key-value store, threads.
 
-Everything that a simulation must own goes through an `Environment`. Product code never calls the
-clock, opens a file or starts a thread by itself.
+Product code uses the machine only through an `Environment`, so that a simulation can replace it.
 """
 
 from __future__ import annotations
@@ -10,17 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bookie.env.clock import Clock, SystemClock, boot_time_seconds, jitter
-from bookie.env.disk import (
-    Buffer,
-    Disk,
-    DiskUsage,
-    File,
-    PosixDisk,
-    Readable,
-    is_disk_full,
-)
+from bookie.env.disk import Buffer, Disk, DiskUsage, File, PosixDisk, Readable, is_disk_full
 from bookie.env.failpoints import Failpoints
-from bookie.env.gather import gather
+from bookie.env.gather import beside, gather
 from bookie.env.kv import KeyValueStore, ReadTransaction, WriteTransaction, open_lmdb
 from bookie.env.outcome import Outcome
 from bookie.env.pause import Pause
@@ -45,6 +36,7 @@ __all__ = [
     "ThreadWorkers",
     "Workers",
     "WriteTransaction",
+    "beside",
     "boot_time_seconds",
     "gather",
     "is_disk_full",
@@ -64,7 +56,7 @@ class Environment:
     open_kv: Callable[[str, int, tuple[str, ...], bool], KeyValueStore]
     """Opens the store in a directory: (directory, map size in bytes, table names, trusted).
 
-    A trusted store was closed in order and has not changed since: it is not read as a whole."""
+    A trusted store was closed in order and is unchanged, so it is not read as a whole."""
     failpoints: Failpoints
 
 

@@ -14,20 +14,16 @@ class Clock(Protocol):
     """Two clocks, one source of nonces, and the identity of the running kernel."""
 
     def monotonic(self) -> float:
-        """Seconds that never go back; only differences mean anything."""
-        ...
+        """Seconds that never decrease; only differences have a meaning."""
 
     def now_ms(self) -> int:
-        """Milliseconds since 1970; for humans and retention, never for ordering."""
-        ...
+        """Milliseconds since 1970; for people and retention, never for ordering."""
 
     def nonce(self) -> bytes:
         """16 bytes that no other file has."""
-        ...
 
     def boot_id(self) -> str:
         """Differs after each start of the operating system; empty when unknown."""
-        ...
 
 
 class SystemClock:
@@ -53,10 +49,10 @@ class SystemClock:
 
 
 def boot_time_seconds() -> float:
-    """Seconds since the machine started, time asleep included; the same in all its processes."""
+    """Seconds since the machine started, suspended time included; equal in all its processes."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def jitter() -> float:
-    """A random number in [0, 1), to keep many clients from doing something at once."""
+    """A random number in [0, 1), so that many clients do not act at the same moment."""
     return int.from_bytes(os.urandom(4), "big") / 2**32

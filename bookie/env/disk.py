@@ -1,7 +1,7 @@
 """Files and directories, as the engine sees them; the real ones are POSIX calls and nothing else.
 
-Errors are `OSError` as the kernel gives them: what an error means (fail-stop, read-only) is decided
-by the engine, never here. No call is ever retried except a short write or EINTR.
+Errors are the kernel's `OSError`. The engine decides what an error means (fail-stop, read-only).
+Only a short write or EINTR is retried.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ IOV_MAX = 1024
 """Buffers that one pwritev takes on Linux."""
 
 WRITEBACK_BYTES = 1024 * 1024
-"""A longer write is split: the device gets the first parts while the kernel copies the others.
+"""A longer write is split: the device writes the first parts while the kernel copies the others.
 
 Measured with 8 MiB, each synced: 850 MB/s in one piece, 1500 MB/s in parts of a MiB.
 """
@@ -38,7 +38,7 @@ _SYNC_FILE_RANGE_WRITE = 2
 
 
 def is_disk_full(error: Exception) -> bool:
-    """Whether an error of a disk, or of a store on it, says that there is no room."""
+    """True if an error of a disk, or of a store on it, means that there is no room."""
     if isinstance(error, OSError):
         return error.errno in NO_ROOM_ERRNOS
     return isinstance(error, DiskFullError)
@@ -58,11 +58,9 @@ class Readable(Protocol):
 
     def pread(self, size: int, offset: int) -> Buffer:
         """Up to `size` bytes; shorter only at the end."""
-        ...
 
     def size(self) -> int:
         """Bytes up to the end."""
-        ...
 
 
 class File(Protocol):
@@ -74,63 +72,51 @@ class File(Protocol):
         Short writes are continued. Nothing is durable before `fdatasync`, though the device may
         have some of it.
         """
-        ...
 
     def pread(self, size: int, offset: int) -> bytes:
         """Up to `size` bytes; shorter only at the end of the file. May block on the device."""
-        ...
 
     def pread_cached(self, size: int, offset: int) -> Buffer | None:
-        """Exactly `size` bytes if they are in memory, else None; never waits for the device."""
-        ...
+        """Exactly `size` bytes if they are in memory, else None; returns at once."""
 
     def prefetch(self, size: int, offset: int) -> None:
-        """Let the device bring `size` bytes into memory, soon to be read; a hint that never fails.
+        """Let the device read `size` bytes into memory ahead of their use; a hint that never fails.
 
         Returns when the device was asked, which may take a while if it is busy.
         """
-        ...
 
     def pread_uncached(self, size: int, offset: int) -> Buffer:
-        """As `pread`, from the device and without a trace in the page cache where that is possible.
+        """As `pread`, from the device, bypassing the page cache where that is possible.
 
         `size` and `offset` are multiples of 4096.
         """
-        ...
 
     def fdatasync(self) -> None:
         """Make every write so far durable, with the size needed to read it back."""
-        ...
 
     def size(self) -> int:
         """Bytes up to the end of the file."""
-        ...
 
     def allocate(self, offset: int, size: int) -> None:
         """Reserve `size` bytes at `offset` (not zero-filled); the file then ends there or later.
 
         An error may leave some of it reserved; `truncate` gives that back.
         """
-        ...
 
     def truncate(self, size: int) -> None:
         """Cut the file to `size` bytes, freeing what was allocated beyond; not yet durable."""
-        ...
 
     def drop_cache(self) -> None:
-        """Sync, then ask the kernel to forget its copy, so that reads show what the device has."""
-        ...
+        """Sync, then drop the kernel's copy, so that reads show what the device has."""
 
     def forget(self, offset: int, size: int) -> None:
         """Free the memory of pages that are durable; a hint, after which reads need the device.
 
         A `size` of 0 means up to the end. Pages with unwritten changes stay.
         """
-        ...
 
     def close(self) -> None:
         """Close; further calls are errors."""
-        ...
 
 
 class Disk(Protocol):
@@ -141,31 +127,24 @@ class Disk(Protocol):
 
         An existing file of that name is replaced. Content and name are not durable yet.
         """
-        ...
 
     def open(self, path: str, *, writable: bool = False) -> File:
         """An existing file; it is never created."""
-        ...
 
     def names(self, directory: str) -> list[str]:
         """The names in `directory`, sorted."""
-        ...
 
     def rename(self, source: str, target: str) -> None:
         """Rename within one directory; durable after `sync_directory`."""
-        ...
 
     def unlink(self, path: str) -> None:
         """Remove a name; durable after `sync_directory`. A missing file is not an error."""
-        ...
 
     def make_directory(self, path: str) -> None:
         """Create `path` (mode 0700) and its parents if missing, durably."""
-        ...
 
     def sync_directory(self, path: str) -> None:
         """Make creations, renames and removals in `path` durable."""
-        ...
 
     def lock(self, path: str) -> File:
         """Lock the file `path` for this process, creating it; released by closing or death.
@@ -173,11 +152,9 @@ class Disk(Protocol):
         Raises:
             DirectoryLockedError: another process holds it.
         """
-        ...
 
     def usage(self, directory: str) -> DiskUsage:
         """Sizes of the file system that holds `directory`."""
-        ...
 
 
 class PosixFile:
@@ -266,14 +243,14 @@ class PosixFile:
         if self._direct is None:
             flags = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT
             try:
-                # By its descriptor, for the name may be gone.
+                # By its descriptor: the name may be gone.
                 self._direct = os.open(f"/proc/self/fd/{self._fd}", flags)
             except OSError as error:
                 if error.errno != errno.EINVAL:
                     raise
                 self._direct = -1
         if self._direct >= 0:
-            # Memory of its own pages, as the device wants it.
+            # Aligned to pages, as the device requires.
             buffer = mmap.mmap(-1, size)
             got = os.preadv(self._direct, [buffer], offset)
             return memoryview(buffer)[:got]
@@ -317,7 +294,7 @@ class PosixFile:
             os.close(direct)
 
     def __del__(self) -> None:
-        # A file that a reader still held when the table dropped it is closed by its last user.
+        # The last user closes a file that the table has dropped.
         if self._fd >= 0:
             self.close()
 
@@ -349,7 +326,7 @@ _sync_file_range = _load_sync_file_range()
 
 
 def _start_writeback(fd: int, offset: int, size: int) -> None:
-    """Let the device begin with a range that was written; a hint, which makes nothing durable.
+    """Let the device begin to write a range; a hint that makes nothing durable.
 
     The flag does not wait. Other flags would consume an error of the device that the following
     fdatasync has to report. A file system without this hint ignores it.
@@ -398,8 +375,8 @@ class PosixDisk:
         """See `Disk.make_directory`."""
         parent = os.path.dirname(path)
         if os.path.isdir(path):
-            # The process that made it may have been killed before its name was durable. If this one
-            # may not read the parent, an operator made the directory.
+            # A killed process may have made it without making its name durable. If this process may
+            # not read the parent, an operator made the directory.
             with suppress(PermissionError):
                 self.sync_directory(parent)
             return
@@ -442,19 +419,19 @@ def _buffer(size: int) -> Buffer:
     """Room for a read of `size` bytes."""
     if size < _FILLED_BYTES_MAX:
         return bytearray(size)
-    # A bytearray is filled with zeros first, which for a MiB takes half as long as the read itself.
-    # Imported here: much of the command line needs the disk, but no arrays.
+    # A bytearray is filled with zeros, which for a MiB takes half as long as the read. Imported
+    # here: many commands need the disk and no arrays.
     from numpy import empty, uint8
 
     return empty(size, uint8).data
 
 
 def allocate(fd: int, size_bytes: int, offset: int = 0) -> None:
-    """Reserve `size_bytes` of a file from `offset` on; it keeps what it has."""
+    """Reserve `size_bytes` of a file from `offset` on; its content stays."""
     try:
         os.posix_fallocate(fd, offset, size_bytes)
     except OSError as error:
         if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
             raise
-        # A file system without allocation: the size is set, the space is not promised.
+        # A file system without allocation: only the size is set.
         os.ftruncate(fd, max(offset + size_bytes, os.fstat(fd).st_size))

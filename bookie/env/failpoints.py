@@ -1,7 +1,7 @@
 """Named places where a test may kill the process for real.
 
-A failpoint does nothing unless it was armed by name when the daemon started. An armed one ends the
-process with SIGKILL the nth time it is passed: no handler, no flush, no goodbye.
+A failpoint acts only if it was armed by name when the daemon started. The nth pass of an armed one
+kills the process with SIGKILL, before any handler or flush.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Several calls at once, as if they were one."""
+"""Several calls at once: as if they were one, or beside a block."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import AsyncIterator, Coroutine, Iterable
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -12,11 +13,11 @@ T = TypeVar("T")
 async def gather(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """The results of `calls`, which run at the same time, in their order.
 
-    If one fails the others are cancelled, and its own error is raised, not a group: as a rule they
-    fail together, and callers know the error of one. If several have failed it is the first.
+    If one fails, the others are cancelled and its error is raised, without a group. If several have
+    failed, it is the first error.
 
-    A caller that is cancelled meanwhile is cancelled, whatever has failed. A task group would raise
-    the error alone, and nobody would ever tell the caller again: so no error reaches it.
+    A caller that is cancelled meanwhile gets only the cancellation. A task group would raise the
+    error and lose the cancellation.
     """
     begun = list(calls)
     errors: list[Exception] = []
@@ -39,3 +40,18 @@ async def gather(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     if errors:
         raise errors[0] from None
     return [result for task in running for result in task.result()]
+
+
+@asynccontextmanager
+async def beside(work: Iterable[Coroutine[object, object, object]]) -> AsyncIterator[None]:
+    """Run `work` beside the block, and cancel it at the block's end.
+
+    If one call fails, the block is cancelled and the error comes out in a group.
+    """
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(one) for one in work]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()

@@ -1,8 +1,8 @@
 """A sorted, transactional key-value store in a directory; the real one is LMDB.
 
 One writer at a time, any number of readers, each on the snapshot of its begin. A write transaction
-is durable when its `with` block has ended without an error; after an error nothing of it happened.
-LMDB has no checksums: a sum over all pairs is kept with them and compared when the store is opened.
+is durable when its `with` block ends. After an error it has changed nothing. LMDB has no checksums.
+A sum over all pairs is stored with them and compared at each opening.
 Source: LMDB's documentation; opened with sync and metasync, without writemap.
 """
 
@@ -49,16 +49,16 @@ _REFUSED_BY_THE_MACHINE = (
     lmdb.DiskError,
     lmdb.InvalidParameterError,
 )
-"""Opening failed, and that says nothing about what the file holds."""
+"""Opening failed for a reason other than the file's content."""
 
 _READERS_MAX = 126
 _LOCK_HEADER_BYTES = 192
 _LOCK_READER_BYTES = 64
 
 _CUT_OFF = (*NO_ROOM_ERRNOS, errno.EIO)
-"""What LMDB says of a write without room; a short one is EIO to it."""
+"""Errors that LMDB gives for a write without room; a short write is EIO."""
 _ROOM_BYTES = 1024 * 1024
-"""More than LMDB writes at once: a device that has it did not refuse a write for lack of it."""
+"""More than LMDB writes at once: with this much room, a write failed for another reason."""
 
 
 class ReadTransaction(Protocol):
@@ -66,41 +66,33 @@ class ReadTransaction(Protocol):
 
     def get(self, table: str, key: bytes) -> bytes | None:
         """The value of `key`, or None."""
-        ...
 
     def range(
         self, table: str, start: bytes, stop: bytes, pairs_max: int
     ) -> list[tuple[bytes, bytes]]:
         """Up to `pairs_max` pairs with ``start <= key < stop``, in key order."""
-        ...
 
     def around(self, table: str, key: bytes) -> list[tuple[bytes, bytes]]:
         """Up to two pairs: the last one below `key`, and the first one that is not."""
-        ...
 
     def count(self, table: str) -> int:
         """How many keys there are."""
-        ...
 
 
 class WriteTransaction(ReadTransaction, Protocol):
     """A snapshot with changes on top."""
 
     def get_many(self, table: str, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The value of each key, or None; for keys that are then put, and not looked up again."""
-        ...
+        """The value of each key, or None; for keys that the caller is about to put."""
 
     def put(self, table: str, key: bytes, value: bytes) -> None:
         """Set `key`."""
-        ...
 
     def put_many(self, table: str, pairs: Iterable[tuple[bytes, bytes]]) -> None:
         """Set many keys; fastest when they ascend."""
-        ...
 
     def delete(self, table: str, key: bytes) -> bool:
         """Remove `key`; whether it was there."""
-        ...
 
 
 class KeyValueStore(Protocol):
@@ -113,22 +105,19 @@ class KeyValueStore(Protocol):
             CorruptionError: the store noticed that its file is damaged.
             StorageFailedError: a commit failed, so the newest snapshot is unknown.
         """
-        ...
 
     def write(self) -> AbstractContextManager[WriteTransaction]:
         """A write transaction, committed and durable at the end of its block.
 
         Raises:
-            DiskFullError: the map or the device is full and nothing was synced; nothing happened.
-            CorruptionError: the store noticed that its file is damaged; nothing happened.
-            OSError: the device failed, now or in an earlier transaction, and what is on it is
-                unknown. Its errno is always EIO.
+            DiskFullError: the map or the device is full; the transaction changed nothing.
+            CorruptionError: the store noticed that its file is damaged; it changed nothing.
+            OSError: the device failed, now or in an earlier transaction; its content is unknown.
+                The errno is always EIO.
         """
-        ...
 
     def close(self) -> None:
         """Close; no transaction may be open."""
-        ...
 
 
 class _LmdbTransaction:
@@ -138,9 +127,9 @@ class _LmdbTransaction:
         self._transaction = transaction
         self._tables = tables
         self._delta = 0
-        """What the changes so far add to the sum over all pairs."""
+        """The change of the sum over all pairs so far."""
         self._seen: dict[str, dict[bytes, bytes | None]] = {name: {} for name in tables}
-        """What `get_many` found, as long as it is so: changing the sum needs it again."""
+        """What `get_many` found and no put has changed: the sum needs the old values."""
 
     def get(self, table: str, key: bytes) -> bytes | None:
         return cast("bytes | None", self._transaction.get(key, db=self._tables[table]))
@@ -201,7 +190,7 @@ class _LmdbTransaction:
         return bool(self._transaction.delete(key, db=self._tables[table]))
 
     def _count(self, table: str, pairs: dict[bytes, bytes], before: dict[bytes, bytes]) -> None:
-        """Note what the sum becomes when `pairs` are put where `before` is what they replace."""
+        """Update the sum for `pairs`, which replace `before`."""
         of_keys = list(map(crc32c, pairs, repeat(seed_of(table))))
         added = sum(map(crc32c, pairs.values(), of_keys))
         removed = 0
@@ -229,8 +218,8 @@ class LmdbStore:
         self._failure: OSError | None = None
         path = os.path.join(directory, "data.mdb")
         self._witness = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        """The kernel tells each open file once of a failed write-back; this one is never asked
-        before something failed, so it knows whether a sync has ever lost anything."""
+        """The kernel reports a failed write-back once to each open file. This one is synced only
+        after a failure, so it then tells whether any write was lost."""
 
     def open_tables(self, names: tuple[str, ...]) -> None:
         """Open the tables, or create them durably, before anything else; raises as `write`."""
@@ -285,12 +274,11 @@ class LmdbStore:
             raise self._failure from error
 
     def _is_only_full(self, *, was_full: bool) -> bool:
-        """Whether a transaction that failed wrote data pages without room, and did no more.
+        """True if a failed transaction only lacked room for its data pages.
 
-        LMDB gives the same errors for data pages, their sync and the meta page. So three things
-        must be true: the device has no room, or had none before (a file may have gone meanwhile);
-        the environment is intact, which it is not after a failed write of the meta page; and the
-        kernel knows of no failed write-back.
+        LMDB gives the same errors for data pages, their sync and the meta page. So three conditions
+        must hold. The device is full, or was full before. The environment is intact: a failed write
+        of the meta page would have broken it. The kernel reports that every write-back succeeded.
         """
         try:
             if not was_full and self._has_room():
@@ -303,7 +291,7 @@ class LmdbStore:
         return True
 
     def _has_room(self) -> bool:
-        """Whether the device gives room to a file without a name; it knows of quotas, too."""
+        """True if the device allocates room for an unnamed file; this respects quotas."""
         flags = os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC
         try:
             descriptor = os.open(self._directory, flags, 0o600)
@@ -312,7 +300,7 @@ class LmdbStore:
             finally:
                 os.close(descriptor)
         except OSError as error:
-            # Any other error is of a file system that cannot do that, and its figures have to do.
+            # Another error: the file system lacks this call, so its figures decide.
             if is_disk_full(error):
                 return False
         return self._free_bytes() >= _ROOM_BYTES
@@ -325,12 +313,12 @@ class LmdbStore:
 def allocate_lock_file(directory: str, readers_max: int) -> None:
     """Give the lock file of an LMDB environment its blocks, before the environment is opened.
 
-    LMDB maps the file with holes. A process that writes into a hole on a full device is killed. The
-    content stays. Do not call this for an environment that this process has open: its locks would
-    be dropped.
+    LMDB maps the file with holes. On a full device, writing into a hole kills the process. The
+    content stays. Do not call this for an environment that this process has open: it would lose its
+    locks.
 
     Raises:
-        OSError: there is no room, or the file cannot be opened.
+        OSError: the device is full, or the file cannot be opened.
     """
     wanted = _LOCK_HEADER_BYTES + (readers_max - 1) * _LOCK_READER_BYTES
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -342,20 +330,17 @@ def allocate_lock_file(directory: str, readers_max: int) -> None:
 
 
 def open_lmdb(
-    directory: str,
-    map_bytes: int,
-    tables: tuple[str, ...],
-    trusted: bool = False,
+    directory: str, map_bytes: int, tables: tuple[str, ...], trusted: bool = False
 ) -> LmdbStore:
     """Open (or create) the LMDB environment in `directory`, which must exist.
 
-    The file is read once, because LMDB believes everything that stands in it. Of a `trusted` one
-    only the two meta pages are read.
+    The file is read once and checked, because LMDB trusts its content. For a `trusted` file only
+    the two meta pages are read.
 
     Raises:
         CorruptionError: the files there are not a readable LMDB environment.
-        ConfigurationError: this process may not open them, or has no room or address space.
-        DiskFullError: there is no room for its tables; nothing happened.
+        ConfigurationError: permission, memory or address space is missing.
+        DiskFullError: there is no room for its tables.
         OSError: there is no room for its lock file, or the device failed.
     """
     path = os.path.join(directory, "data.mdb")
@@ -372,14 +357,14 @@ def open_lmdb(
             writemap=False,
             max_dbs=len(tables) + 1,
             max_readers=_READERS_MAX,
-            # Entry pages are read at random; read-ahead would only evict others.
+            # Pages are read at random; read-ahead would evict others.
             readahead=False,
         )
     except _REFUSED_BY_THE_MACHINE as error:
         raise ConfigurationError(f"{path} cannot be opened as an index: {error}") from error
     except lmdb.Error as error:
         if error.code > 0:
-            # Not a code of LMDB's own: the system said it, and not of what the file holds.
+            # The system's own error code, which says nothing about the file's content.
             raise OSError(error.code, f"{path} cannot be opened as an index: {error}") from error
         kind = ConfigurationError if "already open" in str(error) else CorruptionError
         raise kind(f"{path} cannot be opened as an index: {error}") from error

@@ -1,13 +1,13 @@
-"""A look at an LMDB file before LMDB maps it: whether its structure can be believed.
+"""Check the structure of an LMDB file before LMDB maps it.
 
-LMDB has no checksums and follows every offset that it finds. A flipped bit in a page may make it
-look behind the end of the mapped file. That kills the process (SIGBUS), at every start again. Or it
-misses a key that is there, which a caller takes for a negative answer. So the file is read once, as
-a file, and every page that the newest snapshot reaches is checked: its kind, where its nodes lie,
-and that keys ascend within and between pages. No page may be used twice or be free at the same
-time, and the counts in the headers must be right. At last the sum over all pairs is compared with
-the one that every write transaction keeps up to date: a flipped bit in a key, a pair that is gone,
-an old page in the place of a new one all change it.
+LMDB has no checksums and follows every offset. A flipped bit may make it read beyond the mapped
+file, which kills the process (SIGBUS) at every start. Or it misses a stored key, and the caller
+takes that for a negative answer.
+
+So the file is read once. Every page of the newest snapshot is checked: its kind, the bounds of its
+nodes, and the order of keys. No page may be used twice, or be used and free. The counts in the
+headers must be right. At last the sum over all pairs is compared with the one that every write
+transaction maintains. A flipped bit in a key, a lost pair or an outdated page changes it.
 
 Source: the data structures of LMDB 0.9 (`mdb.c`), 64-bit, little endian.
 """
@@ -24,10 +24,10 @@ from bookie.errors import CorruptionError
 from bookie.formats.checksum import crc32c
 
 UNREADABLE_ERRNOS = (errno.EIO, errno.ENODATA, errno.EBADMSG)
-"""A bad sector, as block devices and file systems report it. It stays bad until it is rewritten."""
+"""A bad sector, as block devices and file systems report it; it stays bad until rewritten."""
 
 SUM_TABLE = "sum"
-"""The table that holds the sum over all pairs of the other tables, under the same name."""
+"""The table that holds the sum over all pairs of the other tables, under this name."""
 SUM_KEY = SUM_TABLE.encode()
 _PAGE = struct.Struct("<QHHHH")
 """Page number, unused, flags, end of the offsets of nodes, start of the nodes."""
@@ -80,7 +80,7 @@ class _Meta:
 
 
 def seed_of(table: str) -> int:
-    """What the checksums of a table's pairs start from, so that tables cannot be exchanged."""
+    """The seed of the checksums of a table's pairs, so that tables cannot be exchanged."""
     return crc32c(table.encode())
 
 
@@ -132,7 +132,7 @@ def check_lmdb_file(path: str, tables: tuple[str, ...], *, whole: bool = True) -
 
 
 class _DamageError(Exception):
-    """What is wrong, in words."""
+    """The damage, in words."""
 
 
 class _Check:
@@ -181,7 +181,7 @@ class _Check:
                 elif key == SUM_KEY and len(value) == _U64.size:
                     stored = decode_sum(value)
                 else:
-                    raise _DamageError("its sum is none")
+                    raise _DamageError("its sum is invalid")
         if any(self._used[page] for page in free):
             raise _DamageError("a page is used and free at the same time")
         if stored != total % 2**64:
@@ -193,16 +193,16 @@ class _Check:
         page, _, flags, _, _ = _PAGE.unpack_from(data)
         magic, version, _, map_bytes = _META.unpack_from(data, _META_AT)
         if (page, flags, magic) != (number, _METAS, _MAGIC):
-            raise _DamageError(f"page {number} is no meta page")
+            raise _DamageError(f"page {number} is not a meta page")
         if version != _VERSION:
             raise _DamageError(f"meta page {number} has the version {version}")
         page_size = int(_DB.unpack_from(data, _DBS_AT)[0])
         free, main = (_database(data, _DBS_AT + at) for at in (0, _DB.size))
         last_page, transaction = _META_END.unpack_from(data, _DBS_AT + 2 * _DB.size)
         if page_size not in _PAGE_SIZES or not 0 < map_bytes < _MAP_BYTES_MAX:
-            raise _DamageError(f"meta page {number} makes no sense")
+            raise _DamageError(f"meta page {number} has invalid values")
         if free.flags != _INTEGER_KEYS or main.flags:
-            raise _DamageError(f"meta page {number} has flags that were never set")
+            raise _DamageError(f"meta page {number} has unknown flags")
         return _Meta(page_size, map_bytes, free, main, last_page, transaction)
 
     # --- trees ---------------------------------------------------------------------------
@@ -210,10 +210,10 @@ class _Check:
     def _tables(self, main: _Database) -> Iterator[tuple[bytes, _Database]]:
         for name, flags, value in self._nodes(main):
             if flags != _TABLE or len(value) != _DB.size:
-                raise _DamageError("a row of the main table is no table")
+                raise _DamageError("a row of the main table is not a table")
             table = _database(value, 0)
             if table.flags:
-                raise _DamageError("a table has flags that were never set")
+                raise _DamageError("a table has unknown flags")
             yield name, table
 
     def _free_pages(self, meta: _Meta) -> list[int]:
@@ -223,7 +223,7 @@ class _Check:
             if len(key) != _U64.size or len(value) < _U64.size * (count + 1):
                 raise _DamageError("a list of free pages is cut off")
             if not 0 < _U64.unpack(key)[0] <= meta.transaction:
-                raise _DamageError("a list of free pages is of a transaction that never was")
+                raise _DamageError("a list of free pages names an unknown transaction")
             pages = struct.unpack_from(f"<{count}Q", value, _U64.size)
             if pages and not 1 < min(pages) <= max(pages) <= self._last_page:
                 raise _DamageError("a list of free pages names pages that do not exist")
@@ -283,7 +283,7 @@ class _Check:
                 if (index and not found and order < lowest[:: -1 if integers else 1]) or (
                     highest is not None and order >= highest[:: -1 if integers else 1]
                 ):
-                    raise _DamageError(f"a key stands in page {child} where nobody looks for it")
+                    raise _DamageError(f"a key stands in page {child} outside of its range")
                 found = True
                 yield item
             if not found:
@@ -324,7 +324,7 @@ class _Check:
         size = low | high << 16
         key = page[offset + _NODE.size : value_at]
         if flags & ~(_BIG | _TABLE):
-            raise _DamageError("an entry has flags that were never set")
+            raise _DamageError("an entry has unknown flags")
         if not flags & _BIG:
             if value_at + size > self._page_size:
                 raise _DamageError("a value reaches beyond its page")
@@ -342,7 +342,7 @@ class _Check:
         own, _, flags, count = _OVERFLOW.unpack(os.pread(self._descriptor, _OVERFLOW.size, at))
         # A value that became smaller keeps its pages.
         if (own, flags) != (number, _OVERFLOWS) or count < needed:
-            raise _DamageError(f"page {number} does not begin the value that it should")
+            raise _DamageError(f"page {number} does not begin its value")
         self._use(number, count)
         if at + _HEADER_BYTES + size > self._size:
             raise _DamageError(f"it is cut off: page {number} is missing")

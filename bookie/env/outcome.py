@@ -1,9 +1,9 @@
-"""What a caller waits for: a result that comes once, and is told at once.
+"""A result that comes once and calls back at once.
 
-A future of asyncio tells its callbacks in the next turn of the loop, and a task that waits for it
-one turn later. Between a block's sync and the answers to its requests, that is a fifth of what the
-loop does. So this one calls back as soon as it is settled. It may be awaited like a future; other
-than a future it does not end when a caller that awaits it is cancelled.
+A future of asyncio calls back in the next turn of the loop, and wakes a waiting task one turn
+later. That was a fifth of the loop's work between a block's sync and the answers. An `Outcome`
+calls back as soon as it is settled. It can be awaited like a future, but it survives the
+cancellation of a caller that awaits it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Outcome(Generic[T]):
         return self._results[0]
 
     def settle(self, result: T) -> None:
-        """Set the result, once, and tell everybody in the order in which they asked to be told."""
+        """Set the result, once, and make the callbacks in the order of `then`."""
         assert not self._results, "an outcome is settled once"
         self._results = (result,)
         for callback in self._callbacks:
@@ -51,8 +51,8 @@ class Outcome(Generic[T]):
     def then(self, callback: Callable[[T], None]) -> None:
         """Call `callback` with the result as soon as it is known, which may be now.
 
-        The callback must not raise, nor do anything that could settle other outcomes before it
-        returns: it runs in the middle of whoever settles this one.
+        The callback runs inside `settle`. It must not raise. It must settle no other outcome before
+        it returns.
         """
         if self._results:
             callback(self._results[0])

@@ -1,4 +1,4 @@
-"""A wait between two rounds of work that goes by settings which may change while it lasts."""
+"""A wait between two rounds of work whose length may change while it lasts."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from contextlib import suppress
 class Pause:
     """Waits in the event loop, for one waiter at a time; may be cut short or measured anew.
 
-    This is how a component follows its settings: it has a public attribute `settings`, reads it
-    anew in each round, and calls `measure_again` when it is replaced, so that a pause of an hour
-    does not outlast the setting that made it so long.
+    A component with dynamic settings has a public attribute `settings` and reads it in each round.
+    When it is replaced, the component calls `measure_again`, so that the new setting takes effect
+    at once.
     """
 
     def __init__(self) -> None:
@@ -20,32 +20,27 @@ class Pause:
         self._ended = False
 
     def end(self) -> None:
-        """End the wait now; the next one, if nobody waits."""
+        """End the wait now, or the next one if none is under way."""
         self._ended = True
         self._woken.set()
-
-    @property
-    def is_ended(self) -> bool:
-        """Whether the wait is over, or the next one will be at once."""
-        return self._ended
 
     def clear(self) -> None:
         """Forget an `end` that no wait has seen."""
         self._ended = False
 
     def measure_again(self) -> None:
-        """The length may be another one now; the wait goes on from when it began."""
+        """Compute the length again; the wait still counts from its begin."""
         self._woken.set()
 
     async def wait(self, seconds: Callable[[], float]) -> bool:
-        """Wait for as long as `seconds` says, asked anew after `measure_again`; True if ended."""
+        """Wait for `seconds()`, computed again after `measure_again`; True if `end` ended it."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         while not self._ended:
             self._woken.clear()
             left = began + seconds() - loop.time()
             if left <= 0:
-                # As a sleep of nothing: others have their turn.
+                # Let other tasks run.
                 await asyncio.sleep(0)
                 break
             with suppress(TimeoutError):

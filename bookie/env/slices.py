@@ -1,8 +1,8 @@
-"""How long this process works at a stretch while others wait for a core: short, to be let in soon.
+"""A short time slice for this process, so that the scheduler lets it run soon.
 
-A bookie wakes up often and works briefly. Where clients keep every core busy, Linux lets a task
-that wakes up wait for its turn, the shorter the less time at a stretch the task has asked for
-(``sched_setattr`` with a runtime, since Linux 6.12; it takes no rights, and gives no larger share).
+A bookie wakes up often and works briefly. On busy cores, Linux lets a task with a shorter time
+slice run sooner (``sched_setattr`` with a runtime, since Linux 6.12). This needs no privilege and
+leaves the share of processor time as it is.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import struct
 from typing import Final
 
 SLICE_NANOSECONDS: Final = 100_000
-"""The shortest that Linux takes; by default it is 1.4 ms on two cores, and more on more."""
+"""The shortest that Linux accepts; the default is 1.4 ms on two cores, more on more cores."""
 
 _SCHED_SETATTR: Final = {"x86_64": 314, "aarch64": 274}
 _SCHED_GETATTR: Final = {"x86_64": 315, "aarch64": 275}
@@ -23,9 +23,9 @@ _ATTRIBUTES: Final = struct.Struct("=IIQiIQQQII")
 
 
 def ask_for_short_slices() -> bool:
-    """Ask for this thread and those that it will start; whether the system took it.
+    """Set the slice of this thread and of those it will start; True if the system accepted it.
 
-    A property of the process: for the daemon, before it starts a thread, and never for a library.
+    It affects the process: call it in the daemon only, before it starts a thread.
     """
     slices = slice_nanoseconds()
     if slices is None:
@@ -36,7 +36,7 @@ def ask_for_short_slices() -> bool:
 
 
 def slice_nanoseconds() -> int | None:
-    """What this thread has; None if it is not an ordinary task or the system does not tell."""
+    """The slice of this thread; None for a task with another policy, or if unknown."""
     octets = ctypes.create_string_buffer(_ATTRIBUTES.size)
     if not _call(_SCHED_GETATTR, octets, _ATTRIBUTES.size, 0):
         return None
@@ -45,7 +45,7 @@ def slice_nanoseconds() -> int | None:
 
 
 def _call(numbers: dict[str, int], *arguments: bytes | ctypes.Array[ctypes.c_char] | int) -> bool:
-    """One system call about this thread that the C library has no name for."""
+    """A system call about this thread that the C library does not export."""
     number = numbers.get(platform.machine())
     if number is None or platform.system() != "Linux":
         return False

@@ -1,7 +1,7 @@
 """Blocking work beside the event loop: one thread per blocking resource.
 
-A simulation runs the same functions on its own loop at a tick that its seed chooses; nothing here
-may therefore be reached except through the `Workers` protocol.
+A simulation runs the same functions on its own loop, at moments that its seed chooses. So product
+code uses only the `Workers` protocol.
 """
 
 from __future__ import annotations
@@ -26,17 +26,14 @@ class BatchWorker(Protocol[T_contra]):
     def submit(self, item: T_contra) -> None:
         """Queue `item`; never waits. Items are handled in the order of submission.
 
-        Called in the event loop. The thread may learn of it only at the end of the loop's turn.
+        Called in the event loop. The thread may get the item at the end of the loop's turn.
         """
-        ...
 
     def close(self) -> None:
         """Handle what is queued, then end the thread; waits for it."""
-        ...
 
     def abandon(self) -> None:
-        """Handle and report nothing more, without waiting: the thread may hang in a device."""
-        ...
+        """Stop handling and reporting, without waiting: the thread may hang in a device."""
 
 
 class Workers(Protocol):
@@ -54,7 +51,6 @@ class Workers(Protocol):
         Each posted result reaches `done` in the event loop, in order. An exception from `handle`
         reaches `failed` there, once; the worker then handles nothing more.
         """
-        ...
 
     async def run(
         self, pool: str, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs
@@ -63,33 +59,29 @@ class Workers(Protocol):
 
         Cancelling the caller does not stop a function that has begun.
         """
-        ...
 
     async def run_through(
         self, pool: str, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs
     ) -> R:
-        """`run` for a function whose result takes up memory that the caller accounts for.
+        """`run` for a function whose result uses memory that the caller accounts for.
 
         Cancelled before the function has begun, the caller ends at once. After that it ends with
         the function, or when it is cancelled once more.
         """
-        ...
 
     async def drained(self) -> None:
         """Wait until every function of every pool has ended, also those of cancelled callers."""
-        ...
 
     @property
     def is_idle(self) -> bool:
-        """Whether `drained` would not have to wait."""
-        ...
+        """True if `drained` would return at once."""
 
 
 class _ThreadBatchWorker(Generic[T, R]):
     """A thread that gets what was submitted in a turn of the loop at the end of that turn.
 
-    It needs the interpreter's lock as soon as it wakes. Woken in the middle of a turn, it would
-    wait for the lock, and wake again when the loop lets go of it.
+    The thread needs the interpreter's lock when it wakes. In the middle of a turn it would only
+    wait for that lock.
     """
 
     def __init__(
@@ -131,7 +123,7 @@ class _ThreadBatchWorker(Generic[T, R]):
             self._queue.put(gathered)
 
     def _run(self) -> None:
-        get, is_empty = self._queue.get, self._queue.empty  # this thread alone takes from it
+        get, is_empty = self._queue.get, self._queue.empty  # only this thread takes items
         closing = False
         try:
             while not closing:
@@ -162,7 +154,7 @@ class ThreadWorkers:
         self._pools: dict[str, ThreadPoolExecutor] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._running: set[Future[Any]] = set()
-        """What was handed to a pool and has not ended, whether or not it was cancelled."""
+        """Functions in a pool that have not ended, cancelled ones included."""
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
@@ -193,7 +185,7 @@ class ThreadWorkers:
     ) -> R:
         """See `Workers.run`. The pool named ``read`` has several threads, any other has one.
 
-        A function that has not begun when its caller is cancelled never does.
+        If the caller is cancelled before the function begins, it does not run.
         """
         return await asyncio.wrap_future(self._submit(pool, function, *args, **kwargs))
 

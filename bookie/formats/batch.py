@@ -1,11 +1,11 @@
 """Many entries as a struct of arrays: ids, sizes, and all packets back to back in one payload.
 
-Batches travel (client to bookie, bookie to reader) and are journalled, because numpy and C handle
-them whole. Only :meth:`EntryBatch.packets` loops over entries in Python.
+Batches are sent and journalled as a whole, by numpy and C. Only :meth:`EntryBatch.packets` loops
+over entries in Python.
 
-Ids ascend. A contiguous batch stores no steps (``steps is None``); otherwise ``steps[i]`` is
-``id[i+1] - id[i]``. Steps that are all 1 are never stored by the methods of this module, so equal
-batches have equal representations.
+Ids ascend. In a contiguous batch ``steps`` is None; otherwise ``steps[i]`` is ``id[i+1] - id[i]``.
+Steps that are all 1 are never stored by the methods of this module, so equal batches have equal
+representations.
 
 A batch made of a caller's numbers is unchecked until :meth:`EntryBatch.check_bounds` has passed;
 the other methods assume that it has.
@@ -38,7 +38,7 @@ Sizes = NDArray[np.int64] | NDArray[np.uint32]
 def sizes_of_one(size: int) -> NDArray[np.uint32]:
     """The sizes of a batch of one entry: one array, read-only, for all batches of that size.
 
-    A lone append is spared the making of arrays, which takes longer than what is done with them.
+    A lone append needs no new array, which would take longer than its use.
     """
     sizes = np.array([size], np.uint32)
     sizes.flags.writeable = False
@@ -49,8 +49,7 @@ def sizes_of_one(size: int) -> NDArray[np.uint32]:
 class EntryBatch:
     """Entries of one ledger in ascending id order; may be empty only as the result of `clip`.
 
-    Treat it as immutable. It is not `frozen`: construction would take three times as long, and
-    every request makes one.
+    Treat it as immutable. It is not `frozen`, because construction would take three times as long.
     """
 
     ledger_id: int
@@ -172,7 +171,7 @@ class EntryBatch:
             last = self.first_entry_id + _sum_exactly(self.steps)
         if last > MAX_ID:
             raise BadRequestError(f"entry id {last} is not in 0 … 2^63-1")
-        # A lone entry is checked without numpy, whose three calls would take most of the time.
+        # A lone entry is checked without numpy, whose calls would take most of the time.
         lone = count == 1
         smallest = int(self.sizes[0]) if lone else int(self.sizes.min())
         if smallest < PACKET_HEADER_SIZE_BYTES:
@@ -202,6 +201,11 @@ class EntryBatch:
         return EntryBatch(self.ledger_id, first_entry_id, steps, self.sizes[start:end], payload)
 
 
+def batch_of(ledger_id: int, ids: Ids, sizes: Sizes, payload: bytes | memoryview) -> EntryBatch:
+    """The batch of entries with these ids, which ascend; at least one."""
+    return EntryBatch(ledger_id, int(ids[0]), _without_trivial(ids[1:] - ids[:-1]), sizes, payload)
+
+
 def headers_of(batch: EntryBatch) -> tuple[Ids, Ids, Ids, Ids]:
     """The four numbers of every packet's header: ledger ids, entry ids, LACs, lengths.
 
@@ -221,7 +225,7 @@ def gather_prefixes(batch: EntryBatch, width: int) -> NDArray[np.void]:
     if size * count == len(batch.payload) and bool((batch.sizes == size).all()):
         rows = np.ndarray(count, dtype=row, buffer=batch.payload, strides=(size,))
         return np.ascontiguousarray(rows)
-    # Overlapping rows, one at each byte; indexing copies those at the packets' starts.
+    # Overlapping rows, one for each byte; indexing copies those at the packets' starts.
     at_each_byte = np.ndarray(
         len(batch.payload) - width + 1, dtype=row, buffer=batch.payload, strides=(1,)
     )
@@ -275,7 +279,7 @@ def _check_header(batch: EntryBatch) -> int:
 
 
 def _sum_exactly(steps: Ids) -> int:
-    """The sum of non-negative steps, right even where an int64 would wrap."""
+    """The exact sum of non-negative steps, even where an int64 would wrap."""
     high = int((steps >> 32).sum())
     low = int((steps & 0xFFFFFFFF).sum())
     return (high << 32) + low

@@ -1,8 +1,7 @@
 """The headers of neighbouring blocks as arrays: lone appends leave a block each, of 512 bytes.
 
-The rules of `bookie.formats.blocks` about headers hold here, too. Blocks are taken from the first
-on, as long as each is whole, intact and of this version. `parse_block_header` says what is wrong
-with the next one.
+The rules of `bookie.formats.blocks` for headers apply. Blocks are taken from the first on while
+each is whole, intact and of this version. `parse_block_header` names the fault of the next one.
 """
 
 from __future__ import annotations
@@ -58,22 +57,13 @@ class BlockArrays:
 
     def first(self, count: int) -> BlockArrays:
         """The first `count` of them."""
-        return BlockArrays(
-            self.starts[:count],
-            self.ends[:count],
-            self.body_lengths[:count],
-            self.record_counts[:count],
-            self.sequences[:count],
-            self.durable_upto[:count],
-            self.body_crcs[:count],
-            self.body_seeds[:count],
-        )
+        return BlockArrays(*(getattr(self, column)[:count] for column in self.__slots__))
 
 
 def parse_block_headers(data: memoryview, alignment: int, nonce: bytes) -> BlockArrays | None:
     """The blocks at the start of `data` whose headers are valid and whose bodies `data` holds.
 
-    None if the first is not of that kind. The bodies are not looked at.
+    None if the first block is invalid. Bodies are not checked.
     """
     if len(data) < BLOCK_HEADER_SIZE_BYTES:
         return None
@@ -106,7 +96,7 @@ def parse_block_headers(data: memoryview, alignment: int, nonce: bytes) -> Block
 
 
 def _chain(likely: Ids, following: Ids) -> tuple[Ids, Ids]:
-    """Those places that are reached from the first one: others hold a magic as part of a body."""
+    """The places reached from the first one; others hold a magic number inside a body."""
     after = dict(zip(likely.tolist(), following.tolist(), strict=True))
     place, chain = 0, []
     while place in after:

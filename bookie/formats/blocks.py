@@ -18,8 +18,8 @@ offset bytes meaning
 4092   4     CRC-32C of bytes 0 … 4092 (u32)
 ====== ===== ===================================================================
 
-Magic, version and the CRC's place are the same in every version, so that damage and a newer version
-can be told apart.
+Magic, version and the CRC's place are the same in every version. So damage differs from a newer
+version.
 
 **Block**, one group commit: header, body, zeros up to the alignment:
 
@@ -39,9 +39,9 @@ offset bytes meaning
 40     …     body: records (see :mod:`bookie.formats.records`)
 ====== ===== ===================================================================
 
-The nonce in both CRCs keeps a stale block of a former file at the same place from validating; the
-sequence in the body's CRC keeps a body from validating under another block's header. Zeros never
-validate, because the magic is not zero.
+The nonce in both CRCs invalidates blocks that a former file left in the same place. The sequence in
+the body's CRC invalidates a body under another block's header. Zeros are invalid, because the magic
+is not zero.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ BLOCK_HEADER_SIZE_BYTES = 40
 NONCE_SIZE_BYTES = 16
 ALIGNMENTS_BYTES = (512, 1024, 2048, 4096)
 BODY_SIZE_BYTES_MAX = 64 * 1024 * 1024
-"""A header that announces more is damage: the writer ends a block near 8 MiB."""
+"""A larger length is damage: the writer ends a block near 8 MiB."""
 
 _FILE_HEADER = struct.Struct("<8sIIQ16sI")
 _BLOCK_HEADER = struct.Struct("<4sHHIIQQI")
@@ -159,9 +159,9 @@ def encode_block_header(nonce: bytes, header: BlockHeader) -> bytes:
 
 
 def parse_block_header(data: BytesLike, nonce: bytes) -> BlockHeader | None:
-    """The block header at the start of `data`, or None if no valid one of this file is there.
+    """The block header at the start of `data`, or None if it is invalid or of another file.
 
-    The body is not looked at: compare :func:`body_crc` of it with the header's.
+    The body is not checked: compare its :func:`body_crc` with the header's.
 
     Raises:
         FormatError: the header is intact but carries flags that this version does not know.
@@ -171,7 +171,7 @@ def parse_block_header(data: BytesLike, nonce: bytes) -> BlockHeader | None:
     magic, flags, reserved, body_length, record_count, sequence, durable_upto, crc_of_body = (
         _BLOCK_HEADER.unpack_from(data)
     )
-    # First what is cheap: the search for later blocks asks at every aligned offset.
+    # Cheap checks first: the search for later blocks calls this at every aligned offset.
     if magic != BLOCK_MAGIC or body_length > BODY_SIZE_BYTES_MAX:
         return None
     (crc,) = _U32.unpack_from(data, _BLOCK_HEADER.size)

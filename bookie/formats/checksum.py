@@ -1,8 +1,7 @@
 """CRC-32C (Castagnoli): the checksum of everything that a bookie writes or sends.
 
-The library uses the processor's carry-less multiplication where there is one, and takes any bytes
-in place. From 16 KiB on it lets other threads run meanwhile. So a buffer must not change while it
-is being summed.
+The library uses the processor's carry-less multiplication and does not copy. From 16 KiB on it
+releases the interpreter's lock, so a buffer must stay unchanged during the call.
 """
 
 from __future__ import annotations
@@ -22,9 +21,8 @@ def crcs_of_rows(rows: NDArray[np.uint8], seed: int = 0) -> NDArray[np.uint32]:
     Rows lie one after the other and are a multiple of 4 bytes wide.
 
     A CRC is linear: each byte that differs from the first row changes it by a known amount. In the
-    headers of one batch only the low bytes of ids and lengths differ. So about five look-ups in a
-    table serve all headers. A library call per header took a third of a writer's time with entries
-    of 100 bytes.
+    headers of one batch only the low bytes of ids and lengths differ, so about five table look-ups
+    serve all headers. A library call per header took a third of a writer's time.
     """
     words = rows.view(np.uint32)
     differing = np.bitwise_or.reduce(words ^ words[0], axis=0).view(np.uint8)
@@ -42,7 +40,7 @@ def crcs_of_rows(rows: NDArray[np.uint8], seed: int = 0) -> NDArray[np.uint32]:
 
 @cache
 def _crc_changes(width: int) -> NDArray[np.uint32]:
-    """By position and value of a byte: how it changes the CRC-32C of so many bytes, else 0."""
+    """By position and value of a byte: how it changes the CRC-32C of `width` zeros."""
     zeros = crc32c(bytes(width))
     table = np.zeros((width, 256), np.uint32)
     for position in range(width):

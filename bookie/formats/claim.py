@@ -1,4 +1,4 @@
-"""What stands in the record of a claim: of a lock, of a seat in an election, of a turn in a queue.
+"""The record of a claim: for a lock, a place in an election, or a turn in a queue.
 
 ========================= ========================================================================
 bytes                     meaning
@@ -10,8 +10,8 @@ owner, a newline          who the process says it is, JSON text; often empty: ``
 the rest                  the content, for the users of the lock
 ========================= ========================================================================
 
-The first two lines are ASCII. The guid tells a process its own claim when the reply to its write
-was lost, and one life of a process from the next.
+The first two lines are ASCII. By the guid a process recognizes its own claim after a lost reply,
+and tells it from the claim of its former run.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What a bookie is asked and what it answers: the values that the wire messages carry.
+"""Requests to a bookie and its replies: the values that the wire messages carry.
 
-Neutral ground: the node decides about them, `rpc` carries them, clients make and read them.
+The node decides about them, `rpc` transports them, clients make and read them.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class ReadCommand(NamedTuple):
 class ReadReply(NamedTuple):
     """Consecutive wanted entries, never skipping a hole.
 
-    `stopped_by` speaks about exactly `next_entry_id`, the first wanted id that is not in `batch`:
-    OK means a limit or the end of the range. When `status` is not OK there is no batch and the
-    status speaks about the first wanted id. `max_lac` is a hint, never to be believed.
+    `stopped_by` is about `next_entry_id`, the first wanted id that is not in `batch`. OK means a
+    limit or the end of the range. If `status` is an error, `batch` is None and the status is about
+    the first wanted id. `max_lac` is an unverified hint.
     """
 
     status: Status

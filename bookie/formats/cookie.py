@@ -1,8 +1,8 @@
-"""Cookies: what ties a bookie's directories, its id and its cluster together.
+"""Cookies: they bind a bookie's directories to its id and its cluster.
 
 The same cookie stands in the metadata store and in every directory of the bookie. If one is missing
-or differs, a directory was exchanged or lost, and the bookie must not start: it would answer "no
-such entry" about entries it once acknowledged.
+or differs, a directory was exchanged or lost. The bookie must not start then: it could deny entries
+that it acknowledged.
 
 ASCII text: the line ``bookie-cookie 1``, then one ``key=value`` line for each field, in this order.
 A value is JSON on one line.
@@ -65,7 +65,7 @@ class Cookie:
     """Random; renewed whenever the bookie may have lost something that it acknowledged. Empty in
     a cookie of a program that knew no incarnations."""
     state_number: int = 0
-    """Rises at every start and stop, and now and then between. A copy with a lower number than the
+    """Rises at every start and stop, and regularly between. A copy with a lower number than the
     metadata store's is an older state of the bookie."""
     is_settled: bool = True
     """In a directory: False while the metadata store may still have the number before this one."""
@@ -73,7 +73,7 @@ class Cookie:
     """Whether the bookie may lack entries that its ledgers count on; the store's copy counts."""
 
     def differences(self, other: Cookie) -> list[str]:
-        """The names of the fields in which two cookies differ: whose they are, not which state."""
+        """The names of the fields of identity in which two cookies differ."""
         pairs = (
             ("bookie id", self.bookie_id, other.bookie_id),
             ("journal directories", self.journal_dirs, other.journal_dirs),

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from bookie.formats import json_record
 
@@ -17,7 +17,7 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class DeletionProof:
-    """One deletion, as the process that did it saw it."""
+    """One deletion, as its process recorded it."""
 
     deleted_at_ms: int
     """Wall clock, milliseconds since 1970."""
@@ -27,8 +27,7 @@ class DeletionProof:
 
 def encode_proof(proof: DeletionProof) -> bytes:
     """The value of the record."""
-    fields = {"deleted_at_ms": proof.deleted_at_ms, "deleted_by": proof.deleted_by}
-    return json_record.encode(_FORMAT, _VERSION, fields)
+    return json_record.encode(_FORMAT, _VERSION, asdict(proof))
 
 
 def decode_proof(data: bytes) -> DeletionProof:

@@ -1,7 +1,7 @@
 """Digests of entries, and the key that a ledger's password becomes.
 
-A digest covers the packet's header and its payload, and stands between the two. It is what tells a
-reader that a bookie's answer is the entry that was written and no other.
+A digest covers the packet's header and payload, and is stored between the two. By it a reader
+verifies that an answer is the entry that was written.
 
 ======== ===== ================================================================
 type     bytes content
@@ -62,20 +62,16 @@ class Digester(Protocol):
     @property
     def type(self) -> DigestType:
         """The type that this object computes."""
-        ...
 
     @property
     def size_bytes(self) -> int:
         """Bytes of one digest, 0 for DUMMY."""
-        ...
 
     def digest(self, header: BytesLike, payload: BytesLike) -> bytes:
         """The digest of one packet's header followed by its payload."""
-        ...
 
     def digest_many(self, headers: Headers, payloads: Sequence[BytesLike]) -> bytes:
         """The digests of at least one packet back to back; as many headers as payloads."""
-        ...
 
 
 class Crc32cDigester:
@@ -153,7 +149,7 @@ class DummyDigester:
 
 
 def _each(headers: Headers) -> list[bytes]:
-    """The headers one by one; a row's ``tolist`` cuts them faster than slices do."""
+    """The headers one by one; ``tolist`` of rows is faster than slicing."""
     rows: NDArray[Any] = headers.view(np.dtype((np.void, _HEADER_BYTES)))[:, 0]
     each: list[bytes] = rows.tolist()
     return each

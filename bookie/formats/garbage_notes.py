@@ -1,4 +1,4 @@
-"""What garbage collection knows again after a restart: the store's marks, and what is absent.
+"""What garbage collection remembers after a restart: the store's marks and absent ledgers.
 
 The memory is JSON::
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import struct
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from bookie.errors import FormatError
 from bookie.formats import json_record
@@ -25,18 +25,18 @@ _ABSENCE = struct.Struct("<dq")
 
 @dataclass(frozen=True, slots=True)
 class GarbageMemory:
-    """What a bookie remembers of the metadata store, and why it stopped if it did."""
+    """What a bookie remembers of the metadata store, and why it stopped deleting, if it did."""
 
     counters: dict[int, int] = field(default_factory=dict)
     """The highest counters of ledger ids that it saw, by bucket."""
     cookie_number: int | None = None
-    """The highest state number of its own cookie in the store; None if it saw no cookie there."""
+    """The highest state number of its own cookie in the store; None if it never saw one."""
     has_listed: bool = False
     """Whether a listing had any ledger."""
     observed_seconds: float = 0.0
     """How long it has watched which ledgers are absent, in all its lives."""
     store_doubt: str = ""
-    """Why it does not believe the store; empty while it does."""
+    """Why it distrusts the store; empty while it trusts it."""
     absent_stop: str = ""
     """Why it deletes no absent ledger; empty while it does."""
     absent_stop_local: int = 0
@@ -55,15 +55,7 @@ class Absence:
 
 def encode_memory(memory: GarbageMemory) -> bytes:
     """The bytes of a memory."""
-    fields = {
-        "counters": [list(pair) for pair in sorted(memory.counters.items())],
-        "cookie_number": memory.cookie_number,
-        "has_listed": memory.has_listed,
-        "observed_seconds": memory.observed_seconds,
-        "store_doubt": memory.store_doubt,
-        "absent_stop": memory.absent_stop,
-        "absent_stop_local": memory.absent_stop_local,
-    }
+    fields = asdict(memory) | {"counters": sorted(memory.counters.items())}
     return json_record.encode(_FORMAT, _VERSION, fields)
 
 

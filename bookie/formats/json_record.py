@@ -4,12 +4,12 @@
 
     {"format":"bookie-…","version":1,…}
 
-Equal values have equal bytes. A reader ignores keys that it does not know, so a field may be added
-without a new version if older readers may overlook it; otherwise the version rises and older
-readers refuse.
+Equal values have equal bytes. A reader ignores unknown keys. So a field that older readers may
+ignore needs no new version. Any other change raises the version, and older readers refuse the
+record.
 
-:func:`encode` and :func:`decode` handle the frame; :class:`JsonFields` takes typed values out of a
-decoded record and names the field that is wrong.
+:func:`encode` and :func:`decode` handle the frame. :class:`JsonFields` reads typed values and names
+the field that is wrong.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def decode(format_name: str, newest_version: int, data: bytes) -> JsonFields:
     except (ValueError, RecursionError) as error:
         raise FormatError(f"not a {format_name} record: {error}") from error
     if not isinstance(record, dict) or record.get("format") != format_name:
-        raise FormatError(f"not a {format_name} record: its format is named otherwise")
+        raise FormatError(f"not a {format_name} record: its format has another name")
     fields = JsonFields(format_name, record)
     version = fields.integer("version", minimum=1)
     if version > newest_version:

@@ -1,8 +1,8 @@
-"""What the metadata store holds about a ledger, and its bytes.
+"""The metadata of a ledger, and its bytes in the metadata store.
 
-A ledger's entries 0 … last are covered by **fragments**: from `first_entry_id` up to the next
-fragment's, all entries are on the bookies of one ensemble. Entry *e* is on `write_quorum_size` of
-them, starting at ``e mod ensemble_size``, and acknowledged by `ack_quorum_size`.
+**Fragments** cover a ledger's entries 0 … last. From a fragment's `first_entry_id` up to the next
+one's, all entries are on the bookies of one ensemble. Entry *e* is on `write_quorum_size` of them,
+starting at ``e mod ensemble_size``, and acknowledged by `ack_quorum_size`.
 
 Bytes: the line ``BookieMetadataFormatVersion<TAB>n<LF>``, then
 
@@ -93,12 +93,12 @@ class LedgerMetadata:
     ctime_ms: int = -1
     """When the ledger was created, in ms since 1970; -1 if unknown."""
     last_entry_id: int = NO_ENTRY
-    """The last entry of a closed ledger; -1 if it has none, or is not closed."""
+    """The last entry of a closed ledger; -1 if it is empty or not closed."""
     length: int = 0
     """Payload bytes of a closed ledger; 0 if it is not closed."""
     custom_metadata: Mapping[str, bytes] = field(default_factory=dict)
     c_token: int = 0
-    """Random for each attempt to create the ledger: tells whose a found ledger is."""
+    """Random for each attempt to create the ledger: identifies the creator."""
 
     @property
     def is_closed(self) -> bool:
@@ -203,11 +203,10 @@ def encode(metadata: LedgerMetadata) -> bytes:
 def decode(ledger_id: int, data: bytes) -> LedgerMetadata:
     """The metadata of `ledger_id` from its bytes, of any version.
 
-    Before version 2 there was neither digest type nor password: such ledgers come as CRC32 without
-    a key.
+    Version 1 has no digest type or password; such ledgers are read as CRC32 with an empty key.
 
     Raises:
-        FormatError: not ledger metadata, a newer version of it, or values that no ledger has.
+        FormatError: other data, a newer version, or invalid values.
     """
     if len(data) > LEDGER_METADATA_SIZE_BYTES_MAX:
         raise FormatError(f"metadata of ledger {ledger_id} is too large: {len(data)} bytes")
@@ -278,7 +277,7 @@ def _parse_text(body: bytes) -> LedgerMetadataFormat:
 
 
 def _complete(message: LedgerMetadataFormat) -> LedgerMetadataFormat:
-    # The parser does not object to missing required fields, nor to a state it does not know.
+    # The parser accepts missing required fields and unknown states.
     if not message.IsInitialized():
         raise FormatError("its protobuf message lacks required fields")
     return message
@@ -315,7 +314,7 @@ def _from_message(ledger_id: int, message: LedgerMetadataFormat) -> LedgerMetada
 
 
 def _text(value: object) -> str:
-    # The parser of an old message hands out a string that is not UTF-8 as bytes.
+    # The parser returns a string of an old message as bytes if it is not UTF-8.
     if not isinstance(value, str):
         raise FormatError("a name in its protobuf message is not UTF-8")
     return value

@@ -1,8 +1,8 @@
 """What the metadata store holds about a log: one head under compare-and-set, and sealed chunks.
 
-A log is an ordered list of **ranges** of ledgers. The newest ranges stand in the head; when there
-are many, the oldest of them move to a **chunk**, a record of its own that never changes again.
-Chunks are numbered; the head says which numbers are the log's.
+A log is an ordered list of **ranges** of ledgers. The newest ranges are in the head. When there are
+many, the oldest ones move to a **chunk**, a separate record that never changes again. Chunks are
+numbered; the head says which numbers are the log's.
 
 Each record of a log has an **offset**: 0 for the first ever appended, rising by one. The
 offset of a range's first record follows from the ranges before it. It is unknown only while the

@@ -33,19 +33,19 @@ class LogPolicy:
     """One of `DIGESTS`."""
 
     roll_bytes: int | None = None
-    """A log goes on in a new ledger after so many bytes; 0 is never."""
+    """A log continues in a new ledger after this many bytes; 0 means never."""
 
     roll_seconds: int | None = None
-    """A log goes on in a new ledger after so long; 0 is never."""
+    """A log continues in a new ledger after this time; 0 means never."""
 
     retention_bytes: int | None = None
-    """So much of a log is kept at least; 0 is everything."""
+    """At least this much of a log is kept; 0 means everything."""
 
     retention_seconds: int | None = None
-    """Records are kept for so long at least; 0 is for ever."""
+    """Records are kept at least this long; 0 means without limit."""
 
     quota_bytes: int | None = None
-    """A log that holds so much takes no more; 0 is no limit."""
+    """A log of this size takes no more records; 0 means unlimited."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

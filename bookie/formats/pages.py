@@ -1,19 +1,17 @@
 """Index pages: where 64 neighbouring entries of a ledger are stored.
 
-Key of page ``entry id >> 6``: {ledger id u64, page number u64}, both big endian, so that the pages
-of a ledger are neighbours in id order.
+Key of page ``entry id >> 6``: {ledger id u64, page number u64}, both big endian. So the pages of a
+ledger are adjacent and in id order.
 
-Value: {CRC-32C of the key and the slots u32, slots}, little endian. The key is under the checksum,
-so that a page cannot pass for another one. Slot ``entry id & 63`` is {file number u32,
-offset u32, size u32}; the offset is that of the packet in its file. Size 0 means that the entry is
-not stored here (a packet is never empty). Slots after the last used one are not written, and a page
-without a used slot is not stored at all.
+Value: {CRC-32C of the key and the slots u32, slots}, little endian. The checksum covers the key, so
+that pages cannot be exchanged. Slot ``entry id & 63`` is {file number u32, offset u32, size u32};
+the offset is that of the packet in its file. Size 0 marks an entry that is not stored here. Only
+slots up to the last used one are written, and only pages with a used slot.
 
 Sixty-four slots cost 16 to 17 bytes an entry in LMDB.
 
-A checkpoint and a range read handle hundreds of pages in one go. So many pages are encoded and
-decoded at once, as one array of shape (pages, 64, 3): file, offset, size. The work in Python is per
-page and makes no Python calls.
+A checkpoint and a range read handle hundreds of pages at once, as one array of shape (pages, 64,
+3): file, offset, size. Python work is per page.
 """
 
 from __future__ import annotations
@@ -55,7 +53,7 @@ def parse_page_key(key: bytes) -> tuple[int, int]:
     """Ledger id and page number of a key.
 
     Raises:
-        FormatError: the key has another size, or ids that do not exist.
+        FormatError: the key has another size, or ids out of range.
     """
     if len(key) != PAGE_KEY_SIZE_BYTES:
         raise FormatError(f"a page key has {len(key)} bytes instead of {PAGE_KEY_SIZE_BYTES}")
@@ -78,7 +76,7 @@ def decode_pages(pairs: Sequence[tuple[bytes, bytes]]) -> tuple[NDArray[np.int64
 
     Raises:
         ChecksumError: a page is damaged.
-        FormatError: a key or a page has a size that no key or page has.
+        FormatError: a key or a page has an invalid size.
     """
     padded = []
     for key, value in pairs:
@@ -98,7 +96,7 @@ def decode_pages(pairs: Sequence[tuple[bytes, bytes]]) -> tuple[NDArray[np.int64
 
 
 def slot_of(slots: bytes, entry_id: int) -> tuple[int, int, int] | None:
-    """File, offset and size of one entry, by all slots of its page; None if it has none."""
+    """File, offset and size of one entry from the slots of its page; None if it is not stored."""
     slot: tuple[int, int, int] = _SLOT.unpack_from(
         slots, (entry_id & SLOTS_PER_PAGE - 1) * SLOT_SIZE_BYTES
     )

@@ -1,8 +1,7 @@
-"""The records of a body as arrays: a boot reads millions of them, and makes no object of any.
+"""The records of a body as arrays: a start reads millions of them without an object for each.
 
-What `bookie.formats.records` says about every record holds here, too: the checks are the same, made
-on whole columns. Where a column does not pass, the records are parsed one by one, which finds the
-words for what is wrong.
+The checks are those of `bookie.formats.records`, made on whole columns. If a column fails, the
+records are parsed one by one, which raises the error for the wrong one.
 """
 
 from __future__ import annotations
@@ -51,16 +50,16 @@ _HEAD = np.dtype(
 """An ENTRIES record up to its sizes."""
 
 _PACKET = np.dtype([("ledger_id", ">i8"), ("entry_id", ">i8"), ("lac", ">i8")])
-"""What is looked at of a packet's header."""
+"""The fields of a packet's header that are checked."""
 
 _LONE = np.dtype([("head", _HEAD), ("size", "<u4"), ("packet", _PACKET)])
 """The same of an ENTRIES record with one entry, in one piece."""
 
 _LONE_FIXED_BYTES = _HEAD.itemsize + _U32.itemsize - RECORD_HEADER_SIZE_BYTES
-"""What the length of such a record says beside that of the packet."""
+"""The length of such a record without its packet."""
 
 _STEP_RECORDS = 25
-"""A step through all blocks takes as long as a walk over so many records."""
+"""One step through all blocks costs as much as reading this many records one by one."""
 
 Ids = npt.NDArray[np.int64]
 T = TypeVar("T", bound=np.generic)
@@ -110,7 +109,7 @@ def parse_arrays(body: memoryview, count: int, offsets: Ids | None = None) -> Re
     try:
         others = tuple(parse_record_at(body, where) for where in offsets[~holds_entries].tolist())
     except FormatError:
-        # It may not be the first that is wrong.
+        # An earlier record may be wrong, too.
         return _one_by_one(body, count)
     if not len(at):
         return _without_entries(offsets, others)
@@ -121,14 +120,14 @@ def parse_arrays(body: memoryview, count: int, offsets: Ids | None = None) -> Re
 def walk_together(data: memoryview, starts: Ids, ends: Ids, counts: Ids) -> Ids | None:
     """Where the records of many blocks begin in `data`, block by block.
 
-    The records of a block stand from one of `starts` to one of `ends`, so many as one of `counts`
-    says, which may be none. All blocks are walked at once, from their first records to their second
-    ones and so on. None if they are too few for that, or if the records of one do not fill it.
+    Block *i* has ``counts[i]`` records between ``starts[i]`` and ``ends[i]``. All blocks are walked
+    at once: first records, then second records, and so on. None if the blocks are too few for that,
+    or if the records of one do not fill it.
     """
     total, steps = int(counts.sum()), int(counts.max(initial=0))
     if steps * _STEP_RECORDS >= total or total > len(data) // RECORD_HEADER_SIZE_BYTES:
         return None
-    # Those with the most records first: the ones that are not yet at their end stand in front.
+    # Blocks with the most records first, so that unfinished ones are always in front.
     order = np.argsort(-counts, kind="stable")
     lasting = np.searchsorted(-counts[order], -np.arange(steps), "left")
     at = starts[order]
@@ -146,13 +145,13 @@ def walk_together(data: memoryview, starts: Ids, ends: Ids, counts: Ids) -> Ids 
             here += RECORD_HEADER_SIZE_BYTES
     except IndexError:
         return None
-    # Positions only rise, so that none of a block was beyond its end either.
+    # Positions only rise, so each one was inside its block.
     filled = (at == ends[order]) | (counts[order] == 0)
     return offsets if bool(filled.all()) else None
 
 
 def _record_offsets(body: memoryview, count: int) -> Ids | None:
-    """Where the records start; None if they do not fill the body exactly."""
+    """Where the records start; None unless they fill the body exactly."""
     size = len(body)
     if count and size % count == 0 and size // count >= RECORD_HEADER_SIZE_BYTES:
         # Lone appends of one size: as many records as fit, each as long as the first.
@@ -226,7 +225,7 @@ def _entries(
         if stepped is None:
             return None
         ids = stepped
-    # Beyond the last id a sum wraps, first to a negative number.
+    # A sum beyond the last id wraps to a negative number.
     if bool((ids < 0).any()):
         return None
     headers = _gather(body, packets, _PACKET)
@@ -255,7 +254,7 @@ def _lone_entries(
     packets = at + _HEAD.itemsize + _U32.itemsize
     if not (
         bool((heads["payload_length"] == sizes).all())
-        # A record of one entry has no steps, with or without the flag.
+        # A record of one entry has no steps, whatever the flag.
         and bool((heads["length"] == sizes + _LONE_FIXED_BYTES).all())
         and _are_sound(heads)
         and int(sizes.min()) >= PACKET_HEADER_SIZE_BYTES
@@ -279,7 +278,7 @@ def _lone_entries(
 
 
 def _are_sound(heads: npt.NDArray[np.void]) -> bool:
-    """Whether there are no unknown flags, nothing in reserved places, and no negative id."""
+    """True if flags are known, reserved fields are 0 and ids are at least 0."""
     return (
         int(np.bitwise_or.reduce(heads["flags"])) & ~_KNOWN_FLAGS == 0
         and int(heads["reserved"].max()) == 0
@@ -290,12 +289,7 @@ def _are_sound(heads: npt.NDArray[np.void]) -> bool:
 
 
 def _with_steps(
-    body: memoryview,
-    ids: Ids,
-    first_of_record: Ids,
-    counts: Ids,
-    step_counts: Ids,
-    steps_at: Ids,
+    body: memoryview, ids: Ids, first_of_record: Ids, counts: Ids, step_counts: Ids, steps_at: Ids
 ) -> Ids | None:
     """`ids`, those of records that have steps corrected; None if a step is invalid."""
     stepped = step_counts > 0

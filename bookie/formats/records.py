@@ -1,4 +1,4 @@
-"""Records: what stands in the body of a block.
+"""Records: the content of a block's body.
 
 A record is an 8-byte header {type u8, flags u8, reserved u16, length u32} and `length` bytes of
 body. All numbers are little endian; ids are i64 and never negative.
@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -128,7 +128,7 @@ class LimboRecord:
     ledger_id: int
     in_limbo: bool
     fences: bool = True
-    """Whether entering limbo fenced it, too; without meaning when it leaves."""
+    """Whether entering limbo also fenced it; unused when it leaves."""
 
 
 Record = (
@@ -218,8 +218,8 @@ def parse_records(body: memoryview, count: int) -> Iterator[tuple[int, Record]]:
     Entries are views of `body`; there is no work per entry.
 
     Raises:
-        FormatError: while iterating: an unknown type or flag, a length outside the body or its
-            record, numbers that do not add up, or other than `count` records.
+        FormatError: (while iterating) an unknown type or flag, a length out of bounds, numbers that
+            do not add up, or another count of records.
     """
     at = 0
     for _ in range(count):
@@ -249,12 +249,12 @@ def _parse(body: memoryview, at: int) -> tuple[Record, int]:
         raise NewerFormatError(f"a record at {at} was written by a newer version")
     if kind == RecordType.ENTRIES:
         return _parse_entries(body, start, end, flags), end
-    parser = _PARSERS.get(kind)
-    if parser is None or flags:
+    record = None if flags else _parse_plain(kind, body[start:end])
+    if record is None:
         raise FormatError(
             f"a record at {at} has type {kind} with flags {flags}, which this version does not know"
         )
-    return parser(body[start:end]), end
+    return record, end
 
 
 def _encode(kind: RecordType, body: bytes) -> bytes:
@@ -300,40 +300,27 @@ def _parse_keyed(body: memoryview) -> tuple[int, bytes]:
     return _checked(ledger_id), bytes(body[_KEYED.size :])
 
 
-def _parse_ledger(body: memoryview) -> Record:
-    return LedgerRecord(*_parse_keyed(body))
-
-
-def _parse_fence(body: memoryview) -> Record:
-    return FenceRecord(*_parse_keyed(body))
-
-
-def _parse_lac(body: memoryview) -> Record:
-    return LacRecord(*_parse_keyed(body))
-
-
-def _parse_deleted(body: memoryview) -> Record:
-    ledger_id, deleted_at_ms = _DELETED.unpack(_sized(body, _DELETED.size))
-    return DeletedRecord(_checked(ledger_id), deleted_at_ms)
-
-
-def _parse_link(body: memoryview) -> Record:
-    return LinkRecord(*_LINK.unpack(_sized(body, _LINK.size)))
-
-
-def _parse_limbo(body: memoryview) -> Record:
-    return LimboRecord(_checked(_LEDGER_ID.unpack(_sized(body, _LEDGER_ID.size))[0]), in_limbo=True)
-
-
-def _parse_limbo_unfenced(body: memoryview) -> Record:
-    ledger_id = _checked(_LEDGER_ID.unpack(_sized(body, _LEDGER_ID.size))[0])
-    return LimboRecord(ledger_id, in_limbo=True, fences=False)
-
-
-def _parse_unlimbo(body: memoryview) -> Record:
-    return LimboRecord(
-        _checked(_LEDGER_ID.unpack(_sized(body, _LEDGER_ID.size))[0]), in_limbo=False
-    )
+def _parse_plain(kind: int, body: memoryview) -> Record | None:
+    """A record without entries; None if the type is unknown."""
+    match kind:
+        case RecordType.LEDGER:
+            return LedgerRecord(*_parse_keyed(body))
+        case RecordType.FENCE:
+            return FenceRecord(*_parse_keyed(body))
+        case RecordType.LAC:
+            return LacRecord(*_parse_keyed(body))
+        case RecordType.DELETED:
+            ledger_id, deleted_at_ms = _DELETED.unpack(_sized(body, _DELETED.size))
+            return DeletedRecord(_checked(ledger_id), deleted_at_ms)
+        case RecordType.LINK:
+            return LinkRecord(*_LINK.unpack(_sized(body, _LINK.size)))
+        case RecordType.LIMBO | RecordType.LIMBO_UNFENCED | RecordType.UNLIMBO:
+            ledger_id = _checked(_LEDGER_ID.unpack(_sized(body, _LEDGER_ID.size))[0])
+            return LimboRecord(
+                ledger_id, kind != RecordType.UNLIMBO, kind != RecordType.LIMBO_UNFENCED
+            )
+        case _:
+            return None
 
 
 def _sized(body: memoryview, size: int) -> memoryview:
@@ -346,15 +333,3 @@ def _checked(ledger_id: int) -> int:
     if ledger_id < 0:
         raise FormatError(f"a record names ledger {ledger_id}")
     return ledger_id
-
-
-_PARSERS: dict[int, Callable[[memoryview], Record]] = {
-    RecordType.LEDGER: _parse_ledger,
-    RecordType.FENCE: _parse_fence,
-    RecordType.LAC: _parse_lac,
-    RecordType.DELETED: _parse_deleted,
-    RecordType.LINK: _parse_link,
-    RecordType.LIMBO: _parse_limbo,
-    RecordType.UNLIMBO: _parse_unlimbo,
-    RecordType.LIMBO_UNFENCED: _parse_limbo_unfenced,
-}

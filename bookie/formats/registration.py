@@ -1,4 +1,4 @@
-"""What a bookie says of itself while it is alive: the value of its leased registration record.
+"""How a live bookie describes itself: the value of its leased registration record.
 
 Canonical JSON (:mod:`bookie.formats.json_record`), format ``bookie-registration``, version 1.
 """
@@ -6,7 +6,7 @@ Canonical JSON (:mod:`bookie.formats.json_record`), format ``bookie-registration
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from bookie.errors import BadRequestError, FormatError
 from bookie.formats import json_record
@@ -36,7 +36,7 @@ class Registration:
     bookie_id: str
     endpoints: tuple[Endpoint, ...]
     labels: Mapping[str, str] = field(default_factory=dict)
-    """What placement goes by: rack, zone, region, …"""
+    """For placement: rack, zone, region, …"""
     total_bytes: int = 0
     """Size of the ledger device."""
     free_bytes: int = 0
@@ -62,26 +62,10 @@ def encode_registration(registration: Registration) -> bytes:
     Raises:
         BadRequestError: the load is not a number.
     """
-    fields = {
-        "bookie_id": registration.bookie_id,
-        "endpoints": [
-            {
-                "name": endpoint.name,
-                "host": endpoint.host,
-                "port": endpoint.port,
-                "protocol": endpoint.protocol,
-            }
-            for endpoint in registration.endpoints
-        ],
-        "labels": dict(registration.labels),
-        "total_bytes": registration.total_bytes,
-        "free_bytes": registration.free_bytes,
-        "load": registration.load,
-        "read_only": registration.read_only,
-        "program_version": registration.version,
-    }
-    if registration.incarnation:
-        fields["incarnation"] = registration.incarnation
+    fields = asdict(registration)
+    fields["program_version"] = fields.pop("version")
+    if not registration.incarnation:
+        del fields["incarnation"]
     try:
         return json_record.encode(_FORMAT, _VERSION, fields)
     except ValueError as error:

@@ -6,7 +6,7 @@ Canonical JSON (:mod:`bookie.formats.json_record`), format ``service-instance``,
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from bookie.errors import BadRequestError
 from bookie.formats import json_record
@@ -35,13 +35,7 @@ def encode_service_instance(instance: ServiceInstance) -> bytes:
     """
     if not 1 <= instance.port <= _PORT_MAX:
         raise BadRequestError(f"{instance.port} is not a port")
-    fields = {
-        "host": instance.host,
-        "port": instance.port,
-        "protocol": instance.protocol,
-        "labels": dict(instance.labels),
-    }
-    return json_record.encode(_FORMAT, _VERSION, fields)
+    return json_record.encode(_FORMAT, _VERSION, asdict(instance))
 
 
 def decode_service_instance(data: bytes) -> ServiceInstance:

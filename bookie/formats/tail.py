@@ -1,23 +1,24 @@
 """Torn or corrupt: what an invalid block at the end of the readable part of a file means.
 
-Replay reads a file's blocks in order until one at offset X is invalid. If X had never been synced,
-the bookie had acknowledged nothing in it: a **torn** tail, and the file ends there. If X had been
-synced, acknowledged entries or fences are gone: **corruption**. The bookie must then not answer "no
-such entry" before its ledgers have been checked. A mistake loses data or availability.
+Replay reads a file's blocks in order until one at offset X is invalid. If X was never synced, the
+bookie acknowledged nothing in it. That is a **torn** tail, and the file ends there. If X was
+synced, acknowledged entries or fences are gone. That is **corruption**: the bookie may deny an
+entry only after its ledgers have been checked. A mistake loses data or availability.
 
 Three witnesses can prove that X was synced. Each is written only after the sync that it proves:
 
-- the **mark** in the index: a checkpoint's end lies above X;
-- a **later block** of the same file, found by looking at every block boundary. It says that the
-  file was synced beyond X when it was written;
-- the **successor**: the next file's first block names this file's end, and it lies above X. A file
+- the **mark** in the index. It is the end of a checkpoint, and it lies above X.
+- a **later block** of the same file, found at any block boundary. It says that the file was synced
+  beyond X when the block was written.
+- the **successor**. The next file's first block names this file's end, which lies above X. A file
   is synced before its successor is started.
 
-A valid later block alone is no witness: the disk may have written two unsynced blocks in any order.
+A valid later block alone proves nothing: the disk may have written two unsynced blocks in any
+order.
 
-Some bytes **no crash leaves**: at X stands a block of this file that belongs elsewhere, or the file
-ends where its writer had reserved room. Then the device lost or misplaced a write, and its other
-contents are not trusted either.
+A crash **cannot leave** some bytes: at X a block of this file that belongs elsewhere, or a file
+that was cut before its reserved end. Then the device lost or misplaced a write, and its other
+content is in doubt.
 """
 
 from __future__ import annotations
@@ -128,13 +129,13 @@ def gather_evidence(
 
     Args:
         invalid_at: offset of the first invalid block in its file.
-        mark_offset: offset of the index's mark in this file; None if it lies in an earlier file or
-            there is no index. A file before the mark's file counts as marked to its end: give
-            any offset above its size.
-        later_durable_upto: the highest `durable_upto` of the valid blocks after `invalid_at`; None
-            if there are none.
-        successor_end: where the next file's LINK record says this file ended; None if there is no
-            next file, or its first block is not readable.
+        mark_offset: offset of the index's mark in this file; None if it lies in an earlier file, or
+            without an index. A file before the mark's file counts as marked to its end: give any
+            offset above its size.
+        later_durable_upto: the highest `durable_upto` of the valid blocks after `invalid_at`, if
+            any.
+        successor_end: where this file ended according to the next file's LINK record, if that can
+            be read.
         left_by_no_crash: whether a misplaced block stands there or the file was cut.
     """
     return TailEvidence(

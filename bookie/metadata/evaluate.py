@@ -1,14 +1,14 @@
 """What a transaction means, decided in one place for the backends that hold the tree themselves.
 
-`evaluate` looks at the state before a transaction and either raises the error of its first failed
-condition or returns what to write. It changes nothing, so a refused transaction leaves no trace.
+`evaluate` looks at the state before a transaction. It raises the error of the first condition that
+fails, or returns what to write. It changes nothing itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from bookie.errors import (
     BadVersionError,
@@ -19,10 +19,12 @@ from bookie.errors import (
 )
 from bookie.metadata.model import (
     NOT_EXISTS,
+    ChangeKind,
     Check,
     Delete,
     Operation,
     Put,
+    Stat,
     ancestors,
     check_transaction,
     sequential_key,
@@ -32,14 +34,35 @@ NO_OWNER = b""
 """The owner of a persistent record."""
 
 
-class Stored(Protocol):
+@dataclass(frozen=True, slots=True)
+class Stored:
     """What `evaluate` must know of a record. `owner` is a session id, or `NO_OWNER`."""
 
-    @property
-    def version(self) -> int: ...  # noqa: D102  (the class says it)
+    version: int
+    owner: bytes
 
-    @property
-    def owner(self) -> bytes: ...  # noqa: D102  (the class says it)
+
+@dataclass(frozen=True, slots=True)
+class StoredRecord(Stored):
+    """A whole record, for backends that number their commits without gaps."""
+
+    value: bytes
+    version_at_creation: int
+    created_ms: int
+    modified_ms: int
+
+    def stat(self, key: str, session: bytes) -> Stat:
+        """The state of the record as `session` sees it."""
+        return Stat(
+            key=key,
+            version=self.version,
+            revision=self.version,
+            created_ms=self.created_ms,
+            modified_ms=self.modified_ms,
+            ephemeral=bool(self.owner),
+            created_by_self=self.owner == session,
+            first_version=self.version == self.version_at_creation,
+        )
 
 
 class Tree(Protocol):
@@ -62,7 +85,18 @@ class Write:
     value: bytes
     owner: bytes
     owner_before: bytes | None
-    """The owner of the record that is replaced; None when there is no record."""
+    """The owner of the record that is replaced; None if the record is new."""
+
+    @property
+    def kind(self) -> ChangeKind:
+        """What watches are told."""
+        return ChangeKind.CREATED if self.owner_before is None else ChangeKind.MODIFIED
+
+    def record(self, before: StoredRecord | None, version: int, now_ms: int) -> StoredRecord:
+        """The record after the commit `version`. With another owner it begins a new life."""
+        if before is None or before.owner != self.owner:
+            return StoredRecord(version, self.owner, self.value, version, now_ms, now_ms)
+        return replace(before, version=version, value=self.value, modified_ms=now_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +105,7 @@ class Deletion:
 
     key: str
     owner_before: bytes
+    kind: ClassVar[ChangeKind] = ChangeKind.DELETED
 
 
 def evaluate(
@@ -129,7 +164,7 @@ def _require_room(put: Put, tree: Tree) -> None:
     for ancestor in ancestors(put.key):
         above = tree.find(ancestor)
         if above is not None:
-            # Nothing lives below an ephemeral record, so the nearest one speaks for all above it.
+            # Ephemeral records have no children, so the nearest record decides.
             if above.owner != NO_OWNER:
                 raise InvalidKeyError(f"{put.key} cannot be created below ephemeral {ancestor}")
             return

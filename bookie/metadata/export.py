@@ -1,16 +1,15 @@
 """Copying a whole store: into a file of lines and back, or into another store.
 
 A copy leaves out what belongs to a session (registrations, locks), because it would outlive its
-owner. It writes the records of the top level last. Among them is what makes a cluster one, so half
-a copy does not look like a cluster. Repeat a copy that was interrupted: a record that is there with
-the same value stays. Another value is an error and changes nothing.
+owner. It writes the records of the top level last. They contain the cluster's identity, so an
+incomplete copy does not look like a cluster. Repeat a copy that was interrupted: a record that is
+there with the same value stays. A record with another value stays, too, and is an error.
 
 **Sequential numbers** begin anew in the target. Items that are queued would then come after later
 items, so a store with queued items is not copied.
 
-**Access control lists** move with `migrate`: a list of the source that restricts a record stands in
-the target, too. Records that are open to all get what the target gives new records. A file holds no
-lists.
+**Access control lists** move with `migrate`: a list that restricts a record in the source restricts
+it in the target, too. Records that are open to all get the target's default. A file holds no lists.
 
 A file has one JSON object a line::
 
@@ -19,8 +18,7 @@ A file has one JSON object a line::
     …
     {"records": 1, "sha256": "<of all lines before this one>"}
 
-A file without its last line, or whose last line does not fit, was cut off or changed. Version 2 had
-one more line, ``{"last_number": 17}``, which is skipped.
+A file without its last line, or whose last line does not fit, was cut off or changed.
 """
 
 from __future__ import annotations
@@ -60,9 +58,6 @@ from bookie.metadata.store import MetadataStore
 FORMAT = "bookie metadata"
 FORMAT_VERSION = 1
 
-_NUMBERED_VERSION = 2
-"""Files of this version have a line with the last sequential number."""
-
 NARROW_CHILDREN_MAX = 20_000
 """Children of one key that every kind of store can list, with long names, in one answer."""
 
@@ -73,12 +68,12 @@ AccessList: TypeAlias = tuple[Acl, ...]
 """The access control list of a record; None where the target decides."""
 
 Count = Callable[[int], None]
-"""Hears of each record that was dealt with."""
+"""Is called with the number of records that were copied since the last call."""
 
 
 @dataclass(slots=True)
 class Copied:
-    """What a copy came to."""
+    """The result of a copy, in records."""
 
     written: int = 0
     equal: int = 0
@@ -92,10 +87,10 @@ class Copied:
 async def export_lines(
     store: MetadataStore, key: str = ROOT, *, skipped: Callable[[str], None] = lambda _: None
 ) -> AsyncIterator[str]:
-    """The lines of a file with everything at and below `key`; raises rather than leave one out.
+    """The lines of a file with everything at and below `key`; complete, or it raises.
 
-    It is what a walk saw, not one moment: stop the cluster for that. `skipped` hears the keys that
-    belong to sessions.
+    The walk takes time: stop the cluster to get the state of one moment. `skipped` is called with
+    each key that belongs to a session.
     """
     seal = _Seal()
     yield seal.line({"format": FORMAT, "version": FORMAT_VERSION})
@@ -110,7 +105,7 @@ async def export_lines(
 
 
 def parse_export(lines: Iterable[str]) -> list[tuple[str, bytes]]:
-    """The keys and values of a file; the caller gets them after the last line was verified.
+    """The keys and values of a file, returned after the last line was verified.
 
     Raises:
         FormatError: the file is not ours, cut off or changed; the message says which line.
@@ -118,17 +113,13 @@ def parse_export(lines: Iterable[str]) -> list[tuple[str, bytes]]:
     """
     seal = _Seal()
     records: list[tuple[str, bytes]] = []
-    version = 0
     for number, item in _objects(lines, seal):
         match item:
-            case {"format": str(name), "version": int(found)} if number == 1:
+            case {"format": str(name), "version": int(version)} if number == 1:
                 if name != FORMAT:
                     raise FormatError(f"line 1 says that the file is {name!r}, not {FORMAT!r}")
-                version = found
-                if version > _NUMBERED_VERSION:
+                if version > FORMAT_VERSION:
                     raise NewerFormatError(f"the file has format {version}, newer than ours")
-            case {"last_number": int()} if number > 1 and version == _NUMBERED_VERSION:
-                pass
             case {"key": str(key), "value": str(text)} if number > 1:
                 try:
                     records.append((key, base64.b64decode(text, validate=True)))
@@ -180,11 +171,11 @@ async def migrate(
     `drop_acl` allows a target without access control by record to take restricted records.
 
     Raises:
-        MetadataError: nothing was written, because a session uses the source and `live` is false,
-            an item is queued, or the target cannot list that many children of one key. Or the two
-            differ after the copy, because another process wrote to one.
-        UnsupportedError: nothing was written, because a record is restricted and the target has no
-            access control by record.
+        MetadataError: a session uses the source and `live` is false. Or an item is queued. Or one
+            key has more children than the target can list. In these cases nothing was written. Or
+            the two differ after the copy, because another process wrote to one.
+        UnsupportedError: a record is restricted, and the target lacks access control by record. In
+            this case nothing was written.
         KeyExistsError: see `import_records`; or a restricted record has another access control
             list.
     """
@@ -263,7 +254,7 @@ async def _require_same_access(source: MetadataStore, target: MetadataStore) -> 
 async def _require_movable(
     source: MetadataStore, target: MetadataStore, *, live: bool, drop_acl: bool
 ) -> None:
-    """Refuse before the first write what would be refused, or could not be listed, after it."""
+    """Before the first write, refuse what a later step would refuse or could not list."""
     children: Counter[str] = Counter()
     async for record, acl in _walk_with_acl(source):
         if record.ephemeral and not record.created_by_self and not live:
@@ -394,7 +385,7 @@ class _Seal:
 
     def line(self, item: object) -> str:
         """One line, which counts."""
-        # Ours is the only separator of lines then, whatever is in a key.
+        # JSON escapes line breaks in keys, so a line break always ends an item.
         text = json.dumps(item)
         self.take(text)
         return text
@@ -422,7 +413,7 @@ def _objects(lines: Iterable[str], seal: _Seal) -> Iterator[tuple[int, object]]:
 # ---- all records of a store
 
 WINDOW = 64
-"""Keys that are asked for at a time."""
+"""Keys that are read at a time."""
 
 
 async def walk(store: MetadataStore, key: str = ROOT) -> AsyncIterator[Record]:
@@ -458,7 +449,7 @@ async def _walk_below(store: MetadataStore, key: str, names: list[str]) -> Async
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A key whose value is not the same in two stores; None stands for no record."""
+    """A key whose value differs between two stores; None stands for a missing record."""
 
     key: str
     left: bytes | None
@@ -490,5 +481,5 @@ async def _persistent(store: MetadataStore) -> AsyncIterator[Record]:
 
 
 def _place(record: Record) -> list[str]:
-    """Where a walk comes by a record."""
+    """The order in which a walk meets records."""
     return record.key.split("/")

@@ -1,8 +1,8 @@
 """Views that follow a part of a store: `Mirror` record by record, `follow` as a whole.
 
-A view is what the last complete listing and the changes since said. A listing that fails changes
-nothing: a store that does not answer is no evidence that its records are gone. A view stays as it
-was last seen when the store is closed.
+A view is the result of the last complete listing and of the changes since. A listing that fails
+leaves the view as it was: a silent store does not mean that records are gone. When the store is
+closed, the view keeps its last state.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Generic, Self, TypeVar
 
 from bookie.env import jitter
@@ -34,7 +34,10 @@ _log = event_log(__name__)
 
 
 async def pause(attempt: int) -> None:
-    """Wait before attempt number `attempt + 1`; all processes lose a store at the same time."""
+    """Wait before attempt number `attempt + 1`.
+
+    The pause is random, because all processes lose a store at the same time.
+    """
     seconds = min(PAUSE_SECONDS_MIN * 2.0 ** min(attempt, 20), PAUSE_SECONDS_MAX)
     await asyncio.sleep(seconds * (0.5 + jitter()))
 
@@ -88,12 +91,7 @@ class Mirror(Generic[T]):
             self._watch = stack.pop_all()
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         assert self._follower is not None
         self._follower.cancel()
         try:
@@ -153,16 +151,12 @@ class Mirror(Generic[T]):
 
 
 async def follow(
-    store: MetadataStore,
-    prefix: str,
-    read: Callable[[], Awaitable[T]],
-    take: Callable[[T], None],
+    store: MetadataStore, prefix: str, read: Callable[[], Awaitable[T]], take: Callable[[T], None]
 ) -> None:
     """Call `take` with what `read` gives, now and after each change below `prefix`.
 
-    Several changes may lie between two calls. During an outage nothing is told; after it, the
-    newest state is. State that raises `FormatError` is logged and skipped. Returns when the store
-    was closed.
+    Several changes may lie between two calls. An outage delays the call until the store answers.
+    State that raises `FormatError` is logged and skipped. Returns when the store was closed.
     """
     attempt = 0
     while True:

@@ -22,16 +22,16 @@ ROOT = "/"
 """The parent of all keys; it has no record of its own."""
 
 _PLAIN: Final = re.compile(r"(?:/(?!\.\.?(?:/|\Z))[^/\0]+)+").fullmatch
-"""Matches keys whose segments are good. Most are ASCII besides, and need no other look."""
+"""Matches keys whose segments are valid. An ASCII key that matches needs no further check."""
 
 
 def check_key(key: str) -> str:
     """Return `key` if it may name a record.
 
     Raises:
-        InvalidKeyError: it does not start with "/", ends with "/", has an empty, "." or ".."
-            segment or a NUL character, is longer than `KEY_SIZE_BYTES_MAX`, or is not valid
-            Unicode.
+        InvalidKeyError: it lacks the "/" at the start, or has one at the end. Or it has an empty,
+            "." or ".." segment or a NUL character. Or it is longer than `KEY_SIZE_BYTES_MAX`, or
+            not valid Unicode.
     """
     if len(key) <= KEY_SIZE_BYTES_MAX and key.isascii() and _PLAIN(key):
         return key
@@ -104,11 +104,11 @@ class Stat:
 
     revision: int | None
     """Order number of the commit that wrote the record last, global in the store: a later
-    write of any key has a greater one. It is the fencing token of a lock. None where the backend
-    does not know it."""
+    write of any key has a greater one. It is the fencing token of a lock. None if the backend
+    cannot tell."""
 
     created_ms: int | None
-    """Wall clock of the server, informational; None where the backend keeps none."""
+    """Wall clock of the server, informational; None if the backend keeps no times."""
 
     modified_ms: int | None
     """Likewise, of the last write."""
@@ -193,17 +193,17 @@ class Acl:
 class Put:
     """Write a record. `version`: None = create or replace, `NOT_EXISTS` = create, else replace it.
 
-    With `ephemeral` the record belongs to the writing store's lease afterwards: it is created, was
-    that store's already, or is another store's and `version` is its version (take-over).
+    With `ephemeral` the record belongs to the writing store's lease afterwards. It is created, or
+    was that store's already. With `version`, another store's record is taken over.
 
     With `sequential` a record is created whose key is `key` and a number of at least
-    `SEQUENCE_DIGITS_MIN` digits, which grows and is never used twice after that key; `version` must
-    then be None or `NOT_EXISTS`. To order such keys, compare their numbers: the
-    text of one with more digits may come first.
+    `SEQUENCE_DIGITS_MIN` digits. The number grows and is used only once after that key. `version`
+    must then be None or `NOT_EXISTS`. To order such keys, compare their numbers: as text, a number
+    with more digits may come first.
 
     With both, all such records below one parent are numbered together, whatever their keys. Their
-    numbers may begin anew when nothing is below the parent, so that the store keeps no number for
-    each parent. For a name that is never used twice, put a unique part into `key`.
+    numbers may begin anew when the parent has no children. For a name that is never used twice, put
+    a unique part into `key`.
     """
 
     key: str
@@ -274,7 +274,7 @@ def sequential_key(key: str, number: int) -> str:
 
 
 def check_transaction(operations: Sequence[Operation]) -> None:
-    """Refuse what not every backend can do in one step.
+    """Refuse what some backend cannot do in one step.
 
     Raises:
         BadRequestError: too many operations, a key named twice, or a key below another one that the
@@ -287,7 +287,7 @@ def check_transaction(operations: Sequence[Operation]) -> None:
             f"{TRANSACTION_OPERATIONS_MAX}"
         )
     if len(operations) == 1:
-        return  # the rest is about several, and one is never too large
+        return  # the rest is about several; one alone is never too large
     keys = {operation.key for operation in operations}
     if len(keys) != len(operations):
         raise BadRequestError("a transaction names a key more than once")
@@ -327,8 +327,8 @@ class ChangeKind(enum.Enum):
 class WatchEvent:
     """One changed record. A session that ends shows as deletions of its ephemeral records.
 
-    `revision` is that of the commit; None where the backend cannot know it. An event says that
-    there is something to read, not what: a read may find a later state already.
+    `revision` is that of the commit; None if the backend cannot tell. Read the record to learn its
+    value: the read may find a later state.
     """
 
     kind: ChangeKind

@@ -1,4 +1,4 @@
-"""TLS and credentials for metadata servers: what never stands in a URI."""
+"""TLS and credentials for metadata servers. They are never part of a URI."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from bookie.config import MetadataSettings
 from bookie.errors import ConfigurationError
 
 SaslMechanism: TypeAlias = Literal["none", "digest", "digest-md5"]
-"""How user and password are shown to ZooKeeper: not at all, as its scheme ``digest``, or by SASL
-with DIGEST-MD5. etcd has one way of its own, whatever is said here."""
+"""How user and password are sent to ZooKeeper: not at all, as its scheme ``digest``, or by SASL
+with DIGEST-MD5. etcd ignores this setting."""
 
 Access: TypeAlias = Literal["open", "user"]
-"""Who may read and write a record that was put on ZooKeeper without a list of its own: everybody,
-or the user alone."""
+"""Who may read and write a record on ZooKeeper that was put without an access control list:
+everybody, or the user alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class MetadataSecurity:
         if self.access == "user" and self.sasl_mechanism == "none":
             raise ConfigurationError(
                 'metadata.access = "user" needs metadata.sasl_mechanism: without it ZooKeeper '
-                "does not learn who the user is"
+                "does not know the user"
             )
 
     @property

@@ -1,15 +1,15 @@
-"""The watch over a session: the session machine with a clock, in the event loop of its store.
+"""The session monitor: the session machine with a clock, in the event loop of its store.
 
-A backend embeds one. It says how its session is proven and renewed, passes on what its connection
-reports, and gets the session's events in order. `tell` announces events at once, in the caller's
-turn of the loop. So the event of a lost session comes before any effect of the loss.
+Each session of a backend has one monitor. The backend says how the session is proven and renewed,
+and passes on what its connection reports. It gets the session's events in order. `tell` announces
+events at once, before it returns. So the event of a lost session comes before any effect of the
+loss.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from types import TracebackType
 from typing import Self
 
 from bookie.env import boot_time_seconds, jitter
@@ -36,14 +36,14 @@ class SessionMonitor:
 
     Args:
         timeout_seconds: the session timeout that the server granted.
-        probe: returns when the session is proven and the store is usable: what a reconnected store
-            owes its watches is done by then. Raises SessionLostError if the session ended,
-            UnauthorizedError if the server does not accept who we are, any other BookieError if it
-            does not answer. Cancelled when it takes a third of the timeout.
+        probe: returns when the session is proven and the store is usable; watches that a new
+            connection needs are set by then. Raises SessionLostError if the session ended,
+            UnauthorizedError if the server refuses our credentials, and any other BookieError if
+            the server does not answer. Cancelled when it takes a third of the timeout.
         renew: returns when there is a session, the old one or a new one, and the store is usable;
-            raises as `probe` does. Called only while the session is lost, so what it does need not
-            be undone when it is cancelled.
-        announce: takes each event of the session; neither raises nor tells anything back.
+            raises as `probe` does. Called only while the session is lost. After a cancellation its
+            partial effects may stay.
+        announce: takes each event of the session. It must not raise or call `tell`.
         begun_at: by `clock`, when the request that began the session was sent; None is now.
         clock: seconds that run on while the machine is suspended.
         jitter: numbers in [0, 1).
@@ -76,16 +76,16 @@ class SessionMonitor:
     def state(self) -> SessionState:
         """As of now: reading it notices a pause of the process."""
         if self._deadline is not None and self._clock() >= self._deadline:
-            # Before it, time alone changes nothing; and every tick wakes the keeper.
+            # Only after the deadline: before it a tick changes nothing and wakes the keeper.
             self.tell(Tick())
         return self._machine.state
 
     def now(self) -> float:
-        """The clock by which `Answered.sent_at` and its like are meant, in seconds."""
+        """The time in seconds, by the clock of `Answered.sent_at` and similar fields."""
         return self._clock()
 
     def tell(self, event: MonitorEvent) -> None:
-        """Let the machine take what the connection, or the answer to any request, says."""
+        """Give the machine an event of the connection, or the answer to any request."""
         effects = self._machine.step(event, self._clock())
         self._deadline = self._machine.deadline
         for effect in effects:
@@ -101,22 +101,17 @@ class SessionMonitor:
         self._keeper = self._tasks.create_task(self._keep())
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._machine.step(Closed(), self._clock())
         self._deadline = None
         for task in (self._keeper, self._asking):
             if task is not None:
                 task.cancel()
-        # The body's own error passes by the group, which would wrap it.
+        # Not the body's error: the group would wrap it.
         await self._tasks.__aexit__(None, None, None)
 
     async def _keep(self) -> None:
-        """Owe the machine its ticks."""
+        """Give the machine a tick at each of its deadlines."""
         while True:
             self._changed.clear()
             deadline = self._deadline

@@ -1,23 +1,22 @@
 """The interface of every metadata store, its values, and the limits that all backends share.
 
-A store is a tree of records under absolute keys such as ``/ledgers/0000000000000000042``. The one
-idea: a backend decides nothing. This module and `evaluate` say what a put, a delete or a
-transaction means. So code written on one backend runs on all: memory, a local directory,
-ZooKeeper and etcd.
+A store is a tree of records under absolute keys such as ``/ledgers/0000000000000000042``. Backends
+decide nothing: this module and `evaluate` say what a put, a delete or a transaction means. So code
+written on one backend runs on all: memory, a local directory, ZooKeeper and etcd.
 
 - **Versions** are opaque integers for compare-and-set; they grow over the life of one record.
   ``NOT_EXISTS`` (-1) as an expected version means "must not exist". **Revisions** number the
-  commits of the whole store, so that one write can be told from a later one of any key.
+  commits of the whole store: of two writes of any keys, the later one has the greater revision.
 - **Parents are virtual**: a key exists if it has a record or children. A record that has children
   cannot be deleted.
-- **Ephemeral** belongs to the life of a record: it lives until its session ends. A plain put
-  changes the value and never the owner; an ephemeral put with the right version takes a foreign
-  record over. A persistent record never turns ephemeral. An ephemeral record has no children.
-- **A transaction** is all or nothing. Its conditions are checked against the state before it, so it
-  names each key once, and a key that it deletes or makes ephemeral has no other key of it below.
-- **Watches** deliver every commit under a prefix once, in commit order, each commit whole; where
-  that cannot be proven they deliver `Resync`, after which the consumer lists again.
-- **A listing** is complete or raises; it never ends early.
+- **An ephemeral record** lives until its session ends, and has no children. A plain put changes its
+  value and keeps its owner. An ephemeral put with the right version takes over a record of another
+  session. A persistent record never turns ephemeral.
+- **A transaction** is all or nothing. Its conditions are checked against the state before it. So it
+  names each key once. Below a key that it deletes or makes ephemeral, it names no other key.
+- **Watches** deliver every commit under a prefix once, in commit order, each commit whole. Where
+  they cannot prove that, they deliver `Resync`, and the consumer lists again.
+- **A listing** is complete or raises.
 """
 
 from __future__ import annotations
@@ -25,70 +24,24 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import AbstractAsyncContextManager
-from types import TracebackType
 from typing import ClassVar, Self
 
 from bookie.errors import KeyHasChildrenError, NoSuchKeyError, UnsupportedError
 from bookie.metadata.model import (
-    KEY_SIZE_BYTES_MAX,
-    NOT_EXISTS,
     ROOT,
     TRANSACTION_OPERATIONS_MAX,
-    TRANSACTION_SIZE_BYTES_MAX,
-    VALUE_SIZE_BYTES_MAX,
     Acl,
     Change,
-    ChangeKind,
     Check,
-    Commit,
     Delete,
     Operation,
     Put,
     Record,
-    Resync,
     Stat,
-    WatchEvent,
-    ancestors,
     check_key,
     check_prefix,
-    check_transaction,
-    is_under,
-    parent_of,
-    sequential_key,
 )
-from bookie.protocol.session import EXPIRY_EVENTS, SessionEvent
-
-__all__ = [
-    "DELETIONS_MAX",
-    "EXPIRY_EVENTS",
-    "KEY_SIZE_BYTES_MAX",
-    "NOT_EXISTS",
-    "ROOT",
-    "TRANSACTION_OPERATIONS_MAX",
-    "TRANSACTION_SIZE_BYTES_MAX",
-    "VALUE_SIZE_BYTES_MAX",
-    "Acl",
-    "Change",
-    "ChangeKind",
-    "Check",
-    "Commit",
-    "Delete",
-    "MetadataStore",
-    "Operation",
-    "Put",
-    "Record",
-    "Resync",
-    "SessionEvent",
-    "Stat",
-    "WatchEvent",
-    "ancestors",
-    "check_key",
-    "check_prefix",
-    "check_transaction",
-    "is_under",
-    "parent_of",
-    "sequential_key",
-]
+from bookie.protocol.session import SessionEvent
 
 DELETIONS_MAX = TRANSACTION_OPERATIONS_MAX - 1
 """How many keys `delete_recursive` deletes in one transaction, beside a condition."""
@@ -101,10 +54,10 @@ class MetadataStore(ABC):
     """One session with a metadata store; an async context manager that begins and ends it.
 
     All methods run in the event loop that entered the context. Each raises `InvalidKeyError` for a
-    key or value beyond the limits, `MetadataClosedError` outside the context and
+    key or value beyond the limits, and `MetadataClosedError` outside the context. Each raises
     `MetadataUnavailableError` when the store does not answer; the outcome of a write is then
-    unknown. A write that returned is durable (as durable as the backend is) and visible to every
-    later read of this store object. A cancelled write may still happen.
+    unknown. A write that returned is as durable as the backend is, and visible to every later read
+    of this store object. A cancelled write may still happen.
     """
 
     backend: ClassVar[str]
@@ -122,10 +75,10 @@ class MetadataStore(ABC):
     @property
     @abstractmethod
     def is_session_certain(self) -> bool:
-        """Whether nothing speaks against the session as of now, by the clock too.
+        """False as soon as an event or the clock casts doubt on the session.
 
-        After a pause of the process this is False before any event of the session. Events come only
-        in a later turn of the loop, too late for a caller that acts at once on a lost lease.
+        After a pause of the process this is False at once. The session's events come only in a
+        later turn of the loop, which is too late for a caller that relies on its lease.
         """
 
     @abstractmethod
@@ -189,8 +142,8 @@ class MetadataStore(ABC):
     async def delete_recursive(self, key: str, *, condition: Check | None = None) -> None:
         """Delete everything below `key`, then its own record; fine if there is nothing.
 
-        Children go before their parents, not in one step: others see it half done, and a failure
-        leaves it so; doing it again goes on. The root deletes everything.
+        Children go before their parents, in several steps. Others see the steps between, and a
+        failure may leave a part; call it again to continue. The root deletes everything.
 
         `condition` is checked in every step, in the same transaction.
 
@@ -218,7 +171,7 @@ class MetadataStore(ABC):
         return await self.exists(key)
 
     async def _delete_if(self, condition: Check | None, some: Sequence[str]) -> None:
-        # The condition first: its error is the one that counts.
+        # The condition comes first, so that its error is raised.
         conditions = [] if condition is None else [condition]
         await self.transaction([*conditions, *map(Delete, some)])
 
@@ -230,7 +183,7 @@ class MetadataStore(ABC):
             try:
                 await self._delete_if(condition, some)
             except (NoSuchKeyError, KeyHasChildrenError):
-                # Not all are plain leaves: find out which, one by one.
+                # Some are gone or have children: delete them one by one.
                 for one in some:
                     await self._delete_tree(one, condition)
 
@@ -253,20 +206,20 @@ class MetadataStore(ABC):
     async def foreign_keys(self) -> list[bytes]:
         """Keys in the scope that can name no record: another program wrote them there.
 
-        Listings and watches skip them, and only `delete_foreign` deletes them. What has one of them
-        below it is not empty. Only some servers can hold such keys.
+        Listings and watches skip them, and only `delete_foreign` deletes them. A key with one of
+        them below it is not empty. Only some servers can hold such keys.
         """
         return []
 
     async def delete_foreign(self) -> int:
-        """Delete the foreign keys; how many there were."""
+        """Delete the foreign keys and return how many there were."""
         return 0
 
     async def enclosing_scopes(self, names: Collection[str]) -> list[str]:
-        """Scopes of the same servers that this store's scope lies in and that have such a record.
+        """The scopes around this store's scope that have a top-level record of one of `names`.
 
-        `names` are names of top-level records; one of them is enough. A scope that the server does
-        not let us read is left out. Only servers with paths as scopes have such.
+        A scope that this user may not read is left out. Only servers whose scopes are paths have
+        such scopes.
         """
         return []
 
@@ -311,17 +264,12 @@ class MetadataStore(ABC):
 
     @abstractmethod
     async def sync(self) -> None:
-        """Return when later reads see every commit that was finished before the call, by anyone."""
+        """Return when later reads see every commit that any process finished before the call."""
 
     @abstractmethod
     async def __aenter__(self) -> Self:
         """Begin the session."""
 
     @abstractmethod
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """End the session: its ephemeral records are deleted when this returns."""

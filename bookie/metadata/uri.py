@@ -84,7 +84,7 @@ def _host(uri: str, text: str, default_port: int) -> Host:
 
 
 def require_shared(uri: str) -> None:
-    """Refuse a store that no other process can see.
+    """Refuse a store that only this process can see.
 
     Raises:
         ConfigurationError: it is one, or `split_uri` refuses the URI.
@@ -112,8 +112,8 @@ def split_uri(uri: str) -> SplitResult:
             f"the metadata URI {uri!r} must begin with local:///, memory://, zk:// or etcd://"
         )
     if "@" in parts.netloc:
-        # Not even in the message: it may hold a password.
-        raise ConfigurationError("credentials do not belong into the metadata URI")
+        # The message leaves the URI out: it may hold a password.
+        raise ConfigurationError("the metadata URI must not contain credentials")
     if parts.query or parts.fragment:
         raise ConfigurationError(f"the metadata URI {uri!r} must not have a query or fragment")
     if parts.scheme == "memory" and (not parts.netloc or parts.path not in ("", "/")):

@@ -1,7 +1,7 @@
 """What all stores share of delivering events to their consumers.
 
-Each consumer has a bounded queue. The store pushes, never waits and never loses silently: when a
-consumer is too far behind, one overflow item (`Resync` for watches) replaces the whole backlog.
+Each consumer has a bounded queue, so the store never waits for it. When a consumer is too far
+behind, one overflow item (`Resync` for watches) replaces the whole backlog.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Subscription(Generic[T]):
         self._arrived.set()
 
     def end(self, error: BookieError) -> None:
-        """Let the consumer take what is queued, then raise `error` for good."""
+        """Let the consumer take what is queued, then raise `error` at each further call."""
         self._end = error
         self._arrived.set()
 
@@ -69,7 +69,7 @@ class Watches:
 
     @contextmanager
     def open(self, prefix: str, since: int = -1) -> Iterator[AsyncIterator[Change]]:
-        """What happens at and below `prefix` after revision `since`, until the context ends."""
+        """The changes at and below `prefix` after revision `since`, until the context ends."""
         subscription: Subscription[Change] = Subscription(overflow=Resync())
         self._watches[subscription] = (prefix, since)
         try:

@@ -1,4 +1,4 @@
-"""What one bookie promises: add, read, fence, LAC, force and list, on the engine and nothing else.
+"""One bookie on its engine: add, read, fence, LAC, force and list.
 
-No gRPC and no wire format: `bookie.rpc` translates. Everything here runs in one event loop thread.
+`bookie.rpc` translates from gRPC and the wire format. Everything here runs in one event loop.
 """

@@ -1,8 +1,8 @@
-"""Ledgers that are stored here and absent from the metadata store, and since when; durable.
+"""Ledgers that are stored here and absent from the metadata store, with times; durable.
 
-Their deletion is not proven, so they wait for a grace. The grace counts the time in which the
-bookie observed their absence: complete rounds of its collector, one after the other. A jump of the
-wall clock does not shorten it, and neither does the time of a bookie that is down or cannot list.
+Their deletion is not proven, so they wait for a grace. It counts the time in which the bookie
+observed their absence: consecutive complete rounds of its collector. Jumps of the wall clock, and
+times without rounds, do not count.
 
 If a record of an absence is lost, the ledger waits for a whole grace again.
 """
@@ -21,7 +21,7 @@ NOTES_AT_ONCE = 1000
 
 
 class Absences:
-    """The absent ledgers, those that are absent longest first."""
+    """The absent ledgers, longest absent first."""
 
     def __init__(self, notes: Notes) -> None:
         self._notes = notes
@@ -38,7 +38,7 @@ class Absences:
         return ledger_id in self._of
 
     def get(self, ledger_id: int) -> Absence | None:
-        """Since when a ledger is absent; None if it is not."""
+        """Since when a ledger is absent, if it is."""
         return self._of.get(ledger_id)
 
     def first(self) -> Absence | None:
@@ -46,7 +46,7 @@ class Absences:
         return next(iter(self._of.values()), None)
 
     async def load(self) -> None:
-        """Know again what was noted."""
+        """Load the notes."""
         found = []
         for name, value in (await self._notes.read()).items():
             try:
@@ -58,14 +58,14 @@ class Absences:
         self._of = dict(found)
 
     def put(self, ledger_ids: Iterable[int], absence: Absence) -> None:
-        """These ledgers are absent since then, which is later than for all others."""
+        """Note ledgers as absent since then, which is later than for all others."""
         for ledger_id in ledger_ids:
             self._of.pop(ledger_id, None)
             self._of[ledger_id] = absence
             self._changed.add(ledger_id)
 
     def drop(self, ledger_ids: Collection[int]) -> None:
-        """These ledgers are not absent, or no longer stored here."""
+        """Forget ledgers that are present in the store, or no longer stored here."""
         for ledger_id in ledger_ids:
             if self._of.pop(ledger_id, None) is not None:
                 self._changed.add(ledger_id)
@@ -85,7 +85,7 @@ class Absences:
         for ledger_ids in _chunks(sorted(self._changed)):
             self._changed.difference_update(ledger_ids)
             try:
-                # As they are now: another call may be under way, and the last one counts.
+                # The current state: with concurrent calls the last one counts.
                 noted = [one for one in ledger_ids if one in self._of]
                 if noted:
                     await self._notes.write(

@@ -1,8 +1,8 @@
-"""One bookie: what it answers to adds, reads, fences and LAC requests.
+"""One bookie: its answers to adds, reads, fences and LAC requests.
 
-Everything runs in one event loop thread. An add is decided in one synchronous section unless the
-ledger's state has to be loaded or stored bytes have to be compared first; then a task of this
-bookie does it. A cancelled caller never cancels a write.
+Everything runs in one event loop. An add is decided in one synchronous section. If the ledger's
+state must be loaded or stored bytes must be compared first, a task of this bookie does it. A
+cancelled caller never cancels a write.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Bookie:
         self.bookie_id = bookie_id
         self.instance_id = instance_id
         self.incarnation = incarnation
-        """Renewed before this one began if the bookie may have lost what it acknowledged."""
+        """Renewed before this start if the bookie may have lost what it acknowledged."""
         self._version = version
         self._engine = engine
         self.settings = settings
@@ -89,7 +89,8 @@ class Bookie:
         budget = ByteBudget(settings.in_flight_add_bytes_max)
         metrics.in_flight_add_bytes.set_function(lambda: budget.used)
         self._adds_in_flight = budget
-        self._watches = LacWatches(metrics.lac_watches.set)
+        self.watches = LacWatches(metrics.lac_watches.set)
+        """Who watches which ledger; `add_watch` adds to it."""
         self._closing = False
         self.set_read_only(COMMAND, read_only=settings.read_only)
 
@@ -116,7 +117,7 @@ class Bookie:
         _log.info("read_only_changed", read_only=bool(reasons), reasons=sorted(reasons))
 
     def stop_accepting(self) -> None:
-        """Answer SHUTTING_DOWN from now on; what was accepted is still completed."""
+        """Answer SHUTTING_DOWN from now on; accepted requests are completed."""
         self._closing = True
 
     async def info(self) -> Info:
@@ -166,8 +167,8 @@ class Bookie:
     def add_unnamed(self, command: AddCommand, admitted: int = 0) -> Outcome[Reply]:
         """`add` for a client that named no incarnation.
 
-        New entries of a ledger in limbo are refused: its writer may count on what is lost here,
-        and a fence may be lost, too.
+        New entries of a ledger in limbo are refused: its writer may rely on lost entries, and a
+        fence may be lost, too.
         """
         if command.recovery or command.batch is None:
             return self.add(command, admitted)
@@ -207,7 +208,9 @@ class Bookie:
             return Outcome.of(_SHUTTING_DOWN)
         state = self._engine.states.get(command.ledger_id)
         if state is None or self._must_compare(state, command):
-            return self._add_later(command, max_lac)
+            outcome: Outcome[Reply] = Outcome()
+            self._spawn(self._add_after_load(command, max_lac, outcome))
+            return outcome
         return self._add_to(state, command, max_lac)
 
     def _must_compare(self, state: LocalLedger, command: AddCommand) -> bool:
@@ -226,27 +229,13 @@ class Bookie:
             admission.publish_lac(state, command.lac_packet, command.master_key)
             self._notify(state, lac_before)
             return Outcome.of(Reply(Status.OK))
-        waiter = admission.add(
-            state,
-            batch,
-            command.payload_crc32c,
-            command.master_key,
-            max_lac=max_lac,
-            recovery=command.recovery,
-            deferred_sync=command.deferred_sync,
-            lac_packet=command.lac_packet,
-        )
+        waiter = admission.add(state, command, max_lac)
         metrics = self._metrics
         metrics.entries_added_total.inc(len(batch.sizes))
         metrics.bytes_added_total.inc(len(batch.payload))
         if state.max_lac > lac_before:
-            self._watches.notify(state)
+            self.watches.notify(state)
         return waiter
-
-    def _add_later(self, command: AddCommand, max_lac: int) -> Outcome[Reply]:
-        outcome: Outcome[Reply] = Outcome()
-        self._spawn(self._add_after_load(command, max_lac, outcome))
-        return outcome
 
     async def _add_after_load(
         self, command: AddCommand, max_lac: int, outcome: Outcome[Reply]
@@ -269,21 +258,12 @@ class Bookie:
         outcome.settle(reply)
 
     async def _add_over(self, state: LocalLedger, command: AddCommand, max_lac: int) -> Reply:
-        assert command.batch is not None
         refusal = self._engine.admission.refusal(state, command.master_key, recovery=False)
         if refusal is not None:
             return refusal
         lac_before = state.max_lac
         try:
-            reply = await self._engine.duplicates.add(
-                state,
-                command.batch,
-                command.payload_crc32c,
-                command.master_key,
-                max_lac=max_lac,
-                deferred_sync=command.deferred_sync,
-                lac_packet=command.lac_packet,
-            )
+            reply = await self._engine.duplicates.add(state, command, max_lac)
         except CorruptionError as error:
             return Reply(Status.IO_ERROR, str(error))
         self._notify(state, lac_before)
@@ -320,11 +300,11 @@ class Bookie:
         return await self.add(AddCommand(None, ledger_id, key, 0, lac_packet=packet))
 
     def watch(self, callback: LacCallback) -> LacWatcher:
-        """A watcher that tells `callback` about the ledgers it subscribes to."""
+        """A watcher that calls `callback` for the ledgers it subscribes to."""
         return LacWatcher(self, callback)
 
     def add_watch(self, ledger_id: int, callback: LacCallback) -> None:
-        """Tell `callback` the ledger's state now and at every change, until `remove_watch`.
+        """Call `callback` with the ledger's state now and at every change; `watches` removes it.
 
         Raises:
             BadRequestError: the id is out of range, or too many ledgers are watched.
@@ -334,22 +314,18 @@ class Bookie:
             raise BadRequestError(f"ledger id {ledger_id} is out of range")
         if self._closing:
             raise ShuttingDownError("the bookie is stopping")
-        if len(self._watches) >= self.settings.lac_watches_max:
+        if len(self.watches) >= self.settings.lac_watches_max:
             raise BadRequestError("this bookie watches as many ledgers as it may")
-        # Registered before the state is read: an update may come twice, never not at all.
-        self._watches.add(ledger_id, callback)
+        # Registered before the state is read, so that no update is missed; one may come twice.
+        self.watches.add(ledger_id, callback)
         self._spawn(self._first_update(ledger_id, callback))
-
-    def remove_watch(self, ledger_id: int, callback: LacCallback) -> None:
-        """Stop telling `callback` about the ledger."""
-        self._watches.remove(ledger_id, callback)
 
     async def _first_update(self, ledger_id: int, callback: LacCallback) -> None:
         try:
             update = lac_state(await self._engine.load(ledger_id))
         except CorruptionError:
             update = LacState(ledger_id, NO_ENTRY, fenced=False, status=Status.IO_ERROR)
-        if self._watches.has(ledger_id, callback):
+        if self.watches.has(ledger_id, callback):
             callback(update)
 
     async def _lac(self, state: LocalLedger) -> LacReply:
@@ -382,25 +358,25 @@ class Bookie:
         if state is None or refusal is not None:
             return None, refusal
         if state.deleted:
-            # Adds to a deleted ledger are refused already; that has to be durable, too.
+            # Adds to a deleted ledger are refused already; make that durable, too.
             outcome = await self._engine.admission.force()
             return state, None if outcome.status is Status.OK else outcome
         was_fenced = state.fenced
         fencing = self._engine.admission.fence(state, key)
         if not was_fenced:
-            # At once: the fencer may be gone when it is durable, and watchers only take a hint.
-            self._watches.notify(state)
+            # At once, because for watchers it is a hint, and the caller may be gone later.
+            self.watches.notify(state)
         outcome = await fencing
         return state, None if outcome.status is Status.OK else outcome
 
     def _notify(self, state: LocalLedger, lac_before: int) -> None:
         if state.max_lac > lac_before:
-            self._watches.notify(state)
+            self.watches.notify(state)
 
     # --- reads -----------------------------------------------------------------------------
 
     def try_read(self, command: ReadCommand) -> ReadReply | None:
-        """What `read` returns, if it is one entry and nothing has to be waited for; else None."""
+        """The result of `read`, if it is one entry and available at once; else None."""
         state = self._engine.states.get(command.ledger_id)
         if state is None or self._closing or command.fence or command.master_key:
             return None
@@ -412,7 +388,7 @@ class Bookie:
         return reply
 
     async def read(self, command: ReadCommand) -> ReadReply:
-        """Read entries, fencing the ledger first if asked to; how much is in flight is rpc's."""
+        """Read entries, and first fence the ledger if asked to; rpc limits bytes in flight."""
         began = self._engine.clock.monotonic()
         try:
             reply = await self._read(command)
@@ -467,21 +443,21 @@ class LacWatcher:
         self._ledger_ids: set[int] = set()
 
     def subscribe(self, ledger_id: int) -> None:
-        """Hear about the ledger; its state now comes soon. Raises like `Bookie.add_watch`."""
+        """Watch the ledger; its current state comes soon. Raises like `Bookie.add_watch`."""
         if ledger_id not in self._ledger_ids:
             self._bookie.add_watch(ledger_id, self._callback)
             self._ledger_ids.add(ledger_id)
 
     def unsubscribe(self, ledger_id: int) -> None:
-        """Hear no more about the ledger."""
+        """Stop watching the ledger."""
         if ledger_id in self._ledger_ids:
             self._ledger_ids.remove(ledger_id)
-            self._bookie.remove_watch(ledger_id, self._callback)
+            self._bookie.watches.remove(ledger_id, self._callback)
 
     def close(self) -> None:
-        """Hear no more about anything."""
+        """Stop watching all ledgers."""
         for ledger_id in sorted(self._ledger_ids):
-            self._bookie.remove_watch(ledger_id, self._callback)
+            self._bookie.watches.remove(ledger_id, self._callback)
         self._ledger_ids.clear()
 
 
@@ -532,7 +508,7 @@ async def open_bookie(
     usage: Callable[[], DiskUsage],
     incarnation: str = "",
 ) -> AsyncIterator[Bookie]:
-    """Serve on `engine`; at the end of the block, what is being decided is finished first."""
+    """Serve on `engine`; the end of the block waits for pending decisions."""
     async with asyncio.TaskGroup() as tasks:
         bookie = Bookie(
             engine,

@@ -1,4 +1,4 @@
-"""Bytes in flight: a bound on what clients may make a bookie hold in memory."""
+"""Bytes in flight: a bound on the memory that requests use."""
 
 from __future__ import annotations
 
@@ -9,29 +9,25 @@ from collections import deque
 class ByteBudget:
     """A number of bytes that requests share, first come first served.
 
-    A request larger than the whole budget is admitted alone, so that it cannot wait for ever.
+    A request larger than the whole budget is admitted alone.
     """
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
-        self._used = 0
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
-
-    @property
-    def used(self) -> int:
+        self.used = 0
         """Bytes taken and not given back."""
-        return self._used
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     def try_take(self, size: int) -> bool:
         """Take `size` bytes now if they are free and no caller waits."""
-        used = self._used + size
-        if self._waiting or (self._used and used > self._bytes_max):
+        used = self.used + size
+        if self._waiting or (self.used and used > self._bytes_max):
             return False
-        self._used = used
+        self.used = used
         return True
 
     async def take(self, size: int) -> None:
-        """Take `size` bytes, waiting for those who came before and for room."""
+        """Take `size` bytes; waits for earlier callers and for room."""
         if self.try_take(size):
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -42,7 +38,7 @@ class ByteBudget:
             if turn.done() and not turn.cancelled():
                 self.give_back(size)
             else:
-                # Bytes that came back since the cancellation have passed over this turn already.
+                # Bytes that came back since the cancellation went to others.
                 if (size, turn) in self._waiting:
                     self._waiting.remove((size, turn))
                 self._admit()
@@ -50,20 +46,16 @@ class ByteBudget:
 
     def give_back(self, size: int) -> None:
         """Return `size` bytes."""
-        assert size <= self._used, "more bytes came back than were taken"
-        self._used -= size
+        assert size <= self.used, "more bytes came back than were taken"
+        self.used -= size
         if self._waiting:
             self._admit()
 
-    def _fits(self, size: int) -> bool:
-        return self._used == 0 or self._used + size <= self._bytes_max
-
-    def _take(self, size: int) -> None:
-        self._used += size
-
     def _admit(self) -> None:
-        while self._waiting and self._fits(self._waiting[0][0]):
+        while self._waiting and (
+            not self.used or self.used + self._waiting[0][0] <= self._bytes_max
+        ):
             size, turn = self._waiting.popleft()
             if not turn.cancelled():
-                self._take(size)
+                self.used += size
                 turn.set_result(None)

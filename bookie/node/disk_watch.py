@@ -1,8 +1,8 @@
 """Turning read-only before a device is full, and writable again when there is room.
 
-Two thresholds, so that a bookie at the edge does not flap: above `disk_usage_max` it takes no new
-entries, below `disk_usage_low_watermark` it takes them again. After a device was found to be full,
-the next step of a journal file and the reserve have to fit as well (`Directories.has_room`).
+Two thresholds avoid rapid changes: above `disk_usage_max` the bookie refuses new entries, below
+`disk_usage_low_watermark` it accepts them again. After a device was full, the next step of a
+journal file and the reserve must fit, too (`Directories.has_room`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DISK_USAGE = "disk usage"
 """The read-only reason of this watch."""
 
 CHECK_INTERVAL_SECONDS = 1.0
-"""The watch polls for reclaimed space: so soon can writers use it."""
+"""Writers can use reclaimed space after this time."""
 
 
 class DiskWatch:
@@ -48,7 +48,7 @@ class DiskWatch:
 
     @property
     def settings(self) -> NodeSettings:
-        """The watermarks; may be replaced at any time, which has the devices looked at."""
+        """The watermarks; replacing them has the devices checked at once."""
         return self._settings
 
     @settings.setter
@@ -57,7 +57,7 @@ class DiskWatch:
         self._interval.end()
 
     async def look(self) -> None:
-        """Look once. What may wait for a device is done by a thread of its own.
+        """Look once. A separate thread does what may wait for a device.
 
         Raises:
             OSError: a device failed.
@@ -72,7 +72,7 @@ class DiskWatch:
             self._bookie.set_read_only(DISK_USAGE, read_only=True)
         elif fullest < self._settings.disk_usage_low_watermark:
             self._bookie.set_read_only(DISK_USAGE, read_only=False)
-            # Not only by share: on a small device the next file may not fit below any watermark.
+            # The share alone is not enough: on a small device the next file may be too large.
             if await self._has_room():
                 await self._engine.device_has_room()
 
@@ -82,6 +82,6 @@ class DiskWatch:
             try:
                 await self.look()
             except OSError as error:
-                # Who reads and writes there decides what it means.
+                # The engine decides what a failed device means.
                 _log.warning("disk_watch_failed", reason=str(error))
             await self._interval.wait(lambda: CHECK_INTERVAL_SECONDS)

@@ -1,17 +1,17 @@
-"""When the bookie forgets that a ledger was deleted: the row in its index goes.
+"""When the bookie forgets a deleted ledger: the row in its index is removed.
 
-Each row costs every round some time. But a row that goes too early lets a late writer store entries
-of the ledger again. A wall clock may be wrong, so none is asked. What counts is the time that
-complete rounds of the collector have observed:
+Each row costs time in every round. But if a row goes too early, a late writer can store entries of
+the ledger again. A wall clock may be wrong, so only time counts that complete rounds of the
+collector have observed:
 
-1. a period begins with a note of that time, and of the newest journal file;
-2. once `deleted_ledger_retention_seconds` have been observed since, rows go of ledgers that were
-   deleted before the period began, if the store does not list them and no file may hold entries
-   of them (`storage/index/tombstones.py`);
-3. then the next period begins.
+1. A period begins with a note of that time, and of the newest journal file.
+2. After `deleted_ledger_retention_seconds`, rows of ledgers that were deleted before the period are
+   removed. The store must not list them, and no file may hold their entries
+   (`storage/index/tombstones.py`).
+3. Then the next period begins.
 
-A late add of a writer that has still not heard makes the ledger anew. The collector deletes it as
-it deletes every ledger that the store lacks.
+A later add creates the ledger again. The collector then deletes it like every ledger that the store
+lacks.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ROWS_AT_ONCE = 1000
 
 
 class Forgetting:
-    """The period, and how far its rows have been looked through."""
+    """The period, and the position in its rows."""
 
     def __init__(self, engine: Engine, notes: Notes) -> None:
         self._engine = engine
@@ -48,13 +48,13 @@ class Forgetting:
         self._following = NO_ENTRY
 
     async def load(self) -> None:
-        """Know the period again; without a note, or with a damaged one, a new one begins."""
+        """Load the period; without a valid note a new one begins."""
         note = (await self._notes.read()).get(_NAME)
         if note is not None and len(note) == _PERIOD.size:
             self._since, self._before_file = _PERIOD.unpack(note)
 
     async def find_due(self, observed_seconds: float) -> list[int]:
-        """Ledgers whose rows may go in this round, if the store does not list them."""
+        """Ledgers whose rows may be removed in this round, if the store does not list them."""
         since = self._since
         if since is None or observed_seconds < since:
             with suppress(DiskFullError):
@@ -75,7 +75,7 @@ class Forgetting:
     async def forget(self, ledger_ids: Collection[int], observed_seconds: float) -> int:
         """Remove what `find_due` found and the store does not list; returns how many rows went.
 
-        On a full device the rows that are left go in a later round.
+        On a full device the other rows are removed in a later round.
 
         Raises:
             StorageFailedError: the index failed; the process must end.

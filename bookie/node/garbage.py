@@ -1,18 +1,18 @@
 """Garbage collection: delete here the ledgers that were deleted in the metadata store.
 
-Deleting a ledger that is still needed is the worst that a bookie can do, so all steps must agree:
+Deleting a ledger that is still needed loses data, so all steps must agree:
 
-1. list the ledgers stored here *first*; the round ignores ledgers that are created later;
-2. check that the store belongs to the bookie's cluster and did not go back in time: no counter may
+1. List the ledgers stored here *first*; the round ignores ledgers that are created later.
+2. Check that the store belongs to the bookie's cluster and did not go back in time: no counter may
    be lower than the bookie ever saw it (`StoreMemory`). Otherwise delete nothing until an operator
-   confirms the store, also after a restart;
-3. list the ledgers of the cluster completely, or end the round;
-4. read each ledger that the listing lacks directly; the read must find no ledger;
-5. delete a ledger at once if its deletion is proven (`deletion_proofs`), with any number of others;
-6. a ledger without proof is merely absent. It must be absent for a whole grace, in every listing
+   confirms the store, also after a restart.
+3. List the ledgers of the cluster completely, or end the round.
+4. Read each ledger that the listing lacks directly; the read must find no ledger.
+5. Delete a ledger at once if its deletion is proven (`deletion_proofs`), with any number of others.
+6. A ledger without proof is merely absent. It must be absent for a whole grace, in every listing
    (`Absences`). If too large a share of all ledgers is absent, all of them wait until an operator
-   forces the deletion;
-7. check the store as in 2 once more, right before a deletion.
+   forces the deletion.
+7. Check the store as in 2 again, right before a deletion.
 
 Any error of the metadata store ends the round. A deletion is durable before it counts. Later adds
 of a writer are refused as if the ledger were fenced. A round ends with a sweep of old proofs, and
@@ -55,13 +55,13 @@ LOCAL_PAGE = 1000
 READS_AT_ONCE = 64
 DELETIONS_AT_ONCE = 256
 LISTING_REST = 20.0
-"""The store rests for so many times the time that a listing took."""
+"""The pause after a listing is at least this many times as long as the listing."""
 
 FORCED_PAUSE_SECONDS = 3.0
 """Between the two rounds that were forced, unless the interval is shorter."""
 
 ABSENT_ALWAYS_MAX = 1
-"""So many absent ledgers are never too many, or a bookie of three could never delete one."""
+"""This many absent ledgers are always allowed, so that small bookies can delete, too."""
 
 PROOFS_SWEPT_MAX = 1000
 """Old proofs of deletions that one round removes."""
@@ -126,7 +126,7 @@ class GarbageCollector:
         self._interval.measure_again()
 
     def suspend(self, *, suspended: bool) -> None:
-        """Make no rounds, and no compactions, until this is taken back."""
+        """Stop rounds and compactions, or resume them."""
         if self.suspended != suspended:
             self.suspended = self._engine.compactor.suspended = suspended
             _log.info("reclaiming_changed", suspended=suspended)
@@ -135,7 +135,7 @@ class GarbageCollector:
                 self.wake()
 
     def status(self) -> GarbageStatus:
-        """What an operator is told."""
+        """The status for an operator."""
         last, compactor = self.last, self._engine.compactor
         first = self._absences.first()
         will_go = first is not None and not self.stopped and not self.suspended
@@ -156,7 +156,7 @@ class GarbageCollector:
         )
 
     def compact(self) -> None:
-        """Have every file that holds anything dead compacted, soon."""
+        """Have every file with garbage compacted soon."""
         self._engine.compactor.wake(force=True)
 
     def wake(self, *, force: bool = False) -> None:
@@ -170,14 +170,14 @@ class GarbageCollector:
                 raise BadRequestError(
                     f"nothing is deleted by force while the store is in doubt: {self.stopped}"
                 )
-            # What is found missing only now is deleted by the second round.
+            # The second round deletes ledgers that are first found missing now.
             self._forced_rounds = 2
         self._interval.end()
 
     async def confirm_store(self) -> None:
-        """Believe the store as it is now; durable when it returns. It deletes nothing.
+        """Trust the store as it is now; durable when it returns. It deletes nothing.
 
-        Ledgers that the store lacks are absent, as any others.
+        Ledgers that the store lacks count as absent from then on.
 
         Raises:
             BadRequestError: the store is not in doubt.
@@ -217,7 +217,7 @@ class GarbageCollector:
         Durable when it returns.
 
         Raises:
-            BadRequestError: one of them does not wait, or none does; nothing changed.
+            BadRequestError: one of them is not waiting, or no ledger is.
             DiskFullError: there is no room; a restart forgets it.
         """
         await self._load()
@@ -260,12 +260,12 @@ class GarbageCollector:
             self._show()
 
     def _pause(self) -> float:
-        """Seconds to the next round: soon, if it is forced or something is about to go."""
+        """Seconds to the next round; fewer if it is forced or a deletion is due soon."""
         wanted = self._settings.interval_seconds
         if self._forced_rounds:
             wanted = min(wanted, FORCED_PAUSE_SECONDS)
         if self._absences and not self.stopped and (left := self._seconds_to_first()):
-            # What was due and did not go waits for the store as usual.
+            # A ledger that was due and stayed waits for the usual interval.
             wanted = min(wanted, max(left, 1.0))
         return max(wanted, LISTING_REST * self._listing_seconds)
 
@@ -277,7 +277,7 @@ class GarbageCollector:
         return max(self._settings.grace_seconds - waited, 0.0)
 
     def _step(self, now: float) -> float:
-        """The time since the last round that absent ledgers have waited, as far as it counts.
+        """The time since the last round, as far as it counts for absent ledgers.
 
         A process that was stopped for hours has not observed anything meanwhile.
         """
@@ -344,7 +344,7 @@ class GarbageCollector:
         return GarbageReport(outcome, len(local), len(missing), deleted, len(waiting), reason)
 
     async def _look_at_store(self) -> None:
-        """Go on only with the bookie's own store, and only if it did not go back in time.
+        """Check that the store is the bookie's own and did not go back in time.
 
         Raises:
             WrongClusterError: it belongs to another cluster.
@@ -391,9 +391,9 @@ class GarbageCollector:
         return missing, is_empty
 
     async def _sort_out(self, missing: list[int], *, is_empty: bool) -> int:
-        """Delete those whose deletion is proven, note the others as absent; returns how many went.
+        """Delete ledgers with a proof, note the others as absent; returns the number deleted.
 
-        Each chunk is looked up, and then deleted, by itself: after an error the next round goes on.
+        Each chunk is looked up and deleted separately; after an error the next round continues.
         """
         deleted = 0
         for start in range(0, len(missing), DELETIONS_AT_ONCE):
@@ -418,7 +418,7 @@ class GarbageCollector:
     async def _delete_absent(self, before: list[int], *, force: bool) -> int:
         """Delete absent ledgers whose grace is over, or with `force` all that were absent `before`.
 
-        All of them are read before the first is deleted: an error means that nothing is.
+        All of them are read before the first is deleted, so an error deletes none.
         """
         waiting = self._absences
         latest = self._memory.now.observed_seconds - self._settings.grace_seconds
@@ -432,11 +432,11 @@ class GarbageCollector:
         gone: list[int] = []
         for start in range(0, len(ids), READS_AT_ONCE):
             gone += await self._without_metadata(ids[start : start + READS_AT_ONCE])
-        # What an operator keeps meanwhile has another absence now.
+        # A ledger that an operator keeps meanwhile has another absence now.
         return await self._delete(gone, lambda one: waiting.get(one) is due[one]) if gone else 0
 
     async def _delete(self, gone: list[int], may_go: Callable[[int], bool]) -> int:
-        """Delete ledgers durably, as far as each may go at the last moment; returns how many went.
+        """Delete ledgers durably if `may_go` still allows each; returns the number deleted.
 
         Raises:
             WrongClusterError, _StoreDoubtedError: see `_look_at_store`; nothing was deleted.
@@ -458,7 +458,7 @@ class GarbageCollector:
                 deleted += 1
                 self._deleted += 1
                 self._metrics.garbage_ledgers_total.inc()
-        # The pages of the ledgers and the files that held them go now, not at the next checkpoint.
+        # Free their pages and files now, before the next checkpoint.
         self._engine.compactor.wake()
         return deleted
 
@@ -476,15 +476,15 @@ class GarbageCollector:
         return True
 
     async def _save(self) -> None:
-        """Have what changed survive a restart; a full device only delays that."""
+        """Save changes for a restart; a full device only delays that."""
         with suppress(DiskFullError):
             if self._memory.is_due or self._absences.has_changes:
-                # First the time, which the absences count in.
+                # The time first: absences refer to it.
                 await self._memory.save()
                 await self._absences.save()
 
     async def _sweep(self) -> None:
-        """Remove some old proofs; what goes wrong is tried again by the next round."""
+        """Remove some old proofs; the next round repeats what failed."""
         try:
             await self._ledgers.sweep_deletions(self._settings.proof_seconds, PROOFS_SWEPT_MAX)
         except BookieError as error:
@@ -495,7 +495,7 @@ class GarbageCollector:
             self._sweep_failed = False
 
     def _show(self) -> None:
-        """Bring the metrics up to date, and tell once why an operator has to decide."""
+        """Update the metrics, and log once why an operator has to decide."""
         self._metrics.garbage_stopped.set(bool(self.stopped))
         self._metrics.garbage_waiting_ledgers.set(len(self._absences))
         stops = bool(self._memory.now.store_doubt), bool(self._memory.now.absent_stop)
@@ -504,7 +504,7 @@ class GarbageCollector:
         self._told = stops
 
     def _tell(self, report: GarbageReport) -> None:
-        """One line for a round that did something, or that went wrong in a new way."""
+        """Log a round that deleted ledgers, or the first one that aborts."""
         if report.deleted:
             _log.info("garbage_deleted", ledgers=report.deleted, of=report.local)
         known = self.last is not None and self.last.outcome is report.outcome

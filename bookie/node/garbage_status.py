@@ -1,4 +1,4 @@
-"""What garbage collection says of itself: of one round, and as a whole."""
+"""The status of garbage collection: of one round, and as a whole."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ class RoundOutcome(enum.StrEnum):
 
     DONE = "done"
     ABORTED = "aborted"
-    """The metadata store did not answer, or not completely."""
+    """The metadata store gave no complete answer."""
     STOPPED = "stopped"
-    """Something that could have gone is kept until an operator decides."""
+    """Ledgers are kept until an operator decides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +36,17 @@ class GarbageStatus:
 
     garbage_suspended: bool
     garbage_stopped: str
-    """Why nothing is deleted without force; empty when nothing is wrong."""
+    """Why deletions are stopped; empty if they are not."""
     garbage_outcome: str
     """How the last round ended; empty before the first."""
     garbage_missing_ledgers: int
     """Ledgers stored here that the last listing did not have."""
     garbage_waiting_ledgers: int
-    """Those of them that wait for their grace: nothing says that they were deleted."""
+    """Those of them that wait for their grace, without proof of a deletion."""
     garbage_waiting_since_ms: int | None
-    """Since when the first of them waits, milliseconds since 1970; None if none does."""
+    """Since when the first of them waits, if one does; milliseconds since 1970."""
     garbage_first_deletion_at_ms: int | None
-    """When the first of them will go, about; None if none will."""
+    """When the first of them will be deleted, about, if one will."""
     garbage_deleted_ledgers: int
     compacting: bool
     compacted_files: int

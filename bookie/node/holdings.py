@@ -1,4 +1,4 @@
-"""What a bookie should hold of a ledger by the ledger's metadata, and what of it is not there."""
+"""The entries that a bookie should hold by a ledger's metadata, and those that are missing."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def holdings(metadata: LedgerMetadata, bookie_id: str) -> Iterator[Holding]:
     """
     quorum = Quorum(metadata.ensemble_size, metadata.write_quorum_size, metadata.ack_quorum_size)
     firsts = [fragment.first_entry_id for fragment in metadata.fragments]
-    # Arithmetic with the number behind the last id of all is not for 64 bits.
+    # The number after the largest id would exceed 64 bits.
     end = (
         metadata.last_entry_id if metadata.is_closed else metadata.last_fragment.first_entry_id - 1
     )
@@ -77,7 +77,7 @@ def holdings(metadata: LedgerMetadata, bookie_id: str) -> Iterator[Holding]:
 
 
 async def missing_of(holding: Holding, stored: AsyncIterator[tuple[Ids, Ids]]) -> Missing:
-    """What of `holding` is not in `stored`: ascending, disjoint ranges within it."""
+    """The part of `holding` that is missing in `stored`, which are ascending, disjoint ranges."""
     count, first, cursor = 0, -1, holding.first
     async for firsts, lasts in stored:
         starts = np.concatenate(([cursor], lasts[:-1] + 1))

@@ -1,8 +1,8 @@
-"""The owner of the directories: the decision about cookies, as a table, and its execution.
+"""The owner of the directories: a decision table about cookies, and its execution.
 
-A cookie stands in the metadata store and in each directory. A copy that is missing or differs means
-that a disk was exchanged, emptied or mixed up. The bookie would then deny entries that it had
-acknowledged, so it must not start. A missing cookie is never made again.
+A cookie is in the metadata store and in each directory. If a copy is missing or differs, a disk was
+exchanged, emptied or mixed up. The bookie could then deny acknowledged entries, so it must not
+start. A missing cookie is never made again.
 
 ===========  ==========================  ==============================================
 metadata     directories                 decision
@@ -49,7 +49,7 @@ class Decision(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """One directory as it was found; `cookie` is None if it has no cookie."""
+    """One directory as it was found, with its cookie if it has one."""
 
     path: str
     cookie: Cookie | None
@@ -61,7 +61,7 @@ def decide(
 ) -> Decision:
     """The row of the table that holds.
 
-    `expected` is what this configuration would stamp; its unique id and state do not count.
+    `expected` is the cookie by this configuration; its unique id and state are ignored.
 
     Raises:
         CookieError: the bookie must not start; one sentence says why.
@@ -130,8 +130,8 @@ async def ensure_identity(
 ) -> ClaimedDirectories:
     """Make sure that the directories are this bookie's; stamp them if they are new.
 
-    `furnish` makes, in a worker thread, what a bookie that is ready always has; after an
-    interruption it is called again. Returns what was decided, after it was done.
+    `furnish` makes, in a worker thread, what a ready bookie always has; after an interruption it is
+    called again. Returns the decision after its execution.
 
     Raises:
         CookieError: they are not, or something is missing.

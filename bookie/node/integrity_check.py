@@ -1,13 +1,13 @@
-"""Take ledgers out of limbo that have lost nothing, and say what the others wait for.
+"""The integrity check: it ends limbo for complete ledgers, and reports the others.
 
 A ledger leaves limbo if its metadata says CLOSED and every entry that this bookie must have is here
-and intact. A ledger that is not closed stays in limbo: its next recovery decides the end, without
-this bookie. Of such a ledger the check reads only the fragments before the last. Missing entries
-have to come from other bookies.
+and intact. Other ledgers stay in limbo: their next recovery decides the end without this bookie. Of
+these the check reads only the fragments before the last. Missing entries must come from other
+bookies.
 
-A check covers all ledgers of the metadata store, not only those in limbo. A recovery that ran while
-this bookie lost its data may have named it since, and those entries may be gone, too. Missing
-entries put the bookie in doubt, durably. When every ledger is whole the doubt ends, durably.
+A check covers all ledgers of the metadata store, because a recovery may have named this bookie
+since it lost data. Missing entries put the bookie in doubt, durably. When every ledger is whole the
+doubt ends, durably.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ from bookie.formats.ledger_metadata import LedgerMetadata
 from bookie.ids import MAX_ID, NO_ENTRY, Status
 from bookie.node.holdings import Holding, Missing, holdings, missing_of
 from bookie.node.limbo_entry import names
-from bookie.protocol.quorum import Stripe
 from bookie.storage.admission import Waiter
 from bookie.storage.engine import Engine
 from bookie.storage.index.entry_index import INTEGRITY_IN_LIMBO, INTEGRITY_SOUND
@@ -50,29 +49,29 @@ BYTES_PER_READ = 1024 * 1024
 LEDGERS_PER_PAGE = 1000
 PAUSE_SECONDS_MAX = 3600.0
 UNREADABLE_MAX = 1000
-"""Entries of one ledger that cannot be read; it is not worth trying more of them."""
+"""After this many unreadable entries of a ledger, the check of it ends."""
 
 PROBLEMS_MAX = 100
-"""Sentences that a report holds; the counts go on."""
+"""Sentences that a report holds; counts continue beyond."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """What a check found. Ledgers of the metadata store that name this bookie are counted."""
+    """The result of a check. It counts ledgers of the metadata store that name this bookie."""
 
     ledgers: int = 0
     released: int = 0
-    """Out of limbo by this check."""
+    """Ledgers that this check released from limbo."""
     waiting: int = 0
-    """In limbo and not closed: a recovery has to find their ends."""
+    """In limbo and not closed: a recovery must find their ends."""
     incomplete: int = 0
     """Something of what is closed in them is missing or cannot be read."""
     missing_entries: int = 0
     unreadable_entries: int = 0
     problems: tuple[str, ...] = ()
-    """A sentence for each ledger that is not whole, as many as are worth reading."""
+    """A sentence for each incomplete ledger, up to `PROBLEMS_MAX`."""
     whole: bool = False
-    """Whether nothing was missing, unreadable, damaged or waiting, and nothing is in doubt."""
+    """True if all entries were present, readable and intact, and no ledger waits or is in doubt."""
 
 
 @dataclass(slots=True)
@@ -81,7 +80,7 @@ class _Progress:
 
     report: CheckReport = field(default_factory=CheckReport)
     limbo_seen: set[int] = field(default_factory=set)
-    """Ledgers in limbo that a listing has dealt with."""
+    """Ledgers in limbo that a listing has handled."""
 
     def count(self, problem: str = "", **more: int) -> None:
         values = {name: getattr(self.report, name) + number for name, number in more.items()}
@@ -92,9 +91,9 @@ class _Progress:
 
 
 class IntegrityCheck:
-    """The check of one bookie, again and again while there is doubt, and whenever asked for.
+    """The check of one bookie, repeated while there is doubt, and made on request.
 
-    `end_doubt` tells the metadata store that the doubt is over, and then calls what ends it here.
+    `end_doubt` records the end of the doubt in the metadata store, then calls its argument.
     """
 
     def __init__(
@@ -118,19 +117,19 @@ class IntegrityCheck:
         self._interval, self._rest = Pause(), Pause()
         self._lock = asyncio.Lock()
         self.report: CheckReport | None = None
-        """What the last check that came to its end found; None before the first."""
+        """The result of the last finished check; None before the first."""
         self.unfinished = "no check was made since the start"
-        """Why less is known than a check tells; empty once one came to its end."""
+        """Why there is no current result; empty once a check has finished."""
         metrics.limbo_ledgers.set_function(lambda: engine.admission.limbo.ledgers)
 
     def start(self) -> None:
-        """Have a check made now, or a second one if one is being made."""
+        """Start a check now, or after the current one."""
         self._asked = True
         self._interval.end()
 
     @property
     def settings(self) -> NodeSettings:
-        """How often and how fast is checked; may be replaced at any time."""
+        """Rate and interval of checks; may be replaced at any time."""
         return self._settings
 
     @settings.setter
@@ -146,12 +145,12 @@ class IntegrityCheck:
 
     @property
     def whole(self) -> bool:
-        """Whether the last check came to its end and found all, and nothing was found since."""
+        """True if the last check finished, found everything, and no damage was found since."""
         report = None if self.unfinished else self.report
         return report is not None and report.whole and not self.needed
 
     def status(self) -> dict[str, object]:
-        """For an operator: whether all is here, and what the last check found.
+        """For an operator: whether all entries are here, and the result of the last check.
 
         ``whole`` is true only if that is known. ``unfinished`` says why it is not.
         """
@@ -164,7 +163,7 @@ class IntegrityCheck:
         }
 
     async def run(self) -> NoReturn:
-        """Check until cancelled. An error of the metadata store postpones a check to the next time.
+        """Check until cancelled. An error of the metadata store postpones a check.
 
         A check covers all ledgers. While ledgers wait for another client, checks become rarer, down
         to one in `PAUSE_SECONDS_MAX`.
@@ -192,11 +191,11 @@ class IntegrityCheck:
                 longer *= 2
 
     async def check(self) -> CheckReport:
-        """Look at every ledger once; the report is kept.
+        """Check every ledger once; the report is kept.
 
         Raises:
-            MetadataError: the ledgers could not be listed; what was found so far stays true.
-            DiskFullError: there is no room to remember what was found.
+            MetadataError: the ledgers could not be listed; results so far are kept.
+            DiskFullError: there is no room to record the result.
             StorageFailedError: the engine failed.
         """
         async with self._lock:
@@ -204,7 +203,7 @@ class IntegrityCheck:
 
     @property
     def running(self) -> bool:
-        """Whether a check is being made, or will be at once."""
+        """Whether a check is running, or will be at once."""
         return self._lock.locked() or self._asked
 
     async def _finish_check(self) -> CheckReport:
@@ -230,7 +229,7 @@ class IntegrityCheck:
         elif self._engine.integrity.value == INTEGRITY_IN_LIMBO:
             await self._end_doubt(lambda: self._engine.integrity.set(INTEGRITY_SOUND))
             if self._engine.scrubber.findings:
-                # The scrubber found them while that was written, and saw the doubt there still.
+                # The scrubber found them meanwhile, while the doubt was still recorded.
                 await self._doubt()
         self.report = replace(report, whole=whole and not self.needed)
         self._metrics.missing_entries.set(report.missing_entries)
@@ -245,7 +244,7 @@ class IntegrityCheck:
         return self.report
 
     async def _doubt(self) -> None:
-        """Have the doubt outlive this process, and checks go on."""
+        """Record the doubt durably, so that checks continue."""
         if self._engine.integrity.value == INTEGRITY_SOUND:
             await self._engine.integrity.set(INTEGRITY_IN_LIMBO)
 
@@ -288,13 +287,13 @@ class IntegrityCheck:
         elif state.limbo and not metadata.is_closed:
             found.count(f"ledger {ledger_id} is not closed", waiting=1)
         elif state.limbo:
-            # The fence that closed it may be lost, and limbo kept unnamed writers out until now.
+            # The fence may be lost, and until now limbo kept unnamed writers out.
             await self._wait_for(state, self._engine.admission.fence(state, metadata.password_key))
             await self._set_limbo(state, in_limbo=False)
             found.count(released=1)
 
     async def _unreadable(self, state: LocalLedger, metadata: LedgerMetadata) -> Missing:
-        """Read everything that should be here, with its digests; nothing of it is missing."""
+        """Read all entries that should be here and verify their digests."""
         digester = digester_for_key(metadata.digest_type, metadata.password_key)
         result = Missing()
         for holding in holdings(metadata, self._bookie_id):
@@ -312,8 +311,7 @@ class IntegrityCheck:
         return result
 
     async def _answers(self, state: LocalLedger, holding: Holding) -> AsyncIterator[ReadResult]:
-        """What reading `holding` from its start to its end brings: batches, and what failed."""
-        stripe = Stripe(holding.stripe.modulus, holding.stripe.first_residue, holding.stripe.count)
+        """The results of reading `holding` completely: batches and failures."""
         following = holding.first
         while following <= holding.last:
             answer = await self._engine.read(
@@ -322,7 +320,7 @@ class IntegrityCheck:
                 holding.last,
                 entries_max=ENTRIES_PER_READ,
                 bytes_max=BYTES_PER_READ,
-                stripe=stripe,
+                stripe=holding.stripe,
             )
             if self._engine.failure is not None:
                 raise StorageFailedError(str(self._engine.failure))
@@ -338,7 +336,7 @@ class IntegrityCheck:
         await self._rest.wait(lambda: size / self._settings.integrity_check_bytes_per_second)
 
     async def _release_others(self, found: _Progress) -> None:
-        """Ledgers in limbo that are gone, or that do not name this bookie any more."""
+        """Release ledgers in limbo that are gone, or no longer name this bookie."""
         after = NO_ENTRY
         while after != MAX_ID:
             page, after = await self._engine.ledgers(after, LEDGERS_PER_PAGE)

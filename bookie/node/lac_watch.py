@@ -1,6 +1,6 @@
-"""Telling watchers that a ledger's LAC moved or that it was fenced, without polling.
+"""Notify watchers when a ledger's LAC moves or the ledger is fenced, without polling.
 
-Updates are level-triggered: a watcher gets the state as it is now, and a slow one skips states.
+Updates are level-triggered: a watcher gets the current state, and a slow one skips states.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ LacCallback = Callable[[LacState], None]
 
 
 def lac_state(state: LocalLedger) -> LacState:
-    """What a watcher hears about the ledger now."""
+    """The ledger's state as watchers get it."""
     if state.deleted or not state.exists:
         return LacState(state.ledger_id, NO_ENTRY, state.fenced, Status.NO_SUCH_LEDGER)
     return LacState(state.ledger_id, state.max_lac, state.fenced)
@@ -51,7 +51,7 @@ class LacWatches:
         return callback in self._watchers.get(ledger_id, ())
 
     def notify(self, state: LocalLedger) -> None:
-        """Tell the watchers of a ledger that it changed. Costs one look-up without watchers."""
+        """Notify the watchers of a ledger of a change. Without watchers it costs one look-up."""
         callbacks = self._watchers.get(state.ledger_id)
         if callbacks:
             update = lac_state(state)

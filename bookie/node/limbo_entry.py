@@ -1,15 +1,15 @@
-"""Put ledgers in limbo before a bookie serves that may have lost data.
+"""Put ledgers in limbo before a bookie that may have lost data serves requests.
 
 The bookie gives no negative answer about a ledger in limbo. Every ledger that names this bookie
 enters limbo, because an entry that was stored here may be gone.
 
-No ledger is fenced. A fence may be gone, too, but a writer that it kept out knows the bookie by an
-earlier incarnation and is refused for that. A writer that never named an incarnation is refused
-while the ledger is in limbo, and afterwards by the fence that the integrity check leaves.
+No ledger is fenced here. A fence may be lost, too, but its writer names an earlier incarnation and
+is refused for that. A writer that names no incarnation is refused while the ledger is in limbo, and
+later by the fence that the integrity check writes.
 
 Source: BookKeeper's BP-46, boot sequence of the data integrity check. There only open ledgers enter
-limbo, so a reader of a closed ledger may get a wrong denial. There open ledgers are fenced, which
-ends their writers without need.
+limbo, and they are fenced. So a reader of a closed ledger may get a wrong denial, and writers end
+without need.
 """
 
 from __future__ import annotations
@@ -26,19 +26,18 @@ from bookie.telemetry import event_log
 _log = event_log(__name__)
 
 WAITERS_MAX = 1000
-"""Records that are under way at a time; they share the syncs of the journal."""
+"""Pending records; they share the syncs of the journal."""
 
 
 async def put_ledgers_in_limbo(engine: Engine, ledgers: LedgerManager, bookie_id: str) -> int:
-    """Durably limbo every ledger that names this bookie; returns how many.
+    """Put every ledger that names this bookie in limbo, durably; returns how many.
 
-    That it was done is durable, too: a later start lists again only if it finds new damage, and
-    ledgers that were made meanwhile are not suspected. If no ledger at all names this bookie,
-    nothing can be missing and the doubt is over.
+    The completion is durable, too, so a later start lists again only after new damage. If no ledger
+    names this bookie, the doubt is over.
 
     Raises:
-        MetadataError: the listing could not be completed; nothing may be served then.
-        StorageFailedError: the journal did not take it, or the index is damaged.
+        MetadataError: the listing failed; the bookie must not serve then.
+        StorageFailedError: the journal failed, or the index is damaged.
     """
     named = 0
     waiters: list[Waiter] = []

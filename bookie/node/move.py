@@ -1,10 +1,9 @@
 """Move a stopped bookie's data to other directories: its cookies follow.
 
 The operator moves the directories and changes the settings. Then this rewrites the cookies, which
-name the old paths. The metadata store comes first; from then on no start in the old place succeeds.
-Then each directory follows. Until the last one has, a start in the new place fails as well. After a
-crash run the command again: it accepts the old paths and the new ones. The state that a cookie
-records stays as it is.
+name the old paths: first in the metadata store, then in each directory. After the first step a
+start in the old place fails; before the last one a start in the new place fails, too. After a crash
+run the command again: it accepts old and new paths. The recorded state stays as it is.
 """
 
 from __future__ import annotations
@@ -57,11 +56,11 @@ async def move_directories(
             bookie. Their state numbers stay, so its next start notices.
 
     Raises:
-        CookieError: the directories are not those of this bookie, or not all of them, or swapped,
-            or older; nothing was changed.
+        CookieError: directories are missing, swapped, older, or of another bookie; nothing was
+            changed.
         DirectoryLockedError: a process uses one of them; nothing was changed.
         BadVersionError: the bookie was started or deleted meanwhile; nothing was changed.
-        ConfigurationError, StorageFailedError: a directory cannot be used; nothing was changed.
+        ConfigurationError, StorageFailedError: a directory is unusable; nothing was changed.
         OSError: a cookie could not be written.
     """
     recorded = await cookies.read(bookie_id)
@@ -76,7 +75,7 @@ async def move_directories(
             f"bookie {bookie_id} has not finished its first start in this cluster: "
             "start it once before you move it"
         )
-    # Locking makes what is missing in the directories, so look whose they are before it, too.
+    # Locking creates missing directories, so check the owner before, too.
     _check(environment.disk, Directories(environment.disk, storage), before, accept_older)
     with locked_directories(environment.disk, storage) as directories:
         found = _check(environment.disk, directories, before, accept_older)
@@ -152,11 +151,11 @@ def _cookie_in(directories: Directories, root: str) -> Cookie:
 
 
 def _are_swapped(disk: Disk, directories: Directories) -> bool:
-    """Whether one root holds what only the other one has; a cookie does not say which it is in."""
+    """Whether one root holds what belongs in the other; cookies are equal in both."""
     parsed = [parse_file_name(name) for name in disk.names(directories.ledgers)]
     if any(kind is FileKind.JOURNAL for kind, _ in filter(None, parsed)):
         return True
-    # A start with swapped directories has left empty folders of these names in the journal's.
+    # A start with swapped directories may have left empty folders of these names.
     return any(
         folder in disk.names(directories.journal)
         and disk.names(os.path.join(directories.journal, folder))

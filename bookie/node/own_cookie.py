@@ -1,6 +1,6 @@
-"""The bookie's own cookie while it runs: its state number and incarnation, in all three copies.
+"""The cookie of a running bookie: its state number and incarnation, in all three copies.
 
-If an operator puts a copy of the directories back, the bookie lacks what it acknowledged since. The
+If an operator restores a copy of the directories, the bookie lacks what it acknowledged since. The
 **state number** shows this. It rises in the directories and in the metadata store, in this order::
 
     directories   number n+1, not settled: the store may have n or n+1
@@ -16,11 +16,12 @@ directories < store                    the directories are an older state: the b
 directories > store                    the metadata store went back to an older state
 =====================================  =========================================================
 
-The number rises at each start and stop, and every `ADVANCE_SECONDS` while anything is written. So a
-copy of a running bookie is noticed, too, unless the crash came within `ADVANCE_SECONDS` of it.
+The number rises at each start and stop, and every `ADVANCE_SECONDS` while entries are written. So a
+restored copy of a running bookie is noticed, too, unless the bookie crashed within
+`ADVANCE_SECONDS` after the copy.
 
-If another process deletes or changes the cookie, this process ends. The id belongs to the other one
-then, and answers of this one would be out of date.
+If another process deletes or changes the cookie, this process ends, because the other one owns the
+id then.
 
 The **incarnation** is random. The bookie renews it by the same steps when it may have lost what it
 acknowledged. Writers that know another incarnation no longer count on the bookie.
@@ -49,23 +50,23 @@ from bookie.storage.directories import Directories
 from bookie.telemetry import event_log
 
 ADVANCE_SECONDS = 10.0
-"""How often the number rises while entries are written, and the store's cookie is looked at."""
+"""How often the number rises while entries are written, and the store's cookie is read."""
 
 LOOK_SECONDS = 1.0
-"""How soon the cookie says that a doubt began or ended."""
+"""How soon the cookie records the begin or end of a doubt."""
 
 STOP_SECONDS_MAX = 2.0
-"""How long a stop waits for the metadata store to take the last number."""
+"""How long a stop waits for the metadata store to accept the last number."""
 
 _log = event_log(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class StateComparison:
-    """How the state in the directories relates to the one that the metadata store knows."""
+    """The state in the directories compared with that in the metadata store."""
 
     number: int
-    """The highest number that some copy is sure to have reached."""
+    """The highest number that some copy certainly reached."""
     older: str = ""
     """Why the directories are an older state of the bookie; empty if they are not."""
     store_went_back: str = ""
@@ -73,7 +74,7 @@ class StateComparison:
 
 
 def went_back_in_time(stored: int, reached: int) -> str:
-    """What a store with too low a state number means, for an operator."""
+    """The message for an operator about a store with too low a state number."""
     return (
         f"the metadata store went back in time: the bookie's state number is {stored}, "
         f"and was {reached}"
@@ -114,24 +115,19 @@ class OwnCookie:
         self._cookie = cookie
         self._number = comparison.number
         self._attempted = comparison.number
-        """The number that a write with an unknown outcome may have given to the store."""
+        """The number that the store may have after a write with an unknown outcome."""
         self._lock = asyncio.Lock()
         self._on_store_went_back: Callable[[str], Awaitable[None]] | None = None
         self._is_stopping = False
         self.comparison = comparison
         """What this start found."""
         self.is_in_doubt_at_stop: bool | None = None
-        """What `stop` says about the doubt; None leaves it as it is."""
+        """The doubt that `stop` records; None keeps it."""
 
     @property
     def incarnation(self) -> str:
         """The bookie's incarnation, durable in the metadata store."""
         return self._cookie.incarnation
-
-    @property
-    def state_number(self) -> int:
-        """The number that the bookie has reached."""
-        return self._number
 
     @property
     def is_in_doubt(self) -> bool:
@@ -143,20 +139,20 @@ class OwnCookie:
 
         Args:
             renew: make a new incarnation as well.
-            is_in_doubt: what the metadata store says about it from now on; None leaves it.
+            is_in_doubt: the doubt that the metadata store records from now on; None keeps it.
 
         Raises:
             IdentityError: another process changed or deleted the cookie.
-            MetadataError: unknown whether the store took it; to be repeated.
+            MetadataError: the outcome in the store is unknown; repeat the call.
             StorageFailedError: a disk failed.
         """
         async with self._lock:
             await self._advance(renew=renew, is_in_doubt=is_in_doubt)
 
     async def end_doubt(self, end: Callable[[], Awaitable[None]]) -> None:
-        """Tell the metadata store that the doubt is over, and then have it end here.
+        """Record in the metadata store that the doubt is over, then call `end`.
 
-        In this order a crash between the two begins no new doubt. Raises as `advance` does.
+        In this order a crash between the two begins no new doubt. Raises like `advance`.
         """
         async with self._lock:
             await self._advance(renew=False, is_in_doubt=False)
@@ -166,7 +162,7 @@ class OwnCookie:
         found = await self._read()
         if found.value.state_number < self._number:
             if self._is_stopping:
-                return  # the next start finds the difference, and can remember it
+                return  # the next start finds and records the difference
             if self._on_store_went_back is not None:
                 reason = went_back_in_time(found.value.state_number, self._number)
                 await self._on_store_went_back(reason)
@@ -184,7 +180,7 @@ class OwnCookie:
         if not has_room:
             if wanted.is_in_doubt == found.value.is_in_doubt and not renew:
                 return
-            # The store has to be told, and the directories are no older state because of that.
+            # Update the store with the old number, so that the directories do not count as older.
             wanted = replace(wanted, state_number=wanted.state_number - 1)
         self._env.failpoints.hit("cookie.unsettled")
         self._attempted = wanted.state_number
@@ -227,7 +223,7 @@ class OwnCookie:
         )
 
     async def _write(self, cookie: Cookie) -> bool:
-        """Write both directories' copies, durably; False if a device has no room for them."""
+        """Write both directories' copies, durably; False if a device is full."""
         data = encode_cookie(cookie)
         try:
             for root in self._directories.roots():
@@ -245,12 +241,13 @@ class OwnCookie:
         written_bytes: Callable[[], float],
         on_store_went_back: Callable[[str], Awaitable[None]],
     ) -> None:
-        """Keep the copies true until cancelled.
+        """Keep the copies up to date until cancelled.
 
         Args:
             in_doubt: whether the bookie may lack entries now.
             written_bytes: rises whenever anything was written.
-            on_store_went_back: told why the store is an older state, before it is written.
+            on_store_went_back: called with the reason if the store is an older state, before it is
+                written.
 
         Raises:
             IdentityError: another process changed or deleted the cookie.
@@ -281,7 +278,7 @@ class OwnCookie:
                     _log.warning("state_number_not_advanced", reason=told)
 
     async def stop(self) -> None:
-        """Raise the number after an orderly stop; without the store's answer it stays."""
+        """Raise the number after an orderly stop, if the store answers in time."""
         self._is_stopping = True
         try:
             async with asyncio.timeout(STOP_SECONDS_MAX):

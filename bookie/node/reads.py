@@ -1,8 +1,7 @@
 """Answers about what is stored: entries, the last add confirmed, listings.
 
-A negative answer is given only when it is known to be true: a ledger in limbo answers
-UNKNOWN_LEDGER_STATE instead. An entry that the index knows but the disk does not give is an I/O
-error.
+A negative answer is given only if it is certain: for a ledger in limbo the answer is
+UNKNOWN_LEDGER_STATE. An entry that is indexed and unreadable is an I/O error.
 """
 
 from __future__ import annotations
@@ -29,19 +28,14 @@ LEDGERS_PER_PAGE = 1000
 
 
 class EntryReads:
-    """Reading on one engine. Keys and fences have been dealt with by the caller."""
+    """Reads on one engine. The caller has checked keys and fences."""
 
     def __init__(self, engine: Engine, settings: NodeSettings) -> None:
         self._engine = engine
         self._settings = settings
 
-    def size_of(self, command: ReadCommand) -> int:
-        """Bytes that the answer may take."""
-        limit = self._settings.read_bytes_max
-        return min(command.max_bytes or limit, limit)
-
     def try_read(self, state: LocalLedger, command: ReadCommand) -> ReadReply | None:
-        """What `read` returns, if it is one entry and no device has to be waited for; else None."""
+        """The result of `read`, if it is one entry and in memory; else None."""
         first = command.first_entry_id
         if not 0 <= first == command.last_entry_id <= MAX_ID or command.stripe_modulus:
             return None
@@ -70,13 +64,13 @@ class EntryReads:
         if first == last and not command.stripe_modulus:
             result = await self._read_one(state, first)
         else:
-            entries_max = self._settings.read_entries_max
+            entries_max, bytes_max = self._settings.read_entries_max, self._settings.read_bytes_max
             result = await self._engine.read(
                 state,
                 first,
                 last,
                 entries_max=min(command.max_entries or entries_max, entries_max),
-                bytes_max=self.size_of(command),
+                bytes_max=min(command.max_bytes or bytes_max, bytes_max),
                 stripe=_stripe(command),
             )
         return _reply(state, result)
@@ -84,19 +78,21 @@ class EntryReads:
     async def read_lac(self, state: LocalLedger) -> LacReply:
         """What this bookie knows about the end of the ledger."""
         if state.deleted or not state.exists:
-            return self._negative_lac(state, Status.NO_SUCH_LEDGER, "no such ledger")
+            status, message = _denial(state, Status.NO_SUCH_LEDGER, "no such ledger")
+            return LacReply(status, message, max_lac=state.max_lac, fenced=state.fenced)
         last_entry = b""
         result = await self._last_entry(state)
         if result is not None:
             if result.batch is None:
+                message = result.message or "the last entry cannot be read"
                 return LacReply(
-                    Status.IO_ERROR, result.message or "the last entry cannot be read", b"", b"",
-                    state.max_lac, state.fenced,
-                )  # fmt: skip
+                    Status.IO_ERROR, message, max_lac=state.max_lac, fenced=state.fenced
+                )
             last_entry = bytes(result.batch.payload)
         if state.limbo:
-            # What is here may not be all that was acknowledged.
-            return self._negative_lac(state, Status.UNKNOWN_LEDGER_STATE, "in limbo")
+            # Acknowledged entries may be missing here.
+            status, message = _denial(state, Status.UNKNOWN_LEDGER_STATE, "")
+            return LacReply(status, message, max_lac=state.max_lac, fenced=state.fenced)
         return LacReply(Status.OK, "", last_entry, state.lac_packet, state.max_lac, state.fenced)
 
     async def entries(self, state: LocalLedger, first: int, last: int) -> AsyncIterator[IdRanges]:
@@ -104,7 +100,7 @@ class EntryReads:
 
         Raises:
             NoSuchLedgerError: nothing was ever stored of the ledger here.
-            BadRequestError: the range is not one.
+            BadRequestError: the range is invalid.
             CorruptionError: the listing cannot be completed.
         """
         if first < 0 or not (last == NO_ENTRY or first <= last <= MAX_ID):
@@ -138,10 +134,10 @@ class EntryReads:
                 return
 
     async def _last_entry(self, state: LocalLedger) -> ReadResult | None:
-        """The stored entry with the highest id, or why it cannot be read; None in an empty ledger.
+        """The stored entry with the highest id, or why it is unreadable; None in an empty ledger.
 
-        The state may be above it: after the journal refused an add, and after a crash that left
-        a row of the index with ids whose entries had not become durable.
+        The state's bound may be higher: the journal may have refused an add, or a crash may have
+        lost entries that a row of the index counts.
         """
         last = state.last_entry_id
         if last == NO_ENTRY:
@@ -158,21 +154,15 @@ class EntryReads:
         return found if isinstance(found, ReadResult) else await found
 
     async def _find_last(self, state: LocalLedger) -> int:
-        """The highest id of the listing, which the state's bound becomes."""
+        """The highest id of the listing, which becomes the state's bound."""
         before = state.last_entry_id, state.comparisons
         highest = NO_ENTRY
         async for _, lasts in self._engine.entry_ranges(state, 0, MAX_ID):
             highest = int(lasts[-1])
-        # An entry that was added meanwhile, above or below, must stay inside the bounds.
+        # An entry that was added meanwhile must stay inside the bounds.
         if before == (state.last_entry_id, state.comparisons):
             state.last_entry_id = highest
         return highest
-
-    def _negative_lac(self, state: LocalLedger, status: Status, message: str) -> LacReply:
-        if state.limbo:
-            status = Status.UNKNOWN_LEDGER_STATE
-            message = "this bookie may have lost entries of the ledger"
-        return LacReply(status, message, b"", b"", state.max_lac, state.fenced)
 
 
 def _reply(state: LocalLedger, result: ReadResult) -> ReadReply:
@@ -188,19 +178,24 @@ def _reply(state: LocalLedger, result: ReadResult) -> ReadReply:
 
 
 def _negative_read(state: LocalLedger, status: Status, message: str, following: int) -> ReadReply:
-    if state.limbo:
-        status = Status.UNKNOWN_LEDGER_STATE
-        message = "this bookie may have lost entries of the ledger"
+    status, message = _denial(state, status, message)
     return ReadReply(status, message, None, following, status, state.max_lac)
 
 
+def _denial(state: LocalLedger, status: Status, message: str) -> tuple[Status, str]:
+    """A negative answer, or in limbo that the answer is unknown."""
+    if state.limbo:
+        return Status.UNKNOWN_LEDGER_STATE, "this bookie may have lost entries of the ledger"
+    return status, message
+
+
 def problem_of(command: ReadCommand) -> str:
-    """Why the request makes no sense, in one sentence; empty if it does."""
+    """Why the request is invalid, in one sentence; empty if it is valid."""
     first, last = command.first_entry_id, command.last_entry_id
     if not 0 <= command.ledger_id <= MAX_ID:
         return f"ledger id {command.ledger_id} is out of range"
     if command.max_entries < 0 or command.max_bytes < 0:
-        return "a limit is not negative"
+        return "a limit must not be negative"
     if first == NO_ENTRY:
         return ""
     if not 0 <= first <= last <= MAX_ID:
@@ -216,19 +211,13 @@ def problem_of(command: ReadCommand) -> str:
 
 
 STRIPE_MODULUS_MAX = 1024
-"""Far above any ensemble; bounds the ids that one read looks at."""
+"""Far above any ensemble; bounds the ids that one read examines."""
 
 
 def _first_wanted(command: ReadCommand) -> int:
     """The first id that the request wants; 0 if it asks for the last entry."""
     first = max(command.first_entry_id, 0)
-    stripe = _stripe(command)
-    if stripe.modulus == 0:
-        return first
-    position = (first - stripe.first_residue) % stripe.modulus
-    if position < stripe.count:
-        return first
-    return min(first + stripe.modulus - position, MAX_ID)
+    return min(_stripe(command).next_id(first), MAX_ID)
 
 
 def _stripe(command: ReadCommand) -> Stripe:

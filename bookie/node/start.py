@@ -1,24 +1,22 @@
 """The order in which a bookie comes up, and, by nesting, in which it goes down.
 
-1. the directories are locked for this process;
-2. the cookies are compared, or stamped if the bookie is new;
-3. the engine boots: index, replay, new journal;
-4. if acknowledged data may be lost, the bookie gets a new incarnation; then every ledger that names
-   the bookie enters limbo;
-5. requests are served; beside them the ledgers in limbo are checked.
+1. The directories are locked for this process.
+2. The cookies are compared, or stamped if the bookie is new.
+3. The engine starts: index, replay, new journal.
+4. If acknowledged data may be lost, the bookie gets a new incarnation. Then every ledger that names
+   the bookie enters limbo.
+5. Requests are served. Beside them the ledgers in limbo are checked.
 
 Both steps of 4 are durable, and in this order. A ledger that was created before the new incarnation
 was known is listed and enters limbo. The writer of a later ledger learns the new incarnation, or is
 refused.
 
-Registration comes last and belongs to the caller: clients must not find a bookie before its answers
-can be trusted.
+The caller registers the bookie last, so that clients find it only when its answers are reliable.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +25,7 @@ import bookie
 from bookie.cluster.cookies import CookieManager
 from bookie.cluster.ledgers import LedgerManager
 from bookie.config import GarbageSettings, NodeSettings, StorageSettings
-from bookie.env import Environment, is_disk_full
+from bookie.env import Environment, beside, is_disk_full
 from bookie.errors import ConfigurationError, DiskFullError, StorageFailedError
 from bookie.node.bookie import Bookie, open_bookie
 from bookie.node.disk_watch import DiskWatch
@@ -60,7 +58,7 @@ class StartedBookie:
     def apply(
         self, storage: StorageSettings, limits: NodeSettings, garbage: GarbageSettings
     ) -> None:
-        """Apply the dynamic ones of other settings.
+        """Apply new settings; only dynamic ones take effect.
 
         Each part has its section as an attribute `settings`, and reads it in each round.
         """
@@ -82,7 +80,7 @@ async def _claim(
     bookie_id: str,
     instance_id: str,
 ) -> ClaimedDirectories:
-    """The directories as this bookie's own; an error of their devices as what it means."""
+    """Claim the directories for this bookie, and translate errors of their devices."""
     furnish = partial(make_index, environment, storage, directories)
     try:
         return await ensure_identity(
@@ -94,20 +92,8 @@ async def _claim(
         raise StorageFailedError(f"a cookie or the index failed: {error}") from error
 
 
-@asynccontextmanager
-async def _beside(work: Sequence[Coroutine[object, object, object]]) -> AsyncIterator[None]:
-    """Run `work` beside the block, and cancel it at the block's end."""
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(one) for one in work]
-        try:
-            yield
-        finally:
-            for task in tasks:
-                task.cancel()
-
-
 def _is_suspect(integrity: bytes, own: OwnCookie) -> bool:
-    """Whether ledgers that this bookie cannot vouch for may not be in limbo yet.
+    """True if ledgers with a possible loss may be outside of limbo.
 
     ========= ===================== ==========================================================
     index     cookie                meaning
@@ -132,22 +118,22 @@ async def _settle_doubts(
     collector: GarbageCollector,
     bookie_id: str,
 ) -> None:
-    """Before anybody is served: if something may be lost, renew the incarnation, then limbo.
+    """Before the first request: if data may be lost, renew the incarnation, then enter limbo.
 
-    Each step is durable before the next, and a crash between two of them leaves a doubt.
+    Each step is durable before the next. A crash between two of them leaves a doubt.
 
     Raises:
-        MetadataError: the store does not answer; nothing may be served then.
+        MetadataError: the store does not answer; the bookie must not serve then.
         StorageFailedError: a disk failed.
     """
     found = own.comparison
     if found.store_went_back:
-        # Before the number is raised, which makes the store look as new as the directories.
+        # Before the number is raised, because then the difference is gone.
         await collector.doubt_store(found.store_went_back)
     if found.older:
         _log.error("older_state", reason=found.older)
     if not (found.older or _is_suspect(engine.integrity.value, own)):
-        # A store that went back may name an incarnation that was renewed since.
+        # A store that went back may have an old incarnation.
         await own.advance(renew=bool(found.store_went_back))
         return
     try:
@@ -164,7 +150,7 @@ async def _settle_doubts(
 
 @asynccontextmanager
 async def _advanced_at_the_end(own: OwnCookie) -> AsyncIterator[None]:
-    """After an orderly stop the number rises once more: no copy made before it is up to date."""
+    """After an orderly stop the number rises again, so that earlier copies are outdated."""
     yield
     await own.stop()
 
@@ -188,7 +174,7 @@ async def start_bookie(
     """A bookie for the duration of the block; stopped in order at its end.
 
     Raises:
-        DirectoryLockedError, CookieError: the directories are not ours to use.
+        DirectoryLockedError, CookieError: the directories are in use, or another bookie's.
         FormatError: a newer version wrote something in them.
         ConfigurationError: a directory cannot be used, or its device is full.
         StorageFailedError: (in a group) a disk failed; the process must exit with code 74.
@@ -244,7 +230,7 @@ async def start_bookie(
                     ),
                 ]
                 try:
-                    async with _beside(work):
+                    async with beside(work):
                         yield StartedBookie(served, engine, collector, check, watch, own)
                 finally:
                     own.is_in_doubt_at_stop = engine.needs_integrity_check

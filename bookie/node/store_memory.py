@@ -1,8 +1,8 @@
-"""What a bookie remembers of the metadata store, so that it notices when that went back in time.
+"""What a bookie remembers of the metadata store, to notice that it went back in time.
 
-A store that was restored from an older copy lacks the ledgers that were created since, and nothing
-in its listing says so. Its counters are lower then than the bookie saw them. From that moment the
-bookie doubts the store, durably, until an operator says that the store is right as it is.
+A store that was restored from an older copy lacks newer ledgers, and its listing does not show
+that. But its counters are lower than the bookie saw them. Then the bookie doubts the store,
+durably, until an operator confirms it.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from bookie.storage.notes import Notes
 _NAME = b"memory"
 
 OBSERVED_SECONDS_UNSAVED_MAX = 60.0
-"""A restart forgets at most so much of the time that absent ledgers have waited."""
+"""A restart forgets at most this much waiting time of absent ledgers."""
 
 
 class StoreMemory:
-    """The memory, and the note that keeps it."""
+    """The memory, and the note that stores it."""
 
     def __init__(self, notes: Notes) -> None:
         self._notes = notes
         self._saved = self.now = GarbageMemory()
 
     async def load(self) -> None:
-        """Know again what was noted; a damaged note is a reason to doubt."""
+        """Load the note; a damaged one is a reason to doubt the store."""
         notes = await self._notes.read()
         if _NAME not in notes:
             return
@@ -50,7 +50,7 @@ class StoreMemory:
         """Note the memory; durable when it returns.
 
         Raises:
-            DiskFullError: there is no room; nothing happened.
+            DiskFullError: there is no room for the note.
             StorageFailedError: the index failed; the process must end.
         """
         now = self.now
@@ -58,15 +58,15 @@ class StoreMemory:
         self._saved = now
 
     def observe(self, seconds: float) -> None:
-        """So much time has passed between two complete rounds."""
+        """Add the time between two complete rounds."""
         self.now = replace(self.now, observed_seconds=self.now.observed_seconds + seconds)
 
     def listed(self) -> None:
-        """A listing had a ledger."""
+        """Note that a listing had a ledger."""
         self.now = replace(self.now, has_listed=True)
 
     def compare(self, marks: StoreMarks) -> str:
-        """Why the store went back in time, or nothing; only then its marks are remembered."""
+        """Why the store went back in time; if it did not, empty, and its marks are remembered."""
         reason = self._difference(marks)
         if reason:
             self.doubt(reason)
@@ -98,11 +98,11 @@ class StoreMemory:
         return ""
 
     def doubt(self, reason: str) -> None:
-        """Believe the store no more, until an operator says that it is right."""
+        """Distrust the store until an operator confirms it."""
         self.now = replace(self.now, store_doubt=reason)
 
     def accept(self, marks: StoreMarks) -> None:
-        """Take the store as it is now: what was remembered of it counts no more."""
+        """Trust the store as it is now, and replace the memory of it."""
         self.now = replace(
             self.now,
             counters=dict(marks.counters),
@@ -114,8 +114,8 @@ class StoreMemory:
     def stop_absent(self, absent: int, local: int, share: float, always: int) -> str:
         """Why absent ledgers are too many to delete one; empty if they are not.
 
-        The stop ends when few enough are absent of the fewest ledgers that were stored here since
-        it began: that others are created does not end it.
+        The share is computed with the fewest ledgers that were stored here since the stop began. So
+        newly created ledgers cannot end the stop.
         """
         known = self.now
         local = min(local, known.absent_stop_local) if known.absent_stop else local

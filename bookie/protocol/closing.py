@@ -49,11 +49,20 @@ def end_of_writer(error: BookieError, ledger_id: int) -> BookieError:
     return ended
 
 
-def no_ack_quorum(ledger_id: int, seconds: float, causes: Sequence[str]) -> BookieError:
-    """A batch missed its deadline; `causes` say why, one for each bookie that did not store it."""
-    return NotEnoughBookiesError(
-        f"ledger {ledger_id}: no ack quorum answered within {seconds:g} s ({'; '.join(causes)})"
-    )
+def no_ack_quorum(
+    ledger_id: int, seconds: float, causes: Sequence[str], limit_spent: int = 0
+) -> BookieError:
+    """A batch missed its deadline; `causes` say why, one for each bookie that did not store it.
+
+    `limit_spent` is the limit of ensemble changes a minute if it kept bookies from being replaced.
+    """
+    reason = f"no ack quorum answered within {seconds:g} s ({'; '.join(causes)})"
+    if limit_spent:
+        reason += (
+            f", and the limit of {limit_spent} ensemble changes a minute "
+            "(client.changes_per_minute_max) was spent"
+        )
+    return NotEnoughBookiesError(f"ledger {ledger_id}: {reason}")
 
 
 def not_synced(ledger_id: int, last_add_confirmed: int) -> BookieError:

@@ -106,6 +106,11 @@ class Replacements:
         is_free = not self.is_choosing and not self.lacks_spares
         return self.due != 0 and self.left > 0 and is_free
 
+    @property
+    def limit_spent(self) -> int:
+        """The limit of changes a minute, if slots that are due have to wait for it; else 0."""
+        return self._changes_max if self.due and self.left <= 0 else 0
+
     def want(self, slots: int) -> None:
         """These slots need another bookie now."""
         if self.are_allowed:

@@ -41,7 +41,8 @@ class WriterLimits:
     spare_seconds: float = 1.0
     """How long nobody is asked for newcomers after there were none."""
     changes_per_minute_max: int = 20
-    """Ensemble changes; 0 never replaces a bookie."""
+    """Ensemble changes; 0 never replaces a bookie. Each counts for a minute from its proposal. An
+    append that lacks an ack quorum waits for the limit, at most as long as its add timeout."""
 
 
 @dataclass(slots=True)

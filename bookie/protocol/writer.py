@@ -37,6 +37,9 @@ deadline or is lost. It is also due when its stream stays broken for a while: on
 others are too few for an ack quorum. While a change is under way, its slots do not count. Nothing
 from its first entry on is released meanwhile. Then the newcomers get everything from there on. What
 is below no longer waits for the old bookies. Slots that fail meanwhile are due for the next change.
+When the limit of changes a minute is spent, slots stay due. Appends go on with an ack quorum.
+Without one they wait until a change may begin again. A batch whose deadline comes first ends the
+writer.
 
 **Epochs.** Each slot has one: answers and events of another epoch count for nothing. Two answers
 are heard all the same, because they may be about the ledger: FENCED and UNAUTHORIZED.
@@ -386,8 +389,8 @@ class LedgerWriter:
 
     def _fail_without_quorum(self, batch: PendingBatch) -> list[WriterEffect]:
         causes = self.delivery.causes(batch, self.metadata.last_fragment.bookies)
-        seconds = self.limits.add_timeout_seconds
-        return self._fail(no_ack_quorum(self.metadata.ledger_id, seconds, causes))
+        seconds, limit = self.limits.add_timeout_seconds, self.replacements.limit_spent
+        return self._fail(no_ack_quorum(self.metadata.ledger_id, seconds, causes, limit))
 
     def _fail(self, error: BookieError) -> list[WriterEffect]:
         """Nothing is acknowledged from now on; what was not has an unknown outcome."""

@@ -25,9 +25,9 @@ JOINED_BYTES_MAX: Final = 512 * 1024
 """Beyond this a request travels alone: to copy it once more would cost what a message does."""
 
 _VIEW_SHARE_MIN: Final = 8
-"""A message that is at least one part in so many of what it came in is a view: it costs less than a
-copy does. A smaller one would keep alive much more than it counts for, in a budget or in the cache.
-That happens when those it came with are refused."""
+"""A message becomes a view if it has at least this share, one in 8, of the joined message. A view
+costs less than a copy. But it keeps the whole joined message in memory, and a budget or the cache
+counts only the share."""
 
 _VIEW_BYTES_MIN: Final = 16 * 1024
 """Below this, a copy costs no more."""

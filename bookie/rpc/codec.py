@@ -1,18 +1,17 @@
 """The hot messages as wire bytes: AddRequest, AddResponse, ReadRequest, ReadResponse.
 
-Built and parsed here, not by generated code, because a batch of a thousand entries is then a few
-array copies: sizes and steps are the memory of numpy arrays, the payload is a view of the message,
-and nothing runs per entry. ``proto/bookie/v1/bookie.proto`` stays the contract; in what this module
-writes, fields stand in the order of their numbers and defaults are left out, as the generated code
-does it.
+This module builds and parses them itself, because generated code would work per entry. Here a batch
+of a thousand entries is a few array copies. Sizes and steps are the memory of numpy arrays. The
+payload is a view of the message. ``proto/bookie/v1/bookie.proto`` stays the contract. As generated
+code does, this module writes fields in the order of their numbers and omits defaults.
 
-The request id comes first and the payload last. Ids of requests come from one counter per client
-process, so that one bytes object may be sent to every bookie of a write set; on one stream they
-need not rise (a batch may be sent again after later ones), and answers come in request order. What
-either side has to say at the same time goes into one message (`rpc/coalesce.py`).
+The request id comes first and the payload last. Request ids come from one counter per client
+process, so every bookie of a write set gets the same bytes object. On one stream the ids need not
+rise, because a batch may be sent again after later ones. Answers come in request order. Messages
+that wait at the same time are joined (`rpc/coalesce.py`).
 
-Parsers take fields in any order, skip unknown ones, and refuse all else that is not a message
-within the bounds of the contract with :class:`BadRequestError`; they raise nothing else.
+Parsers take fields in any order and skip unknown ones. Everything else that breaks the contract
+raises :class:`BadRequestError`, and no other error.
 """
 
 from __future__ import annotations
@@ -51,7 +50,6 @@ MESSAGE_TEXT_CHARACTERS_MAX: Final = 512
 _FIXED32: Final = np.dtype("<u4")
 _FIXED64: Final = np.dtype("<i8")  # steps; those above 2^63 show as negative and are refused
 _UINT32_MASK: Final = 0xFFFF_FFFF
-_EMPTY: Final = memoryview(b"")
 _STATUSES: Final = tuple(Status)
 
 
@@ -153,7 +151,8 @@ def parse_add_request(data: bytes | memoryview) -> tuple[int, AddCommand]:
 def _parse_lone_add(data: bytes | memoryview) -> tuple[int, AddCommand] | None:
     """What `parse_add_request` finds in a sound request of one entry; None if it is another one.
 
-    In half the time: a lone append waits for it, and a writer of many ledgers sends little else.
+    It takes half the time. Lone appends wait for it, and a writer of many ledgers sends mostly
+    such requests.
     """
     match = _LONE_ADD.match(data)
     if match is None:
@@ -371,8 +370,8 @@ def parse_read_response(data: bytes, ledger_id: int) -> ReadReply:
 def scan_read_response(data: bytes) -> tuple[int, Fields]:
     """The request id of an answer on a stream, and what `read_reply_of` makes of the rest.
 
-    In two steps, because only the request tells the ledger, and because an answer whose parts
-    contradict each other is the misfortune of its own request alone.
+    There are two steps for two reasons. Only the request tells the ledger. And an answer with
+    contradictions must fail its own request only, not the stream.
 
     Raises:
         BadRequestError: The bytes are not a message.
@@ -420,7 +419,7 @@ def _append_array(head: bytearray, tag: bytes, values: NDArray[Any], dtype: np.d
 def _parse_batch(
     fields: Fields, ledger_id: int, first_entry_id: int, steps_tag: int, sizes_tag: int
 ) -> EntryBatch | None:
-    """The entries of a message, None when it has none."""
+    """The entries of a message, or None."""
     sizes = fields.array(sizes_tag, _FIXED32)
     steps = fields.array(steps_tag, _FIXED64)
     payload = fields.view(0x7A)

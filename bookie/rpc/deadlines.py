@@ -3,9 +3,8 @@
 A timer for each call is a fifth of what a read of one entry costs its client besides gRPC. Nearly
 every one of them is cancelled.
 
-A loop may be held up by its own program, or because the process was stopped. It finds time to be
-over before it has looked at a single answer that arrived meanwhile. Whoever is due then gets a
-moment more, once.
+A program may block its event loop, or the process may be stopped. Afterwards the timer fires before
+the loop handles answers that arrived meanwhile. So calls that are due then get a moment more, once.
 """
 
 from __future__ import annotations

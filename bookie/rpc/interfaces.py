@@ -76,7 +76,7 @@ class EntryNode(Protocol):
         """`add` for a client that named no incarnation of the bookie."""
 
     def try_read(self, command: ReadCommand, /) -> ReadReply | None:
-        """What `read` returns, if nothing has to be waited for; else nothing was done."""
+        """What `read` returns, if that is known at once; else None."""
 
     async def read(self, command: ReadCommand, /) -> ReadReply:
         """Read entries, after fencing if asked to."""

@@ -1,12 +1,11 @@
 """What guards a connection: gRPC options, the cluster's instance id, credentials.
 
-Both ends take their keepalive from the same settings: a client that pings more often than its
-server allows is sent away (``GOAWAY too_many_pings``), so the server's least interval has to stay
-below every client's.
+Both ends take their keepalive from the same settings. A server disconnects a client that pings too
+often (``GOAWAY too_many_pings``). So its shortest interval must stay below every client's.
 
-The instance id travels in call metadata, once per call, and is compared in constant time: it is no
-secret, but it costs nothing to treat it like one. Ports and channels are opened here and nowhere
-else, so that credentials have one place.
+The instance id travels in the metadata of each call and is compared in constant time. It is not a
+secret, but this is free. All ports and channels are opened here, so credentials have one
+place.
 """
 
 from __future__ import annotations
@@ -37,10 +36,10 @@ Short, because a bookie that restarts is back within a second and its writers wa
 WINDOW_BYTES: Final = 4 * 1024 * 1024
 """What a peer may send of one call before it is read.
 
-Fixed: left to itself, gRPC begins with 64 KiB and measures by pings how much more is worth it,
-which on a fast network it does not find out for long. With batches of 256 entries of 1 KB this is
-worth a fifth of both ends' time. Enough for 400 MB/s over a network that takes 10 ms there and
-back; and the most that gRPC holds of a stream that the bookie does not read.
+It is fixed. By default gRPC begins with 64 KiB and grows the window by measurements, which takes
+long on a fast network. With batches of 256 entries of 1 KB a fixed window saves a fifth of both
+ends' time. This size allows 400 MB/s over a network with a round trip of 10 ms. It also bounds what
+gRPC holds of a stream that the bookie does not read.
 """
 
 _FLOW_CONTROL: Final = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", WINDOW_BYTES))
@@ -82,9 +81,9 @@ def server_options(settings: RpcSettings) -> ChannelOptions:
 def channel_options(settings: RpcSettings, connect_timeout_seconds: float) -> ChannelOptions:
     """What a client tells gRPC.
 
-    Each channel gets a connection of its own, even to the same bookie: bulk on one must not delay a
-    fence on the other. gRPC retries a call by itself only where no server can have seen it (a
-    connection that was just closed for idleness): no policy for more is ever configured.
+    Each channel gets a connection of its own, even to the same bookie. So bulk on one does not
+    delay a fence on the other. The retry policy is gRPC's default: it repeats a call only if the
+    server cannot have seen it, for example after an idle connection was closed.
     """
     first, longest = RECONNECT_BACKOFF_MS
     return [
@@ -149,7 +148,7 @@ def check_recipient(
 ) -> None:
     """Check that a call is meant for this cluster, this bookie, and this state of it.
 
-    A caller that names no bookie or no incarnation means whichever is here.
+    An empty bookie id or incarnation of the caller fits every bookie.
 
     Raises:
         WrongClusterError: The caller named no cluster, or another one.
@@ -157,25 +156,14 @@ def check_recipient(
         WrongIncarnationError: The caller means an earlier one, and may count on what is lost here.
     """
     pairs = tuple(metadata)
-    check_instance_id(pairs, instance_id)
+    cluster = named(pairs, INSTANCE_ID_METADATA_KEY)
+    if not cluster:
+        raise WrongClusterError("the caller did not say which cluster it belongs to")
+    if not hmac.compare_digest(cluster.encode(), instance_id.encode()):
+        raise WrongClusterError("this bookie belongs to another cluster than the caller")
     if named(pairs, BOOKIE_ID_METADATA_KEY) not in ("", bookie_id):
         raise WrongBookieError(f"this is bookie {bookie_id}, not the one that the caller means")
     if named(pairs, INCARNATION_METADATA_KEY) not in ("", incarnation):
         raise WrongIncarnationError(
             f"bookie {bookie_id} may have lost what it acknowledged: it has another incarnation now"
         )
-
-
-def check_instance_id(metadata: Iterable[tuple[str, str | bytes]], instance_id: str) -> None:
-    """Check that a call is meant for this cluster.
-
-    Raises:
-        WrongClusterError: The caller named no cluster, or another one.
-    """
-    for key, value in metadata:
-        if key == INSTANCE_ID_METADATA_KEY:
-            octets = value.encode() if isinstance(value, str) else value
-            if hmac.compare_digest(octets, instance_id.encode()):
-                return
-            raise WrongClusterError("this bookie belongs to another cluster than the caller")
-    raise WrongClusterError("the caller did not say which cluster it belongs to")

@@ -8,6 +8,7 @@ Requests are checked when they are parsed: a parser returns values within their 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict, fields
 from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
@@ -33,29 +34,6 @@ Ranges = tuple[NDArray[np.int64], NDArray[np.int64]]
 """First and last ids (inclusive) of ascending, disjoint ranges."""
 
 
-class LedgerRequest(NamedTuple):
-    """A request that names a ledger, with the key it may need."""
-
-    ledger_id: int
-    master_key: bytes = b""
-
-
-class WriteLacCommand(NamedTuple):
-    """An explicit LAC to store."""
-
-    ledger_id: int
-    master_key: bytes
-    lac_packet: bytes
-
-
-class EntryRange(NamedTuple):
-    """Ids to list; `last_entry_id` is MAX_ID when the request had no end."""
-
-    ledger_id: int
-    first_entry_id: int
-    last_entry_id: int
-
-
 class WatchChange(NamedTuple):
     """Ledgers to watch from now on, and no longer."""
 
@@ -66,72 +44,40 @@ class WatchChange(NamedTuple):
 # -- requests --------------------------------------------------------------------------------------
 
 
-def encode_ledger_request(kind: type[Any], ledger_id: int, master_key: bytes = b"") -> bytes:
-    """A ReadLac, Fence or (without a key) Force request."""
-    message = kind(ledger_id=ledger_id)
-    if master_key:
-        message.master_key = master_key
-    data: bytes = message.SerializeToString()
-    return data
-
-
-def parse_read_lac_request(data: bytes) -> LedgerRequest:
-    """The ledger whose LAC is asked for."""
+def parse_read_lac_request(data: bytes) -> tuple[int, bytes]:
+    """The ledger whose LAC is asked for, and the key."""
     message = _parse(pb.ReadLacRequest, data)
-    return LedgerRequest(_ledger_id(message.ledger_id), _key(message.master_key))
+    return _ledger_id(message.ledger_id), _key(message.master_key)
 
 
-def parse_fence_request(data: bytes) -> LedgerRequest:
-    """The ledger to fence."""
+def parse_fence_request(data: bytes) -> tuple[int, bytes]:
+    """The ledger to fence, and the key."""
     message = _parse(pb.FenceRequest, data)
-    return LedgerRequest(_ledger_id(message.ledger_id), _key(message.master_key))
+    return _ledger_id(message.ledger_id), _key(message.master_key)
 
 
-def parse_force_request(data: bytes) -> LedgerRequest:
+def parse_force_request(data: bytes) -> int:
     """The ledger whose accepted entries must be durable."""
-    return LedgerRequest(_ledger_id(_parse(pb.ForceRequest, data).ledger_id))
+    return _ledger_id(_parse(pb.ForceRequest, data).ledger_id)
 
 
-def encode_write_lac_request(command: WriteLacCommand) -> bytes:
-    """The wire bytes of an explicit LAC."""
-    return pb.WriteLacRequest(
-        ledger_id=command.ledger_id,
-        master_key=command.master_key,
-        lac_packet=command.lac_packet,
-    ).SerializeToString()
-
-
-def parse_write_lac_request(data: bytes) -> WriteLacCommand:
-    """The explicit LAC to store; its packet is not empty and has not been looked into."""
+def parse_write_lac_request(data: bytes) -> tuple[int, bytes, bytes]:
+    """Ledger, key and explicit LAC to store. The packet is not empty; its content is unchecked."""
     message = _parse(pb.WriteLacRequest, data)
     packet = message.lac_packet
     if not 0 < len(packet) <= LAC_PACKET_BYTES_MAX:
         raise BadRequestError(f"a last add confirmed does not have {len(packet)} bytes")
-    return WriteLacCommand(_ledger_id(message.ledger_id), _key(message.master_key), packet)
+    return _ledger_id(message.ledger_id), _key(message.master_key), packet
 
 
-def encode_entry_range(wanted: EntryRange) -> bytes:
-    """The wire bytes of a request to list entries."""
-    return pb.ListEntriesRequest(
-        ledger_id=wanted.ledger_id,
-        first_entry_id=wanted.first_entry_id,
-        last_entry_id=wanted.last_entry_id,
-    ).SerializeToString()
-
-
-def parse_list_entries_request(data: bytes) -> EntryRange:
-    """The ids to list; a last id of -1 stands for all."""
+def parse_list_entries_request(data: bytes) -> tuple[int, int, int]:
+    """Ledger, first and last id to list; a last id of -1 in the request becomes MAX_ID."""
     message = _parse(pb.ListEntriesRequest, data)
     first = message.first_entry_id
     last = MAX_ID if message.last_entry_id == NO_ENTRY else message.last_entry_id
     if not 0 <= first <= last:
         raise BadRequestError(f"entries {first} to {last} are not a range of entry ids")
-    return EntryRange(_ledger_id(message.ledger_id), first, last)
-
-
-def encode_list_ledgers_request(after_ledger_id: int) -> bytes:
-    """The wire bytes of a request to list the ledgers above `after_ledger_id`."""
-    return pb.ListLedgersRequest(after_ledger_id=after_ledger_id).SerializeToString()
+    return _ledger_id(message.ledger_id), first, last
 
 
 def parse_list_ledgers_request(data: bytes) -> int:
@@ -275,32 +221,16 @@ def parse_ledger_rows(data: bytes) -> tuple[Reply, list[LedgerRow]]:
 
 def encode_info(reply: Reply, info: Info | None) -> bytes:
     """The wire bytes of a bookie's description of itself; only an OK answer has one."""
-    message = pb.GetInfoResponse(status=_pb_status(reply.status), message=_text(reply.message))
-    if info is not None:
-        message.bookie_id = info.bookie_id
-        message.instance_id = info.instance_id
-        message.version = info.version
-        message.read_only = info.read_only
-        message.total_bytes = info.total_bytes
-        message.free_bytes = info.free_bytes
-        message.ledgers = info.ledgers
-        message.incarnation = info.incarnation
-    return message.SerializeToString()
+    described = {} if info is None else asdict(info)
+    return pb.GetInfoResponse(
+        status=_pb_status(reply.status), message=_text(reply.message), **described
+    ).SerializeToString()
 
 
 def parse_info(data: bytes) -> tuple[Reply, Info]:
     """A bookie's description of itself."""
     message = _parse(pb.GetInfoResponse, data)
-    info = Info(
-        message.bookie_id,
-        message.instance_id,
-        message.version,
-        message.read_only,
-        message.total_bytes,
-        message.free_bytes,
-        message.ledgers,
-        message.incarnation,
-    )
+    info = Info(**{field.name: getattr(message, field.name) for field in fields(Info)})
     return Reply(_status(message.status), message.message), info
 
 

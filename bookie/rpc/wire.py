@@ -1,7 +1,7 @@
 """Protobuf's wire format, as much of it as the hot messages need: varints, spans, packed arrays.
 
-A message is scanned once into two dictionaries keyed by the *tag* (field number and wire type), and
-nothing is copied: length-delimited fields stay spans of the message, packed arrays become numpy
+A message is scanned once into two dictionaries keyed by the *tag* (field number and wire type).
+Nothing is copied: length-delimited fields stay spans of the message, packed arrays become numpy
 views of it. A known field with a foreign wire type has another tag, so it is skipped like any
 unknown field, as the generated code does.
 
@@ -15,7 +15,7 @@ wire type what                   bytes
 ========= ====================== =====================================
 
 Groups (3, 4) do not exist in proto3 and are refused. A message of more than `FIELDS_MAX` fields is
-refused too: no peer of ours sends one, and skipping a million fields would hold up the event loop.
+refused too, because skipping a million fields would block the event loop.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ FIELDS_MAX = 64
 
 _VARINT_64 = 1 << 64
 _SIGN_64 = 1 << 63
+_FIXED_SIZES = {1: 8, 5: 4}
 _SMALL = [bytes((value,)) for value in range(128)]
 
 Span = tuple[int, int]
@@ -43,7 +44,7 @@ def varint(value: int) -> bytes:
     """The varint of `value` in 0 … 2**64 - 1."""
     if value < 0x80:
         return _SMALL[value]
-    # Ids and sizes of everyday: made in one go.
+    # Usual ids and sizes take the fast way.
     if value < 0x4000:
         return bytes((value & 0x7F | 0x80, value >> 7))
     if value < 0x20_0000:
@@ -59,7 +60,7 @@ def varint(value: int) -> bytes:
 def varint_value(octets: bytes) -> int:
     """The number of a whole varint, of at most nine bytes; 0 of none."""
     size = len(octets)
-    # As in `varint`: those of everyday in one go.
+    # As in `varint`: a fast way for usual sizes.
     if size == 1:
         return octets[0]
     if size == 2:
@@ -136,7 +137,7 @@ class Fields:
         return memoryview(self.data)[start:end]
 
     def array(self, tag: int, dtype: np.dtype[Any]) -> NDArray[Any] | None:
-        """A packed array as a read-only view of the message, None when it has no elements.
+        """A packed array as a read-only view of the message; None if it is empty.
 
         Raises:
             BadRequestError: The field's length is not a multiple of the element's.
@@ -160,13 +161,13 @@ class Fields:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def scan(data: bytes | memoryview, unpacked: Mapping[int, int]) -> Fields:  # noqa: PLR0912  (inlined for speed)
+def scan(data: bytes | memoryview, unpacked: Mapping[int, int]) -> Fields:  # noqa: C901, PLR0912  (inlined for speed)
     """Find the fields of a message without copying any of them.
 
     Args:
         data: The whole message.
-        unpacked: For each packed array of fixed-width integers, the tag under which a sender may
-            also write single elements, and the tag of the array they belong to.
+        unpacked: Tags of single elements, mapped to the tags of their packed arrays. Senders may
+            write fixed-width integers in both ways.
 
     Raises:
         BadRequestError: The bytes are not a protobuf message, or one of too many fields.
@@ -190,7 +191,11 @@ def scan(data: bytes | memoryview, unpacked: Mapping[int, int]) -> Fields:  # no
             wire_type = tag & 7
             if wire_type in _FIXED_SIZES:
                 end = position + _FIXED_SIZES[wire_type]
-                _note_fixed(fields, unpacked.get(tag), tag, (position, end))
+                array_tag = unpacked.get(tag)
+                if array_tag is None:
+                    numbers[tag] = int.from_bytes(data[position:end], "little")
+                else:  # one element of an array
+                    spans.setdefault(array_tag, []).append((position, end))
                 position = end
                 continue
             value = data[position]  # the number itself, or the length of what follows
@@ -238,26 +243,6 @@ def scan_numbers(data: bytes | memoryview) -> dict[int, int] | None:
     except (IndexError, BadRequestError):
         return None
     return numbers
-
-
-_FIXED_SIZES = {1: 8, 5: 4}
-
-
-def _note_span(fields: Fields, tag: int, span: Span) -> None:
-    """Note one span; elements of one array may come in several."""
-    spans = fields.spans.get(tag)
-    if spans is None:
-        fields.spans[tag] = [span]
-    else:
-        spans.append(span)
-
-
-def _note_fixed(fields: Fields, array_tag: int | None, tag: int, span: Span) -> None:
-    """Note a fixed-width number, or one element of the array of `array_tag`."""
-    if array_tag is None:
-        fields.numbers[tag] = int.from_bytes(fields.data[span[0] : span[1]], "little")
-    else:
-        _note_span(fields, array_tag, span)
 
 
 def _long_varint(data: bytes | memoryview, position: int, first: int) -> tuple[int, int]:

@@ -1,12 +1,12 @@
 """What ledgers' metadata promises, compared with what each registered bookie stores.
 
-One walk over all ledgers, in step with a listing of the ledgers on every bookie: both ascend, so
-that memory holds a page of each. A copy is looked at by its row first (`_Bookie.lacks`). What a row
-cannot show to be there is listed entry by entry, by metadata that is read once more then: the row
-may be older than the last entries, and the ledger may be deleted by now.
+It walks over all ledgers, in step with a listing of the ledgers on every bookie. Both ascend, so
+memory holds one page of each. First it looks at the row of a copy (`_Bookie.lacks`). If the row has
+too few entries, it lists the copy's entries. For that it reads the metadata once more, because the
+row may be old, or the ledger deleted meanwhile.
 
-What a row shows: entries are counted, and fewer than the bookie must have are missing. It does not
-show a hole beside an entry that the bookie need not have; a deep comparison lists every entry.
+A row only counts entries. A missing entry beside a surplus one leaves the count right; a deep
+comparison finds it, because it lists every entry.
 
 A bookie that does not answer in time, or answers with an error, makes everything unknown that only
 it can tell.
@@ -193,7 +193,7 @@ class _Comparison:
             MetadataError, FormatError: the listing of the ledgers is not complete. Ledgers whose
                 metadata cannot be read are counted in `damaged` instead.
         """
-        # Those that do not answer are waited for once, not one after the other.
+        # All bookies are asked at once, so silent ones cost one timeout together.
         async with asyncio.TaskGroup() as tasks:
             for bookie in self._bookies.values():
                 tasks.create_task(bookie.next_page())
@@ -250,7 +250,7 @@ async def check_cluster(
         answer_seconds: how long a bookie may take for each page of an answer.
 
     Raises:
-        MetadataError: the store does not answer, or holds no cluster.
+        MetadataError: the store is away, or holds no cluster.
         FormatError: something that is not a ledger stands among the ledgers.
     """
     status = await read_status(store)
@@ -324,7 +324,7 @@ def _checks_of_bookies(status: ClusterStatus, registered: Iterable[str]) -> list
 def _unless_unknown(
     name: str, count: int, found: Iterable[tuple[str, str]], silent: Iterable[str]
 ) -> HealthCheck:
-    """A check of what only bookies can tell, which is not healthy while one of them does not."""
+    """A check that needs the answers of all bookies; it fails while one is silent."""
     sentence, unknown = _by_bookie(found), ", ".join(silent)
     if unknown:
         sentence += f"; unknown on {unknown}"

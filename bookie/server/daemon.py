@@ -28,20 +28,18 @@ from bookie.cluster.cookies import CookieManager
 from bookie.cluster.instance import read_instance_id
 from bookie.cluster.labels import BookieLabels
 from bookie.cluster.ledgers import LedgerManager
-from bookie.cluster.registration import RegistrationManager
+from bookie.cluster.registration import BookieRegistration
 from bookie.config import Settings, Sources, Supervision, require_bookie_id
 from bookie.env import Failpoints, ThreadWorkers, system_environment
 from bookie.errors import BookieError, StorageFailedError
 from bookie.formats.registration import Endpoint
-from bookie.metadata.connect import open_store
-from bookie.metadata.security import security_of
 from bookie.metadata.store import MetadataStore
 from bookie.metadata.uri import require_shared
 from bookie.node.start import StartedBookie, start_bookie
 from bookie.rpc.server.grpc_server import hold_port
 from bookie.server.descriptors import require_descriptors, watch_descriptors
 from bookie.server.http import Administration, serve_http
-from bookie.server.live_settings import LiveSettings, fetch_cluster_settings
+from bookie.server.live_settings import LiveSettings, fetch_cluster_settings, open_configured
 from bookie.server.readiness import Part, Readiness
 from bookie.server.registration_updater import (
     RegistrationUpdater,
@@ -55,7 +53,7 @@ from bookie.server.watchdog import beat, observe_loop_lag
 from bookie.telemetry import Metrics, configure_logging, event_log, set_log_level
 
 EXIT_DISK_FAILED = 74
-"""EX_IOERR of sysexits.h: the engine could not write or sync; start again, do not retry inside."""
+"""EX_IOERR of sysexits.h: the engine could not write or sync. Only a new process may go on."""
 
 _WILDCARDS = ("0.0.0.0", "::", "")  # noqa: S104  (compared with, never bound)
 
@@ -78,7 +76,7 @@ async def run_daemon(sources: Sources, supervision: Supervision, failpoints: str
         CannotStartError: an address is taken, or a directory cannot be used now.
         IdentityError: the directories or the id belong to another bookie.
         SessionGivenUpError: the metadata store was away for longer than the policy allows.
-        BookieError: the metadata store does not answer or holds no cluster; a newer format.
+        BookieError: the metadata store is away or holds no cluster; a format is newer.
     """
     first = sources.first_settings()
     require_bookie_id(first)
@@ -128,11 +126,7 @@ async def _run(
         ) as http_port,
         hold_port(settings.listen.host, settings.listen.port, settings.rpc) as held,
         _beside([*_signs_of_life(metrics, manager, supervision), watch_descriptors(readiness)]),
-        open_store(
-            settings.metadata.uri,
-            session_timeout_seconds=settings.metadata.session_timeout_seconds,
-            security=security_of(settings.metadata),
-        ) as store,
+        open_configured(settings) as store,
         _beside([obey_session_policy(store, settings.session)]),
         ThreadWorkers(settings.storage.read_threads) as workers,
     ):
@@ -162,7 +156,7 @@ async def _run(
             )
             registration = await updater.registration()
             async with (
-                RegistrationManager(store).register(registration) as registered,
+                BookieRegistration(store, registration) as registered,
                 _beside([keep_registered(updater, registered, metrics, readiness)]),
                 _beside(_followers(store, live, started, updater)),
             ):
@@ -212,7 +206,7 @@ def _followers(
 
 
 async def _until_stopped(stop_requested: asyncio.Event, started: StartedBookie) -> None:
-    """Wait for the request to stop; a cancellation is the work of something that failed."""
+    """Wait for the request to stop. A cancellation means that another part failed."""
     try:
         await stop_requested.wait()
     except asyncio.CancelledError:
@@ -276,6 +270,6 @@ def _note(error: BaseException) -> None:
 
 
 def _die(error: BookieError) -> NoReturn:
-    """End the process now: no handler, no flush of anything but the log."""
+    """End the process now, without handlers or flushes. Only the log is written."""
     _log.error("disk_failed", error, exit_status=EXIT_DISK_FAILED)
     os._exit(EXIT_DISK_FAILED)

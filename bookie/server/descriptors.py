@@ -1,7 +1,7 @@
 """File descriptors: how many a bookie needs, how many it has, and whether they run out.
 
-Without a free descriptor no connection is accepted, and no journal file can follow a full one,
-which ends the process. A bookie therefore says that it is not ready while some are still free.
+A bookie that is out of descriptors accepts no connections. It also cannot create the next journal
+file, which ends the process. So it reports that it is not ready while some are still free.
 """
 
 from __future__ import annotations

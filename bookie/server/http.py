@@ -89,13 +89,13 @@ class Reclaiming(Protocol):
         """Make a round now; BadRequestError if it cannot be forced."""
 
     async def confirm_store(self) -> None:
-        """Believe the metadata store as it is now; BookieError says why that cannot be."""
+        """Trust the metadata store as it is now; BookieError says why that fails."""
 
     async def keep(self, ledger_ids: Iterable[int] = ()) -> int:
         """Have absent ledgers, these or all, wait for a whole grace again; how many did."""
 
     def suspend(self, *, suspended: bool) -> None:
-        """Make no rounds and no compactions, or make them again."""
+        """Suspend rounds and compactions, or continue them."""
 
     def compact(self) -> None:
         """Compact every file that holds anything dead."""
@@ -208,7 +208,7 @@ async def _wanted(
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError):
         wanted = None
     for value in allowed:
-        # Not by equality: 1 is not true.
+        # The type counts too: 1 == True in Python.
         if type(wanted) is type(value) and wanted == value:
             return value
     bodies = " or ".join(json.dumps({key: value}) for value in allowed)

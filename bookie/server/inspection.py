@@ -1,7 +1,7 @@
 """What stands in a stopped bookie's directories, read without changing anything.
 
-For an operator who wants to know what a file holds, where it ends and why. Nothing here repairs,
-and nothing decides whether an end is torn or corrupt: only a boot does, with all the witnesses.
+For an operator who wants to know what a file holds, where it ends and why. This module repairs
+nothing. Only a start decides whether an end is torn or corrupt, because it sees all files.
 """
 
 from __future__ import annotations

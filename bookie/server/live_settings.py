@@ -10,6 +10,7 @@ is an error.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 
 from bookie.cluster.cluster_settings import ClusterSettings
 from bookie.config import Settings, Sources
@@ -18,11 +19,25 @@ from bookie.config.section import Section, is_dynamic
 from bookie.errors import ConfigurationError
 from bookie.metadata.connect import open_store
 from bookie.metadata.security import security_of
+from bookie.metadata.store import MetadataStore
 from bookie.telemetry import event_log
 
 _LEVELS = ("debug", "info", "warning", "error")
 
 _log = event_log(__name__)
+
+
+def open_configured(settings: Settings) -> AbstractAsyncContextManager[MetadataStore]:
+    """The store that `[metadata]` names, with its session timeout, TLS and credentials.
+
+    Raises:
+        ConfigurationError: the URI or the credentials are wrong.
+    """
+    return open_store(
+        settings.metadata.uri,
+        session_timeout_seconds=settings.metadata.session_timeout_seconds,
+        security=security_of(settings.metadata),
+    )
 
 
 async def fetch_cluster_settings(settings: Settings) -> dict[str, str]:
@@ -33,11 +48,7 @@ async def fetch_cluster_settings(settings: Settings) -> dict[str, str]:
         MetadataUnavailableError: the store does not answer.
         FormatError: a cluster setting is no text.
     """
-    async with open_store(
-        settings.metadata.uri,
-        session_timeout_seconds=settings.metadata.session_timeout_seconds,
-        security=security_of(settings.metadata),
-    ) as store:
+    async with open_configured(settings) as store:
         return await ClusterSettings(store).read_known()
 
 

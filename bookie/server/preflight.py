@@ -148,7 +148,7 @@ def _check_file_system(name: str, path: Path) -> Fact:
     if kind in _VOLATILE_FILE_SYSTEMS:
         return Fact(label, Severity.WARN, found, "its content is lost at a restart", numbers)
     if kind in _NETWORK_FILE_SYSTEMS:
-        return Fact(label, Severity.WARN, found, "use a local disk: locks and syncs lie", numbers)
+        return Fact(label, Severity.WARN, found, "use a local disk: locks, syncs may fail", numbers)
     return Fact(label, Severity.OK, found, numbers=numbers)
 
 

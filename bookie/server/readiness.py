@@ -33,7 +33,7 @@ class Readiness:
         self._obstacles[part] = reason
 
     def clear(self, part: Part) -> None:
-        """Take the obstacle of one part back; nothing happens when it holds none."""
+        """Remove the obstacle of one part, if it has one."""
         self._obstacles.pop(part, None)
 
     def remark(self, text: str) -> None:

@@ -28,7 +28,7 @@ class RebuiltIndex:
 
     index_dir: str
     old_index: str | None
-    """Where the index that stood there is kept; None if there was none."""
+    """Where the index that stood there is kept; None if the index was missing."""
     files: int
     size_bytes: int
     """Of the files."""
@@ -46,14 +46,13 @@ def size_of_files(settings: StorageSettings) -> int:
 
 
 def rebuild_index(settings: StorageSettings, advance: Callable[[int], None]) -> RebuiltIndex:
-    """Set the index aside and make it again; blocking. `advance` hears the bytes that were read.
+    """Set the index aside and make it again; blocking. `advance` gets the number of bytes read.
 
     The bookie's next start finds that its integrity has to be checked. It renews its incarnation
     and puts every ledger that names it in limbo.
 
     Raises:
-        ConfigurationError: there are no such directories, no cookies or no files in them; a device
-            is full.
+        ConfigurationError: directories, cookies or files are missing, or a device is full.
         CookieError: the two directories belong to two bookies.
         DirectoryLockedError: the bookie runs.
         FormatError: a newer version wrote a file, or a file is not the one that its name says.
@@ -99,7 +98,7 @@ def _identity(journal_dir: Path, ledgers_dir: Path) -> Identity:
     if cookies[0].differences(cookies[1]):
         raise CookieError(
             f"{journal_dir} belongs to bookie {cookies[0].bookie_id!r} and {ledgers_dir} to "
-            f"{cookies[1].bookie_id!r}, or to another life of it"
+            f"{cookies[1].bookie_id!r}, or to another incarnation of it"
         )
     return Identity(cookies[0].bookie_id, cookies[0].instance_id, stamped_before=True)
 

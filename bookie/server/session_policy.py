@@ -16,8 +16,8 @@ from typing import NoReturn
 from bookie.config.sections import SessionSettings
 from bookie.env import boot_time_seconds
 from bookie.errors import SessionGivenUpError
-from bookie.metadata.store import MetadataStore, SessionEvent
-from bookie.protocol.session import SessionPolicy
+from bookie.metadata.store import MetadataStore
+from bookie.protocol.session import SessionEvent, SessionPolicy
 from bookie.telemetry import event_log
 
 _log = event_log(__name__)

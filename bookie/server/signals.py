@@ -14,8 +14,8 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 async def until_signal() -> AsyncIterator[asyncio.Event]:
     """An event that is set by the first SIGTERM or SIGINT within the block.
 
-    The second one gets its default effect again: it ends the process (SIGINT by KeyboardInterrupt),
-    for someone who does not want to wait for an orderly stop.
+    A second signal has its default effect: it ends the process without an orderly stop (SIGINT by
+    KeyboardInterrupt).
     """
     loop = asyncio.get_running_loop()
     requested = asyncio.Event()

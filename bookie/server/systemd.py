@@ -23,10 +23,6 @@ class ServiceManager:
         """The bookie takes traffic; `status` is shown by ``systemctl status``."""
         self._send(f"READY=1\nSTATUS={status}")
 
-    def status(self, status: str) -> None:
-        """Change the line that ``systemctl status`` shows."""
-        self._send(f"STATUS={status}")
-
     def stopping(self) -> None:
         """The bookie has begun to stop."""
         self._send("STOPPING=1\nSTATUS=stopping")
@@ -42,6 +38,4 @@ class ServiceManager:
             try:
                 sender.sendto(message.encode(), self._address)
             except OSError:
-                # A manager that does not listen must not stop a bookie; a lost sign of life is
-                # repeated, and the manager's own timeouts speak for the rest.
-                return
+                return  # a deaf manager must not stop a bookie; its own timeouts apply

@@ -1,11 +1,11 @@
-"""The decision about one add, fence or LAC: one synchronous section that reads memory only.
+"""The decision about one add, fence or LAC, in one synchronous section that reads memory only.
 
-Fenced, read-only, key; then the write cache (readable from now on), then the journal queue:
-nothing else runs between these steps, because nothing awaits. Fences ride the same queue as adds,
-so a fence is in the journal after every add that was accepted before it.
+It checks deletion, key, fence and read-only mode. Then the batch enters the memtable, where it is
+readable, and the journal's queue. There is no await between these steps. Fences use the queue of
+adds, so a fence is in the journal after every add that was accepted before it.
 
-Source: rules R1 to R4 of bookie-local linearization: an add that was accepted before a fence may
-still be acknowledged, because every later fencing read sees it; a duplicate of equal bytes is
+Source: rules R1 to R4 of bookie-local linearization. An add that was accepted before a fence may
+still be acknowledged, because every later fencing read sees it. A duplicate of equal bytes is
 acknowledged once the first copy is durable.
 """
 
@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from bookie.env import Failpoints, Outcome
 from bookie.errors import BookieError, DiskFullError
-from bookie.formats.batch import EntryBatch
-from bookie.formats.commands import Reply
+from bookie.formats.commands import AddCommand, Reply
 from bookie.formats.records import (
     encode_deleted,
     encode_entries_head,
@@ -44,7 +44,7 @@ READ_ONLY = Reply(Status.READ_ONLY, "the bookie takes no new entries")
 
 @dataclass(slots=True)
 class Admission:
-    """What the sections need of the engine; its fields change as the engine lives."""
+    """The synchronous sections, and what they need of the engine."""
 
     submit: Callable[[JournalRequest], None]
     submit_with_next: Callable[[JournalRequest], None]
@@ -54,13 +54,13 @@ class Admission:
     mark_dirty: Callable[[LocalLedger], None] = field(init=False)
     """Set by the checkpointer, which takes the memtable and the changed ledgers into the index."""
     journal_file: int = -1
-    """The file that blocks go to, as far as the event loop knows: the thread may be one ahead."""
+    """The file of new blocks, as far as the event loop knows; the thread may be one ahead."""
     read_only_reasons: set[str] = field(default_factory=set)
     """Why new entries are refused; empty when they are not."""
     limbo: LimboCount = field(default_factory=LimboCount)
 
     def refusal(self, state: LocalLedger, key: bytes, *, recovery: bool) -> Reply | None:
-        """Why an add is refused before its bytes are looked at, or None."""
+        """Why an add is refused, without a look at its bytes; None if it is accepted."""
         if state.deleted_at_ms is not None:
             return DELETED
         if not state.accepts_key(key):
@@ -72,33 +72,24 @@ class Admission:
                 return READ_ONLY
         return None
 
-    def add(
-        self,
-        state: LocalLedger,
-        batch: EntryBatch,
-        payload_crc32c: int,
-        key: bytes,
-        *,
-        max_lac: int,
-        recovery: bool,
-        deferred_sync: bool,
-        lac_packet: bytes,
-    ) -> Waiter:
-        """Accept `batch`; it is readable when this returns, durable when the waiter says OK.
+    def add(self, state: LocalLedger, command: AddCommand, max_lac: int) -> Waiter:
+        """Accept the command's batch; it is readable now, and durable when the waiter says OK.
 
-        The caller has found no refusal, and no other bytes under these ids, in the same section.
+        In the same section the caller has checked `refusal` and compared stored bytes.
         """
+        batch, lac_packet, recovery = command.batch, command.lac_packet, command.recovery
+        assert batch is not None
         if batch.first_entry_id <= state.last_entry_id:
             state.comparisons += 1
         run = Run(batch)
-        request = self._request(state, key)
-        head = encode_entries_head(batch, payload_crc32c, recovery)
+        request = self._request(state, command.master_key)
+        head = encode_entries_head(batch, command.payload_crc32c, recovery)
         payload_delta = request.size_bytes + len(head)
         self._put(request, head, batch.payload)
         if lac_packet:
             self._put(request, encode_lac(state.ledger_id, lac_packet))
             state.take_lac(lac_packet)
-        request.synced = recovery or not deferred_sync
+        request.synced = recovery or not command.deferred_sync
         request.essential = recovery
         runs = self.memtable.append(state.ledger_id, run)
         state.saw_entries(run.first, run.last)
@@ -114,7 +105,7 @@ class Admission:
         request = self._request(state, key)
         self._put(request, encode_lac(state.ledger_id, packet))
         request.synced = False
-        request.complete = _Introduced(state)
+        request.complete = partial(_introduced, state)
         state.take_lac(packet)
         self.mark_dirty(state)
         self.submit_with_next(request)
@@ -124,15 +115,30 @@ class Admission:
         if state.fenced and state.fence_durable:
             return Waiter.of(OK)
         waiter: Waiter = Outcome()
+
+        def fenced_before(done: JournalRequest) -> None:
+            error = done.error
+            if error is None and not state.fence_durable:
+                error = DiskFullError("the journal had no room for the fence")
+            _resolve(waiter, error)
+
+        def fence_done(done: JournalRequest) -> None:
+            state.fence_queued = False
+            if done.error is None:
+                _introduced(state, done)
+                state.fence_durable = True
+                self.failpoints.hit("fence.before_ack")
+            _resolve(waiter, done.error)
+
         if state.fence_queued:
-            # The record is in the queue before us: what became of it is known when we are done.
-            self.submit(JournalRequest(RequestKind.FORCE, _FencedBefore(state, waiter)))
+            # An earlier record is in the queue. Its outcome is known when this request is done.
+            self.submit(JournalRequest(RequestKind.FORCE, fenced_before))
             return waiter
         request = self._request(state, key, essential=True)
         self._put(request, encode_fence(state.ledger_id, state.key_digest or b""))
         state.fenced = state.fence_queued = True
         self.mark_dirty(state)
-        request.complete = _FenceDone(state, waiter, self.failpoints)
+        request.complete = fence_done
         self.submit(request)
         return waiter
 
@@ -179,8 +185,7 @@ class Admission:
     ) -> JournalRequest:
         """A request for the ledger, which begins with its key unless the file has that.
 
-        Each file has the keys of the ledgers in it: the others may be gone when an index is made
-        again from files.
+        Each file has the keys of its ledgers: other files may be gone when the index is rebuilt.
         """
         request = JournalRequest(RequestKind.APPEND, _ignore, essential=essential)
         state.exists = True
@@ -193,12 +198,12 @@ class Admission:
         return request
 
     def introduce(self, state: LocalLedger) -> None:
-        """Have the ledger's key in the file that blocks go to now, with the next of them."""
+        """Write the ledger's key into the current journal file, with the next block."""
         state.introduced_in = 0
         request = self._request(state, None)
         if request.introduces:
             request.synced = False
-            request.complete = _Introduced(state)
+            request.complete = partial(_introduced, state)
             self.submit_with_next(request)
 
     def _put(self, request: JournalRequest, head: bytes, *rest: bytes | memoryview) -> None:
@@ -207,31 +212,21 @@ class Admission:
         request.records += 1
 
 
+@dataclass(slots=True, eq=False)
 class _AddDone:
-    """Completes one add: the run learns where it is, the waiter hears the outcome."""
+    """Completes one add: the run learns where it is, the waiter gets the outcome."""
 
-    __slots__ = ("admission", "delta", "run", "runs", "state", "waiter")
-
-    def __init__(
-        self,
-        runs: LedgerRuns,
-        run: Run,
-        delta: int,
-        waiter: Waiter,
-        admission: Admission,
-        state: LocalLedger,
-    ) -> None:
-        self.runs = runs
-        self.run = run
-        self.delta = delta
-        self.waiter = waiter
-        self.admission = admission
-        self.state = state
+    runs: LedgerRuns
+    run: Run
+    delta: int
+    waiter: Waiter
+    admission: Admission
+    state: LocalLedger
 
     def __call__(self, request: JournalRequest) -> None:
         if request.error is not None:
             self.runs.refused(self.run)
-            # An add that found these bytes stored, and waits for them, has to look again.
+            # An add that waits for these stored bytes has to compare again.
             self.state.comparisons += 1
         else:
             state = self.state
@@ -239,61 +234,14 @@ class _AddDone:
                 state.introduced_in = request.file_number
             self.runs.written(self.run, request.file_number, request.offset + self.delta)
             if 0 < state.introduced_in < request.file_number:
-                # It was accepted before the file began, and is in it without its ledger's key.
+                # It was accepted before the file began, so the file lacks its ledger's key.
                 self.admission.introduce(state)
             self.admission.failpoints.hit("add.before_ack")
         _resolve(self.waiter, request.error)
 
 
-class _FenceDone:
-    """Completes one fence."""
-
-    __slots__ = ("failpoints", "state", "waiter")
-
-    def __init__(self, state: LocalLedger, waiter: Waiter, failpoints: Failpoints) -> None:
-        self.state = state
-        self.waiter = waiter
-        self.failpoints = failpoints
-
-    def __call__(self, request: JournalRequest) -> None:
-        self.state.fence_queued = False
-        if request.error is None:
-            _introduced(self.state, request)
-            self.state.fence_durable = True
-            self.failpoints.hit("fence.before_ack")
-        _resolve(self.waiter, request.error)
-
-
-class _FencedBefore:
-    """Completes a fence that found another one in the queue, with what became of that one."""
-
-    __slots__ = ("state", "waiter")
-
-    def __init__(self, state: LocalLedger, waiter: Waiter) -> None:
-        self.state = state
-        self.waiter = waiter
-
-    def __call__(self, request: JournalRequest) -> None:
-        error = request.error
-        if error is None and not self.state.fence_durable:
-            error = DiskFullError("the journal had no room for the fence")
-        _resolve(self.waiter, error)
-
-
-class _Introduced:
-    """Completes an explicit LAC or a ledger's key; no request waits for these."""
-
-    __slots__ = ("state",)
-
-    def __init__(self, state: LocalLedger) -> None:
-        self.state = state
-
-    def __call__(self, request: JournalRequest) -> None:
-        _introduced(self.state, request)
-
-
 def _introduced(state: LocalLedger, request: JournalRequest) -> None:
-    """The file has the ledger's key, if this request brought it and was not refused."""
+    """Note that the file has the ledger's key, if this request wrote it."""
     if request.introduces and request.error is None:
         state.introduced_in = request.file_number
 

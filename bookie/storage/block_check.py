@@ -1,10 +1,10 @@
-"""Reading the entries of a ledger without digests: the bookie alone can find flipped bits in them.
+"""Checks for ledgers without digests: only the bookie can find flipped bits in their entries.
 
-The digest of an entry is checked by clients, and a bookie does not know which type a ledger has. It
-finds out when it first reads from the ledger: by a CRC in an entry, or by the lengths that entries
-state, which leave room for a digest or do not. An entry of a ledger without digests is returned
-only if the CRC of its block holds, or else that of its record. A ledger of which nothing is known
-yet counts as one without digests. Used by read threads; what is known is for all.
+Clients check the digests of entries, and a bookie does not know a ledger's digest type. It finds
+out at the first read: by a valid CRC in an entry, or by the sizes and stated lengths of entries. An
+entry of a ledger without digests is returned only if the CRC of its block or of its record is
+right. Until the type is known, a ledger counts as one without digests. Read threads share this
+knowledge.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from bookie.storage.files import read_header
 from bookie.storage.window import Buffer
 
 LEDGERS_MAX = 100_000
-"""Ledgers that are remembered."""
+"""Ledgers whose digest sizes are remembered."""
 
 SEARCH_BYTES = 64 * 1024
-"""What one step reads of a file that is searched for the begin of a block."""
+"""Bytes that one step of the search for a block's begin reads."""
 
 _CRC_BYTES = 4
 _HMAC_BYTES = 20
@@ -56,7 +56,7 @@ class DigestSizes:
         return bool(size)
 
     def known(self, ledger_id: int) -> int | None:
-        """The size of the ledger's digests; None before it was looked at with success."""
+        """The size of the ledger's digests, if known."""
         return self._sizes.get(ledger_id)
 
     def learn(self, ledger_id: int, size: int) -> None:
@@ -66,7 +66,7 @@ class DigestSizes:
         self._sizes[ledger_id] = size
 
     def forget(self, ledger_ids: Iterable[int]) -> None:
-        """These ledgers are gone; new ones with their ids may have other digests."""
+        """Forget these ledgers; new ones with their ids may have other digests."""
         for ledger_id in ledger_ids:
             self._sizes.pop(ledger_id, None)
 
@@ -75,7 +75,7 @@ def _has_crc(packet: Buffer) -> bool:
     """Whether the packet has a digest of type CRC-32C or CRC-32 that is right."""
     view = memoryview(packet)
     if len(view) < PACKET_HEADER_SIZE_BYTES + _CRC_BYTES:
-        # The checksum of nothing is 0, and so is the number that no bytes stand for.
+        # There is no room for a digest; an empty one would count as 0.
         return False
     head, at = view[:PACKET_HEADER_SIZE_BYTES], PACKET_HEADER_SIZE_BYTES
     if int.from_bytes(view[at : at + 4], "big") == crc32c(view[at + 4 :], crc32c(head)):
@@ -94,7 +94,7 @@ class BlockCheck:
         self._start = self._end = 0
         """The body of the block that was read last."""
         self._sound: list[tuple[int, int]] = []
-        """Parts of that body whose bytes are right."""
+        """Parts of that body with correct bytes."""
 
     def is_sound(self, file: File, offset: int, size: int) -> bool:
         """Whether the bytes are what the bookie once wrote there.
@@ -111,7 +111,7 @@ class BlockCheck:
             stop = min(end, self._end)
             if not any(low <= offset and stop <= high for low, high in self._sound):
                 return False
-            # The packets of one read may be in several blocks, with a header between them.
+            # One read may cover several blocks, with a header between them.
             offset = stop
         return True
 
@@ -142,7 +142,7 @@ class BlockCheck:
         return False
 
     def _look_through(self, body: memoryview, count: int, *, is_whole: bool) -> None:
-        """Find the records that are sound in a damaged body, and the ledger's digests in another.
+        """In a damaged body find the sound records; in a sound one the size of the digests.
 
         A record whose head is damaged ends the search.
         """
@@ -178,12 +178,12 @@ def _candidates(file: File, offset: int, alignment: int) -> Iterator[int]:
             if (start + at) % alignment == 0:
                 yield start + at
             at = data.rfind(BLOCK_MAGIC, 0, at + len(BLOCK_MAGIC) - 1)
-        # The piece before ends with the first magic number that may begin here.
+        # The next piece ends with the first magic number that may begin here.
         stop = start
 
 
 def _digest_size(before: EntryBatch | None, batch: EntryBatch) -> int | None:
-    """By the length that an entry states beyond that of its predecessor; None if that tells not."""
+    """The digest's size from the lengths of two neighbouring entries; None if unknown."""
     ids, (_, _, _, lengths) = batch.entry_ids(), headers_of(batch)
     sizes = batch.sizes.astype(np.int64)
     if before is not None:

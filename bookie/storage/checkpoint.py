@@ -1,17 +1,18 @@
-"""The checkpoint: what is accepted since the last one moves from memory into the index.
+"""The checkpoint: it moves what was accepted since the last one from memory into the index.
 
-Its lines are the order, and nothing else moves the mark:
+The order of steps; only they move the mark:
 
-1. in one synchronous section the memtable is swapped and a barrier is queued behind everything
-   that was accepted into the old memtable;
-2. the barrier's block is synced; the mark is its end;
-3. the rows of changed ledgers are taken now: ahead of the mark is harmless, behind would lose;
-4. one index transaction writes slots, rows, file statistics and the mark;
-5. the old memtable goes; readers that hold it may finish;
-6. files below the mark without a live byte are set aside, and removed little by little (`removal`).
+1. In one synchronous section the memtable is swapped, and a barrier is queued behind everything
+   that the old one accepted.
+2. The barrier's block is synced; the mark is its end.
+3. The rows of changed ledgers are taken now. A row ahead of the mark is harmless; one behind it
+   would lose data.
+4. One index transaction writes slots, rows, file statistics and the mark.
+5. The old memtable is dropped; readers that hold it may finish.
+6. Files below the mark without a live byte are renamed, and removed in steps (`removal`).
 
-When the device is full at step 4 nothing has happened: the memtable is kept, the same step is
-tried again later, and the bookie takes no new entries meanwhile.
+If the device is full at step 4, the transaction changes nothing and the memtable is kept. The step
+is tried again later. Meanwhile the bookie refuses new entries.
 """
 
 from __future__ import annotations
@@ -19,38 +20,29 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import ParamSpec
+from functools import partial
 
 from bookie.env import Environment
-from bookie.errors import CorruptionError, DiskFullError, StorageFailedError
-from bookie.formats.blocks import FileKind
+from bookie.errors import CorruptionError, DiskFullError
 from bookie.formats.index_rows import LedgerIndexRow, Mark
 from bookie.storage.admission import Admission
-from bookie.storage.files import FileTable
-from bookie.storage.index.entry_index import (
-    CheckpointChange,
-    CommitResult,
-    Index,
-    LedgerChange,
-    SealedFile,
-)
+from bookie.storage.files import FileTable, SealedFile
+from bookie.storage.index.entry_index import CheckpointChange, CommitResult, Index, LedgerChange
 from bookie.storage.index.relocation import Relocation
-from bookie.storage.journal.group_commit import JournalRequest, RequestKind, RolledFile
+from bookie.storage.journal.group_commit import JournalRequest, RequestKind
 from bookie.storage.ledger_state import LocalLedger
 from bookie.storage.memtable import Memtable
 from bookie.storage.removal import Removal
 from bookie.telemetry import Metrics
 
-P = ParamSpec("P")
-
 RELOCATED_ENTRIES = 2048
-"""Entries that follow into a log in one transaction, which keeps the interpreter busy."""
+"""Entries that one transaction moves to a log; it keeps the interpreter busy."""
 
 MEMTABLES_FULL = 2
-"""So many times the entries that make a checkpoint due may come while one is under way."""
+"""Adds wait once a memtable has this many times `entries_due` and a checkpoint is under way."""
 
 PAUSE_SECONDS_MAX = 0.1
-"""The longest pause between two such transactions; it is as long as the last one took."""
+"""The longest pause between two such transactions; it lasts as long as the last one did."""
 
 
 @dataclass(slots=True)
@@ -96,7 +88,7 @@ class Checkpointer:
         self._lock = asyncio.Lock()
         self._entries_max = MEMTABLES_FULL * entries_due
         self.moved = asyncio.Event()
-        """Set when the older memtable is in the index, or has to stay for want of room."""
+        """Set when the older memtable is in the index, or must stay because the device is full."""
         self.more_to_do = bool(dead_files)
         """Whether another checkpoint has work even without new entries."""
 
@@ -112,7 +104,7 @@ class Checkpointer:
 
     def dirty_states(self) -> list[LocalLedger]:
         """The states that the index does not have yet, newest last."""
-        # Compaction asks from a thread, and a checkpoint may end between two looks at the field.
+        # Compaction calls this from a thread; a checkpoint may end meanwhile.
         immutable = self._immutable
         older = immutable.dirty if immutable is not None else {}
         return list({**older, **self._dirty}.values())
@@ -134,7 +126,7 @@ class Checkpointer:
 
     @property
     def has_dead_files(self) -> bool:
-        """Whether a boot found files without a live byte that no checkpoint has unlinked yet."""
+        """Whether the start found files without a live byte that are still there."""
         return bool(self._dead)
 
     def memtables(self) -> tuple[Memtable, ...]:
@@ -143,9 +135,9 @@ class Checkpointer:
             return (self._admission.memtable,)
         return (self._immutable.memtable, self._admission.memtable)
 
-    def rolled(self, file: RolledFile) -> None:
+    def sealed(self, file: SealedFile) -> None:
         """A journal file took its last block."""
-        self._sealed.append(SealedFile(file.number, FileKind.JOURNAL, file.end_offset))
+        self._sealed.append(file)
 
     async def run(self) -> None:
         """Make one checkpoint; concurrent callers queue up.
@@ -153,9 +145,9 @@ class Checkpointer:
         If it is cancelled, the next run goes on with the same memtable.
 
         Raises:
-            DiskFullError: the index has no room; nothing was lost, and the next run tries again.
+            DiskFullError: the index has no room; nothing was lost. The next run tries again.
             CorruptionError: a page that had to be changed is damaged; nothing was changed.
-            StorageFailedError: the device failed; the process must end.
+            OSError: the device failed; the process must end.
         """
         async with self._lock:
             await self._run({})
@@ -179,7 +171,8 @@ class Checkpointer:
         newest = self._admission.journal_file
         self._env.failpoints.hit("checkpoint.before_commit")
         removed = list(self._removed)
-        committed = await self._in_index(self._commit, immutable, mark, rows, removed, meta, newest)
+        commit = partial(self._commit, immutable, mark, rows, removed, meta, newest)
+        committed = await self._in_index(commit)
         self._env.failpoints.hit("checkpoint.after_commit")
         self._index.cached_pages.forget([*immutable.dirty, *committed.thinned])
         self._immutable = None
@@ -199,8 +192,8 @@ class Checkpointer:
         """
         async with self._lock:
             removed = list(self._removed)
-            committed = await self._in_index(self._commit_deletions, removed)
-            # A read that began before the deletion may have brought some back.
+            committed = await self._in_index(partial(self._commit_deletions, removed))
+            # A read that began before the deletion may have cached some again.
             self._index.cached_pages.forget(committed.thinned)
             del self._removed[: len(removed)]
             await self._remove_dead(committed, "checkpoint.before_unlink")
@@ -210,27 +203,26 @@ class Checkpointer:
         mark = self._index.mark()
         if mark is None:
             raise CorruptionError("the index has lost its mark")
-        with self._metrics.index_commit_seconds.time():
-            return self._index.commit(CheckpointChange(mark, removed_files=removed))
+        return self._index.commit(CheckpointChange(mark, removed_files=removed))
 
-    async def _in_index(
-        self, commit: Callable[P, CommitResult], *args: P.args, **kwargs: P.kwargs
-    ) -> CommitResult:
+    async def _in_index(self, commit: Callable[[], CommitResult]) -> CommitResult:
         """Commit in the index thread; a full device gives up its reserve for the next attempt."""
         try:
-            return await self._env.workers.run("index", commit, *args, **kwargs)
+            return await self._env.workers.run("index", self._timed, commit)
         except DiskFullError:
             self._release_reserve()
             raise
-        except OSError as error:
-            raise StorageFailedError(f"the index failed: {error}") from error
+
+    def _timed(self, commit: Callable[[], CommitResult]) -> CommitResult:
+        with self._metrics.index_commit_seconds.time():
+            return commit()
 
     def _swap(self) -> _Immutable:
         """Step 1. From here on new adds go to a new memtable."""
         passed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def complete(request: JournalRequest) -> None:
-            # Here and not where the barrier is awaited: that task may be cancelled.
+            # Here, because the task that awaits the barrier may be cancelled.
             immutable.sealed, self._sealed = self._sealed, []
             passed.set_result(None)
 
@@ -244,7 +236,7 @@ class Checkpointer:
         return immutable
 
     async def _mark_of(self, immutable: _Immutable) -> Mark:
-        """Step 2. The mark of the memtable's own barrier, however often it is waited for."""
+        """Step 2. The mark of the memtable's own barrier; may be awaited repeatedly."""
         await asyncio.wait([immutable.passed])
         if immutable.barrier.error is not None:
             raise immutable.barrier.error
@@ -274,16 +266,15 @@ class Checkpointer:
             meta=meta,
             newest_journal=newest_journal,
         )
-        with self._metrics.index_commit_seconds.time():
-            return self._index.commit(change)
+        return self._index.commit(change)
 
     async def relocate(self, change: Relocation) -> None:
-        """Have the index follow entries into a new log, then remove what is dead by that.
+        """Point the index to a new log, then remove files that are dead now.
 
-        It runs between two checkpoints, never beside one: both change the same pages. Many entries
-        follow in several transactions with pauses. After an interruption the rest stay where they
-        were. Raises like `run`. If the device is full before the first transaction, nothing has
-        happened and the log is removed.
+        It runs between two checkpoints, never beside one, because both change the same pages. Many
+        entries take several transactions, with pauses. After an interruption the rest stay where
+        they were. Raises like `run`. If the device is full at the first transaction, the log is
+        removed.
         """
         clock = self._env.clock.monotonic
         async with self._lock:
@@ -303,22 +294,17 @@ class Checkpointer:
         run, failpoints = self._env.workers.run, self._env.failpoints
         failpoints.hit("compaction.before_commit")
         try:
-            committed = await run("index", self._commit_relocation, part, is_last)
+            commit = partial(self._index.relocate, part, is_last=is_last)
+            committed = await run("index", self._timed, commit)
         except DiskFullError:
             if is_first:
                 self._files.remove(part.number)
                 await run("index", self._env.disk.unlink, part.path)
             raise
-        except OSError as error:
-            raise StorageFailedError(f"the index failed: {error}") from error
         self._index.cached_pages.forget(entries.ledger_id for entries in part.moved)
         failpoints.hit("compaction.after_commit")
         self._metrics.index_pages_total.inc(committed.pages)
         return committed
-
-    def _commit_relocation(self, part: Relocation, is_last: bool) -> CommitResult:
-        with self._metrics.index_commit_seconds.time():
-            return self._index.relocate(part, is_last=is_last)
 
     async def _remove_dead(self, committed: CommitResult, failpoint: str) -> None:
         """Step 6. The row of a removed file goes with the next transaction."""

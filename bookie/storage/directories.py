@@ -5,10 +5,9 @@
     journal_dir/   00000001.journal …        COOKIE  LOCK  (RESERVE, on a device of its own)
     ledgers_dir/   index/data.mdb  logs/00000007.log …   COOKIE  LOCK  RESERVE  FAILED  STOPPED
 
-`COOKIE` says whose directory it is, `LOCK` keeps a second process out, `RESERVE` is space that is
-given up when the device is full, `FAILED` is left by a process that ended because a disk failed.
-`STOPPED` holds the size of an index that was closed in order and not opened since, and a CRC32C of
-the two pages that name its tree.
+`COOKIE` names the owner. `LOCK` excludes a second process. `RESERVE` is space that is freed when
+the device is full. A process that ended because a disk failed leaves `FAILED`. After an orderly
+stop, `STOPPED` holds the size of the index and a CRC32C of its two meta pages.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 
 from bookie.config import StorageSettings
 from bookie.env import Disk, is_disk_full
@@ -30,13 +29,13 @@ _RESERVE = "RESERVE"
 _FAILED = "FAILED"
 _STOPPED = "STOPPED"
 _META_BYTES = 2 * 4096
-"""At the begin of the index; its pages have the size of the machine's, or a multiple."""
+"""At the begin of the index; its pages have the machine's page size, or a multiple."""
 COOKIE_BYTES_MAX = 64 * 1024
 
 _WRONG_PATH_ERRNOS = frozenset(
     {errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL}
 )
-"""The path itself is wrong; anything else may be a mount or a permission that comes later."""
+"""The path itself is wrong. Other errors may be temporary: a mount, a permission."""
 
 
 class Directories:
@@ -57,15 +56,15 @@ class Directories:
         return self.journal, self.ledgers
 
     def read_cookie(self, root: str) -> bytes | None:
-        """The cookie file of a root, or None when there is none."""
+        """The cookie file of a root, if there is one."""
+        return self._read(root, _COOKIE)
+
+    def _read(self, root: str, name: str) -> bytes | None:
         try:
-            file = self._disk.open(os.path.join(root, _COOKIE))
+            with closing(self._disk.open(os.path.join(root, name))) as file:
+                return file.pread(COOKIE_BYTES_MAX, 0)
         except FileNotFoundError:
             return None
-        try:
-            return file.pread(COOKIE_BYTES_MAX, 0)
-        finally:
-            file.close()
 
     def write_cookie(self, root: str, data: bytes) -> None:
         """Write the cookie file of a root; durable when it returns."""
@@ -74,12 +73,9 @@ class Directories:
     def _write(self, root: str, name: str, data: bytes) -> None:
         path = os.path.join(root, name)
         self._disk.unlink(path + TEMPORARY_SUFFIX)
-        file = self._disk.create(path + TEMPORARY_SUFFIX, 0)
-        try:
+        with closing(self._disk.create(path + TEMPORARY_SUFFIX, 0)) as file:
             file.pwritev([data], 0)
             file.fdatasync()
-        finally:
-            file.close()
         self._disk.rename(path + TEMPORARY_SUFFIX, path)
         self._disk.sync_directory(root)
 
@@ -98,7 +94,7 @@ class Directories:
         return not names
 
     def make_reserve(self) -> None:
-        """Allocate the reserve of each device that has none and has room to spare."""
+        """Allocate the reserve of each device that lacks one and has enough room."""
         for root in self._reserve_roots():
             self._make_reserve_in(root)
 
@@ -120,10 +116,9 @@ class Directories:
                 raise
 
     def has_room(self, step_bytes: int) -> bool:
-        """Whether each device, once it was full, has room for `step_bytes` of entries and more.
+        """Whether each device that was full has room for `step_bytes` of entries and a reserve.
 
-        That is for a reserve, and for as much again, where one is made; a reserve that is still
-        there, because only new entries were refused, is not wanted for a second time.
+        Room for a new reserve counts twice. A reserve that still exists counts as free.
         """
         held = {
             self._disk.usage(root).device: self._held_bytes(root) for root in self._reserve_roots()
@@ -134,64 +129,50 @@ class Directories:
 
     def _held_bytes(self, root: str) -> int:
         try:
-            file = self._disk.open(os.path.join(root, _RESERVE))
+            with closing(self._disk.open(os.path.join(root, _RESERVE))) as file:
+                return file.size()
         except FileNotFoundError:
             return 0
-        try:
-            return file.size()
-        finally:
-            file.close()
 
     def release_reserve(self) -> None:
-        """Give the reserved space up: fences, recovery adds and checkpoints must go on."""
+        """Free the reserved space, so that fences, recovery adds and checkpoints go on."""
         for root in self._reserve_roots():
             self._disk.unlink(os.path.join(root, _RESERVE))
 
     def mark_failed(self) -> None:
-        """Leave word that a disk failed; best effort, the disk did fail."""
-        try:
+        """Record that a disk failed; best effort, on that disk."""
+        with suppress(OSError):
             self._disk.create(os.path.join(self.ledgers, _FAILED), 0).close()
-        except OSError:
-            return
 
     def was_failed(self) -> bool:
         """Whether the last process ended because a disk failed."""
         return _FAILED in self._disk.names(self.ledgers)
 
     def clear_failed(self) -> None:
-        """Forget the word of `mark_failed`."""
+        """Remove the record of `mark_failed`."""
         self._disk.unlink(os.path.join(self.ledgers, _FAILED))
 
     def mark_stopped(self) -> None:
-        """Leave word that the index is closed, and what it is; durable when it returns."""
+        """Record that the index is closed, and its size and pages; durable when it returns."""
         self._write(self.ledgers, _STOPPED, self._index_summary())
 
     def take_stopped(self) -> bool:
-        """Whether `mark_stopped` was the last to touch the index; durably forgets it."""
-        path = os.path.join(self.ledgers, _STOPPED)
-        try:
-            file = self._disk.open(path)
-        except FileNotFoundError:
+        """Whether the index is unchanged since `mark_stopped`; durably removes that record."""
+        summary = self._read(self.ledgers, _STOPPED)
+        if summary is None:
             return False
-        try:
-            summary = file.pread(COOKIE_BYTES_MAX, 0)
-        finally:
-            file.close()
-        self._disk.unlink(path)
+        self._disk.unlink(os.path.join(self.ledgers, _STOPPED))
         self._disk.sync_directory(self.ledgers)
         return summary == self._index_summary()
 
     def _index_summary(self) -> bytes:
         if "data.mdb" not in self._disk.names(self.index):
             return b"none"
-        file = self._disk.open(os.path.join(self.index, "data.mdb"))
-        try:
+        with closing(self._disk.open(os.path.join(self.index, "data.mdb"))) as file:
             return b"%d %08x" % (file.size(), crc32c(file.pread(_META_BYTES, 0)))
-        finally:
-            file.close()
 
     def set_index_aside(self, why: str) -> str:
-        """Move the index out of the way, to be rebuilt; it is kept as ``index.WHY``, returned."""
+        """Move the index aside, to be rebuilt; returns its new path, ``index.WHY``."""
         aside = f"{self.index}.{why}"
         self._disk.rename(self.index, aside)
         self._disk.make_directory(self.index)
@@ -210,24 +191,20 @@ def locked_directories(disk: Disk, settings: StorageSettings) -> Iterator[Direct
         StorageFailedError: its disk failed.
     """
     directories = Directories(disk, settings)
-    locks = []
-    try:
+    with ExitStack() as locks:
         for root in directories.roots():
             with _usable(root):
                 disk.make_directory(root)
-                locks.append(disk.lock(os.path.join(root, _LOCK)))
+                locks.enter_context(closing(disk.lock(os.path.join(root, _LOCK))))
         for path in (directories.index, directories.logs):
             with _usable(path):
                 disk.make_directory(path)
         yield directories
-    finally:
-        for lock in reversed(locks):
-            lock.close()
 
 
 @contextmanager
 def _usable(path: str) -> Iterator[None]:
-    """Turn what the disk says about a directory into what an operator can act on."""
+    """Turn an error of the disk into one that tells the operator what to do."""
     try:
         yield
     except OSError as error:

@@ -1,9 +1,9 @@
-"""Plain adds over ids that are stored already: a writer that sends again, or two writers.
+"""Plain adds over ids that are stored already: a resent request, or two writers.
 
-After a broken stream a writer resends what was not answered, byte for byte. Equal bytes are
-acknowledged as soon as the first copy is durable and are not stored again; other bytes are refused
-and reported, because two bodies under one id mean two writers without a fence, or corruption.
-Recovery adds do not come here: they are always stored, and the newest wins.
+After a broken stream a writer resends unanswered entries byte for byte. Equal bytes are
+acknowledged once the first copy is durable; they are not stored again. Other bytes are refused and
+reported: they mean corruption, or two writers without a fence. Recovery adds bypass this: they are
+always stored, and the newest wins.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 
 from bookie.errors import CorruptionError
 from bookie.formats.batch import EntryBatch
-from bookie.formats.commands import Reply
+from bookie.formats.commands import AddCommand, Reply
 from bookie.ids import Status
 from bookie.storage.admission import Admission
 from bookie.storage.ledger_state import LocalLedger
@@ -33,26 +33,17 @@ class DuplicateAdds:
         self._reader = reader
         self._metrics = metrics
 
-    async def add(
-        self,
-        state: LocalLedger,
-        batch: EntryBatch,
-        payload_crc32c: int,
-        key: bytes,
-        *,
-        max_lac: int,
-        deferred_sync: bool,
-        lac_packet: bytes,
-    ) -> Reply:
+    async def add(self, state: LocalLedger, command: AddCommand, max_lac: int) -> Reply:
         """A plain add over ids that may be stored: equal bytes are acknowledged, others refused.
 
-        If another add touched these ids between the comparison and the decision, the comparison is
-        made again.
+        If another add changed these ids meanwhile, the comparison is repeated.
         """
+        batch = command.batch
+        assert batch is not None
         while True:
             before = (state.comparisons, state.last_entry_id)
             same, missing = await self._compare(state, batch)
-            refusal = self._admission.refusal(state, key, recovery=False)
+            refusal = self._admission.refusal(state, command.master_key, recovery=False)
             if refusal is not None:
                 return refusal
             unchanged = state.comparisons == before[0] and (
@@ -73,22 +64,13 @@ class DuplicateAdds:
                     f"between {batch.first_entry_id} and {batch.last_entry_id}",
                 )
             if not missing:
-                # All of it is in the journal queue or beyond: wait for its durability. If the
-                # journal refused it meanwhile, there is something missing after all.
+                # All of it is queued or written: wait until it is durable. If the journal refused
+                # it meanwhile, compare again.
                 outcome = await self._admission.force()
                 if outcome.status is Status.OK and state.comparisons != before[0]:
                     continue
                 return outcome
-            return await self._admission.add(
-                state,
-                batch,
-                payload_crc32c,
-                key,
-                max_lac=max_lac,
-                recovery=False,
-                deferred_sync=deferred_sync,
-                lac_packet=lac_packet,
-            )
+            return await self._admission.add(state, command, max_lac)
 
     async def _compare(self, state: LocalLedger, batch: EntryBatch) -> tuple[bool, bool]:
         """Whether every stored entry equals the batch's, and whether some are not stored."""

@@ -1,8 +1,8 @@
-"""The storage engine: journal, write cache, index and files, put together for one bookie.
+"""The storage engine: journal, memtable, index and files of one bookie.
 
-Everything public runs in one event loop thread. What may block runs on workers: the journal thread
-(group commit), the index thread (checkpoints), read threads. A failed write or sync of committed
-structure ends the engine: `open_engine` raises `StorageFailedError`, and the process must exit.
+Everything public runs in one event loop. Blocking work runs on workers: the journal thread (group
+commit), the index thread (checkpoints), read threads. A failed write or sync ends the engine:
+`open_engine` raises `StorageFailedError`, and the process must exit.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bookie.config import StorageSettings
-from bookie.env import Environment
+from bookie.env import Environment, beside
 from bookie.errors import BookieError, CorruptionError, DiskFullError, StorageFailedError
 from bookie.formats.index_rows import LedgerIndexRow
 from bookie.ids import MAX_ID, Status
@@ -66,7 +66,8 @@ class Engine:
         self._files = booted.files
         self.report: BootReport = booted.report
         self._queue = queue = JournalQueue(environment.clock)
-        self._failure: BookieError | None = None
+        self.failure: BookieError | None = None
+        """Why the engine failed, and with it the process; None while it works."""
         self._wake = asyncio.Event()
         self._held_back = self._journaled_bytes = 0
         metrics.journal_queue_bytes.set_function(lambda: queue.size_bytes)
@@ -129,10 +130,10 @@ class Engine:
     async def ledgers(self, after: int, count_max: int) -> tuple[list[StoredLedger], int]:
         """Ledgers with ids above `after`, ascending, and the id to go on from.
 
-        Looks at up to `count_max` rows; deleted ledgers are left out. What is only in memory yet is
+        Reads up to `count_max` rows, without deleted ledgers. Ledgers that are only in memory are
         included, with the counts of the last checkpoint. The id is `MAX_ID` at the end.
         """
-        # Memory before the index: a checkpoint may move a ledger from the one to the other.
+        # Memory before the index: a checkpoint may move a ledger between the two reads.
         dirty = self._checkpointer.dirty_states()
         rows = await self._env.workers.run("read", self._index.ledgers, after, count_max)
         limit = rows[-1][0] if len(rows) == count_max else MAX_ID
@@ -161,7 +162,7 @@ class Engine:
     ) -> tuple[list[int], int]:
         """Ledgers deleted before file `before_file` began, and the id to go on from.
 
-        From now on compactions leave out deletions of before that file if nothing else needs them.
+        From now on compactions omit deletions from before that file if nothing else needs them.
         """
         self.compactor.forgets_before = before_file
         find = self._index.find_forgettable
@@ -171,13 +172,13 @@ class Engine:
         """Remove the rows of such ledgers, durably; returns how many went.
 
         Raises:
-            DiskFullError: there is no room; nothing happened.
+            DiskFullError: there is no room for the change.
             StorageFailedError: the index failed; the process must end.
         """
         with self._failing():
             forget = self._index.forget_deleted
             gone = await self._env.workers.run("index", forget, ledger_ids, before_file)
-        # Also of those that stay: it is found in the index again.
+        # States of rows that stay are loaded again.
         self._reader.forget(ledger_ids)
         self.states.forget(ledger_ids)
         return gone
@@ -193,8 +194,8 @@ class Engine:
             CorruptionError: a page of the index is damaged; the listing is not complete.
             StorageFailedError: the engine failed.
         """
-        if self._failure is not None:
-            raise self._failure
+        if self.failure is not None:
+            raise self.failure
         last = min(last, state.last_entry_id)
         recent = [
             runs.entry_ids()
@@ -208,7 +209,7 @@ class Engine:
                 "read", self._index.entry_ids, state.ledger_id, cursor, last
             )
             low = np.searchsorted(ids_in_memory, cursor, "left")
-            # Not up to `following`, which is no 64-bit number behind the last id.
+            # `following` may exceed 64 bits after the last id, so search for the id before it.
             high = np.searchsorted(ids_in_memory, following - 1, "right")
             ids = np.union1d(ids, ids_in_memory[low:high])
             ids = ids[ids <= last]
@@ -226,9 +227,9 @@ class Engine:
     def holds_adds_back(self) -> bool:
         """Whether adds have to wait for a checkpoint, so that the memtables stay bounded.
 
-        Not for one that finds no room: new entries are refused then, and recovery adds go on.
+        If the device is full, adds do not wait: new entries are refused, and recovery adds go on.
         """
-        is_hopeless = DEVICE_FULL in self.admission.read_only_reasons or self._failure is not None
+        is_hopeless = DEVICE_FULL in self.admission.read_only_reasons or self.failure is not None
         return self._checkpointer.is_full and not is_hopeless
 
     async def room_for_adds(self) -> None:
@@ -261,9 +262,9 @@ class Engine:
         stripe: Stripe = EVERY_ID,
     ) -> ReadResult:
         """Read stored entries; see `EntryReader.read`."""
-        if self._failure is not None:
-            # What was accepted and not acknowledged left the cache; it may be on disk all the same.
-            return ReadResult(None, first, Status.IO_ERROR, str(self._failure))
+        if self.failure is not None:
+            # Accepted entries without an answer left the memtable; they may be on disk.
+            return ReadResult(None, first, Status.IO_ERROR, str(self.failure))
         return await self._reader.read(
             state.ledger_id,
             first,
@@ -278,16 +279,11 @@ class Engine:
         self, state: LocalLedger, entry_id: int
     ) -> ReadResult | Coroutine[Any, Any, ReadResult]:
         """Read one stored entry, at once if no device has to be waited for."""
-        if self._failure is not None:
-            return ReadResult(None, entry_id, Status.IO_ERROR, str(self._failure))
+        if self.failure is not None:
+            return ReadResult(None, entry_id, Status.IO_ERROR, str(self.failure))
         return self._reader.read_one(state.ledger_id, entry_id, state.last_entry_id)
 
     # --- life ----------------------------------------------------------------------------
-
-    @property
-    def failure(self) -> BookieError | None:
-        """Why the engine failed, and with it the process; None while it works."""
-        return self._failure
 
     @property
     def needs_integrity_check(self) -> bool:
@@ -295,7 +291,7 @@ class Engine:
         return self.integrity.value != INTEGRITY_SOUND
 
     def index_is_damaged(self, error: CorruptionError) -> StorageFailedError:
-        """Fail because of what was found in the index: the next start walks and rebuilds it."""
+        """Fail because the index is damaged: the next start checks and rebuilds it."""
         self._failed(error)
         return StorageFailedError(f"the index is damaged: {error}")
 
@@ -305,7 +301,7 @@ class Engine:
             await self._checkpointer.run()
 
     async def roll(self) -> None:
-        """Go on in a new journal file, if there is room; the old one is sealed by a checkpoint.
+        """Continue in a new journal file, if there is room; a checkpoint seals the old one.
 
         Raises:
             StorageFailedError: the engine failed.
@@ -334,9 +330,9 @@ class Engine:
         )
 
     async def watch_devices(self) -> None:
-        """Notice a device that does not answer, until cancelled.
+        """Detect a device that does not answer, until cancelled.
 
-        Beside `housekeep`, whose checkpoints wait for the very devices that are watched.
+        It runs beside `housekeep`, whose checkpoints wait for the watched devices.
 
         Raises:
             StorageFailedError: the engine failed.
@@ -350,11 +346,11 @@ class Engine:
             self._removal,
             self._failed,
         )
-        while self._failure is None:
+        while self.failure is None:
             await asyncio.sleep(watch.interval_seconds)
             watch.look()
             self._reader.unreadable.report()
-        raise self._failure
+        raise self.failure
 
     async def housekeep(self) -> None:
         """Make checkpoints and write idle markers, until cancelled.
@@ -370,8 +366,8 @@ class Engine:
             except TimeoutError:
                 self._mark_if_idle()
             self._wake.clear()
-            if self._failure is not None:
-                raise self._failure
+            if self.failure is not None:
+                raise self.failure
             now = self._env.clock.monotonic()
             self._metrics.ledger_states.set(len(self.states))
             waited = now - last_checkpoint >= self._settings.checkpoint_interval_seconds
@@ -380,7 +376,7 @@ class Engine:
                 last_checkpoint = now
 
     async def remove_dead_files(self) -> NoReturn:
-        """Give the space of dead files back, until cancelled; raises like `housekeep`."""
+        """Free the space of dead files, until cancelled; raises like `housekeep`."""
         with self._failing():
             await self._removal.run()
 
@@ -388,7 +384,7 @@ class Engine:
         """Stop in order: checkpoint, journal thread, files. Nothing may be in flight."""
         in_order = False
         try:
-            if self._failure is None:
+            if self.failure is None:
                 self._write_marker()
                 with self._failing():
                     await self._checkpointer.run_last({META_CLEAN: b"1"})
@@ -399,22 +395,22 @@ class Engine:
         finally:
             worker = self._queue.worker
             assert worker is not None
-            if self._failure is None:
+            if self.failure is None:
                 worker.close()
                 with suppress(StorageFailedError), self._failing():
                     self._booted.writer.close(in_order=in_order)
             else:
-                worker.abandon()  # The thread may hang in the device; its file is not touched.
+                worker.abandon()  # The thread may hang in the device; leave its file alone.
             # A cancelled read may still run in its thread; closing the index under it would crash.
             workers = self._env.workers
             with suppress(TimeoutError):
-                async with asyncio.timeout(None if self._failure is None else 1.0):
+                async with asyncio.timeout(None if self.failure is None else 1.0):
                     await workers.drained()
             self._files.close()
             if workers.is_idle and not self._index.store.is_committing:
                 self._index.close()
-                if in_order and self._failure is None:
-                    # Without the word a start reads the whole index once, and nothing is lost.
+                if in_order and self.failure is None:
+                    # Without the record a start only reads the whole index once.
                     with suppress(OSError):
                         self._directories.mark_stopped()
 
@@ -425,7 +421,7 @@ class Engine:
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
-        """What an error of a checkpoint means for the engine."""
+        """Decide what an error of the index or the journal means for the engine."""
         try:
             yield
         except DiskFullError as error:
@@ -436,10 +432,10 @@ class Engine:
             raise
         except OSError as error:
             self._failed(error)
-            assert self._failure is not None
-            raise self._failure from error
+            assert self.failure is not None
+            raise self.failure from error
         except CorruptionError as error:
-            # A page of the index is damaged: the next boot walks it and rebuilds it.
+            # A page of the index is damaged: the next start checks and rebuilds it.
             self._failed(error)
             raise StorageFailedError(f"the index is damaged: {error}") from error
 
@@ -453,7 +449,7 @@ class Engine:
             self._checkpointer.moved.set()
 
     async def device_has_room(self) -> None:
-        """There is room on the devices: take entries, and a reserve if a start, say, gave it up."""
+        """The devices have room: allow new entries, and make the reserve if it is missing."""
         await self._env.workers.run("room", self._directories.make_reserve)
         if DEVICE_FULL in self.admission.read_only_reasons:
             self.admission.read_only_reasons.discard(DEVICE_FULL)
@@ -471,18 +467,18 @@ class Engine:
             self._write_marker()
 
     def _write_marker(self) -> None:
-        """Write an idle marker behind the last block, unless there is one; and what waits."""
+        """Write an idle marker after the last block unless there is one, and postponed requests."""
         if self._queue.postponed or not self._has_marker:
             self._queue.submit(JournalRequest(RequestKind.MARKER, lambda request: None))
             self._has_marker = True
 
     async def _load_row(self, ledger_id: int) -> LedgerIndexRow | None:
-        # Not behind reads of entries, which may wait for a slow device: an add may want the state.
+        # A pool of its own: an add may need the state while reads wait for a slow device.
         return (await self._env.workers.run("states", self._index.rows_of, [ledger_id]))[0]
 
     def _block_done(self, block: BlockDone) -> None:
         """One completion of the journal thread, in the event loop."""
-        if self._failure is not None:
+        if self.failure is not None:
             return
         now = self.clock.monotonic()
         for number, path in block.created:
@@ -490,7 +486,7 @@ class Engine:
             self.admission.journal_file = number
         self.page_cache.wrote(block.file_number, block.durable_upto)
         for rolled in block.rolled:
-            self._checkpointer.rolled(rolled)
+            self._checkpointer.sealed(rolled)
         written = 0
         self._queue.reported(block.requests)
         try:
@@ -512,17 +508,17 @@ class Engine:
         asyncio.get_running_loop().call_soon(block.figures.note, self._metrics, handback)
 
     def _failed(self, error: BaseException) -> None:
-        """The journal or the index failed: nothing is answered any more, the process must end."""
-        if self._failure is not None:
+        """The journal or the index failed: all requests fail, and the process must end."""
+        if self.failure is not None:
             return
-        self._failure = StorageFailedError(f"storage failed: {error}")
-        self._failure.__cause__ = error
+        self.failure = StorageFailedError(f"storage failed: {error}")
+        self.failure.__cause__ = error
         self._metrics.errors_total.labels("storage_failed").inc()
         _log.error("storage_failed", reason=str(error))
-        # A device that hangs would hang us here, too, and has lost nothing yet.
+        # A device that hangs would block here, too.
         if not isinstance(error, TimeoutError):
             self._directories.mark_failed()
-        self._queue.fail(self._failure)
+        self._queue.fail(self.failure)
         self._wake.set()
         self._checkpointer.moved.set()
 
@@ -555,24 +551,20 @@ async def open_engine(
         corrupt=len(booted.report.corrupt),
     )
     for damage in booted.report.corrupt:
-        # Durable data is lost: the operator has to know, now and later.
+        # Durable data is lost: tell the operator, by log and metric.
         metrics.errors_total.labels("corruption").inc()
         _log.error("corruption", found=damage)
     try:
-        async with asyncio.TaskGroup() as tasks:
-            beside = [
-                tasks.create_task(engine.housekeep(), name="engine-housekeeper"),
-                tasks.create_task(engine.watch_devices(), name="engine-watch"),
-                tasks.create_task(engine.compactor.run(), name="engine-compactor"),
-                tasks.create_task(engine.remove_dead_files(), name="engine-removal"),
-                tasks.create_task(engine.page_cache.run(), name="engine-page-cache"),
-            ]
-            try:
-                yield engine
-            finally:
-                for task in beside:
-                    task.cancel()
+        work = [
+            engine.housekeep(),
+            engine.watch_devices(),
+            engine.compactor.run(),
+            engine.remove_dead_files(),
+            engine.page_cache.run(),
+        ]
+        async with beside(work):
+            yield engine
     finally:
         await engine.close()
     if engine.failure is not None:
-        raise engine.failure  # The stop came before any task raised it.
+        raise engine.failure  # The block ended before a task raised it.

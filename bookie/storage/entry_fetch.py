@@ -1,7 +1,7 @@
-"""One look-up of entries and the reads that follow from it.
+"""One look-up of entries, and the reads that follow from it.
 
-It begins in the event loop, which goes as far as memory does: memtables, cached index pages, the
-page cache. What needs a device is done by a read thread, in one go from there to the end.
+It begins in the event loop, which uses memory only: memtables, cached index pages, the page cache.
+If a device is needed, a read thread does all of the rest.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
-from bookie.formats.batch import EntryBatch, headers_of
+from bookie.formats.batch import EntryBatch, batch_of, headers_of
 from bookie.formats.pages import SLOTS_PER_PAGE
 from bookie.ids import Status
 from bookie.storage.block_check import BlockCheck, DigestSizes
@@ -34,13 +33,13 @@ OTHER_BYTES = "other bytes stand in its place"
 
 @dataclass(frozen=True, slots=True)
 class FetchSources:
-    """What a fetch reads from; threads use it, too."""
+    """The sources of a fetch; threads use them, too."""
 
     index: Index
     files: FileTable
     prefetcher: Prefetcher
     gap_bytes: int
-    """Two reads this close together are made as one."""
+    """Two reads this close together are combined."""
     digests: DigestSizes = field(default_factory=DigestSizes)
 
 
@@ -69,7 +68,7 @@ class EntryFetch:
         self.first_page = window.first // SLOTS_PER_PAGE
         self._last_page = min(window.last, max(bound, window.first)) // SLOTS_PER_PAGE
         self.pages: list[bytes] = []
-        """What a thread has read of the index."""
+        """Index pages that a thread has read."""
         has_place = window.sizes[wanted - window.first] > 0
         self._is_located = bool((has_place | (wanted > bound)).all())
         self._extents: list[Extent] | None = None
@@ -86,7 +85,7 @@ class EntryFetch:
     # --- in the event loop ---------------------------------------------------------------
 
     def try_now(self, cache: CachedPages) -> bool:
-        """Do what needs no device; whether that was all."""
+        """Do what needs no device; True if that was all."""
         if not self._is_located:
             pages = cache.pages(self._ledger_id, self.first_page, self._last_page)
             if pages is None:
@@ -104,7 +103,7 @@ class EntryFetch:
         """Do the rest, waiting for devices.
 
         Raises:
-            FileNotFoundError: a file is being removed; what was in it has to be looked up again.
+            FileNotFoundError: a file is being removed; look its entries up again.
             CorruptionError: the index is damaged there.
         """
         sources = self._sources
@@ -134,9 +133,9 @@ class EntryFetch:
     def _read(
         self, pread: Callable[[int, int, int], Buffer | None], check: BlockCheck | None = None
     ) -> bool:
-        """Read on; whether it came to an end, good or bad.
+        """Read on; True if it ended, with success or failure.
 
-        Without a `check` what needs one is left to a thread.
+        Without a `check`, data that needs one is left to a thread.
         """
         extents = self._extents
         assert extents is not None, "located before"
@@ -163,7 +162,7 @@ class EntryFetch:
                             for extent in extents[self._done : group]
                         )
                         if not is_sound and self._sources.files.path(head.file) is None:
-                            # Its end may be cut off already, and the block's with it.
+                            # The file, and its last block, may be cut already.
                             raise _being_removed(head.file)
                 except FileNotFoundError:
                     raise
@@ -180,7 +179,7 @@ class EntryFetch:
         return True
 
     def _is_protected(self, data: Buffer) -> bool:
-        """Whether clients can check what begins with the next packet that is wanted."""
+        """Whether clients can check `data`, which begins with the next wanted packet."""
         digests = self._sources.digests
         size = digests.known(self._ledger_id)
         if size is not None:
@@ -217,7 +216,7 @@ class EntryFetch:
             return None
         data = file.pread_cached(size, offset)
         if data is not None and size >= SEQUEL_BYTES_MIN:
-            # The kernel's own read-ahead may have brought it in.
+            # The kernel's read-ahead may have read it.
             self.device_reads.append((number, offset, size))
         return data
 
@@ -242,11 +241,13 @@ class EntryFetch:
         return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
 
     def batch(self) -> EntryBatch | None:
-        """The packets that are the entries they should be, up to the first that is not."""
+        """The packets up to the first one that is another entry."""
         if not len(self.ids):
             return None
         sizes = self.window.sizes[self.ids - self.window.first]
-        batch = _batch(self._ledger_id, self.ids, sizes, self.payload())
+        payload = self.payload()
+        view = payload if isinstance(payload, bytes) else memoryview(payload)
+        batch = batch_of(self._ledger_id, self.ids, sizes, view)
         ledger_ids, entry_ids, _, _ = headers_of(batch)
         wrong = np.flatnonzero((ledger_ids != self._ledger_id) | (entry_ids != self.ids))
         if not len(wrong):
@@ -259,16 +260,3 @@ class EntryFetch:
 
 def _being_removed(number: int) -> FileNotFoundError:
     return FileNotFoundError(errno.ENOENT, f"file number {number} is being removed")
-
-
-def _batch(ledger_id: int, ids: Ids, sizes: npt.NDArray[np.int64], payload: Buffer) -> EntryBatch:
-    steps = ids[1:] - ids[:-1]
-    contiguous = bool(np.all(steps == 1))
-    view = payload if isinstance(payload, bytes) else memoryview(payload)
-    return EntryBatch(
-        ledger_id=ledger_id,
-        first_entry_id=int(ids[0]),
-        steps=None if contiguous else steps,
-        sizes=sizes,
-        payload=view,
-    )

@@ -1,8 +1,7 @@
-"""Writing entry logs: blocks of records that get a name only once everything in them is durable.
+"""Writing entry logs, which get their names once everything in them is durable.
 
 The first record of a log is a LINK to the newest file whose records it may hold. A rebuild of the
-index reads the log right after that file: its records are newer than all before, and older than all
-behind.
+index reads the log right after that file, because its records are older than those of later files.
 """
 
 from __future__ import annotations
@@ -22,15 +21,14 @@ from bookie.formats.records import (
     encode_link,
 )
 from bookie.storage.block_file import BlockFile
-from bookie.storage.files import create_file, file_name, publish_file
-from bookie.storage.index.entry_index import SealedFile
+from bookie.storage.files import SealedFile, create_file, file_name, publish_file
 from bookie.storage.window import Buffer
 
 
 class EntryLogWriter:
     """Writes logs one after the other. Blocking; used by one thread at a time.
 
-    `newest` is number and nonce of the newest file whose records are written; None if none is.
+    `newest` is number and nonce of the newest file whose records are written, if there is one.
     """
 
     def __init__(
@@ -64,7 +62,7 @@ class EntryLogWriter:
             file = self._next_file()
         link = b"" if file.sequence else self._link
         where = file.body_offset + len(link)
-        # All of it counts as durable: it has no name before that is true.
+        # All of it counts as durable: the log gets its name only then.
         file.write(file.encode([link, body], records + bool(link), file.end))
         return file.header.number, where
 
@@ -105,9 +103,9 @@ class EntryLogWriter:
 
 
 def state_records(ledger_id: int, row: LedgerIndexRow) -> list[bytes]:
-    """What a rebuild has to know of a ledger beside its entries.
+    """Records of what a rebuild needs of a ledger beside its entries.
 
-    The end of a limbo is left out: a stale doubt is checked once more, a lost one never.
+    The end of limbo is left out. An outdated doubt costs a check; a lost one would hide a loss.
     """
     records = []
     if row.key_digest is not None:
@@ -115,7 +113,7 @@ def state_records(ledger_id: int, row: LedgerIndexRow) -> list[bytes]:
     if row.fenced and row.key_digest is not None:
         records.append(encode_fence(ledger_id, row.key_digest))
     if row.limbo or (row.fenced and row.key_digest is None):
-        # A fence names a key; where none is known only a limbo fences.
+        # A fence record needs a key; without one, a LIMBO record fences.
         records.append(encode_limbo(ledger_id, in_limbo=True, fences=row.fenced))
     if row.lac_packet:
         records.append(encode_lac(ledger_id, row.lac_packet))

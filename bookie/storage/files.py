@@ -1,8 +1,8 @@
 """Numbered files of records: journals and entry logs, their names, creation and reading.
 
-One number space serves both kinds, so that a location (file, offset, size) needs no kind. A file
-comes into being durable and complete (header written and synced under a temporary name, renamed,
-directory synced) or not at all.
+Both kinds share one sequence of numbers, so that a location (file, offset, size) needs no kind. A
+file is created under a temporary name, synced with its header, renamed, and its directory is
+synced. So it is complete or absent.
 """
 
 from __future__ import annotations
@@ -11,20 +11,25 @@ import errno
 import os
 import threading
 from collections import OrderedDict
+from dataclasses import dataclass
 
 from bookie.env import Disk, File, Readable, is_disk_full
 from bookie.errors import DiskFullError
-from bookie.formats.blocks import (
-    FILE_HEADER_SIZE_BYTES,
-    FileHeader,
-    FileKind,
-    decode_file_header,
-)
+from bookie.formats.blocks import FILE_HEADER_SIZE_BYTES, FileHeader, FileKind, decode_file_header
 
 TEMPORARY_SUFFIX = ".tmp"
 _SUFFIX = {FileKind.JOURNAL: ".journal", FileKind.ENTRY_LOG: ".log"}
 OPEN_FILES_MAX = 256
 """Files kept open for reading."""
+
+
+@dataclass(frozen=True, slots=True)
+class SealedFile:
+    """A file that will not grow any more."""
+
+    number: int
+    kind: int
+    size_bytes: int
 
 
 def file_name(kind: FileKind, number: int) -> str:
@@ -49,35 +54,26 @@ def create_file(
     With `publish` false the file keeps its temporary name until `publish_file`.
 
     Raises:
-        DiskFullError: there is no room; nothing was left behind.
+        DiskFullError: there is no room; the file is removed.
         OSError: the device failed.
     """
     path = os.path.join(directory, file_name(header.kind, header.number)) + TEMPORARY_SUFFIX
+    file = None
     try:
-        file = _create_with_header(disk, path, header, allocate_bytes, sync=publish)
+        file = disk.create(path, allocate_bytes)
+        # Without allocation ahead, a full device shows only here. The file is not in use yet.
+        file.pwritev([header.encode()], 0)
+        if publish:
+            file.fdatasync()
     except OSError as error:
-        if is_disk_full(error):
-            disk.unlink(path)
-            raise DiskFullError(f"no room for a new file in {directory}") from error
-        raise
+        if file is not None:
+            file.close()
+        if not is_disk_full(error):
+            raise
+        disk.unlink(path)
+        raise DiskFullError(f"no room for a new file in {directory}") from error
     if publish:
         publish_file(disk, directory, header)
-    return file
-
-
-def _create_with_header(
-    disk: Disk, path: str, header: FileHeader, allocate_bytes: int, *, sync: bool
-) -> File:
-    file = disk.create(path, allocate_bytes)
-    try:
-        # Without allocation ahead, a full device shows only now. The file is not in use yet, so no
-        # committed data is affected.
-        file.pwritev([header.encode()], 0)
-        if sync:
-            file.fdatasync()
-    except OSError:
-        file.close()
-        raise
     return file
 
 
@@ -98,10 +94,9 @@ def read_header(file: Readable) -> FileHeader:
 
 
 class FileTable:
-    """Where each numbered file is, with the most recently read ones kept open.
+    """The path of each numbered file; the most recently read ones stay open.
 
-    Files are added and removed in the event loop. Any thread may open one, which may wait for the
-    device; nothing waits for it.
+    The event loop adds and removes files. Any thread may open one, without blocking others.
     """
 
     def __init__(self, disk: Disk) -> None:
@@ -111,18 +106,18 @@ class FileTable:
         self._lock = threading.Lock()
 
     def add(self, number: int, path: str) -> None:
-        """A file that may be read from now on."""
+        """Add a file that may be read from now on."""
         self._paths[number] = path
 
     def remove(self, number: int) -> None:
-        """A file that is about to be unlinked; readers that hold it open may finish."""
+        """Remove a file that is about to be unlinked; readers that hold it open may finish."""
         # Not closed: a read thread may be using it. The last reference closes it.
         with self._lock:
             self._paths.pop(number, None)
             self._open.pop(number, None)
 
     def path(self, number: int) -> str | None:
-        """The path of a file, or None when there is none."""
+        """The path of a file, if there is one."""
         return self._paths.get(number)
 
     def numbers(self) -> list[int]:
@@ -141,7 +136,7 @@ class FileTable:
         """The open file `number`.
 
         Raises:
-            FileNotFoundError: it is gone; the caller looks the entry up once more.
+            FileNotFoundError: it is gone; look the entry up again.
         """
         file = self.opened(number)
         if file is not None:

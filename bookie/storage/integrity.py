@@ -1,4 +1,4 @@
-"""What is durably known about the integrity of the data: sound, suspect, or in limbo."""
+"""The durable verdict about the integrity of the data: sound, suspect, or in limbo."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class Integrity:
         """Remember `value`; durable when it returns.
 
         Raises:
-            DiskFullError: there is no room; nothing happened.
+            DiskFullError: there is no room for the change.
             StorageFailedError: the index failed; the process must end.
         """
         await self.put({META_INTEGRITY: value})
 
     async def put(self, values: dict[bytes, bytes]) -> None:
-        """Set values of ``meta``, this one among them or not; raises like `set`."""
+        """Set values of ``meta``, which may include this one; raises like `set`."""
         self._show(await self._in_index(self._put, values))
 
     def _put(self, values: dict[bytes, bytes]) -> bytes:

@@ -1,8 +1,8 @@
-"""What the engine knows of each ledger in memory, loaded from the index when first asked for.
+"""The state of each ledger in memory, loaded from the index at first use.
 
 A state is loaded before the synchronous section that decides about a request, so the section reads
-memory only. Concurrent requests share one look-up. A state is evicted only when it is clean (the
-index has all of it) and no request holds it.
+memory only. Concurrent requests share one look-up. A state is evicted only if it is clean (the
+index has all of it) and unused.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class LocalLedger:
         self.max_lac = known.max_lac
         self.first_entry_id = known.first_entry_id
         self.last_entry_id = known.last_entry_id
-        """No entry above it is stored. It may be too high: the journal may refuse what was
-        accepted, and a row of the index may be durable before the entries that it counts."""
+        """No entry above it is stored. It may be too high: the journal may refuse an accepted
+        entry. After a crash, a row of the index may count entries that were lost."""
         self.entries = known.entries
         self.payload_bytes = known.payload_bytes
         self.comparisons = 0
@@ -148,7 +148,8 @@ def digest_of_key(key: bytes) -> bytes:
 def highest_id(first_above: Callable[[int], int | None]) -> int:
     """The highest of some ids, -1 without any; `first_above` gives the lowest one above a number.
 
-    That is asked at most 65 times, first for the lowest one: damaged keys stand at either end.
+    It is called at most 65 times, first for the lowest one, because damaged keys sort to either
+    end.
     """
     lowest = first_above(NO_ENTRY)
     if lowest is None:
@@ -179,7 +180,7 @@ class LedgerStates:
         self._states: OrderedDict[int, LocalLedger] = OrderedDict()
         self._loading: dict[int, asyncio.Future[None]] = {}
         self._indexed_max = MAX_ID
-        """No ledger above it has a row in the index, unless its state is in memory."""
+        """Every ledger above it with a row in the index has its state in memory."""
 
     def __len__(self) -> int:
         return len(self._states)
@@ -229,13 +230,13 @@ class LedgerStates:
         return state
 
     def forget(self, ledger_ids: Iterable[int]) -> None:
-        """The rows of these ledgers changed or went: look clean states up again."""
+        """The rows of these ledgers changed: load clean states again."""
         for ledger_id in ledger_ids:
             if ledger_id in self._states:
                 self._let_go(ledger_id)
 
     def _let_go(self, ledger_id: int) -> bool:
-        """Forget a state if it is clean and nobody uses it; whether it went."""
+        """Forget a state if it is clean and unused; True if it was."""
         state = self._states[ledger_id]
         if state.users or self._is_dirty(ledger_id):
             return False
@@ -245,10 +246,10 @@ class LedgerStates:
         return True
 
     def _evict(self) -> None:
-        """Forget the least recently used clean states, a bounded number of looks."""
-        # Not all of them: the newest is about to be used.
+        """Forget some of the least recently used clean states."""
+        # The newest one is about to be used.
         looks = min(self._states_max // 100 + 8, len(self._states) - 1)
         for ledger_id in list(islice(self._states, looks)):
             if not self._let_go(ledger_id):
-                # Out of the way, or states that cannot go would keep all others in memory.
+                # Move it back, so that states that must stay do not block the others.
                 self._states.move_to_end(ledger_id)

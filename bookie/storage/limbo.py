@@ -1,4 +1,4 @@
-"""How many ledgers are in limbo here, kept true as each of them enters and leaves it."""
+"""The number of ledgers in limbo, updated as each of them enters and leaves it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from bookie.storage.ledger_state import StoredLedger
 LEDGERS_PER_PAGE = 1000
 
 ListLedgers = Callable[[int, int], Awaitable[tuple[list[StoredLedger], int]]]
-"""Up to so many ledgers with ids above a number, ascending, and the id to go on from."""
+"""(after, count) → up to `count` ledgers with ids above `after`, and the id to continue from."""
 
 
 class LimboCount:
-    """Counts the index once, in the background, and the changes from the first moment on.
+    """Counts the index once, in the background, and all changes since the start.
 
-    One event loop uses it. What changes ahead of the listing is set aside until that comes by.
+    One event loop uses it. Changes beyond the listing's position wait until the listing reaches
+    them.
     """
 
     def __init__(self) -> None:
@@ -43,6 +44,6 @@ class LimboCount:
             for item in page:
                 self.ledgers += self._ahead.pop(item.ledger_id, item.row.limbo)
             passed = [ledger_id for ledger_id in self._ahead if ledger_id <= limit]
-            # They are not in the page: new since it was read, or deleted.
+            # The page lacks them: they are new, or deleted.
             self.ledgers += sum(self._ahead.pop(ledger_id) for ledger_id in passed)
             self._listed_to = limit

@@ -1,8 +1,8 @@
-"""What has been accepted since the last checkpoint, per ledger and memtable.
+"""The entries that were accepted since the last checkpoint, per ledger.
 
-A memtable keeps a payload only until its block is written; from then on it keeps locations, and
-reads come from the page cache. Written runs are folded into sorted tables of 20 bytes an entry, so
-that a million single appends do not become a million objects.
+A memtable keeps a payload only until its block is written. From then on it keeps locations, and
+reads use the page cache. Written runs are merged into sorted tables of 20 bytes an entry, so that a
+million single appends are few objects.
 
 The order of runs is the order of acceptance; where ids overlap, the newest run wins.
 """
@@ -30,7 +30,7 @@ U32 = npt.NDArray[np.uint32]
 
 
 class Location(NamedTuple):
-    """Where one entry is: `size` bytes at `offset` of `payload` if there is one, else of `file`."""
+    """Where one entry is: `size` bytes at `offset` of `payload`, or of `file` if that is None."""
 
     file: int
     offset: int
@@ -58,34 +58,25 @@ class LocationTable:
         low = int(np.searchsorted(self.ids, window.first, "left"))
         high = int(np.searchsorted(self.ids, window.last, "right"))
         if low < high:
-            part = slice(low, high)
-            window.put(
-                self.ids[part],
-                self.files[part].astype(np.int64),
-                self.offsets[part].astype(np.int64),
-                self.sizes[part].astype(np.int64),
-            )
+            part = self.at(slice(low, high))
+            window.put(part.ids, part.files, part.offsets, part.sizes)
 
     def parts(self, page: int) -> Iterator[LocationTable]:
-        """The same locations in pieces of about `PART_ENTRIES`; none at all of an empty table.
+        """The same locations in pieces of about `PART_ENTRIES`; an empty table has none.
 
-        A piece never begins inside a group of `page` neighbouring ids. Pieces bound the memory that
-        a checkpoint of a million entries needs beside the table. They also bound the time for which
-        one array operation of its thread stops the event loop.
+        A piece never begins inside a group of `page` neighbouring ids. Pieces bound the memory of a
+        checkpoint, and the time for which an array operation stops the event loop.
         """
         start = 0
         while start < len(self.ids):
             stop = start + PART_ENTRIES
             if stop < len(self.ids):
                 stop = int(self.ids.searchsorted(self.ids[stop] // page * page))
-            part = slice(start, stop)
-            yield LocationTable(
-                self.ids[part], self.files[part], self.offsets[part], self.sizes[part]
-            )
+            yield self.at(slice(start, stop))
             start = stop
 
     def location(self, entry_id: int) -> Location | None:
-        """Where one entry is, None if it is not here."""
+        """Where one entry is, if it is here."""
         index = int(self.ids.searchsorted(entry_id))
         if index == len(self.ids) or self.ids[index] != entry_id:
             return None
@@ -97,21 +88,28 @@ EMPTY_TABLE = LocationTable(
 )
 
 
+def concatenated(tables: Sequence[LocationTable]) -> LocationTable:
+    """Tables one behind the other; of several ledgers, say."""
+    if len(tables) == 1:
+        return tables[0]
+    return LocationTable(
+        np.concatenate([table.ids for table in tables]),
+        np.concatenate([table.files for table in tables]),
+        np.concatenate([table.offsets for table in tables]),
+        np.concatenate([table.sizes for table in tables]),
+    )
+
+
 def merge_tables(tables: list[LocationTable]) -> LocationTable:
     """One table; of an id in several tables the last one wins."""
     if not tables:
         return EMPTY_TABLE
-    ids = np.concatenate([table.ids for table in tables])
-    files = np.concatenate([table.files for table in tables])
-    offsets = np.concatenate([table.offsets for table in tables])
-    sizes = np.concatenate([table.sizes for table in tables])
-    if bool(np.all(ids[1:] > ids[:-1])):
-        return LocationTable(ids, files, offsets, sizes)
-    order = np.argsort(ids, kind="stable")
-    ids = ids[order]
-    last_of_id = np.append(ids[1:] != ids[:-1], True)
-    order = order[last_of_id]
-    return LocationTable(ids[last_of_id], files[order], offsets[order], sizes[order])
+    whole = concatenated(tables)
+    if bool(np.all(whole.ids[1:] > whole.ids[:-1])):
+        return whole
+    order = np.argsort(whole.ids, kind="stable")
+    ids = whole.ids[order]
+    return whole.at(order[np.append(ids[1:] != ids[:-1], True)])
 
 
 def table_of_runs(runs: Sequence[Run]) -> LocationTable:
@@ -123,7 +121,7 @@ def table_of_runs(runs: Sequence[Run]) -> LocationTable:
     counts = np.array([len(run.sizes) for run in runs], np.int64)
     ends = np.cumsum(counts)
     sizes = np.concatenate([run.sizes for run in runs])
-    # Positions and offsets run on through all runs; each run then starts at its own.
+    # Positions and offsets first run through all runs; then each run gets its own start.
     starts = np.cumsum(sizes, dtype=np.int64) - sizes
     first_of_run = ends - counts
     bases = np.array([run.offset for run in runs], np.int64) - starts[first_of_run]
@@ -138,7 +136,7 @@ def table_of_runs(runs: Sequence[Run]) -> LocationTable:
 
 
 def _own(sizes: npt.NDArray[np.int64] | U32) -> U32:
-    """The same numbers in an array of their own, which keeps no message alive."""
+    """The same numbers in a separate array, which keeps no message alive."""
     if sizes.base is None and sizes.dtype == np.uint32:
         return sizes  # type: ignore[return-value]  # mypy does not see what the comparison says
     return np.array(sizes, dtype=np.uint32)
@@ -176,8 +174,7 @@ class Run:
     def table(self) -> LocationTable:
         """Where the entries are, of a run that is written.
 
-        As `table_of_runs` for one run, in a quarter of the time: in a checkpoint of many ledgers,
-        most have one run.
+        As `table_of_runs` for one run, in a quarter of the time; most ledgers have one run.
         """
         sizes = self.sizes
         offsets = np.cumsum(sizes, dtype=np.int64) - sizes + self.offset
@@ -206,7 +203,7 @@ class Run:
         )
 
     def location(self, entry_id: int) -> Location | None:
-        """Where one entry is, None if it is not here."""
+        """Where one entry is, if it is here."""
         index = entry_id - self.first
         if self.batch_ids is not None:
             index = int(self.batch_ids.searchsorted(entry_id))
@@ -247,7 +244,7 @@ class LedgerRuns:
             self._fold()
 
     def refused(self, run: Run) -> None:
-        """The journal had no room for `run`; it was never acknowledged and is gone."""
+        """Remove `run`, for which the journal had no room; it was never acknowledged."""
         index = self._runs.index(run)
         del self._runs[index], self._firsts[index]
 
@@ -267,7 +264,7 @@ class LedgerRuns:
             run.overlay(window)
 
     def location(self, entry_id: int) -> Location | None:
-        """Where the newest copy of one entry is, None if it is not here."""
+        """Where the newest copy of one entry is, if it is here."""
         if self._ordered:
             # Runs that do not overlap: only the last that begins at or below the id can have it.
             index = bisect_right(self._firsts, entry_id) - 1
@@ -312,12 +309,11 @@ class LedgerRuns:
 class Memtable:
     """Everything accepted between two checkpoints."""
 
-    __slots__ = ("entries", "ledgers", "payload_bytes")
+    __slots__ = ("entries", "ledgers")
 
     def __init__(self) -> None:
         self.ledgers: dict[int, LedgerRuns] = {}
         self.entries = 0
-        self.payload_bytes = 0
 
     def append(self, ledger_id: int, run: Run) -> LedgerRuns:
         """Accept `run`; returns where to report that it was written."""
@@ -340,6 +336,6 @@ class Memtable:
             runs.overlay(window)
 
     def location(self, ledger_id: int, entry_id: int) -> Location | None:
-        """Where the newest copy of one entry is in this memtable, None if it is not here."""
+        """Where the newest copy of one entry is in this memtable, if it is here."""
         runs = self.ledgers.get(ledger_id)
         return None if runs is None else runs.location(entry_id)

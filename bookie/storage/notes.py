@@ -1,7 +1,7 @@
-"""What a part of the bookie wants to know again after a restart: small values in the index.
+"""Small values in the index that a part of the bookie needs again after a restart.
 
-Each has a name below the part's own prefix, and a CRC32C of name and value. They lie in ``meta``,
-so they go with the index: an index that is made again from the files has none.
+Each has a name below the part's prefix, and a CRC32C of name and value. They are in ``meta``, so a
+rebuilt index has none.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Notes:
         """Set some notes; durable when it returns.
 
         Raises:
-            DiskFullError: there is no room; nothing happened.
+            DiskFullError: there is no room for the change.
             StorageFailedError: the index failed; the process must end.
         """
         await self._integrity.put(

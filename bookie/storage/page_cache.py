@@ -1,11 +1,11 @@
-"""How much of the kernel's page cache the files of one bookie take.
+"""A bound on the kernel's page cache for the files of one bookie.
 
-A bookie that writes as fast as its device fills all memory with pages. From then on each write
-waits until the kernel has found pages to free, and the rate falls by half for good. Here the bookie
-gives pages back before that. Two windows stay in memory, each of `page_cache_bytes`:
+A bookie that writes at the speed of its device fills all memory with pages. Then each write waits
+until the kernel has freed some, which halves the rate. So the bookie drops pages before that. Two
+windows stay in memory, each of `page_cache_bytes`:
 
-- the newest bytes that the journal wrote, from which tails are read;
-- the newest bytes that reads and compactions brought in from older places.
+- the newest bytes of the journal, which tailing readers read;
+- the newest bytes that reads and compactions loaded from older places.
 
 Pages behind a window are dropped in steps of up to 32 MiB, by a thread of their own. Only durable
 bytes are passed in, so no drop can lose any. Dropping is a hint: an error changes nothing.
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import NamedTuple, NoReturn
 
 from bookie.env import Environment
@@ -85,7 +85,7 @@ class PageCache:
             self._growing = growing._replace(end=durable_upto)
 
     def read(self, number: int, offset: int, size: int) -> None:
-        """A device gave these durable bytes, or a compaction wrote them."""
+        """Count durable bytes that a device gave or a compaction wrote."""
         if not self._window_bytes or offset >= self._kept_from.get(number, offset + 1):
             return
         end = offset + size
@@ -118,7 +118,7 @@ class PageCache:
             following = self._written[0] if self._written else self._growing
             if following.number == oldest.number:
                 self._kept_from[oldest.number] = oldest.end
-                # From the begin on: a page that two steps share is dropped with the second.
+                # From the begin, because two steps may share a page.
                 self._behind.append(_Range(oldest.number, 0, oldest.end))
             else:
                 del self._kept_from[oldest.number]
@@ -142,12 +142,8 @@ class PageCache:
         for path, (_, start, end) in behind:
             if path is None:
                 continue
-            # The kernel drops whole folios only, and one may begin in the range before.
+            # The kernel drops whole folios, and one may begin in the range before.
             begin = max(start - OVERLAP_BYTES, 0) if end - start > CHUNK_BYTES else start
-            # The file may be gone, which frees its pages as well.
-            with suppress(OSError):
-                file = self._env.disk.open(path)
-                try:
-                    file.forget(begin, end - begin if end else 0)
-                finally:
-                    file.close()
+            # The file may be gone, and its pages with it.
+            with suppress(OSError), closing(self._env.disk.open(path)) as file:
+                file.forget(begin, end - begin if end else 0)

@@ -1,8 +1,7 @@
-"""What a reader will want next from a file, asked of the device before it does.
+"""Read-ahead for readers of long ranges of a file.
 
-A client reads a long range as many requests, one after the other. The kernel reads 128 KiB ahead of
-such a request. A device of 1.6 GB/s delivers that in the time of one wake-up, so each request would
-wait for a thread and the device. Here a request that goes on where another ended asks for
+A client reads a long range as a sequence of requests. The kernel reads only 128 KiB ahead, so each
+request would wait for a thread and the device. Here a request that continues another one prefetches
 `AHEAD_BYTES` more, and the next requests find their bytes in memory.
 """
 
@@ -11,26 +10,25 @@ from __future__ import annotations
 import threading
 
 AHEAD_BYTES = 4 * 1024 * 1024
-"""What is asked for at a time: some two milliseconds of a fast device."""
+"""Prefetched at a time: about two milliseconds of a fast device."""
 
 SEQUEL_BYTES_MIN = 64 * 1024
-"""Shorter requests are not worth more than the kernel's own read-ahead."""
+"""For shorter requests the kernel's read-ahead suffices."""
 
 FILES_MAX = 64
-"""Files that are remembered; a reader needs one at a time."""
+"""Files that are remembered."""
 
 
 class Prefetcher:
-    """Tells which requests go on where others ended; used by the event loop and read threads."""
+    """Tells which requests continue others; used by the event loop and read threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._sequences: dict[int, tuple[int, int]] = {}
-        """By file: where the last request that missed, or its sequel, ended, and where what was
-        asked for ahead ends."""
+        """By file: the end of the last request that missed, and the end of what was prefetched."""
 
     def is_due(self, number: int, size: int, offset: int) -> bool:
-        """Whether a request of what was asked for ahead should ask for more, in memory or not."""
+        """Whether a request inside the prefetched range should prefetch more."""
         sequence = self._sequences.get(number)
         if sequence is None or size < SEQUEL_BYTES_MIN:
             return False
@@ -38,7 +36,7 @@ class Prefetcher:
         return offset < until <= offset + size + AHEAD_BYTES // 2
 
     def missed(self, number: int, size: int, offset: int) -> tuple[int, int]:
-        """Note a request that a thread carries out; offset and size of what to ask for after it.
+        """Note a request that a thread executes; returns offset and size of what to prefetch.
 
         The size is 0 if nothing is.
         """
@@ -51,7 +49,7 @@ class Prefetcher:
         end = offset + size
         last, until = self._sequences.pop(number, (end, -1))
         due = offset < until <= end + AHEAD_BYTES // 2
-        # Between the entries of one ledger there may be some of others.
+        # Entries of other ledgers may lie between.
         follows = 0 <= offset - last <= size and until <= end
         start = max(end, until)
         if due or follows:

@@ -1,11 +1,10 @@
 """Reading entries: look up where they are, fetch the bytes, check that they are the right ones.
 
-The look-up takes what the memtables have first and opens the index transaction after. The reverse
-order could miss an entry that a checkpoint moves between the two, and "no such entry" would be a
-lie. The event loop never reads the index: it knows the pages that were read lately
-(`index/cached_pages.py`), and for all others the whole read runs in a thread (`entry_fetch.py`). An
-entry that was found but cannot be read is an I/O error, never a missing entry. The same holds for
-one that turns out to be another one.
+The look-up reads the memtables first, then the index. In the reverse order, an entry that a
+checkpoint moves between the two could be denied. The event loop only uses cached pages of the index
+(`index/cached_pages.py`). If others are needed, the whole read runs in a thread (`entry_fetch.py`).
+An entry that is found and unreadable is an I/O error, never a missing entry. So is a packet that
+belongs to another entry.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ _IDS = struct.Struct(">qq")
 
 
 STRIPED_IDS_MAX = 128 * 1024
-"""Ids that a striped read looks at: 24 bytes each, and the time that the event loop waits."""
+"""Ids that a striped read examines: 24 bytes each, and time of the event loop."""
 
 
 class ReadResult(NamedTuple):
@@ -69,7 +68,7 @@ class EntryReader:
         gap: int,
         was_read: Callable[[int, int, int], None],
     ) -> None:
-        """`was_read` hears file, offset and size of what a device gave, or may have given."""
+        """`was_read` gets file, offset and size of what a device gave, or may have given."""
         self._env = environment
         self._pages = index.cached_pages
         self._memtables = memtables
@@ -94,12 +93,12 @@ class EntryReader:
     ) -> ReadResult:
         """Read wanted ids of ``first … last``, in order, up to the first hole or limit.
 
-        The memtables are looked at before the first wait, in the caller's synchronous section. At
-        least one entry is returned if the first wanted id is stored, however large it is. The
-        caller knows that nothing above `bound` is stored.
+        The memtables are read before the first wait, in the caller's synchronous section. If the
+        first wanted id is stored, it is returned, however large it is. Nothing above `bound` is
+        stored.
         """
         if stripe.modulus == 0:
-            # One id behind the last is enough to say that there are no more.
+            # One id after the last shows that there are no more.
             last = min(last, max(first, min(bound, MAX_ID - 1) + 1))
         if first == last and stripe.contains(first):
             found = self.read_one(ledger_id, first, bound)
@@ -112,7 +111,7 @@ class EntryReader:
     ) -> ReadResult | Coroutine[Any, Any, ReadResult]:
         """`read` for one entry: the same decisions in a third of the time, without arrays.
 
-        A coroutine only where a thread has to read, so that nearly every call is a plain one.
+        The result is a coroutine only if a thread has to read.
         """
         if entry_id > bound:
             return _absent(entry_id)
@@ -167,14 +166,14 @@ class EntryReader:
             try:
                 await self._finish(fetch, ledger_id)
             except FileNotFoundError as error:
-                # A compaction moved the entries and removed their old file: look up once more.
+                # A compaction moved the entries and removed their file: look up again.
                 if attempt:
                     return self._failed(ledger_id, first, f"its file is gone: {error}")
                 continue
             except CorruptionError as error:
                 return self._failed(ledger_id, first, str(error))
             if not attempt and fetch.failure is not None and fetch.failure[1] == PAGE_LOST:
-                # Or the hole was filled since we looked; then a second look finds the entry.
+                # The entry may have been added meanwhile; a second look finds it then.
                 continue
             return self._result(fetch, ledger_id)
         raise AssertionError("the second attempt returns")
@@ -196,7 +195,7 @@ class EntryReader:
                 self._from_file()
                 return
             self._from_thread()
-            # A caller that is cancelled while the thread reads ends with it.
+            # A caller that is cancelled meanwhile ends with the thread.
             await self._env.workers.run_through("read", fetch.finish)
         finally:
             for number, offset, size in fetch.device_reads:
@@ -207,7 +206,7 @@ class EntryReader:
     async def stored(self, ledger_id: int, ids: Ids) -> tuple[npt.NDArray[np.bool_], Buffer | None]:
         """Which of `ids` (ascending, close together) are stored, and their packets.
 
-        The packets of the stored ones come one after the other, None if they cannot be read.
+        The packets of the stored ones are concatenated; None if they are unreadable.
         """
         first, span = int(ids[0]), int(ids[-1]) - int(ids[0]) + 1
         for _ in range(2):
@@ -216,26 +215,26 @@ class EntryReader:
             try:
                 await self._finish(fetch, ledger_id)
             except FileNotFoundError:
-                # As in `read`: moved while we looked, so look once more.
+                # As in `read`: moved meanwhile, so look again.
                 continue
             present = window.sizes[ids - window.first] > 0
             return present, None if fetch.failure is not None else fetch.payload()
         return np.ones(len(ids), np.bool_), None
 
     def forget(self, ledger_ids: Sequence[int]) -> None:
-        """These ledgers are gone: nothing that is known of them holds for new ones of their ids."""
+        """Forget cached knowledge of these ledgers; new ones may have their ids."""
         self._pages.forget(ledger_ids)
         self._sources.digests.forget(ledger_ids)
 
     def _window(self, ledger_id: int, first: int, span: int) -> Window:
-        """What the memtables have of the ids. The index is looked at after them."""
+        """The ids' locations in the memtables. The index is read after them."""
         window = Window(first, span)
         for memtable in self._memtables():
             memtable.overlay(ledger_id, window)
         return window
 
     def _location(self, ledger_id: int, entry_id: int) -> Location | None:
-        """Where one entry is, from the newest copy on; None if memory does not tell."""
+        """Where the newest copy of an entry is; None if memory cannot tell."""
         for memtable in reversed(self._memtables()):
             location = memtable.location(ledger_id, entry_id)
             if location is not None:
@@ -259,7 +258,7 @@ def _absent(entry_id: int) -> ReadResult:
 
 
 def _span_for(entries_max: int, stripe: Stripe) -> int:
-    """Ids to look at: `entries_max` wanted ones are among them, if that is not too many."""
+    """How many ids to examine for `entries_max` wanted ones, up to a limit."""
     if stripe.modulus == 0:
         return entries_max
     return min(-(-entries_max * stripe.modulus // stripe.count) + stripe.modulus, STRIPED_IDS_MAX)

@@ -1,12 +1,10 @@
-"""Files on their way out: set aside at once, durably, and then given back in small steps.
+"""Removal of files: they are renamed at once, durably, and then freed in small steps.
 
-Freeing a large file at once keeps the file system's own journal busy, and every sync of the
-bookie's journal waits: 70 ms for 256 MiB on ext4. Cut from its end a few MiB at a time, the same
-file delays no sync.
+Freeing a large file at once keeps the file system's journal busy, and syncs of the bookie's journal
+wait: 70 ms for 256 MiB on ext4. Cutting a few MiB at a time from its end delays no sync.
 
-A file first gets another name, which a start removes. That name is durable before the first byte
-goes, because a rebuild must not meet half a file. The index forgets the file at once. The next
-start removes what a process leaves behind.
+A file first gets a temporary name, durably, because a rebuild must not find half a file. The index
+forgets the file at once. The next start removes what is left.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ import enum
 import os
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import NoReturn, TypeVar
@@ -28,16 +26,16 @@ from bookie.telemetry import Metrics
 R = TypeVar("R")
 
 POOL = "index"
-"""One thread, which no step keeps for long."""
+"""One thread; each step is short."""
 
 STEP_BYTES = 2 * 1024 * 1024
-"""Freed at once: a multiple of the page, so that a reader never sees a page cut in two."""
+"""Freed at once: whole pages, so that a reader never sees a part of one."""
 
 PAUSE_SECONDS = 0.01
-"""After each step: close to 200 MB/s, twenty times slower than the file system could."""
+"""After each step; limits the rate to about 200 MB/s."""
 
 PAUSE_STEPS = 4
-"""A step that took long is followed by a pause so many times as long."""
+"""The pause is this many times as long as the step."""
 
 PAUSE_SECONDS_MAX = 0.1
 
@@ -49,7 +47,7 @@ class _Next(enum.Enum):
     """Nothing was left to be done."""
     LATER = enum.auto()
     AT_ONCE = enum.auto()
-    """There is less room than is still to be given back."""
+    """There is less free room than is still to be freed."""
 
 
 @dataclass(slots=True)
@@ -76,13 +74,13 @@ class Removal:
         """Touched in the index thread only."""
         self._wake = asyncio.Event()
         self.working_since: float | None = None
-        """When the step that is under way began, which keeps the index from its next commit."""
+        """When the current step began; the index thread cannot commit meanwhile."""
 
     async def take(self, paths: list[str]) -> None:
-        """Remove these files: no start finds them after this.
+        """Remove these files; after this no start finds them.
 
-        A reader that has one of them open finds it shorter than it was. Where room is short, the
-        space is free when this returns. Cancelled, it is done all the same.
+        A reader that has one of them open may find it shorter. If a device is full, the space is
+        free when this returns. If cancelled, the removal still happens.
 
         Raises:
             OSError: a device failed.
@@ -94,12 +92,12 @@ class Removal:
             await self.finish()
 
     async def finish(self) -> None:
-        """Give back everything now, file by file and without a pause; raises like `take`."""
+        """Free everything now, file by file and without pauses; raises like `take`."""
         while await self._work(partial(self._step, whole=True)) is not _Next.NOTHING:
             pass
 
     async def run(self) -> NoReturn:
-        """Give back what is taken, step by step, until cancelled; raises like `take`."""
+        """Free the taken files, step by step, until cancelled; raises like `take`."""
         clock = self._env.clock.monotonic
         while True:
             await self._wake.wait()
@@ -135,13 +133,11 @@ class Removal:
         for directory in sorted({os.path.dirname(path) for path in renamed}):
             disk.sync_directory(directory)
         for path in renamed:
-            with suppress(FileNotFoundError):
-                file = disk.open(path)
+            with suppress(FileNotFoundError), closing(disk.open(path)) as file:
                 self._leaving.append(_Leaving(path, file.size()))
-                file.close()
 
     def _step(self, *, whole: bool = False) -> _Next:
-        """Shorten the first file, or remove it; a file that is gone already is skipped."""
+        """Shorten the first file, or remove it; skip a file that is gone."""
         if self._taken:
             # The caller of `take` was cancelled before its step began.
             self._set_aside()
@@ -152,11 +148,8 @@ class Removal:
         rest = 0 if whole else max(leaving.size_bytes - 1, 0) // STEP_BYTES * STEP_BYTES
         try:
             if rest:
-                file = disk.open(leaving.path, writable=True)
-                try:
+                with closing(disk.open(leaving.path, writable=True)) as file:
                     file.truncate(rest)
-                finally:
-                    file.close()
             else:
                 self._leaving.popleft()
                 disk.unlink(leaving.path)

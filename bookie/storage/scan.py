@@ -1,8 +1,7 @@
-"""Reading a file of blocks from the start or from the mark, and judging where it ends.
+"""Reading a file of blocks from its start or from the mark, and finding its end.
 
-A block that does not validate is one of two things. Either it is the torn end of the last write,
-which was never reported as durable. Or it is damage to something that was. The evidence is gathered
-here; the verdict is a table in `bookie.formats.tail`.
+An invalid block is the torn end of the last write, which was never reported as durable, or damage
+to durable data. This module gathers the evidence; `bookie.formats.tail` decides.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from bookie.formats.records import LinkRecord, RecordType, encode_link, parse_re
 SCAN_BYTES = 8 * 1024 * 1024
 GROUP_BYTES = 1024 * 1024
 GROUP_BLOCKS = 4096
-"""Small blocks are handled together until there are so many, or their bodies are so large."""
+"""Small blocks are handled together, up to this number of blocks and bytes."""
 
 LINK_RECORD_SIZE_BYTES = len(encode_link(0, bytes(16), 0))
 _MAGIC_WORD = int.from_bytes(BLOCK_MAGIC, "little")
@@ -48,7 +47,7 @@ class ScannedBlock:
     end: int
     header: BlockHeader
     body: memoryview
-    """A view of what was read ahead; it keeps all of that in memory."""
+    """A view of what was read ahead, and keeps that in memory."""
 
     @property
     def body_offset(self) -> int:
@@ -110,27 +109,22 @@ class BlockRun:
             start, before, records = stop, int(sizes[stop - 1]), until
 
     def _record_offsets(self) -> Ids | None:
-        """Where the records begin in `data`, if that is found faster than group by group."""
+        """Where the records begin in `data`, if that is faster than group by group."""
         counts, lengths = self.headers.record_counts, self.headers.body_lengths
         if bool((lengths * counts[0] == lengths[0] * counts).all()):
-            # Records of one size, as it seems: their places can be computed.
+            # Records of one size, probably: their places can be computed.
             return None
         starts = self.headers.starts + BLOCK_HEADER_SIZE_BYTES
         return walk_together(self.data, starts, starts + lengths, counts)
 
 
 def runs(
-    file: Readable,
-    header: FileHeader,
-    start: int,
-    sequence_after: int,
-    ahead: int = SCAN_BYTES,
+    file: Readable, header: FileHeader, start: int, sequence_after: int, ahead: int = SCAN_BYTES
 ) -> Iterator[BlockRun]:
     """Valid blocks from `start` on, up to the first that is not.
 
-    `sequence_after` is the sequence of the block before `start`, 0 if that is not known; sequences
-    rise by one, so that no other block of the same file is a successor. After an interruption the
-    caller asks `next_valid`.
+    `sequence_after` is the sequence of the block before `start`, 0 if unknown. Sequences rise by
+    one, so only one block is the successor. After damage, go on with `next_valid`.
     """
     size = file.size()
     offset, data = start, memoryview(b"")
@@ -193,7 +187,7 @@ def _leading(answers: npt.NDArray[np.bool_]) -> int:
 
 
 def _is_in_place(block: BlockHeader, offset: int, sequence_after: int) -> bool:
-    """Whether a valid block belongs where it stands: sequences rise by one, syncs come before."""
+    """True if a valid block is in its place by its sequence and its `durable_upto`."""
     expected = sequence_after + 1 if sequence_after else block.sequence
     return block.sequence == expected and block.durable_upto <= offset
 
@@ -201,10 +195,10 @@ def _is_in_place(block: BlockHeader, offset: int, sequence_after: int) -> bool:
 def left_by_no_crash(
     file: Readable, header: FileHeader, invalid_at: int, sequence_after: int, *, room_after: bool
 ) -> bool:
-    """Whether no crash leaves what stands at `invalid_at`, behind the block `sequence_after`.
+    """True if a crash cannot have left the bytes at `invalid_at`.
 
-    That is another block of this file, or one that reaches beyond the end of the file; with
-    `room_after` also that the file ends where there was room for one more block.
+    Such bytes are another block of this file, or a block beyond the file's end. With `room_after`
+    it is also a file without room for one more block.
     """
     found = parse_block_header(file.pread(BLOCK_HEADER_SIZE_BYTES, invalid_at), header.nonce)
     size = file.size()
@@ -225,7 +219,7 @@ def _is_intact(header: FileHeader, block: BlockHeader, body: memoryview) -> bool
 
 
 def read_block(file: Readable, header: FileHeader, offset: int, size: int) -> ScannedBlock | None:
-    """The block at `offset`, or None when its header or body does not validate."""
+    """The block at `offset`, or None if its header or body is invalid."""
     block = parse_block_header(file.pread(BLOCK_HEADER_SIZE_BYTES, offset), header.nonce)
     if block is None:
         return None
@@ -242,7 +236,7 @@ def read_block(file: Readable, header: FileHeader, offset: int, size: int) -> Sc
 class BlockGroup:
     """Neighbouring blocks, their records one after the other. Links are left out.
 
-    A block that holds a single lone append costs as much as a large one; together they do not.
+    A block with one lone append costs as much to handle as a large one.
     """
 
     body: memoryview
@@ -291,10 +285,10 @@ def _group(run: BlockRun, start: int, stop: int, offsets: Ids | None) -> BlockGr
     begins = run.headers.starts[part] + BLOCK_HEADER_SIZE_BYTES
     lengths = run.headers.body_lengths[part]
     bodies = run.bodies[part]
-    # Where there is no record there may be no byte to look at.
+    # An empty block may lack a byte to read.
     filled = np.flatnonzero((counts > 0) & (lengths > 0))
     kinds = np.frombuffer(run.data, np.uint8)[begins[filled]]
-    # From the last one on, so that the offsets before it stay where they are.
+    # Backwards, so that earlier offsets stay valid.
     for index in filled[kinds == RecordType.LINK][::-1].tolist():
         bodies[index] = bodies[index][LINK_RECORD_SIZE_BYTES:]
         if offsets is not None:
@@ -322,9 +316,9 @@ def _group(run: BlockRun, start: int, stop: int, offsets: Ids | None) -> BlockGr
 
 
 def _without_link(offsets: Ids, index: int, end: int) -> Ids | None:
-    """All but the one at `index`, a link in a block that ends at `end`; None if it is not one."""
+    """The offsets without the link at `index`, whose block ends at `end`; None if it is no link."""
     following = int(offsets[index + 1]) if index + 1 < len(offsets) else end
-    # The next record may be in a later block; then the link's own has room for nothing else.
+    # The next record may be in a later block; then the link fills its own.
     if min(following, end) - int(offsets[index]) != LINK_RECORD_SIZE_BYTES:
         return None
     return np.delete(offsets, index)
@@ -360,7 +354,7 @@ def later_headers(
 def next_valid(
     file: Readable, header: FileHeader, after: int, sequence_after: int
 ) -> ScannedBlock | None:
-    """The first whole valid block beyond `after`, to go on with behind a damaged region."""
+    """The first valid block beyond `after`, to continue after a damaged region."""
     size = file.size()
     for offset, _ in later_headers(file, header, after, sequence_after):
         block = read_block(file, header, offset, size)
@@ -370,7 +364,7 @@ def next_valid(
 
 
 def link_of(file: Readable, header: FileHeader) -> LinkRecord | None:
-    """What the first block of a file says about its predecessor, if there is such a block."""
+    """The LINK record of a file, which names its predecessor, if it has one."""
     block = read_block(file, header, FILE_HEADER_SIZE_BYTES, file.size())
     if block is None:
         return None

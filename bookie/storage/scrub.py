@@ -1,15 +1,13 @@
-"""Reading everything that is indexed, slowly and for ever, to find damage before a reader does.
+"""Reading everything that is indexed, slowly and repeatedly, to find damage early.
 
-One pass goes over the files by number, and over the index. Of a file it checks the checksum of each
-block and of each request's payload, and that packets are the entries their records say; of the
-index, the checksum of each page, and that no slot points behind the end of a file. A pass reads
-past the page cache where the file system lets it. It reads at a bounded rate, in steps of a worker
-thread, so that neither the event loop nor other readers notice.
+One pass covers the files, by number, and the index. In a file it checks the checksums of blocks and
+of requests' payloads, and the ids in packets. In the index it checks the checksums of pages, and
+that slots point inside their files. A pass bypasses the page cache where the file system allows it.
+It reads at a bounded rate, in steps of a worker thread.
 
-What was found is kept in the index until a later pass finds the place sound or the file gone: it is
-reported once, and the bookie stays in doubt as long as it is there. A file that a compaction
-removes meanwhile is no finding. Digests of entries are checked by whoever knows the type of their
-ledger's digest: clients and the integrity check.
+A finding is reported once and kept in the index. It goes when a later pass finds the place sound or
+the file removed; until then the bookie is in doubt. A file that a compaction removes is no finding.
+Clients and the integrity check verify the digests of entries.
 """
 
 from __future__ import annotations
@@ -30,11 +28,7 @@ from bookie.formats.blocks import FILE_HEADER_SIZE_BYTES, FileHeader
 from bookie.formats.checksum import crc32c
 from bookie.formats.index_rows import FileState, decode_ledger_row, parse_ledger_key
 from bookie.storage.files import FileTable, read_header
-from bookie.storage.index.entry_index import (
-    INTEGRITY_IN_LIMBO,
-    INTEGRITY_SOUND,
-    META_INTEGRITY,
-)
+from bookie.storage.index.entry_index import INTEGRITY_IN_LIMBO, INTEGRITY_SOUND, META_INTEGRITY
 from bookie.storage.index.page_walk import behind, some_of, sound_slots, values_of
 from bookie.storage.integrity import Integrity
 from bookie.storage.scan import BlockGroup, grouped, next_valid, runs
@@ -47,16 +41,16 @@ _log = event_log(__name__)
 META_DAMAGE = b"damage/"
 """Prefix of the findings: file number, offset → one sentence."""
 META_POSITION = b"scrubbed"
-"""Where the next pass goes on: file number, offset, sequence of the block before."""
+"""Where the next pass continues: file number, offset, sequence of the block before."""
 
 _DAMAGE_KEY = struct.Struct(">IQ")
 _POSITION = struct.Struct("<IQQ")
 ALIGNMENT_BYTES = 4096
 """Reads past the page cache begin and end at multiples of this."""
 STEP_BYTES = 1024 * 1024
-"""Read at once; also the most that a step holds in memory beside one block."""
+"""Read at once; also the memory of a step, beside one block."""
 REMEMBER_BYTES = 64 * 1024 * 1024
-"""So much is read again at most when the bookie was stopped."""
+"""The most that is read again after a restart."""
 NOW_BYTES_PER_SECOND = 64 * 1024 * 1024
 """The rate of a pass that an operator waits for."""
 IDLE_SECONDS = 60.0
@@ -65,7 +59,7 @@ IDLE_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One damaged place. File 0 is the index, the offset then its checksum's number."""
+    """One damaged place. File 0 is the index; the offset is then a CRC32C of the key."""
 
     file: int
     offset: int
@@ -126,14 +120,14 @@ class Scrubber:
     # --- for operators -------------------------------------------------------------------
 
     def start(self) -> None:
-        """Have a whole pass made now, at a higher rate."""
+        """Start a whole pass now, at a higher rate."""
         self._now = self._asked = True
         self._idle.end()
         self._rest.measure_again()
 
     @property
     def settings(self) -> StorageSettings:
-        """The rate, which may be replaced at any time; a pass begins when it was off."""
+        """The settings; may be replaced at any time. If the rate was 0, a pass begins."""
         return self._settings
 
     @settings.setter
@@ -154,7 +148,7 @@ class Scrubber:
     # --- the task ------------------------------------------------------------------------
 
     async def run(self) -> NoReturn:
-        """Pass after pass, until cancelled; a step that is under way then reads on to its end."""
+        """Make passes until cancelled; the current step still ends."""
         while True:
             self._asked = False
             self._idle.clear()
@@ -164,7 +158,7 @@ class Scrubber:
             await self._idle.wait(lambda: IDLE_SECONDS)
 
     async def scrub(self) -> None:
-        """One pass; it goes on where an interrupted one was, unless it was asked for.
+        """One pass; it continues an interrupted one, unless `start` asked for it.
 
         Raises:
             StorageFailedError: the index could not be written; the process must end.
@@ -189,7 +183,7 @@ class Scrubber:
             self.report.passes = passes + 1
             self._metrics.scrub_passes_total.inc()
         except (CorruptionError, OSError) as error:
-            # Not of a file, which is a finding: what the pass itself needs could not be read.
+            # The pass's own data is unreadable. An unreadable file would be a finding.
             _log.warning("scrub_stopped", reason=str(error))
         finally:
             self.running = False
@@ -324,12 +318,12 @@ class Scrubber:
     # --- findings ------------------------------------------------------------------------
 
     async def _take(self, step: _Step) -> None:
-        """Report what is new, count what was read, and keep to the rate."""
+        """Report new findings, count bytes, and keep to the rate."""
         self.report.bytes += step.size_bytes
         self._metrics.scrub_bytes_total.inc(step.size_bytes)
         for finding in step.findings:
             key = (finding.file, finding.offset)
-            # A file that is gone by now was removed, not damaged.
+            # A missing file was removed, not damaged.
             if key in self.findings or not self._is_there(finding.file):
                 continue
             await self._report(key, finding.what)
@@ -345,8 +339,9 @@ class Scrubber:
         _log.error("damage_found", found=what)
         values = {META_DAMAGE + _DAMAGE_KEY.pack(*key): what.encode()}
         if self._integrity.value == INTEGRITY_SOUND:
-            # What the index points to is an error, not absent, and what has lost its key is looked
-            # for beside its place. Only a damaged key in a branch hides more, until the next start.
+            # In limbo suffices. Damaged entries answer with an error, and a page with a damaged key
+            # is found beside its place. Only a damaged key in a branch hides more, until the next
+            # start.
             values[META_INTEGRITY] = INTEGRITY_IN_LIMBO
         await self._put(values)
 
@@ -368,7 +363,7 @@ class Scrubber:
 
 
 class _Uncached:
-    """A file as the device has it."""
+    """A file as the device has it, past the page cache."""
 
     def __init__(self, file: File) -> None:
         self._file = file
@@ -390,7 +385,7 @@ class _Uncached:
 
 
 def _check(number: int, group: BlockGroup) -> list[Finding]:
-    """What is wrong inside of blocks whose own checksums are right."""
+    """Damage inside of blocks whose own checksums are right."""
     first = int(group.places[0]) if len(group.places) else 0
     try:
         records = group.parse()
@@ -422,7 +417,7 @@ def _check(number: int, group: BlockGroup) -> list[Finding]:
 def _behind(
     file: _Uncached, header: FileHeader, offset: int, sequence: int
 ) -> tuple[int, int] | None:
-    """Where to go on behind damage at `offset`: the next valid block, and the sequence before."""
+    """Where to continue after damage at `offset`: the next valid block, and the sequence before."""
     try:
         found = next_valid(file, header, offset, sequence)
     except OSError:
@@ -431,7 +426,7 @@ def _behind(
 
 
 def _is_blank(file: _Uncached, start: int, end: int) -> bool:
-    """Whether only zeros stand there: room that was reserved and never used."""
+    """True if there are only zeros: reserved room that was never used."""
     while start < end:
         data = file.pread(min(STEP_BYTES, end - start), start)
         if not len(data):

@@ -1,7 +1,6 @@
-"""What the log says of entries that cannot be read: one line for a ledger, then counts.
+"""Log lines for entries that cannot be read: one for each ledger, then counts.
 
-A lost file makes every read of it fail. A line for each of them would fill the log and say nothing
-new.
+A lost file makes every read of it fail. A line for each would fill the log.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from bookie.telemetry import Metrics, event_log
 _log = event_log(__name__)
 
 LEDGERS_NAMED_MAX = 100
-"""Ledgers that get a line of their own until all is well again."""
+"""Ledgers that get a line of their own until reads succeed again."""
 
 REPORT_SECONDS = 60.0
 """Time between two lines with counts."""
@@ -25,13 +24,13 @@ class UnreadableEntries:
         self._clock = clock
         self._count_error = metrics.errors_total.labels("read").inc
         self._ledgers: set[int] = set()
-        """Ledgers with failed reads since all was well."""
+        """Ledgers with failed reads."""
         self._reads = 0
         """Failed reads since the last line with counts."""
         self._reported_at = 0.0
 
     def note(self, ledger_id: int, entry_id: int, reason: str) -> None:
-        """A read failed. The first one of a ledger gets a line."""
+        """Note a failed read. The first one of a ledger is logged."""
         self._count_error()
         if not self._ledgers:
             self._reported_at = self._clock.monotonic()
@@ -42,7 +41,7 @@ class UnreadableEntries:
         _log.warning("entry_unreadable", ledger_id=ledger_id, entry_id=entry_id, reason=reason)
 
     def report(self) -> None:
-        """Write the counts from time to time; a period without failed reads ends the matter."""
+        """Log the counts from time to time; a period without failed reads resets them."""
         if not self._ledgers or self._clock.monotonic() - self._reported_at < REPORT_SECONDS:
             return
         self._reported_at = self._clock.monotonic()

@@ -1,15 +1,14 @@
-"""A watch over the devices: late answers are reported, and one that never comes ends the engine.
+"""A watch over the devices: it reports late answers, and a missing one ends the engine.
 
-A task that waits for a device cannot watch it. So the watch never waits. It looks at how long the
-oldest request has been with the journal, and how long a step of the removal of files has taken. It
-also looks whether a commit of the index is still the one that it saw before. Only the end of a
-transaction counts, where the index writes and syncs.
+The watch never waits for a device. It checks the age of three things: the oldest request in the
+journal, the current step of file removal, and the current commit of the index. Of a transaction
+only the end counts, where the index writes and syncs.
 
-A device that hangs gives no error, and while it hangs nothing is acknowledged and memory fills up.
+A device that hangs gives no error. Meanwhile requests wait and memory fills up.
 
-A process that stands still as a whole (SIGSTOP, a paused virtual machine) hears of no answer, and
-its clock goes on. A look that comes late shows that. It ends nothing, and the time before it counts
-as one interval only: a device that really hangs still does so at the looks after it.
+If the whole process is paused (SIGSTOP, a virtual machine), answers wait while the clock runs on. A
+late look shows that. It never ends the engine, and the time before it counts as one interval. A
+device that really hangs is noticed by later looks.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ from bookie.telemetry import Metrics, event_log
 _log = event_log(__name__)
 
 LATE_INTERVALS = 2.0
-"""A look is late if so many intervals lie between it and the look before."""
+"""A look is late if more than this many intervals have passed since the last one."""
 
 INTERVALS_PER_FAILURE = 4.0
-"""Looks within the shortest time that ends the engine, so that one of them may be late."""
+"""Looks within the time that ends the engine, so that one of them may be late."""
 
 
 class CountedStore:
@@ -61,12 +60,12 @@ class CountedStore:
 
     @property
     def is_committing(self) -> bool:
-        """Whether a transaction is at its end and has not come back."""
+        """True while a transaction is committing."""
         return self.commits_begun != self.commits_ended
 
 
 class DeviceWatch:
-    """Looks from time to time; `failed` is told when an answer is overdue."""
+    """Looks from time to time; calls `failed` when an answer is overdue."""
 
     def __init__(
         self,
@@ -78,7 +77,7 @@ class DeviceWatch:
         removal: Removal,
         failed: Callable[[BaseException], None],
     ) -> None:
-        """Removed files are told of as of the ledgers device, also those of the journal."""
+        """Removal counts for the ledgers device, also of journal files."""
         self._clock = clock
         self._settings = settings
         self._metrics = metrics
@@ -91,7 +90,7 @@ class DeviceWatch:
         self._commit_since = 0.0
         self._looked_at = clock.monotonic()
         self._stood_still: list[tuple[float, float]] = []
-        """Begin and end of each time that counts for no device, ascending."""
+        """Begin and end of each pause of the process, ascending."""
 
     @property
     def interval_seconds(self) -> float:
@@ -100,7 +99,7 @@ class DeviceWatch:
         return min(settings.idle_marker_seconds, settings.sync_fail_seconds / INTERVALS_PER_FAILURE)
 
     def look(self) -> None:
-        """Look once; takes no time."""
+        """Look once; never blocks."""
         now, before = self._clock.monotonic(), self._looked_at
         is_late = now - before > LATE_INTERVALS * self.interval_seconds
         self._looked_at = now
@@ -110,7 +109,8 @@ class DeviceWatch:
             "index": self._committing_since(now),
         }
         for device, since in owed.items():
-            # What came before a late look may wait to be heard: only the look before is sure.
+            # Answers from before a late look may still be queued; only the time up to the last look
+            # counts.
             self._judge(device, before if is_late else now, since)
         oldest = min((since for since in owed.values() if since is not None), default=now)
         self._stood_still = [still for still in self._stood_still if still[1] > oldest]
@@ -118,7 +118,7 @@ class DeviceWatch:
             self._stood_still.append((before + self.interval_seconds, now))
 
     def _committing_since(self, now: float) -> float | None:
-        """When a look first saw the commit that is under way; None without one."""
+        """When a look first saw the current commit, if there is one."""
         if not self._store.is_committing:
             return None
         if self._commit_seen != self._store.commits_begun:

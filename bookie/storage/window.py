@@ -1,12 +1,10 @@
 """A window of consecutive entry ids, and where each of them is stored.
 
 The memtables are laid over the window, oldest first, so that the newest copy of an id wins. The
-index fills what they leave empty. Everything is an array operation; nothing here runs once per
-entry.
+index fills the empty places. Everything is an array operation, without work per entry.
 
 A location is a triple (file, offset, size). `file` > 0 is a file number; `file` < 0 is the buffer
-``memory[-file - 1]``, a payload that has not been written yet; `file` 0 means that the entry
-is nowhere.
+``memory[-file - 1]``, an unwritten payload. `file` 0 means that the entry is missing.
 """
 
 from __future__ import annotations
@@ -26,9 +24,9 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Extent(NamedTuple):
-    """So many adjacent packets: `length` bytes at `offset` of `file`.
+    """Adjacent packets: `length` bytes at `offset` of `file`.
 
-    A tuple, because lone appends stand apart in the journal: there is one for each of them.
+    A tuple, because each lone append in the journal needs one.
     """
 
     file: int
@@ -54,7 +52,7 @@ class Window:
         self.sizes: Ids = np.zeros(span, dtype=np.int64)
         self.memory: list[Buffer] = []
 
-    def put(self, ids: Ids, files: Ids | int, offsets: Ids, sizes: Sizes) -> None:
+    def put(self, ids: Ids, files: Sizes | int, offsets: Sizes, sizes: Sizes) -> None:
         """Lay locations over the window; all `ids` lie in it."""
         where = ids - self.first
         self.files[where] = files
@@ -70,7 +68,7 @@ class Window:
         self.sizes[start:stop] = sizes
 
     def fill(self, first_page: int, pages: list[bytes]) -> None:
-        """Put the slots of these index pages under the window: where nothing newer lies.
+        """Fill the empty places of the window from these index pages.
 
         The pages may end before the window does.
         """
@@ -84,7 +82,7 @@ class Window:
         self.files[where], self.offsets[where], self.sizes[where] = part.T
 
     def remember(self, buffer: Buffer) -> int:
-        """Keep `buffer` alive for this read; returns the negative number that stands for it."""
+        """Keep `buffer` for this read; returns its negative number."""
         self.memory.append(buffer)
         return -len(self.memory)
 

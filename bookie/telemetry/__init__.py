@@ -1,7 +1,7 @@
 """What a bookie says about itself: metrics for Prometheus and one structured line per state change.
 
-Importing this imports neither prometheus-client nor structlog: both are slow to import, and a
-client needs neither.
+The libraries prometheus-client and structlog are imported at the first use. They are slow to
+import, and a client does not need them.
 """
 
 from bookie.telemetry.events import Event, EventLog, configure_logging, event_log, set_log_level

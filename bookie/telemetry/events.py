@@ -1,9 +1,9 @@
 """Structured log lines, one per state change: a constant name and fields.
 
-Library code writes them through `event_log`, which is the standard library's `logging` underneath;
-a program that embeds bookie sees ordinary records and is never taken over. Only the daemon and the
-command line call `configure_logging`, which renders events (and the records of every other library)
-as JSON or for a console.
+Library code writes them through `event_log`, which uses the standard library's `logging`. A program
+that embeds bookie gets ordinary records and keeps its own configuration. Only the daemon and the
+command line call `configure_logging`. It renders events, and the records of all other libraries, as
+JSON or for a console.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Literal, TextIO
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["json", "console"]
 FieldValue = str | int | float | bool | None | Sequence[str]
-"""What a field of a log line may hold; never an object that would have to be rendered eagerly."""
+"""What a field of a log line may hold: plain values, which are rendered only when written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class EventLog:
         return EventLog(self._logger, {**self._bound, **fields})
 
     def debug(self, name: str, /, **fields: FieldValue) -> None:
-        """For a developer who looks for a fault; never on a path that runs per entry."""
+        """For a developer who looks for a fault. Do not call it once per entry."""
         self._write(logging.DEBUG, name, fields, None)
 
     def info(self, name: str, /, **fields: FieldValue) -> None:
@@ -63,7 +63,7 @@ class EventLog:
         self._write(logging.INFO, name, fields, None)
 
     def warning(self, name: str, /, **fields: FieldValue) -> None:
-        """Something an operator should look at; the bookie goes on as before."""
+        """An operator should look at this; the bookie continues."""
         self._write(logging.WARNING, name, fields, None)
 
     def error(self, name: str, /, error: BaseException | None = None, **fields: FieldValue) -> None:
@@ -71,11 +71,7 @@ class EventLog:
         self._write(logging.ERROR, name, fields, error)
 
     def _write(
-        self,
-        level: int,
-        name: str,
-        fields: Mapping[str, FieldValue],
-        error: BaseException | None,
+        self, level: int, name: str, fields: Mapping[str, FieldValue], error: BaseException | None
     ) -> None:
         if self._logger.isEnabledFor(level):
             event = Event(name, {**self._bound, **fields})
@@ -150,6 +146,6 @@ class _EventFormatter(logging.Formatter):
 
 
 def _timestamp(record: logging.LogRecord) -> str:
-    """UTC with microseconds, as in RFC 3339."""
+    """The time in UTC with microseconds, as in RFC 3339."""
     moment = datetime.datetime.fromtimestamp(record.created, tz=datetime.UTC)
     return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")

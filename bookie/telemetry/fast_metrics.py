@@ -29,11 +29,11 @@ class FastCounter:
         self.value += amount
 
     def describe(self) -> list[Metric]:
-        """What the registry asks when it takes this in: the family, without samples."""
+        """The family; the registry calls this at the registration."""
         return self.collect()
 
     def collect(self) -> list[Metric]:
-        """The family as it stands."""
+        """The family with its present value."""
         from prometheus_client.core import CounterMetricFamily
 
         return [CounterMetricFamily(self._name, self._text, value=self.value)]
@@ -56,11 +56,11 @@ class FastHistogram:
         self._sum += amount
 
     def describe(self) -> list[Metric]:
-        """What the registry asks when it takes this in: the family, without samples."""
+        """The family; the registry calls this at the registration."""
         return self.collect()
 
     def collect(self) -> list[Metric]:
-        """The family as it stands."""
+        """The family with its present values."""
         from prometheus_client.core import HistogramMetricFamily
         from prometheus_client.utils import floatToGoString
 

@@ -1,7 +1,7 @@
 """Every metric of one bookie, for Prometheus.
 
-They live on an object, one per bookie, over a registry of its own; nothing is registered in a
-process-wide place, so that several bookies (tests, `bookie local`) share a process without a clash.
+Each bookie has one object with a registry of its own. So several bookies can share a process, as in
+tests.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SECONDS_BUCKETS = (
     *(50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3),
     *(0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0),
 )
-"""From a lone sync on a fast device (about 100 µs) to the time at which a slow one is given up."""
+"""From one sync on a fast device (about 100 µs) to 30 seconds."""
 
 BYTES_BUCKETS = tuple(float(4**power) for power in range(4, 13))
 """256 B to 16 MiB: from one small entry to more than the largest block."""
@@ -43,7 +43,7 @@ ERROR_KINDS = (
     "storage_failed",
     "unexpected",
 )
-"""What can go wrong that is not the caller's fault; counted from 0, or no rate shows the first."""
+"""Kinds of errors that are not the caller's fault. Counts begin at 0, so a rate shows the first."""
 
 
 class Metrics:
@@ -54,53 +54,6 @@ class Metrics:
     Names carry the prefix ``bookie_`` and end in their unit. Label values come from closed sets,
     never from ledgers or clients.
     """
-
-    journal_queue_bytes: Gauge
-    journal_queue_seconds: FastHistogram
-    journal_group_requests: FastHistogram
-    journal_group_bytes: FastHistogram
-    journal_write_seconds: FastHistogram
-    journal_sync_seconds: FastHistogram
-    journal_handback_seconds: FastHistogram
-    journal_bytes_total: FastCounter
-    checkpoint_seconds: Histogram
-    index_commit_seconds: Histogram
-    index_pages_total: Counter
-    checkpoints_total: Counter
-    compaction_rounds_total: Counter
-    compaction_seconds: Histogram
-    compaction_files_total: Counter
-    compaction_kept_files_total: Counter
-    compaction_bytes_total: Counter
-    reclaimed_bytes_total: Counter
-    garbage_rounds_total: Counter
-    garbage_seconds: Histogram
-    garbage_ledgers_total: Counter
-    garbage_stopped: Gauge
-    garbage_waiting_ledgers: Gauge
-    read_seconds: FastHistogram
-    reads_total: Counter
-    entries_added_total: FastCounter
-    bytes_added_total: FastCounter
-    entries_read_total: FastCounter
-    bytes_read_total: FastCounter
-    requests_total: Counter
-    reads_given_up_total: Counter
-    in_flight_add_bytes: Gauge
-    adds_held_back: Gauge
-    in_flight_read_bytes: Gauge
-    ledger_states: Gauge
-    integrity_check_needed: Gauge
-    limbo_ledgers: Gauge
-    missing_entries: Gauge
-    scrub_bytes_total: Counter
-    scrub_passes_total: Counter
-    lac_watches: Gauge
-    loop_lag_seconds: Histogram
-    errors_total: Counter
-    server_status: Gauge
-    disk_free_bytes: Gauge
-    disk_total_bytes: Gauge
 
     def __init__(self) -> None:
         from prometheus_client import CollectorRegistry, Info, ProcessCollector
@@ -119,26 +72,26 @@ class Metrics:
         self.journal_queue_bytes = declare.gauge(
             "journal_queue_bytes", "Bytes accepted and waiting for the journal thread."
         )
-        self.journal_queue_seconds = declare.distribution(
+        self.journal_queue_seconds = declare.fast_histogram(
             "journal_queue_seconds", "Time the first request of a group waited for the thread."
         )
-        self.journal_group_requests = declare.distribution(
+        self.journal_group_requests = declare.fast_histogram(
             "journal_group_requests", "Requests written by one group commit.", COUNT_BUCKETS
         )
-        self.journal_group_bytes = declare.distribution(
+        self.journal_group_bytes = declare.fast_histogram(
             "journal_group_bytes", "Bytes of one block, padding included.", BYTES_BUCKETS
         )
-        self.journal_write_seconds = declare.distribution(
+        self.journal_write_seconds = declare.fast_histogram(
             "journal_write_seconds", "Time to write one block, before its sync."
         )
-        self.journal_sync_seconds = declare.distribution(
+        self.journal_sync_seconds = declare.fast_histogram(
             "journal_sync_seconds", "Time of one fdatasync of the journal."
         )
-        self.journal_handback_seconds = declare.distribution(
+        self.journal_handback_seconds = declare.fast_histogram(
             "journal_handback_seconds",
             "Time from a block being durable to the event loop completing its requests.",
         )
-        self.journal_bytes_total = declare.tally(
+        self.journal_bytes_total = declare.fast_counter(
             "journal_bytes_total", "Bytes written to the journal, headers and padding included."
         )
 
@@ -151,7 +104,7 @@ class Metrics:
         )
         self.index_pages_total = declare.counter("index_pages_total", "Index pages written.")
         self.checkpoints_total = declare.counter("checkpoints_total", "Checkpoints committed.")
-        self.read_seconds = declare.distribution(
+        self.read_seconds = declare.fast_histogram(
             "read_seconds", "Time of one read request inside the bookie."
         )
         self.reads_total = declare.counter(
@@ -162,10 +115,10 @@ class Metrics:
         )
         for source in READ_SOURCES:
             self.reads_total.labels(source)
-        self.entries_added_total = declare.tally("entries_added_total", "Entries accepted.")
-        self.bytes_added_total = declare.tally("bytes_added_total", "Entry bytes accepted.")
-        self.entries_read_total = declare.tally("entries_read_total", "Entries returned.")
-        self.bytes_read_total = declare.tally("bytes_read_total", "Entry bytes returned.")
+        self.entries_added_total = declare.fast_counter("entries_added_total", "Entries accepted.")
+        self.bytes_added_total = declare.fast_counter("bytes_added_total", "Entry bytes accepted.")
+        self.entries_read_total = declare.fast_counter("entries_read_total", "Entries returned.")
+        self.bytes_read_total = declare.fast_counter("bytes_read_total", "Entry bytes returned.")
 
     def _declare_reclaiming(self, declare: _Declare) -> None:
         self.compaction_rounds_total = declare.counter(
@@ -295,17 +248,17 @@ class _Declare:
 
         return Counter(f"bookie_{name}", text, labels, registry=self._registry)
 
-    def tally(self, name: str, text: str) -> FastCounter:
-        tally = FastCounter(f"bookie_{name}", text)
-        self._registry.register(tally)
-        return tally
+    def fast_counter(self, name: str, text: str) -> FastCounter:
+        counter = FastCounter(f"bookie_{name}", text)
+        self._registry.register(counter)
+        return counter
 
-    def distribution(
+    def fast_histogram(
         self, name: str, text: str, bounds: tuple[float, ...] = SECONDS_BUCKETS
     ) -> FastHistogram:
-        distribution = FastHistogram(f"bookie_{name}", text, bounds)
-        self._registry.register(distribution)
-        return distribution
+        histogram = FastHistogram(f"bookie_{name}", text, bounds)
+        self._registry.register(histogram)
+        return histogram
 
     def histogram(
         self, name: str, text: str, buckets: tuple[float, ...] = SECONDS_BUCKETS

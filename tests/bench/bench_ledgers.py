@@ -18,7 +18,7 @@ from pathlib import Path
 
 from bookie.cluster import keys
 from bookie.cluster.instance import initialize_cluster
-from bookie.cluster.layout import LayoutManager
+from bookie.cluster.layout import read_layout
 from bookie.cluster.ledgers import LedgerManager
 from bookie.formats.ledger_metadata import Fragment, LedgerMetadata, LedgerState
 from bookie.metadata.connect import open_store
@@ -67,7 +67,7 @@ async def _watch(store: MetadataStore, ready: asyncio.Event, wanted: int) -> tup
             if isinstance(change, Resync):
                 # What was missed is found by listing, as every consumer does it.
                 resyncs += 1
-                layout = await LayoutManager(store).read()
+                layout = await read_layout(store)
                 seen.update([layout.key(one) async for one in LedgerManager(store).list_ids()])
             else:
                 seen.update(

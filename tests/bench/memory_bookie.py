@@ -16,7 +16,7 @@ import sys
 from collections.abc import AsyncIterator, Callable
 
 from bookie.cluster.instance import read_instance_id
-from bookie.cluster.registration import RegistrationManager
+from bookie.cluster.registration import BookieRegistration
 from bookie.config import NodeSettings, RpcSettings
 from bookie.env import Outcome
 from bookie.formats.batch import EntryBatch
@@ -160,7 +160,7 @@ async def main(uri: str, bookie_id: str, *, keeps: bool) -> None:
         async with serve(bookie, "127.0.0.1", 0, RpcSettings(drain_seconds=0.1), Metrics()) as port:
             endpoints = (Endpoint("bookie", "127.0.0.1", port, "grpc"),)
             registration = Registration(bookie_id, endpoints)
-            async with RegistrationManager(store).register(registration):
+            async with BookieRegistration(store, registration):
                 await stop.wait()
 
 

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 import lmdb
 
 from bookie.metadata.connect import open_store
-from bookie.metadata.store import NOT_EXISTS, MetadataStore
+from bookie.metadata.model import NOT_EXISTS
+from bookie.metadata.store import MetadataStore
 
 if TYPE_CHECKING:
     from tests.bench.bench_metadata import Contender

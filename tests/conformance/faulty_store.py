@@ -6,18 +6,12 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
-from types import TracebackType
 from typing import Self
 
 from bookie.errors import MetadataUnavailableError
-from bookie.metadata.store import (
-    Change,
-    MetadataStore,
-    Operation,
-    Record,
-    SessionEvent,
-    Stat,
-)
+from bookie.metadata.model import Change, Operation, Record, Stat
+from bookie.metadata.store import MetadataStore
+from bookie.protocol.session import SessionEvent
 
 
 class FaultyStore(MetadataStore):
@@ -137,12 +131,7 @@ class FaultyStore(MetadataStore):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         pass
 
 

@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import TypeVar
 
-from bookie.metadata.store import Change, ChangeKind, Commit, MetadataStore, Stat, WatchEvent
+from bookie.metadata.model import Change, ChangeKind, Commit, Stat, WatchEvent
+from bookie.metadata.store import MetadataStore
 
 T = TypeVar("T")
 

@@ -18,7 +18,7 @@ from bookie.errors import (
     MetadataUnavailableError,
     NoSuchKeyError,
 )
-from bookie.metadata.store import Resync, Stat, WatchEvent
+from bookie.metadata.model import Resync, Stat, WatchEvent
 from tests.conformance.backends import Backend
 from tests.conformance.clients import Client, NewClient
 from tests.conformance.waiting import until, until_found

@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from bookie.errors import KeyHasChildrenError, MetadataUnavailableError, NoSuchKeyError
-from bookie.metadata.store import NOT_EXISTS, MetadataStore, Put
+from bookie.metadata.model import NOT_EXISTS, Put
+from bookie.metadata.store import MetadataStore
 from tests.conformance.backends import Backend, Difference
 from tests.conformance.streams import scan
 

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import pytest
 
 from bookie.errors import BadVersionError
-from bookie.metadata.store import NOT_EXISTS, Check, Delete, MetadataStore, Operation, Put
+from bookie.metadata.model import NOT_EXISTS, Check, Delete, Operation, Put
+from bookie.metadata.store import MetadataStore
 from tests.conformance.backends import Backend, Difference
 
 WAY_SECONDS = 0.1

@@ -18,7 +18,7 @@ from bookie.errors import (
     LockLostError,
     MetadataUnavailableError,
 )
-from bookie.metadata.store import Operation, Put
+from bookie.metadata.model import Operation, Put
 from tests.conformance.backends import Backend
 from tests.conformance.clients import Client, NewClient
 from tests.conformance.waiting import cancel_in, settle, until, until_found

@@ -20,7 +20,7 @@ from bookie.errors import (
     OperationTimeoutError,
 )
 from bookie.formats.claim import Claim, encode_claim
-from bookie.metadata.store import Put
+from bookie.metadata.model import Put
 from tests.conformance.backends import Backend
 from tests.conformance.clients import Client, NewClient
 from tests.conformance.faulty_store import FaultyStore

@@ -17,7 +17,7 @@ from bookie.errors import (
     OperationTimeoutError,
     SessionLostError,
 )
-from bookie.metadata.store import Operation
+from bookie.metadata.model import Operation
 from tests.conformance.backends import Backend
 from tests.conformance.clients import Client, NewClient
 from tests.conformance.waiting import cancel_in, settle, until, until_found

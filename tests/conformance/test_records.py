@@ -18,14 +18,8 @@ from bookie.errors import (
     NoSuchKeyError,
     UnsupportedError,
 )
-from bookie.metadata.store import (
-    KEY_SIZE_BYTES_MAX,
-    NOT_EXISTS,
-    VALUE_SIZE_BYTES_MAX,
-    Acl,
-    Check,
-    MetadataStore,
-)
+from bookie.metadata.model import KEY_SIZE_BYTES_MAX, NOT_EXISTS, VALUE_SIZE_BYTES_MAX, Acl, Check
+from bookie.metadata.store import MetadataStore
 from tests.conformance.backends import Backend, Difference
 from tests.conformance.streams import assert_holds, scan, timeless
 
@@ -430,7 +424,7 @@ async def test_access_control_is_refused_where_there_is_none(backend: Backend) -
 
 def test_timeless_keeps_everything_else() -> None:
     """The suite compares everything in a state but its times."""
-    from bookie.metadata.store import Stat
+    from bookie.metadata.model import Stat
 
     stat = Stat("/a", 1, 2, 3, 4, ephemeral=True, created_by_self=False, first_version=True)
     assert timeless(stat) == replace(stat, created_ms=None, modified_ms=None)

@@ -16,7 +16,9 @@ from bookie.errors import (
     NoSuchKeyError,
     SessionLostError,
 )
-from bookie.metadata.store import EXPIRY_EVENTS, MetadataStore, Resync, SessionEvent
+from bookie.metadata.model import Resync
+from bookie.metadata.store import MetadataStore
+from bookie.protocol.session import EXPIRY_EVENTS, SessionEvent
 from tests.conformance.backends import Backend
 from tests.conformance.streams import (
     CREATED,

@@ -16,15 +16,15 @@ from bookie.errors import (
     NoSuchKeyError,
 )
 from bookie.metadata.local.environment import LocalEnvironment
-from bookie.metadata.store import (
+from bookie.metadata.model import (
     NOT_EXISTS,
     TRANSACTION_OPERATIONS_MAX,
     VALUE_SIZE_BYTES_MAX,
     Check,
     Delete,
-    MetadataStore,
     Put,
 )
+from bookie.metadata.store import MetadataStore
 from tests.conformance.backends import Backend
 from tests.conformance.streams import assert_holds
 

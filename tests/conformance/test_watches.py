@@ -9,7 +9,8 @@ from itertools import pairwise
 import pytest
 
 from bookie.errors import BadVersionError, NoSuchKeyError
-from bookie.metadata.store import Check, Commit, Delete, MetadataStore, Put, Resync
+from bookie.metadata.model import Check, Commit, Delete, Put, Resync
+from bookie.metadata.store import MetadataStore
 from bookie.metadata.watches import Subscription
 from tests.conformance.backends import Backend, Difference
 from tests.conformance.streams import (

@@ -10,13 +10,14 @@ import asyncio
 import random
 import sys
 
-from bookie.cluster.registration import RegistrationManager
+from bookie.cluster.registration import BookieRegistration
 from bookie.errors import BadVersionError, IdentityError, MetadataError, SessionLostError
 from bookie.formats.registration import Endpoint, Registration
 from bookie.metadata.connect import open_store
 from bookie.metadata.local.backend import LocalStore
 from bookie.metadata.local.tree import TreeWriter
-from bookie.metadata.store import Delete, MetadataStore, Put
+from bookie.metadata.model import Delete, Put
+from bookie.metadata.store import MetadataStore
 
 
 def _say(*words: object) -> None:
@@ -97,7 +98,7 @@ async def _register(store: MetadataStore, bookie_id: str) -> None:
     """Be registered as a bookie until killed."""
     registration = Registration(bookie_id, (Endpoint("bookie", "localhost", 3181, "grpc"),))
     try:
-        async with RegistrationManager(store).register(registration):
+        async with BookieRegistration(store, registration):
             _say("registered")
             await asyncio.Event().wait()
     except IdentityError as error:

@@ -1,38 +1,33 @@
 """Random episodes: one bookie's disk is lost while writers, recoveries and readers go on.
 
-Each episode has ledgers of its own, one loss, and perhaps a second bookie that hangs or is killed
-for a while. With spares, writers replace bookies meanwhile. Then everything heals, and every ledger
-is recovered. The checks look for four faults. Entries are lost: acknowledged and missing. Entries
-are phantoms: present and never appended, or acknowledged beyond the end. Entries differ between
-readers or between bookies. Entries have fewer copies than the metadata says. What an episode does
-follows from its number, which a failure names.
+Each episode has ledgers of its own and one loss. A second bookie may hang, be killed, or be cut off
+in one direction or both. With spares, writers replace bookies meanwhile. Recoveries may compete.
+Then everything heals, and every ledger is recovered; tails follow it to its end. All that writers,
+readers, tails and recoveries did and saw goes into a history, which the checker of
+`tests/ledger_history` judges by its rules C1 to C14. What an episode does follows from its number,
+which a failure names.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 
-from bookie.api import BookKeeper, WriterHandle
-from bookie.client.verification import verify_read
-from bookie.errors import BookieError
+from bookie.api import BookKeeper
+from bookie.errors import BookieError, NoSuchLedgerError
 from bookie.formats.commands import ReadCommand
-from bookie.formats.digest import digester_for_key
-from bookie.formats.ledger_metadata import Fragment, LedgerMetadata
 from bookie.ids import Status
-from bookie.protocol.quorum import Quorum
 from tests.fault.daemon_cluster import BOOKIES
-from tests.fault.lossy_cluster import LossyCluster, create, lossy_cluster, payloads_of
+from tests.fault.lossy_cluster import LossyCluster, create, healed, lossy_cluster
 from tests.fault.metadata_servers import SHARED
+from tests.fault.recorded_ledgers import RecordedLedgers, RecordedWriter
+from tests.servers.proxy import Direction
 
 STORES = ["local", *sorted(SHARED)]
 EPISODES, EPISODES_OF_A_SOAK = 14, 334
@@ -54,55 +49,42 @@ LOSSES = [
 ]
 DOUBTFUL = frozenset(LOSSES) - {"nothing", "swapped", "one journal"}
 """Losses after which the bookie denies nothing. An empty journal may be gone without a doubt."""
+HARMLESS = frozenset({"nothing", "swapped"})
+TROUBLES = [
+    "none",
+    "hangs before",
+    "hangs after",
+    "killed",
+    "cut off",
+    "requests lost",
+    "answers lost",
+    "reset",
+]
+"""Of a second bookie."""
 LEDGERS = 3
-HEAL_SECONDS_MAX = 60.0
-
 PAUSE_SECONDS_MAX = 0.03
 """Between two batches of a writer, of which an episode then has a hundred."""
-
-RECOVERY_SECONDS_MAX = 2.0
+RECOVERY_SECONDS_MAX = 3.0
 """By then a recovery has begun: before the loss, while the victim is away, or after its return."""
-
-T = TypeVar("T")
-
-
-@dataclass(slots=True)
-class Written:
-    """One ledger: what was attempted, in order of the ids, and what was acknowledged."""
-
-    writer: WriterHandle
-    attempted: list[bytes] = field(default_factory=list)
-    acknowledged: set[int] = field(default_factory=set)
-    closed_at: set[int] = field(default_factory=set)
-    """What each recovery and close said about the last entry."""
-
-    async def write(self, rng: random.Random) -> None:
-        """Append until the writer fails or is stopped."""
-        ledger_id = self.writer.ledger_id
-        while True:
-            count = rng.randrange(1, 5)
-            first = len(self.attempted)
-            batch = [b"%d/%d" % (ledger_id, first + i) * rng.randrange(1, 9) for i in range(count)]
-            self.attempted += batch
-            try:
-                ids = await self.writer.append_many(batch)
-            except BookieError:
-                return
-            assert ids == range(first, first + count)
-            self.acknowledged.update(ids)
-            await asyncio.sleep(rng.uniform(0, PAUSE_SECONDS_MAX))
+EPISODE_SECONDS_MAX = 240.0
 
 
-async def healed(call: Callable[[], Awaitable[T]]) -> T:
-    """What `call` returns once the cluster has healed; until then it may fail."""
-    async with asyncio.timeout(HEAL_SECONDS_MAX):
-        while True:
-            try:
-                return await call()
-            except BookieError as error:
-                if not error.retryable:
-                    raise
-            await asyncio.sleep(0.1)
+async def write(writer: RecordedWriter, rng: random.Random) -> None:
+    """Append until the writer fails or is stopped."""
+    following = 0
+    while True:
+        count = rng.randrange(1, 5)
+        batch = [
+            b"%d/%d %s" % (writer.ledger_id, following + i, b"x" * rng.randrange(9))
+            for i in range(count)
+        ]
+        following += count
+        try:
+            ids = await writer.append(batch)
+        except BookieError:
+            return
+        assert ids == range(following - count, following)
+        await asyncio.sleep(rng.uniform(0, PAUSE_SECONDS_MAX))
 
 
 class Episode:
@@ -113,7 +95,8 @@ class Episode:
         self.rng = random.Random(number)
         self.loss = LOSSES[number % len(LOSSES)]
         self.victim, self.other, *_ = self.rng.sample(cluster.names, 3)
-        self.ledgers: list[Written] = []
+        self.history = RecordedLedgers()
+        self.writers: list[RecordedWriter] = []
         self.changes = 0
         """Fragments beyond the first of each ledger."""
 
@@ -125,44 +108,68 @@ class Episode:
             await cluster.stop(self.victim)
             copy = cluster.copy(self.victim)
             await cluster.start(self.victim)
-        for one in (client, reader):
-            await cluster.sees(one, *cluster.names)
+        for bk in (client, reader):
+            await cluster.sees(bk, *cluster.names)
         for _ in range(LEDGERS):
-            self.ledgers.append(Written(await create(client, rng.choice(SIZES))))
+            writer = await create(client, rng.choice(SIZES))
+            self.writers.append(self.history.writer("client", writer))
+        async with asyncio.timeout(EPISODE_SECONDS_MAX), asyncio.TaskGroup() as tails:
+            for one in self.writers:
+                if rng.random() < 0.7:
+                    tails.create_task(self._tail(reader, one.ledger_id, rng.randrange(2) * 5))
+            await self._go_wrong(client, reader, copy)
+            await self._settle(reader)
+        await self._check(client, reader)
+
+    async def _go_wrong(self, client: BookKeeper, reader: BookKeeper, copy: Path | None) -> None:
+        """Clients go on while the loss happens. At the end all bookies run and are reached."""
+        rng, cluster = self.rng, self.cluster
         async with asyncio.TaskGroup() as tasks:
-            writing = [
-                tasks.create_task(ledger.write(random.Random(rng.random())))
-                for ledger in self.ledgers
+            going_on = [
+                tasks.create_task(write(one, random.Random(rng.random()))) for one in self.writers
             ]
-            recovering = [
-                tasks.create_task(
-                    self._recover(reader, ledger, rng.uniform(0, RECOVERY_SECONDS_MAX))
-                )
-                for ledger in self.ledgers
-                if rng.random() < 0.6
+            going_on += [
+                tasks.create_task(self._read(reader, one.ledger_id, rng.randrange(2) * 5))
+                for one in self.writers
+                if rng.random() < 0.7
             ]
+            recovering = []
+            for one in self.writers:
+                after = rng.uniform(0, RECOVERY_SECONDS_MAX)
+                # Two begin at about the same time, so that they compete.
+                for recoverer in (reader, client)[: rng.choice([0, 0, 1, 1, 2])]:
+                    recovery = self._recover(recoverer, one.ledger_id, after + rng.uniform(0, 0.02))
+                    recovering.append(tasks.create_task(recovery))
             await asyncio.sleep(rng.uniform(0.05, 0.3))
             await self._lose_and_return(copy)
             await asyncio.sleep(rng.uniform(0, 0.3))
+            cluster.heal()
             cluster.resume(*cluster.names)
             await cluster.start(*sorted({*cluster.names} - cluster.running))
             for task in recovering:
                 await task
-            for task in writing:
+            for task in going_on:
                 task.cancel()
-        await self._settle(client, reader)
-        for ledger in self.ledgers:
-            await self._check(client, reader, ledger)
-            await client.delete_ledger(ledger.writer.ledger_id)
 
     async def _lose_and_return(self, copy: Path | None) -> None:
         """The victim's disk is lost and it comes back, while another may hang or be away."""
         rng, cluster, victim, other = self.rng, self.cluster, self.victim, self.other
-        trouble = rng.choice(["none", "hangs before", "hangs after", "killed"])
-        if trouble == "hangs before":
-            await cluster.hang(other)
-        if trouble == "killed":
-            await cluster.kill(other)
+        trouble = rng.choice(TROUBLES)
+        match trouble:
+            case "hangs before":
+                await cluster.hang(other)
+            case "killed":
+                await cluster.kill(other)
+            case "cut off":
+                cluster.links[other].hold()
+            case "requests lost":
+                cluster.links[other].hold(Direction.TO_SERVER)
+            case "answers lost":
+                cluster.links[other].hold(Direction.TO_CLIENT)
+            case "reset":
+                cluster.links[other].reset()
+            case _:
+                pass
         if rng.random() < 0.5:
             await cluster.kill(victim)
         else:
@@ -179,6 +186,8 @@ class Episode:
     async def _lose(self, copy: Path | None) -> None:
         """What becomes of the victim's disk."""
         rng, cluster, victim = self.rng, self.cluster, self.victim
+        if self.loss not in HARMLESS:
+            self.history.destroyed.add(victim)
         match self.loss:
             case "wiped":
                 await cluster.wipe(victim)
@@ -200,12 +209,11 @@ class Episode:
                 pass
 
     async def _check_doubt(self) -> None:
-        """The victim may deny entries only of closed and whole ledgers that name it."""
+        """The victim denies no entry of a ledger that names it, unless that is closed and whole."""
         async with self.cluster.connect() as client:
             entered = client._connected
             channel = entered.pool.connection(self.victim).channel()
-            for ledger in self.ledgers:
-                ledger_id = ledger.writer.ledger_id
+            for ledger_id in [one.ledger_id for one in self.writers]:
                 metadata = (await entered.ledgers.read(ledger_id)).value
                 if self.victim not in metadata.last_fragment.bookies:
                     continue
@@ -224,90 +232,55 @@ class Episode:
         await cluster.kill(victim)
         cluster.swap(victim, other)
 
-    async def _recover(self, reader: BookKeeper, ledger: Written, after: float) -> None:
+    async def _recover(self, reader: BookKeeper, ledger_id: int, after: float) -> None:
         await asyncio.sleep(after)
         with suppress(BookieError):
-            found = await reader.open_ledger(ledger.writer.ledger_id, recover=True)
-            ledger.closed_at.add(found.last_entry_id)
+            await self.history.open("recoverer", reader, ledger_id, recover=True)
 
-    async def _settle(self, client: BookKeeper, reader: BookKeeper) -> None:
+    async def _read(self, reader: BookKeeper, ledger_id: int, first: int) -> None:
+        """Ask for the LAC again and again, and read up to it."""
+        handle = await healed(partial(self.history.open, "reader", reader, ledger_id))
+        while True:
+            with suppress(BookieError):
+                last = await handle.read_lac()
+                if last >= first:
+                    await handle.read(first, last)
+            await asyncio.sleep(0.05)
+
+    async def _tail(self, reader: BookKeeper, ledger_id: int, start: int) -> None:
+        """Follow the ledger; a tail that fails is followed by another."""
+        while True:
+            with suppress(BookieError):
+                handle = await self.history.open("follower", reader, ledger_id)
+                await handle.tail(start)
+                return
+            await asyncio.sleep(0.05)
+
+    async def _settle(self, reader: BookKeeper) -> None:
         """Everything is up: each ledger can be closed, by its writer or by a recovery."""
-        for ledger in self.ledgers:
+        for writer in self.writers:
             if self.rng.random() < 0.5:
                 with suppress(BookieError):
-                    ledger.closed_at.add((await ledger.writer.close()).last_entry_id)
-            ledger_id = ledger.writer.ledger_id
-            found = await healed(partial(reader.open_ledger, ledger_id, recover=True))
-            ledger.closed_at.add(found.last_entry_id)
+                    await writer.close()
+            recover = partial(self.history.open, "recoverer", reader, writer.ledger_id)
+            await healed(partial(recover, recover=True))
 
-    async def _check(self, client: BookKeeper, reader: BookKeeper, ledger: Written) -> None:
-        ledger_id = ledger.writer.ledger_id
-        assert len(ledger.closed_at) == 1, f"ledger {ledger_id} ends at {ledger.closed_at}"
-        (last,) = ledger.closed_at
-        late = [entry_id for entry_id in ledger.acknowledged if entry_id > last]
-        assert not late, f"ledger {ledger_id} ends at {last}, but {late} were acknowledged"
-        found = await payloads_of(reader, ledger_id)
-        assert found == ledger.attempted[: last + 1], f"ledger {ledger_id}: other entries"
-        assert await payloads_of(client, ledger_id) == found
-        metadata = (await reader._connected.ledgers.read(ledger_id)).value
-        self.changes += len(metadata.fragments) - 1
-        copies: Counter[int] = Counter()
-        ends = [fragment.first_entry_id for fragment in metadata.fragments[1:]] + [last + 1]
-        for fragment, end in zip(metadata.fragments, ends, strict=True):
-            for slot in range(metadata.ensemble_size):
-                place = Place(metadata, fragment, slot, end)
-                copies.update(await self._check_copies(reader, place, found))
-        least = metadata.ack_quorum_size - (self.loss not in ("nothing", "swapped"))
-        assert all(copies[entry_id] >= least for entry_id in range(last + 1)), (
-            f"ledger {ledger_id}: {copies}, and every entry should have {least} copies"
-        )
-
-    async def _check_copies(
-        self, reader: BookKeeper, place: Place, entries: list[bytes]
-    ) -> list[int]:
-        """Which entries a bookie holds of those that it should; what it holds must be right."""
-        metadata, bookie = place.metadata, place.fragment.bookies[place.slot]
-        connection = reader._connected.pool.connection(bookie)
-        digester = digester_for_key(metadata.digest_type, metadata.password_key)
-        quorum = Quorum(
-            metadata.ensemble_size, metadata.write_quorum_size, metadata.ack_quorum_size
-        )
-        stripe = quorum.stripe_of(place.slot)
-        following = stripe.next_id(place.fragment.first_entry_id)
-        held: list[int] = []
-        while following < min(place.end, len(entries)):
-            command = ReadCommand(
-                metadata.ledger_id,
-                following,
-                place.end - 1,
-                max_entries=1000,
-                max_bytes=1 << 20,
-                stripe_modulus=stripe.modulus,
-                stripe_first_residue=stripe.first_residue,
-                stripe_count=stripe.count,
-            )
-            read = partial(connection.channel().read, command, timeout=5)
-            told = verify_read(await healed(read), digester)
-            for entry in told.entries:
-                assert entry.payload == entries[entry.entry_id], f"{bookie} holds another entry"
-                held.append(entry.entry_id)
-            if told.batch is None:
-                # Lost with the disk, or never stored: absent, or unknown.
-                assert told.status is not Status.BAD_CHECKSUM
-                following = stripe.next_id(following + 1)
-            else:
-                following = stripe.next_id(told.batch.last_entry_id + 1)
-        return held
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A slot of a fragment, whose entries end before `end`."""
-
-    metadata: LedgerMetadata
-    fragment: Fragment
-    slot: int
-    end: int
+    async def _check(self, client: BookKeeper, reader: BookKeeper) -> None:
+        """The history is valid, and stays so after late appends and the ledgers' deletion."""
+        for writer in self.writers:
+            with suppress(BookieError):
+                await writer.append([b"%d, too late" % writer.ledger_id])
+            # Another client reads it as well.
+            found = await self.history.open("client", client, writer.ledger_id)
+            await found.read(0, found.reader.last_entry_id)
+            metadata = await self.history.look(reader, writer.ledger_id)
+            self.changes += len(metadata.fragments) - 1
+        self.history.check()
+        for writer in self.writers:
+            await self.history.delete("client", client, writer.ledger_id)
+            with pytest.raises(NoSuchLedgerError):
+                await self.history.open("reader", reader, writer.ledger_id)
+        self.history.check()
 
 
 async def run_episodes(
@@ -319,7 +292,7 @@ async def run_episodes(
         uri = SHARED[kind](request).uri
     offset = 100_000 * STORES.index(kind) + 10_000_000 * (len(bookies) - 3)
     changes = 0
-    async with lossy_cluster(uri, path, bookies) as cluster:
+    async with lossy_cluster(uri, path, bookies, has_links=True) as cluster:
         for number in range(episodes):
             async with cluster.connect() as client, cluster.connect() as reader:
                 episode = Episode(cluster, offset + number)

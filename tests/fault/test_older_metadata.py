@@ -18,7 +18,7 @@ import aiohttp
 from bookie.api import BookKeeper, connect
 from bookie.cluster.layout import FLAT
 from bookie.metadata.connect import open_store
-from bookie.metadata.store import Delete
+from bookie.metadata.model import Delete
 from bookie.server.local.process import child_environment
 from tests.fault.daemon_process import Daemon, Home, new_home, serving
 

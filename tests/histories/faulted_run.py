@@ -21,7 +21,8 @@ from dataclasses import dataclass, field
 
 from bookie.errors import BookieError, MetadataUnavailableError, SessionLostError
 from bookie.metadata.connect import open_store
-from bookie.metadata.store import NOT_EXISTS, MetadataStore
+from bookie.metadata.model import NOT_EXISTS
+from bookie.metadata.store import MetadataStore
 from tests.conformance.faulty_store import FaultyStore
 from tests.histories.ensembles import Fault, Servers
 from tests.histories.history import FOREVER, History, SessionEnd

@@ -30,7 +30,8 @@ from bookie.errors import (
     SessionLostError,
 )
 from bookie.metadata.connect import open_store
-from bookie.metadata.store import Check, MetadataStore, Put
+from bookie.metadata.model import Check, Put
+from bookie.metadata.store import MetadataStore
 from tests.histories.history import Acquisition, Effect
 
 OWNED = "/owned"

@@ -10,7 +10,8 @@ from dataclasses import replace
 import pytest
 
 from bookie.errors import BadVersionError
-from bookie.metadata.store import Change, MetadataStore, Operation, Put, Resync, Stat
+from bookie.metadata.model import Change, Operation, Put, Resync, Stat
+from bookie.metadata.store import MetadataStore
 from bookie.metadata.zookeeper.backend import ZooKeeperStore
 from tests.conformance.faulty_store import FaultyStore
 from tests.histories.checker import check

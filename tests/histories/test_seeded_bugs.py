@@ -9,15 +9,8 @@ from dataclasses import replace
 import pytest
 
 from bookie.errors import BadVersionError
-from bookie.metadata.store import (
-    Change,
-    Commit,
-    MetadataStore,
-    Operation,
-    Put,
-    Record,
-    Stat,
-)
+from bookie.metadata.model import Change, Commit, Operation, Put, Record, Stat
+from bookie.metadata.store import MetadataStore
 from tests.histories.checker import check
 from tests.histories.workload import Faults, record_history
 from tests.servers.memory import FaultyMemoryStore

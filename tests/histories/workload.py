@@ -23,17 +23,9 @@ from bookie.errors import (
     OperationTimeoutError,
     SessionLostError,
 )
-from bookie.metadata.store import (
-    NOT_EXISTS,
-    Change,
-    ChangeKind,
-    MetadataStore,
-    Put,
-    Record,
-    Resync,
-    SessionEvent,
-    Stat,
-)
+from bookie.metadata.model import NOT_EXISTS, Change, ChangeKind, Put, Record, Resync, Stat
+from bookie.metadata.store import MetadataStore
+from bookie.protocol.session import SessionEvent
 from tests.conformance.faulty_store import FaultyStore
 from tests.histories.history import (
     FOREVER,

@@ -12,7 +12,7 @@ import os
 import sys
 from contextlib import AsyncExitStack, suppress
 
-from bookie.cluster.registration import BookieRegistration, RegistrationManager
+from bookie.cluster.registration import BookieRegistration
 from bookie.errors import MetadataUnavailableError
 from bookie.formats.registration import Endpoint, Registration
 from bookie.metadata.connect import open_store
@@ -61,9 +61,7 @@ async def _main(uri: str, timeout: str, first: str, count: str) -> None:
             async with turns:
                 store = await opened()
                 registrations.append(
-                    await stack.enter_async_context(
-                        RegistrationManager(store).register(registration(number))
-                    )
+                    await stack.enter_async_context(BookieRegistration(store, registration(number)))
                 )
 
         async with asyncio.TaskGroup() as tasks:

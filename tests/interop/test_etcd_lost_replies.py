@@ -9,16 +9,8 @@ import pytest
 
 from bookie.errors import KeyExistsError, MetadataUnavailableError
 from bookie.metadata.etcd.backend import EtcdStore
-from bookie.metadata.store import (
-    NOT_EXISTS,
-    Check,
-    Commit,
-    Delete,
-    MetadataStore,
-    Operation,
-    Put,
-    Stat,
-)
+from bookie.metadata.model import NOT_EXISTS, Check, Commit, Delete, Operation, Put, Stat
+from bookie.metadata.store import MetadataStore
 from tests.conformance.streams import CREATED, DELETED, MODIFIED, next_events, next_item
 from tests.servers.etcd import EtcdServer
 from tests.servers.proxy import Direction, Proxy

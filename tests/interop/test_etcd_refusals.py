@@ -206,7 +206,7 @@ async def test_nobody_is_asked_who_he_is(guarded_server: EtcdServer) -> None:
 
 async def test_a_user_of_a_server_without_users_is_told(etcd_server: EtcdServer) -> None:
     text = await _sentence(etcd_server.uri(), BOOKIE, ConfigurationError)
-    assert "knows no users" in text
+    assert "has no users" in text
 
 
 async def test_a_token_that_the_server_forgot_is_renewed(guarded_server: EtcdServer) -> None:

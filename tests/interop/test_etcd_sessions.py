@@ -18,15 +18,9 @@ from bookie.env import boot_time_seconds
 from bookie.errors import MetadataUnavailableError, SessionLostError
 from bookie.metadata.etcd.backend import EtcdStore
 from bookie.metadata.etcd.client import GRANT, EtcdClient, LostReplyError, Method
-from bookie.metadata.store import (
-    EXPIRY_EVENTS,
-    NOT_EXISTS,
-    Delete,
-    MetadataStore,
-    Operation,
-    Put,
-    SessionEvent,
-)
+from bookie.metadata.model import NOT_EXISTS, Delete, Operation, Put
+from bookie.metadata.store import MetadataStore
+from bookie.protocol.session import EXPIRY_EVENTS, SessionEvent
 from tests.conformance.streams import CREATED, DELETED, next_changes, next_item
 from tests.servers.etcd import EtcdServer
 from tests.servers.proxy import Direction, Proxy

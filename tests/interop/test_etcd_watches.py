@@ -12,7 +12,8 @@ import pytest
 from bookie.metadata.etcd.backend import EtcdStore
 from bookie.metadata.etcd.client import EtcdEndpoint
 from bookie.metadata.etcd.watch import EtcdWatch
-from bookie.metadata.store import Change, Commit, MetadataStore, Put, Resync
+from bookie.metadata.model import Change, Commit, Put, Resync
+from bookie.metadata.store import MetadataStore
 from tests.conformance.streams import CREATED, DELETED, next_changes, next_events, next_item
 from tests.servers.etcd import EtcdServer
 from tests.servers.proxy import Direction, Proxy

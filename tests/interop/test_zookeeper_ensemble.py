@@ -9,7 +9,8 @@ import pytest
 
 from bookie.errors import BadVersionError, MetadataUnavailableError, SessionLostError
 from bookie.metadata.connect import open_store
-from bookie.metadata.store import MetadataStore, Resync
+from bookie.metadata.model import Resync
+from bookie.metadata.store import MetadataStore
 from bookie.metadata.zookeeper.backend import ZooKeeperStore
 from tests.conformance.streams import next_item
 from tests.servers.processes import wait_until

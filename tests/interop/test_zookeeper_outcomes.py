@@ -20,17 +20,8 @@ from bookie.errors import (
     NoSuchKeyError,
 )
 from bookie.metadata.connect import open_store
-from bookie.metadata.store import (
-    NOT_EXISTS,
-    Check,
-    Commit,
-    Delete,
-    MetadataStore,
-    Operation,
-    Put,
-    Resync,
-    Stat,
-)
+from bookie.metadata.model import NOT_EXISTS, Check, Commit, Delete, Operation, Put, Resync, Stat
+from bookie.metadata.store import MetadataStore
 from bookie.metadata.zookeeper.backend import ZooKeeperStore
 from tests.servers.proxy import Direction, Proxy
 from tests.servers.zookeeper import ZooKeeperServer, new_scope

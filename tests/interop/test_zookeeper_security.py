@@ -22,9 +22,11 @@ from bookie.errors import (
 )
 from bookie.metadata.connect import open_store
 from bookie.metadata.export import migrate
+from bookie.metadata.model import Acl
 from bookie.metadata.security import Access, MetadataSecurity, SaslMechanism
-from bookie.metadata.store import Acl, MetadataStore, SessionEvent
+from bookie.metadata.store import MetadataStore
 from bookie.metadata.zookeeper.backend import ZooKeeperStore
+from bookie.protocol.session import SessionEvent
 from tests.conformance.streams import next_item
 from tests.servers.certificates import Authority, Certificate
 from tests.servers.ports import claimed_ports

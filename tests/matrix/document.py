@@ -16,8 +16,8 @@ _HEAD = """# What damage comes to
 
 The tables below say what a bookie does when a record, a page or a file of its directories is
 damaged. They are generated from `tests/matrix/table.py`. `tests/matrix` damages a real bookie's
-files in each of these ways and starts it two or three times, each time on what the start before
-has left. Some damages are part of the long run only. Whatever the damage, a bookie
+files in each of these ways. It then starts the bookie two or three times on the same files. Some
+damages are part of the long run only. Whatever the damage, a bookie
 
 - never serves bytes of another entry;
 - never forgets a fence that it has answered;
@@ -79,8 +79,9 @@ _IO_HEAD = """# What an error of a device comes to
 The table says what a bookie does when a call on one of its files fails: the first, the second or
 a later call of its kind. It is generated from `tests/matrix/io_table.py`, and
 `tests/matrix/test_io_errors.py` does each of these to a real bookie. After a failure the bookie
-acknowledges nothing and repeats no call. The next start on a sound device has everything that was
-acknowledged, and nothing under a refused id. A write that fails has written its first half.
+acknowledges nothing and does not try the call again. The next start on a sound device has
+everything that was acknowledged, and nothing under a refused id. A write that fails has written its
+first half.
 
 The system may also cut a write off: `pwritev` writes half of it and reports no error. The bookie
 then writes the rest and goes on. If the rest fails, the outcome is that of a write that fails at

@@ -24,8 +24,8 @@ from bookie.protocol.pending import WriterLimits
 from bookie.protocol.recovery import LedgerRecovery
 from bookie.protocol.writer import LedgerWriter
 from tests.property.protocol.protocol_clients import SimRecoverer, SimWriter
+from tests.property.protocol.protocol_faults import Faults
 from tests.property.protocol.protocol_world import (
-    Faults,
     MetadataAnswer,
     SimBookie,
     Stream,

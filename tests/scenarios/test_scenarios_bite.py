@@ -13,13 +13,13 @@ from bookie.formats.entry import pack_batch, parse_header, verify_batch
 from bookie.ids import Status
 from bookie.protocol import recovery_events, writer_events
 from bookie.protocol.ensemble_change import EnsembleChange
-from bookie.protocol.exchange import MetadataRead
+from bookie.protocol.exchange import CancelTimer, MetadataRead
 from bookie.protocol.ownership import CloseRefused, Outcome
 from bookie.protocol.quorum import mask_of
 from bookie.protocol.recovery import LedgerRecovery
 from bookie.protocol.recovery_events import RecoveryEffect, RecoveryEvent
 from bookie.protocol.writer import LedgerWriter
-from bookie.protocol.writer_events import WriterEffect, WriterEvent
+from bookie.protocol.writer_events import WriterEffect, WriterEvent, WriterState
 from tests.entry_batches import merged
 from tests.property.protocol import test_property_mutants as seeded
 from tests.property.protocol.protocol_world import DIGESTER, LEDGER_ID, SimBookie
@@ -176,6 +176,115 @@ class ClosesOnce(LedgerWriter):
         return effects
 
 
+class KeepsTheRumour(LedgerWriter):
+    """A fence that a former bookie told of stays a question, whatever the metadata says."""
+
+    def _on_outcome(self, outcome: Outcome) -> list[WriterEffect]:
+        rumour = self.fenced_by & ~self.quorum.every_slot
+        effects = super()._on_outcome(outcome)
+        self.fenced_by |= rumour
+        return effects
+
+
+class BlamesTheSuccessor(LedgerWriter):
+    """A fence that a replaced bookie told of is asked about as if its successor had told it."""
+
+    def _take_newcomers(self, change: EnsembleChange) -> list[WriterEffect]:
+        before = self.fenced_by
+        effects = super()._take_newcomers(change)
+        self.fenced_by = before
+        return effects
+
+
+def with_old_timers(effects: list[WriterEffect], kind: str) -> list[WriterEffect]:
+    """Timers of this kind are not cancelled."""
+    return [e for e in effects if not (isinstance(e, CancelTimer) and e.timer[0] == kind)]
+
+
+class KeepsTheRetryTimer(LedgerWriter):
+    """The timer that probes a failed bookie goes on for its successor."""
+
+    def _take_newcomers(self, change: EnsembleChange) -> list[WriterEffect]:
+        return with_old_timers(super()._take_newcomers(change), "retry")
+
+
+class KeepsTheResendTimer(LedgerWriter):
+    """The timer that sends to a busy bookie again goes on for its successor."""
+
+    def _take_newcomers(self, change: EnsembleChange) -> list[WriterEffect]:
+        return with_old_timers(super()._take_newcomers(change), "resend")
+
+
+class GoesOnAfterItsEnd(LedgerWriter):
+    """A writer that failed takes the newcomers of the change under way."""
+
+    def _end_change(self, change: EnsembleChange | None) -> list[WriterEffect]:
+        error, self.error = self.error, None
+        effects = super()._end_change(change)
+        self.error = error
+        return effects
+
+
+class ChangesAfterItsEnd(LedgerWriter):
+    """A writer that failed proposes the newcomers that it had asked for."""
+
+    def _on_newcomers(self, bookies: Mapping[int, str]) -> list[WriterEffect]:
+        error, self.error = self.error, None
+        effects = super()._on_newcomers(bookies)
+        self.error = error
+        return effects
+
+
+class RestsWhenStuck(LedgerWriter):
+    """After a close that failed nothing is done before the next close."""
+
+    @property
+    def _is_working(self) -> bool:
+        return self.state in (WriterState.OPEN, WriterState.DRAINING)
+
+
+class StaysOverdue(LedgerWriter):
+    """A batch that missed its deadline before a change has no other one after it."""
+
+    def _take_newcomers(self, change: EnsembleChange) -> list[WriterEffect]:
+        overdue = [batch for batch in self.window.pending if batch.overdue]
+        effects = super()._take_newcomers(change)
+        for batch in overdue:
+            batch.overdue = True
+        return effects
+
+
+class ReplacesWhoRevived(LedgerWriter):
+    """A bookie that is trusted again stays due for replacement."""
+
+    def _revive(self, slot: int) -> list[WriterEffect]:
+        due = self.replacements.due
+        effects = super()._revive(slot)
+        self.replacements.due = due
+        return effects
+
+
+class GivesOneChance(LedgerWriter):
+    """A stream that breaks for the second time gets no time, and its bookie stays."""
+
+    def _revive(self, slot: int) -> list[WriterEffect]:
+        returning, urgent = self.replacements.returning, self.replacements.urgent
+        effects = super()._revive(slot)
+        self.replacements.returning, self.replacements.urgent = returning, urgent
+        return effects
+
+
+class EndsAtTheLimit(LedgerWriter):
+    """An append without an ack quorum fails at once when the limit of changes is spent."""
+
+    def _bury(self, slots: int) -> list[WriterEffect]:
+        effects = super()._bury(slots)
+        pending = self.window.pending
+        if pending and self.replacements.left <= 0:
+            effects += self._fail_without_quorum(pending[0])
+        return effects
+
+
 class ForgetsTheFence(SimBookie):
     """A bookie remembers a fence only for ledgers that it has entries of."""
 
@@ -272,6 +381,22 @@ WRITERS: list[tuple[str, type[LedgerWriter]]] = [
     ("D5_nothing_counts_before_the_metadata", seeded.TakesSilenceForFailure),
     ("D16_lost_answer_of_a_close", ClosesOnce),
     ("D26_changes_are_limited", HasNoBound),
+    ("D26_an_append_waits_for_the_limit", HasNoBound),
+    ("D26_an_append_waits_for_the_limit", EndsAtTheLimit),
+    ("D26_a_deadline_comes_before_the_limit", HasNoBound),
+    ("old_epoch_fenced_by_mistake", KeepsTheRumour),
+    ("fenced_by_who_is_replaced", BlamesTheSuccessor),
+    ("replaced_and_busy_before", KeepsTheRetryTimer),
+    ("replaced_and_busy_before", KeepsTheResendTimer),
+    ("failed_while_changing", GoesOnAfterItsEnd),
+    ("failed_while_choosing", ChangesAfterItsEnd),
+    ("close_failed_and_appends_go_on", RestsWhenStuck),
+    ("close_failed_and_fenced", RestsWhenStuck),
+    ("overdue_before_the_change", StaysOverdue),
+    ("4278_back_before_newcomers_are_found", ReplacesWhoRevived),
+    ("probed_back_without_a_spare", ReplacesWhoRevived),
+    ("silent_elsewhere_and_back", ReplacesWhoRevived),
+    ("hysteresis_each_time", GivesOneChance),
 ]
 RECOVERIES: list[tuple[str, type[LedgerRecovery]]] = [
     ("D1_recovery_reads_fence", seeded.ReadsWithoutFence),

@@ -17,12 +17,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from types import TracebackType
 
 from bookie.env import Clock, SystemClock
 from bookie.errors import MetadataUnavailableError
 from bookie.metadata.memory.backend import MemoryStore
-from bookie.metadata.store import Commit, Operation, Stat
+from bookie.metadata.model import Commit, Operation, Stat
 from bookie.protocol.session import (
     Announce,
     Answered,
@@ -62,14 +61,9 @@ class FaultyMemoryStore(MemoryStore):
         self._alarm: asyncio.TimerHandle | None = None
         self._held: list[Commit] | None = None
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._set_alarm(None)
-        await super().__aexit__(exc_type, exc, traceback)
+        await super().__aexit__(None, None, None)
 
     @property
     def is_session_certain(self) -> bool:

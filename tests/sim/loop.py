@@ -76,17 +76,17 @@ class _Task(asyncio.Task[T]):
 
     def __init__(
         self,
-        lane: int,
+        number: int,
         coro: Generator[Any, None, T] | Coroutine[Any, Any, T],
         loop: asyncio.AbstractEventLoop,
         name: str,
         context: Context,
     ) -> None:
-        self._lane = lane
+        self._number = number
         super().__init__(coro, loop=loop, name=name, context=context)
 
     def __hash__(self) -> int:
-        return self._lane
+        return self._number
 
 
 def simulated_loop(seed: int = 0, mode: Mode = Mode.FIFO) -> SimulatedLoop:
@@ -139,6 +139,14 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         context = copy_context()
         context.run(_LANE.set, lane)
         self.call_soon(callback, *args, context=context)
+
+    def call_in_lane_at(
+        self, lane: int, when: float, callback: Callable[..., object], *args: Any
+    ) -> asyncio.TimerHandle:
+        """Run ``callback(*args)`` on `lane` at a virtual time."""
+        context = copy_context()
+        context.run(_LANE.set, lane)
+        return self.call_at(when, callback, *args, context=context)
 
     def step_other(self) -> bool:
         """Run one ready callback of a lane that is not in the middle of one, within this one.
@@ -313,12 +321,23 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     ) -> asyncio.Task[T]:
         """A task with a lane of its own."""
         lane = self.new_lane()
+        return self.create_task_in_lane(lane, coro, name or f"lane-{lane}", context)
+
+    def create_task_in_lane(
+        self,
+        lane: int,
+        coro: Generator[Any, None, T] | Coroutine[Any, Any, T],
+        name: object,
+        context: Context | None = None,
+    ) -> asyncio.Task[T]:
+        """A task that keeps its place among others of `lane`: first woken, first run."""
         context = copy_context() if context is None else context.copy()
         context.run(_LANE.set, lane)
-        name = name or f"lane-{lane}"
-        task: asyncio.Task[T] = _Task(lane, coro, self, str(name), context)
-        self._tasks[lane] = task
-        task.add_done_callback(lambda _: self._tasks.pop(lane, None))
+        self._numbers += 1
+        number = self._numbers
+        task: asyncio.Task[T] = _Task(number, coro, self, str(name), context)
+        self._tasks[number] = task
+        task.add_done_callback(lambda _: self._tasks.pop(number, None))
         return task
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:

@@ -75,13 +75,14 @@ class SimulatedClock:
     choose: random.Random
     boot: str
     started: float
+    """What the wall clock showed at the loop's time 0, in seconds since `EPOCH_MS`."""
 
     def monotonic(self) -> float:
-        """Virtual seconds since this machine was switched on."""
+        """Virtual seconds of the loop, which machines may share."""
         return self.loop.time()
 
     def now_ms(self) -> int:
-        """Virtual milliseconds since 1970."""
+        """Virtual milliseconds since 1970; a jump of the wall clock changes `started`."""
         return EPOCH_MS + round((self.started + self.loop.time()) * 1000)
 
     def nonce(self) -> bytes:
@@ -136,13 +137,17 @@ def shared_metrics() -> Metrics:
 
 
 class SimulatedMachine:
-    """One life. Everything random comes from `seed`."""
+    """One life. Everything random comes from `seed`.
+
+    Machines of one cluster share `loop`; a machine without one makes its own.
+    """
 
     def __init__(
         self,
         left: Left | None = None,
         seed: int = 0,
         *,
+        loop: SimulatedLoop | None = None,
         mode: Mode = Mode.FIFO,
         interleaving: float = 0.0,
         cold: float = 0.0,
@@ -152,7 +157,7 @@ class SimulatedMachine:
     ) -> None:
         self.left = left or Left()
         self.stamped = self.left.stamped
-        self.loop = simulated_loop(seed, mode)
+        self.loop = loop or simulated_loop(seed, mode)
         choose = random.Random(f"machine/{seed}/{self.left.lives}")
         self.clock = SimulatedClock(self.loop, choose, f"boot-{self.left.boots}", self.left.seconds)
         self.workers = SimulatedWorkers(self.loop, seed, interleaving)

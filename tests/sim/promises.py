@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from crc32c import crc32c
 
 from bookie.formats.batch import EntryBatch
-from bookie.formats.commands import Reply
+from bookie.formats.commands import AddCommand, Reply
 from bookie.formats.digest import DigestType, digester_for_key
 from bookie.formats.entry import pack_batch, pack_lac
 from bookie.ids import NO_ENTRY, Status
@@ -219,16 +219,16 @@ class Client:
             promise.try_entries(packets)
             if lac is not None:
                 promise.lac_max = max(promise.lac_max, lac)
-            waiter = engine.admission.add(
-                state,
+            command = AddCommand(
                 batch,
-                crc32c(batch.payload),
+                ledger_id,
                 KEY,
-                max_lac=NO_ENTRY,
+                crc32c(batch.payload),
                 recovery=recovery,
                 deferred_sync=deferred,
                 lac_packet=packet,
             )
+            waiter = engine.admission.add(state, command, NO_ENTRY)
             synced = recovery or not deferred
 
             def answered(reply: Reply) -> None:
@@ -245,15 +245,9 @@ class Client:
         packets = packets_of(batch)
         self.promises.of(ledger_id).try_entries(packets)
         state = await self.engine.load(ledger_id)
-        reply = await self.engine.duplicates.add(
-            state,
-            batch,
-            crc32c(batch.payload),
-            KEY,
-            max_lac=NO_ENTRY,
-            deferred_sync=deferred,
-            lac_packet=b"",
-        )
+        crc = crc32c(batch.payload)
+        command = AddCommand(batch, ledger_id, KEY, crc, deferred_sync=deferred)
+        reply = await self.engine.duplicates.add(state, command, NO_ENTRY)
         outcome = _outcome(reply, synced=not deferred)
         if outcome:
             self.promises.of(ledger_id).settle_entries(packets, outcome)

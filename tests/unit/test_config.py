@@ -185,7 +185,7 @@ def test_a_refusal_is_one_sentence_with_place_key_and_problem(
         ("[storage]\nread_threads = 'x'", "storage.read_threads: input should be a valid integer"),
         ("[listen]\nport = true", "listen.port must not be true or false"),
         ("[typo]\nx = 1", "unknown section [typo]"),
-        ("port = 1", "port stands outside a section"),
+        ("port = 1", "port is outside of a section"),
         ("[listen\n", "is not valid TOML"),
         ("[bookie]\nlabels = { zone = 1 }", "bookie.labels: has the name or value 1"),
         ("[bookie]\nlabels = { zone = 'a b' }", "letters, digits and ._/- are allowed"),
@@ -246,7 +246,8 @@ def test_everything_wins_over_the_cluster(tmp_path: Path) -> None:
         ),
         (
             {"bookie.id": "b1"},
-            "cluster setting bookie.id: each process has its own bookie.id, a cluster has none",
+            "cluster setting bookie.id: each process has its own bookie.id; it cannot be set for a"
+            " cluster",
         ),
         (
             {"limits.disk_usage_max": "0.5", "limits.read_entries_max": "1"},

@@ -1,26 +1,25 @@
 """The store in etcd: ``etcd://HOST:2379,HOST:2379/scope``.
 
 etcd is close to the contract. Its revision is the version of a record, a Txn is a transaction, and
-a lease is a session. A watch on each range that is followed delivers its changes. The work is in
-two gaps: lost replies, and watches that must not miss a commit.
+a lease is a session. Each range that is followed has a watch, which delivers its changes. Two
+things need work: lost replies, and watches that must deliver every commit.
 
 | module | what it holds |
 |---|---|
-| `backend` | `EtcdStore`: session, reads, retries of writes, watches; the documented differences |
-| `client` | calls and streams on one endpoint at a time; TLS and the user's token; errors as ours |
+| `backend` | `EtcdStore`: session, reads, retries of writes, watches; differences from memory |
+| `client` | calls and streams on one endpoint at a time; TLS, the user's token, errors as ours |
 | `key_layout` | where keys lie: from ``/scope/`` to ``/scope0``, the store's own keys first |
 | `transactions` | operations as one Txn, and its response as results or as the error that is due |
 | `messages`, `reads` | compares, writes and reads; a large transaction as a Txn of Txns |
 | `receipts` | how the outcome of a write is known although its reply was lost |
-| `cached` | what the store has seen of records and sequences, to save compares |
 | `lease` | the lease of a session, and its receipts |
 | `watch` | a watch on one range: commits whole and in order, resumed without a gap |
 | `listing` | children in pages that skip subtrees |
 
-**A write** is one Txn. It compares the conditions of all operations and writes if all hold. Else it
-reads, in the same instant, what `evaluate` needs to name the error. The Txn also compares and
-replaces a *receipt*, a key of the session's lease. A lost session has no receipts and cannot write.
-After a lost reply the receipt shows the outcome, or its replacement prevents the write.
+**A write** is one Txn (`transactions`). It compares the conditions of all operations and writes if
+all hold. Otherwise it reads, in the same instant, what `evaluate` needs to name the error. The Txn
+also compares and replaces a *receipt*, a key of the session's lease. After a lost reply the receipt
+shows the outcome, or its replacement prevents the write (`receipts`).
 
 **Watches** resume behind the last delivered commit. If etcd has forgotten it (compaction), or the
 cluster was restored to an older revision, the watch delivers `Resync`.

@@ -1,19 +1,15 @@
 """`EtcdStore`: one session with a scope in etcd.
 
-Reads are linearizable: they show what any process wrote before. etcd's revision is the version and
-the revision of a record.
-
-If the reply of a write is lost, the store finds out whether the write happened. If not, it prevents
-it and makes it again. The outcome stays unknown (`MetadataUnavailableError`) only if etcd cannot be
-reached for long, or if the session ends meanwhile.
+Reads are linearizable: they show what any process wrote before. After a lost reply the outcome of a
+write stays unknown in two cases: etcd cannot be reached for long, or the session ends meanwhile.
+Then the write raises `MetadataUnavailableError`.
 
 Differences from the store in memory:
 
 - Records have no times, because etcd keeps none.
-- A record that another session took over is not of its first version. The take-over is one put, so
-  that the record exists at every moment, and etcd counts it as a change.
+- A take-over by another session counts as a change of the record: its first version is over.
 - A session lasts whole seconds, and at least what the servers' election timeout allows. This
-  process gives it up after the timeout that was asked for, which is earlier.
+  process gives it up earlier, after the timeout that was asked for.
 - There is no access control by record: etcd's users have rights on ranges of keys.
 """
 
@@ -23,7 +19,6 @@ import asyncio
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 from bookie._pb import etcd_pb2 as pb
@@ -34,23 +29,13 @@ from bookie.errors import (
     SessionLostError,
     UnauthorizedError,
 )
-from bookie.metadata.etcd.cached import RecordCache
-from bookie.metadata.etcd.client import (
-    RANGE,
-    TXN,
-    CompactedError,
-    EtcdClient,
-    LostReplyError,
-)
+from bookie.metadata.etcd.client import RANGE, TXN, CompactedError, EtcdClient, LostReplyError
 from bookie.metadata.etcd.key_layout import KeyLayout
 from bookie.metadata.etcd.lease import EtcdLease, replace
 from bookie.metadata.etcd.listing import child_names, child_records, foreign_keys
 from bookie.metadata.etcd.messages import any_below, delete, stat
 from bookie.metadata.etcd.receipts import Receipt, settled_revision, settlement
-from bookie.metadata.etcd.transactions import (
-    Transaction,
-    stat_of,
-)
+from bookie.metadata.etcd.transactions import SequenceCounters, Transaction, stat_of
 from bookie.metadata.etcd.watch import EtcdWatch, Position, present
 from bookie.metadata.model import (
     ROOT,
@@ -104,7 +89,7 @@ class EtcdStore(MetadataStore):
         self._scope = KeyLayout(scope)
         self._addresses = [str(host) for host in hosts]
         self._security = security or MetadataSecurity()
-        self._cached = RecordCache()
+        self._counters = SequenceCounters()
         self._sequential = asyncio.Lock()
         self._followed: dict[str, _Followed] = {}
         self._session_watches = SessionWatches()
@@ -152,12 +137,7 @@ class EtcdStore(MetadataStore):
         self._open = True
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._open = False
         try:
             for followed in self._followed.values():
@@ -165,7 +145,7 @@ class EtcdStore(MetadataStore):
             # The body's own error passes by the group, which would wrap it.
             await self._tasks.__aexit__(None, None, None)
             await self._monitor.__aexit__(None, None, None)
-            with suppress(BookieError):  # then it ends by itself: no task keeps it alive
+            with suppress(BookieError):  # else the lease ends by itself: no task keeps it alive
                 await self._lease.revoke(self._client.attempt_seconds)
         finally:
             await self._client.close()
@@ -209,8 +189,6 @@ class EtcdStore(MetadataStore):
         self._require_open()
         response = await self._client.read(RANGE, pb.RangeRequest(key=self._scope.key(key)))
         for kv in response.kvs:
-            if not kv.lease:
-                self._cached.saw_persistent(key, kv.mod_revision)
             return Record(kv.value, stat_of(key, kv, self._lease.id))
         return None
 
@@ -276,9 +254,9 @@ class EtcdStore(MetadataStore):
         self._require_open()
         if not operations:
             return []
-        transaction = Transaction(self._scope, tuple(operations), self._cached)
+        transaction = Transaction(self._scope, tuple(operations), self._counters)
         if transaction.is_sequential:
-            # Two at once would only take the same number away from each other.
+            # Two at once would compete for the same number.
             async with self._sequential:
                 return await self._transact(transaction)
         return await self._transact(transaction)
@@ -287,7 +265,7 @@ class EtcdStore(MetadataStore):
         deadline = asyncio.get_running_loop().time() + self._client.operation_seconds
         while True:
             if self._monitor.state is SessionState.LOST:
-                await asyncio.sleep(0)  # a caller that tries again at once meets the next session
+                await asyncio.sleep(0)  # lets the monitor begin the next session
             lease = self._require_session()
             receipt = await lease.take_receipt()
             try:
@@ -303,7 +281,7 @@ class EtcdStore(MetadataStore):
     async def _attempt(
         self, transaction: Transaction, receipt: Receipt, deadline: float
     ) -> list[Stat | None] | None:
-        """Make the Txn once; None = it did not write and is to be made again."""
+        """Make the Txn once; None = nothing was written, and the Txn must be made again."""
         request = transaction.request(receipt)
         receipt.is_doubtful = True
         try:
@@ -328,10 +306,10 @@ class EtcdStore(MetadataStore):
         return transaction.take(receipt, response)
 
     async def _settle(self, receipt: Receipt, deadline: float, lost: LostReplyError) -> int:
-        """The revision of the write whose reply was lost; 0 = it did not happen and never will.
+        """The revision of the write whose reply was lost; 0 = it will never happen.
 
         Raises:
-            MetadataUnavailableError: it cannot be found out.
+            MetadataUnavailableError: the outcome stays unknown.
         """
         unknown = f"{lost}; whether it wrote is unknown"
         retries = self._client.retries()

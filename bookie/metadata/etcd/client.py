@@ -1,18 +1,18 @@
 """The way to etcd: its endpoints, its calls and streams, our credentials, and what its errors mean.
 
-One channel per endpoint, opened when it is first needed. All calls go to one endpoint; after a call
-without an answer the next one goes to another endpoint. The outcome of an unanswered call is
-unknown: it raises `LostReplyError`, and only reads are repeated here.
+Each endpoint has one channel, which opens when it is first needed. All calls go to one endpoint.
+After a call without an answer the next one goes to another endpoint. The outcome of an unanswered
+call is unknown: it raises `LostReplyError`, and only reads are repeated here.
 
-Every call says that it needs a leader (``hasleader``), so that a member that was cut off from the
-others refuses at once instead of letting it wait.
+Every call says that it needs a leader (``hasleader``). So a member that was cut off from the others
+refuses the call at once; otherwise the call would wait.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -41,19 +41,19 @@ _PAUSE_SECONDS: Final = (0.05, 1.0)
 
 _NEEDS_LEADER: Final = ("hasleader", "true")
 _METADATA: Final = aio.Metadata(_NEEDS_LEADER)
-"""As gRPC takes it without making another of it."""
+"""In the type that gRPC uses without a conversion."""
 
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", -1),  # pages are bounded by us, records by the store
     ("grpc.max_send_message_length", -1),
-    # A server of default settings sends clients away that ping more often than every 5 seconds.
+    # A server with default settings disconnects clients that ping more often than every 5 seconds.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
-    # A repeated write is our decision.
+    # Only this module decides whether a call is repeated.
     ("grpc.enable_retries", 0),
 )
 
@@ -88,11 +88,11 @@ _AUTHENTICATE: Final = Method(
 
 
 class LostReplyError(MetadataUnavailableError):
-    """No answer came, or one that does not tell whether the request was carried out."""
+    """The answer is missing, or leaves open whether the request was carried out."""
 
 
 class CompactedError(MetadataError):
-    """The revision that was asked for is no longer, or not yet, known to etcd."""
+    """etcd has forgotten the revision that was asked for, or has yet to reach it."""
 
 
 class StaleTokenError(MetadataUnavailableError):
@@ -143,8 +143,8 @@ class EtcdClient:
         scope: what all keys begin with, for messages.
         attempt_seconds: how long one endpoint may take to answer.
         operation_seconds: how long a read is tried.
-        on_connected: is called at the first answer of a watch, read or Txn after a call that was
-            not answered. (Calls about leases are answered to who asks after the session.)
+        on_connected: is called at the first answer of a watch, read or Txn after an unanswered
+            call. Answers about leases do not count: the session monitor takes them.
     """
 
     def __init__(
@@ -170,7 +170,8 @@ class EtcdClient:
         self._current = int(jitter() * len(self._addresses))
         self._under_way = asyncio.Semaphore(CALLS_MAX)
         self._metadata = _METADATA
-        self._token_age = 0
+        self.token = 0
+        """Number of the token that calls carry now; 0 = none."""
         self._authenticating = asyncio.Lock()
         self._on_connected = on_connected
         self._is_silent = False
@@ -207,21 +208,13 @@ class EtcdClient:
         `seconds` is how long the endpoint may take, `attempt_seconds` by default.
 
         Raises:
-            LostReplyError: no answer; the request may have been carried out, or will be.
+            LostReplyError: no answer; the request may have been carried out, or may be later.
             SessionLostError, CompactedError, UnauthorizedError, ConfigurationError,
             InvalidKeyError, MetadataUnavailableError: etcd refused; nothing was done.
             MetadataClosedError: the client is closed.
         """
-        await self._under_way.acquire()
-        try:
-            age = self._token_age
-            try:
-                return await self._send(method, request, seconds or self.attempt_seconds)
-            except StaleTokenError:
-                await self._authenticate(age)
-            return await self._send(method, request, seconds or self.attempt_seconds)
-        finally:
-            self._under_way.release()
+        async with self._under_way:
+            return await self._with_token(self._send, method, request, seconds)
 
     async def read(
         self, method: Method, request: Any, before: Callable[[], object] = lambda: None
@@ -231,7 +224,7 @@ class EtcdClient:
         `before` is called before each attempt.
 
         Raises:
-            MetadataUnavailableError: no endpoint answered in time, or etcd has no room.
+            MetadataUnavailableError: all endpoints stayed silent, or etcd has no room.
             BookieError: as `call`.
         """
         loop = asyncio.get_running_loop()
@@ -256,28 +249,29 @@ class EtcdClient:
 
     async def exchange(self, method: Method, request: Any, *, seconds: float) -> Any:
         """Open a stream, send one request on it, and return the first response; see `call`."""
-        age = self._token_age
-        try:
-            return await self._exchange(method, request, seconds)
-        except StaleTokenError:
-            await self._authenticate(age)
-        return await self._exchange(method, request, seconds)
+        return await self._with_token(self._exchange, method, request, seconds)
 
-    @property
-    def token(self) -> int:
-        """Number of the token that calls carry now."""
-        return self._token_age
-
-    async def authenticate(self, refused: int | None = None) -> None:
+    async def authenticate(self, refused: int = 0) -> None:
         """Show user and password, if there are any; later calls carry the token.
 
-        `refused` is the number of a token: nothing is done if calls carry another already.
+        `refused` is the number of a token; 0 stands for none. If calls carry another token already,
+        this does nothing.
 
         Raises:
             UnauthorizedError: etcd does not know them.
             BookieError: as `call`.
         """
-        await self._authenticate(self._token_age if refused is None else refused)
+        if not self._security.user:
+            return
+        async with self._authenticating:
+            if refused != self.token:
+                return
+            request = pb.AuthenticateRequest(
+                name=self._security.user, password=self._security.password
+            )
+            response = await self._send(_AUTHENTICATE, request, None)
+            self._metadata = aio.Metadata(_NEEDS_LEADER, ("token", response.token))
+            self.token += 1
 
     def retries(self) -> Retries:
         """Pauses for a loop over the endpoints."""
@@ -285,13 +279,29 @@ class EtcdClient:
 
     # ---- one request
 
-    async def _send(self, method: Method, request: Any, seconds: float) -> Any:
+    async def _with_token(
+        self,
+        send: Callable[[Method, Any, float | None], Awaitable[Any]],
+        method: Method,
+        request: Any,
+        seconds: float | None,
+    ) -> Any:
+        """Send a request, and once more with a new token if the old one was refused."""
+        token = self.token
+        try:
+            return await send(method, request, seconds)
+        except StaleTokenError:
+            await self.authenticate(token)
+        return await send(method, request, seconds)
+
+    async def _send(self, method: Method, request: Any, seconds: float | None) -> Any:
         self._require_open()
         self.calls[method.name] += 1
         endpoint = self.endpoint()
-        # A token that is no longer good would spoil the request for a new one.
+        # An expired token would spoil the request for a new one.
         metadata = _METADATA if method is _AUTHENTICATE else self._metadata
-        call = endpoint.unary(method)(request, timeout=seconds, metadata=metadata)
+        timeout = seconds or self.attempt_seconds
+        call = endpoint.unary(method)(request, timeout=timeout, metadata=metadata)
         try:
             response = await call
         except aio.AioRpcError as error:
@@ -303,7 +313,7 @@ class EtcdClient:
             self.note_sign_of_life()
         return response
 
-    async def _exchange(self, method: Method, request: Any, seconds: float) -> Any:
+    async def _exchange(self, method: Method, request: Any, seconds: float | None) -> Any:
         self._require_open()
         self.calls[method.name] += 1
         endpoint = self.endpoint()
@@ -336,24 +346,10 @@ class EtcdClient:
         if self._closed:
             raise MetadataClosedError("the metadata store is closed")
 
-    async def _authenticate(self, age: int) -> None:
-        """Get a new token, unless another call did since the token of `age`."""
-        if not self._security.user:
-            return
-        async with self._authenticating:
-            if age != self._token_age:
-                return
-            request = pb.AuthenticateRequest(
-                name=self._security.user, password=self._security.password
-            )
-            response = await self._send(_AUTHENTICATE, request, self.attempt_seconds)
-            self._metadata = aio.Metadata(_NEEDS_LEADER, ("token", response.token))
-            self._token_age += 1
-
     # ---- errors
 
     def explain(self, error: aio.AioRpcError, endpoint: EtcdEndpoint) -> BookieError:
-        """Ours for an error of etcd or of gRPC; leaves an endpoint that did not answer."""
+        """Our error for one of etcd or gRPC; leaves an endpoint that did not answer."""
         code, text = error.code(), error.details() or ""
         where = f"etcd at {endpoint.address}"
         match code:
@@ -388,12 +384,12 @@ class EtcdClient:
             )
         if "user name is empty" in text:
             return UnauthorizedError(
-                f"{where} asks who we are: set metadata.user and metadata.password"
+                f"{where} requires a user: set metadata.user and metadata.password"
             )
         if "authentication is not enabled" in text:
-            return ConfigurationError(f"{where} knows no users: leave metadata.user empty")
+            return ConfigurationError(f"{where} has no users: leave metadata.user empty")
         if "too large" in text:
-            return InvalidKeyError(f"{where} takes no request of this size")
+            return InvalidKeyError(f"{where} refuses a request of this size")
         return MetadataError(f"{where} refuses a request: {text}")
 
 
@@ -418,11 +414,7 @@ def _credentials(security: MetadataSecurity) -> Any:
     if not security.uses_tls:
         return None
     read = []
-    for path in (
-        security.tls_ca_file,
-        security.tls_key_file,
-        security.tls_certificate_file,
-    ):
+    for path in (security.tls_ca_file, security.tls_key_file, security.tls_certificate_file):
         try:
             read.append(path.read_bytes() if path is not None else None)
         except OSError as error:
@@ -431,12 +423,12 @@ def _credentials(security: MetadataSecurity) -> Any:
 
 
 def _reason(code: grpc.StatusCode, text: str) -> str:
-    """What gRPC says, as short as a person wants it."""
+    """What gRPC says, in short."""
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return "no reply in time"
     _, unverified, why = text.partition("CERTIFICATE_VERIFY_FAILED: ")
     if unverified:
         return f"its certificate is refused: {why.removesuffix(': OK')}"
     if "andshake" in text:
-        return "no TLS with it: it does not talk TLS, or does not accept our certificate"
+        return "the TLS handshake failed: it has no TLS, or refuses our certificate"
     return text.rpartition("last error: ")[2].strip() or code.name

@@ -1,11 +1,11 @@
 """Where the store's keys lie in etcd: below a scope, and never beside it.
 
 The key ``/a/b`` of the scope ``/bk`` is etcd's key ``/bk/a/b``. Ranges end before ``0``, the byte
-after the slash, so ``/bk-2`` is never touched. The store's own keys begin with ``/bk/`` and a NUL,
-which no key of a user contains: they come first, and all listings and watches start behind them.
+after the slash, so ``/bk-2`` is never touched. The store's own keys begin with ``/bk/`` and a NUL.
+Keys of users contain no NUL, so the own keys come first. Listings and watches start behind them.
 
-Another program can write any bytes into the scope. A key that can name no record is foreign: it is
-logged once, skipped by listings and watches, and kept.
+Another program can write any bytes into the scope. A key that can name no record is foreign: the
+first is logged, and listings and watches skip all of them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A session of the store in etcd: a lease, and the receipts of its writes.
 
-The lease keeps ephemeral records and receipts alive; it is proven by `prove`, which the session
-monitor calls, and counts from the moment at which a request was sent. A lease that was lost is
-replaced and never taken up again: it is revoked, so that its records go at once if they still can.
+The lease keeps ephemeral records and receipts alive. The session monitor calls `prove`, and a proof
+counts from the moment at which its request was sent. A lost lease is revoked, so that its records
+go at once, and another lease replaces it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class EtcdLease:
     ) -> EtcdLease:
         """A new lease. Every endpoint is tried, or one for `answer_seconds`.
 
-        A lease whose grant was not answered holds nothing and ends by itself.
+        A lease whose grant was not answered is empty and ends by itself.
         """
         request = pb.LeaseGrantRequest(ttl=max(1, math.ceil(timeout_seconds)))
         asked_at = boot_time_seconds()
@@ -105,8 +105,8 @@ async def replace(
     *,
     answer_seconds: float,
 ) -> EtcdLease:
-    """A new lease instead of one that was lost, whose records are gone if etcd let us."""
-    # A revocation that fails does no harm: without proofs the lease ends by itself.
+    """A new lease instead of a lost one, which is revoked if etcd answers."""
+    # If the revocation fails, the lease ends by itself: it gets no more proofs.
     with suppress(BookieError):
         await lost.revoke(answer_seconds)
     return await EtcdLease.grant(client, scope, timeout_seconds, answer_seconds=answer_seconds)

@@ -1,12 +1,12 @@
 """What lies directly below a key, in pages of etcd's flat order of keys.
 
-etcd knows no directories: below ``/a`` it lists ``/a/b``, ``/a/b/c``, ``/a/b/d``, …. A page that
-ends inside of a child's own subtree is followed by one that starts behind it (``/a/b0``), so that a
-deep tree costs one small page per child and not a page per thousand descendants. Foreign keys
-(`key_layout`) are no children of anything.
+etcd has no directories: below ``/a`` it lists ``/a/b``, ``/a/b/c``, ``/a/b/d``, …. A page may end
+inside a child's own subtree. Then the next page starts behind that subtree (``/a/b0``). So a deep
+tree costs one small page per child, however many descendants there are. Foreign keys (`key_layout`)
+are left out.
 
-All pages show the same revision. If etcd compacts it away meanwhile, the listing goes on in the
-present, behind the last key it has seen: what existed all the time is still seen exactly once.
+All pages show the same revision. If etcd compacts it away meanwhile, the listing continues at the
+newest revision, behind the last key it has seen. What exists all the time is still seen once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RECORDS_PER_PAGE_MAX = 256
 """Records are limited more, because each may have half a megabyte."""
 
 PAGE_SIZE_BYTES = 1024 * 1024
-"""What a page of records should have; one that had more is followed by a shorter one."""
+"""The size that a page of records should have; after a larger page the next one is shorter."""
 
 _ENTRIES_PER_PAGE_MIN = 8
 _RECORDS_PER_FIRST_PAGE = 32
@@ -98,7 +98,7 @@ class _ChildPages:
                     ) from None
 
     def _fit(self, response: Any, page: list[tuple[str, Any]]) -> None:
-        """Choose the size of the next page: what it may weigh, and no more waste than this one."""
+        """Choose the number of keys of the next page by the size and the waste of this one."""
         children = len({name for name, _ in page})
         limit = self._limit * 2
         if children * 4 < len(page):

@@ -1,7 +1,7 @@
 """The parts of which Txns are made: compares, writes and reads.
 
-They are dictionaries, as the constructors of messages take them: a message that is put into another
-is copied, and a Txn would be copied once for each level of it.
+They are dictionaries, which the constructors of messages take. A message that is put into another
+one is copied, so a Txn made of messages would be copied once per level.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ a Txn of Txns."""
 _GROUP_OPERATIONS = 50
 _GROUPS_MAX = 70
 
-# As plain numbers; to look one up in its enumeration takes as long as the rest of a compare.
+# As plain numbers: a lookup in the enumeration takes as long as the rest of a compare.
 _CREATE: Final = int(pb.Compare.CREATE)
 _MOD: Final = int(pb.Compare.MOD)
 _LEASE: Final = int(pb.Compare.LEASE)
@@ -38,7 +38,7 @@ def mod(key: bytes, revision: int) -> Part:
 
 
 def version(key: bytes, expected: int) -> Part:
-    """Holds if the record has this version, which no record has that is not there."""
+    """Holds if there is a record and it has this version."""
     return mod(key, expected or -1)
 
 
@@ -100,11 +100,7 @@ def any_below(scope: KeyLayout, key: str) -> Part:
     return {"request_range": {"key": start, "range_end": end, "limit": 1, "keys_only": True}}
 
 
-def nested(
-    compares: list[Part],
-    then: list[Part],
-    otherwise: list[Part] | None = None,
-) -> Part:
+def nested(compares: list[Part], then: list[Part], otherwise: list[Part] | None = None) -> Part:
     """A Txn as an operation of another."""
     return {"request_txn": {"compare": compares, "success": then, "failure": otherwise or []}}
 
@@ -112,10 +108,10 @@ def nested(
 def conjunction(scope: KeyLayout, compares: list[Part], writes: list[Part]) -> list[Part]:
     """Txns that together write if all compares hold; else etcd refuses the Txn that they are in.
 
-    A Txn holds only so many compares, and one nested in it cannot undo what stands beside it. But
-    etcd carries nothing out of a Txn in which any operation that is due cannot be: so every group
-    whose compares do not hold asks for a revision of the future (`CompactedError`), of a key of the
-    scope: a user may have no right to any other.
+    The number of compares in a Txn is limited, and a nested Txn cannot undo the writes beside it.
+    But if one operation fails, etcd carries out none of the whole Txn. So a group whose compares do
+    not hold reads a revision of the future, which fails (`CompactedError`). It reads a key of the
+    scope, because a user may lack the right to other keys.
     """
     key, _ = scope.below(ROOT)
     refusal = {"request_range": {"key": key, "revision": 2**63 - 1}}
@@ -133,7 +129,7 @@ def conjunction(scope: KeyLayout, compares: list[Part], writes: list[Part]) -> l
 
 
 def grouped(scope: KeyLayout, operations: list[Part]) -> list[Part]:
-    """The same as Txns, of which etcd takes more."""
+    """The operations in nested Txns, because etcd limits the operations of each."""
     return conjunction(scope, [], operations)
 
 

@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from bookie.metadata.etcd import messages
 from bookie.metadata.etcd.key_layout import KeyLayout
 from bookie.metadata.etcd.messages import Part
-from bookie.metadata.evaluate import NO_OWNER
-
-
-@dataclass(frozen=True, slots=True)
-class _FoundRecord:
-    """What a read says of a record; `evaluate` asks for no more."""
-
-    version: int
-    owner: bytes
+from bookie.metadata.evaluate import NO_OWNER, Stored
 
 
 class ConditionReads:
@@ -54,16 +45,16 @@ class ConditionReads:
         self._responses = [response.response_range for response in responses]
 
     def value(self, index: int) -> Any:
-        """What was read at `index`; None if there was nothing."""
+        """The entry that was read at `index`, or None."""
         kvs = self._responses[index].kvs
         return kvs[0] if kvs else None
 
     # What `evaluate` calls a tree.
 
-    def find(self, key: str) -> _FoundRecord | None:
+    def find(self, key: str) -> Stored | None:
         """See `evaluate.Tree.find`; of wanted records."""
         kv = self.value(self._records[key])
-        return _FoundRecord(kv.mod_revision, owner(kv.lease)) if kv is not None else None
+        return Stored(kv.mod_revision, owner(kv.lease)) if kv is not None else None
 
     def has_children(self, key: str) -> bool:
         """See `evaluate.Tree.has_children`."""
@@ -71,5 +62,5 @@ class ConditionReads:
 
 
 def owner(lease: int) -> bytes:
-    """Who owns a record, as `evaluate` says it."""
+    """The owner of a record in the form that `evaluate` takes."""
     return lease.to_bytes(8, "big", signed=True) if lease else NO_OWNER

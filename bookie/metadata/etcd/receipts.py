@@ -1,9 +1,9 @@
 """Receipts: how the outcome of a write is known after its reply was lost.
 
-Each Txn that writes also compares and replaces a receipt, a key of the session's lease that no
-other write uses meanwhile. A lost session has no receipts and cannot write. After a lost reply, the
-store tries to replace the receipt in its state before the write. If that succeeds, the write did
-not happen and never will. If the receipt was replaced already, it shows the write's revision.
+Each Txn that writes also compares and replaces a receipt: a key of the session's lease, which only
+this write uses meanwhile. A session that is lost loses its receipts and can write no more. After a
+lost reply, the store tries to replace the receipt in its state before the write. If that succeeds,
+the write can never happen. If the receipt was replaced already, it shows the write's revision.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from bookie.errors import MetadataUnavailableError
 from bookie.metadata.etcd.messages import Part, mod, put, read
 
 _VOID = b"void"
-"""The value of a receipt after its write was proven not to happen."""
+"""The value of a receipt whose write was prevented."""
 
 
 @dataclass(slots=True)
@@ -46,10 +46,10 @@ def settlement(receipt: Receipt) -> pb.TxnRequest:
 
 
 def settled_revision(receipt: Receipt, response: pb.TxnResponse) -> int:
-    """The revision at which the write of the lost reply happened; 0 = it never will.
+    """The revision at which the write of the lost reply happened; 0 = it will never happen.
 
     Raises:
-        MetadataUnavailableError: the session ended, and with it all that could tell.
+        MetadataUnavailableError: the session ended, so the receipt is gone.
     """
     if response.succeeded:
         receipt.revision = response.header.revision
@@ -60,5 +60,5 @@ def settled_revision(receipt: Receipt, response: pb.TxnResponse) -> int:
             "the session with etcd ended before it answered; whether it wrote is unknown"
         )
     receipt.revision = kvs[0].mod_revision
-    # An earlier settlement, whose reply was lost too, may have come first.
+    # The void may be of an earlier settlement, whose reply was lost too.
     return 0 if kvs[0].value == _VOID else receipt.revision

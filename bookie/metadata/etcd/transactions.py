@@ -1,8 +1,4 @@
-"""Operations of the store as one Txn of etcd; its response as results, or the error that is due.
-
-A Txn compares the conditions of all operations. It writes if all hold. Otherwise it reads, in the
-same instant, what the conditions were about, and `evaluate` finds the first operation that fails,
-as on every backend. Each Txn also replaces a receipt (`receipts`).
+"""Operations of the store as one Txn of etcd; its response as results, or as an error.
 
 ======================== ============================================ ===========================
 operation                compares                                     writes
@@ -32,7 +28,6 @@ from zlib import crc32
 from bookie._pb import etcd_pb2 as pb
 from bookie.errors import MetadataUnavailableError, SessionLostError
 from bookie.metadata.etcd import messages
-from bookie.metadata.etcd.cached import RecordCache
 from bookie.metadata.etcd.key_layout import KeyLayout
 from bookie.metadata.etcd.messages import Part
 from bookie.metadata.etcd.reads import ConditionReads, owner
@@ -54,8 +49,28 @@ from bookie.metadata.model import (
 SHARED_SEQUENCES = 1024
 """Counters for ephemeral sequential records, the same for all users of the store."""
 
+COUNTERS_MAX = 4096
+"""Sequences whose last number a store remembers."""
+
 ROUNDS_MAX = 1000
 """How often a Txn is made again because a guess was wrong."""
+
+
+class SequenceCounters:
+    """The last number of each sequence as the store saw it. A forgotten one costs another round."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[int, int]] = {}
+
+    def last(self, sequence: str) -> tuple[int, int]:
+        """Number and mod_revision of the counter; (0, 0) if nothing is known."""
+        return self._seen.get(sequence, (0, 0))
+
+    def saw(self, sequence: str, number: int, revision: int) -> None:
+        """Remember a counter."""
+        if len(self._seen) >= COUNTERS_MAX:
+            self._seen.clear()
+        self._seen[sequence] = (number, revision)
 
 
 class Transaction:
@@ -65,16 +80,13 @@ class Transaction:
     """
 
     def __init__(
-        self, scope: KeyLayout, operations: Sequence[Operation], cached: RecordCache
+        self, scope: KeyLayout, operations: Sequence[Operation], counters: SequenceCounters
     ) -> None:
         self._scope = scope
         self._given = operations
-        self.is_sequential = False
+        self.is_sequential = any(isinstance(one, Put) and one.sequential for one in operations)
         """Whether it writes a sequential record."""
-        for operation in operations:
-            if isinstance(operation, Put) and operation.sequential:
-                self.is_sequential = True
-        self._cached = cached
+        self._counters = counters
         self._rounds = 0
         self._ours: set[str] = set()
         """Keys of ephemeral puts without version that were seen to be ours."""
@@ -116,7 +128,7 @@ class Transaction:
                     self._compare_version(operation.key, operation.version, compares)
         self._sequence_reads = {}
         for key, number in self._numbers.items():
-            counter, (_, revision) = self._scope.sequence(key), self._cached.last(key)
+            counter, (_, revision) = self._scope.sequence(key), self._counters.last(key)
             compares[b"#" + counter] = messages.mod(counter, revision)
             writes.append(messages.put(counter, b"%d" % number, 0))
             self._sequence_reads[key] = self._reads.want_value(counter)
@@ -130,10 +142,10 @@ class Transaction:
         for index, operation in enumerate(self._given):
             if isinstance(operation, Put) and operation.sequential:
                 sequence = _sequence_of(operation)
-                last, _ = self._cached.last(sequence)
+                last, _ = self._counters.last(sequence)
                 number = max(last, self._skipped.get(sequence, 0)) + 1
                 while sequential_key(operation.key, number) in named:
-                    # A record made before: the counter, not read yet, has passed its number.
+                    # This record exists, so the counter, which is yet to be read, is beyond it.
                     number += 1
                 self._numbers[sequence] = number
                 numbered[index] = replace(
@@ -154,8 +166,7 @@ class Transaction:
                 return messages.put(key, put.value, lease)
             if put.key in self._leased:
                 return messages.nested([], [messages.keep(key, put.value), messages.stat(key)])
-            if not self._cached.is_persistent(put.key, put.version):
-                compares[b"!" + key] = messages.lease(key, 0)
+            compares[b"!" + key] = messages.lease(key, 0)
             return messages.put(key, put.value, 0)
         for above in ancestors(put.key):
             self._reads.want_record(self._scope, above)
@@ -204,7 +215,7 @@ class Transaction:
         self._is_large = max(len(compares), len(writes), len(reads)) > messages.OPERATIONS_MAX
         own = messages.mod(receipt.key, receipt.revision)
         if self._is_large:
-            # What failed takes a read of its own to learn; see `reads`.
+            # What failed must be found by a separate read; see `reads`.
             then = messages.conjunction(self._scope, compares, writes)
             otherwise = [messages.stat(receipt.key)]
             return pb.TxnRequest(compare=[own], success=then, failure=otherwise)
@@ -224,7 +235,7 @@ class Transaction:
         if response.succeeded:
             receipt.revision = revision = response.header.revision
             for key, number in self._numbers.items():
-                self._cached.saw(key, number, revision)
+                self._counters.saw(key, number, revision)
             if self._is_large:
                 responses = messages.ungrouped(responses)
             written = iter(responses)
@@ -238,8 +249,8 @@ class Transaction:
     def reads(self) -> pb.TxnRequest:
         """Reads what the Txn is about, for `learn`: etcd refused it as `CompactedError`.
 
-        It was too large to read in the instant in which it failed. If an operation fails by a later
-        state, then it fails; else the Txn is made again.
+        A large Txn cannot read in the instant in which it fails. So its operations are evaluated
+        against a later state. If all succeed there, the Txn is made again.
         """
         return pb.TxnRequest(success=messages.grouped(self._scope, self._reads.operations()))
 
@@ -266,13 +277,11 @@ class Transaction:
             if len(inner) > 1:
                 return stat_of(put.key, inner[1].response_range.kvs[0], self._lease)
         is_new = put.version in (None, NOT_EXISTS) and put.key not in self._ours
-        if put.ephemeral:
-            return Stat(put.key, revision, revision, None, None, True, True, is_new)
-        self._cached.saw_persistent(put.key, revision)
-        return Stat(put.key, revision, revision, None, None, False, False, is_new)
+        leased = put.ephemeral
+        return Stat(put.key, revision, revision, None, None, leased, leased, is_new)
 
     def _learn(self, receipt: Receipt, responses: Iterable[Any]) -> None:
-        """From the reads of a Txn whose conditions did not hold."""
+        """Take the reads of a Txn whose conditions did not hold."""
         self._reads.take(responses)
         found = self._reads.value(self._receipt_read)
         if (found.mod_revision if found is not None else 0) != receipt.revision:
@@ -280,7 +289,7 @@ class Transaction:
         self._find_failure()
 
     def _find_failure(self) -> None:
-        """Raise what is due by the reads, or correct the guess that was wrong."""
+        """Raise the error that the reads show, or correct the guess that was wrong."""
         self._rounds += 1
         if self._rounds > ROUNDS_MAX:
             raise MetadataUnavailableError(
@@ -289,15 +298,15 @@ class Transaction:
         learned = False
         for key, index in self._sequence_reads.items():
             last = _number(self._reads.value(index))
-            learned |= last != self._cached.last(key)
-            self._cached.saw(key, *last)
+            learned |= last != self._counters.last(key)
+            self._counters.saw(key, *last)
         if learned:
             return
         for given, operation in zip(self._given, self._operations, strict=True):
             if not isinstance(given, Put) or not given.sequential:
                 continue
             if self._reads.find(operation.key) is not None:
-                # Another put wrote this very key; the counter passes over it.
+                # Another put wrote this very key: the next number is tried.
                 sequence = _sequence_of(given)
                 self._skipped[sequence] = self._numbers[sequence]
                 return
@@ -328,7 +337,7 @@ class Transaction:
     def confirmed(self, receipt: Receipt, response: pb.TxnResponse) -> list[Stat | None]:
         """The results of the write that happened at the receipt's revision."""
         for key, number in self._numbers.items():
-            self._cached.saw(key, number, receipt.revision)
+            self._counters.saw(key, number, receipt.revision)
         written = messages.ungrouped(response.responses)
         return [
             stat_of(operation.key, next(written).response_range.kvs[0], self._lease)
@@ -339,7 +348,10 @@ class Transaction:
 
 
 def _sequence_of(put: Put) -> str:
-    """The sequence that numbers it. Ephemeral ones share a fixed number, chosen by the parent."""
+    """The sequence that numbers the record.
+
+    Ephemeral records share a fixed count of sequences. Their parent decides which one.
+    """
     if not put.ephemeral:
         return put.key
     return f"/{crc32(parent_of(put.key).encode()) % SHARED_SEQUENCES:04}"
@@ -351,7 +363,7 @@ def _number(counter: Any) -> tuple[int, int]:
 
 
 def session_lost() -> SessionLostError:
-    """What a write is refused with whose receipt is gone."""
+    """The error of a write whose receipt is gone."""
     return SessionLostError("the session with etcd ended before the write")
 
 

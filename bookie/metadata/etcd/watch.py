@@ -1,19 +1,18 @@
 """Changes below a prefix as etcd reports them, in commit order, without a gap.
 
-All events of one revision are of one transaction and make one `Commit`; a response that etcd split
-(``fragment``) is taken when its last part is there. A broken stream is resumed behind the last
-revision delivered, so a reconnection shows nothing and reads nothing. Only where etcd
-has forgotten that revision (compaction), or answers as another cluster, is continuity lost: then
-`Resync` is due, and the watch goes on from the present.
+All events of one revision are of one transaction and make one `Commit`. If etcd splits a response
+(``fragment``), it is taken when its last part is there. A broken stream resumes behind the last
+revision delivered, so consumers do not notice a reconnection. Continuity is lost in two cases: etcd
+has forgotten that revision (compaction), or another cluster answers. Then the watches get `Resync`,
+and the watch continues from the newest revision.
 
-A cluster that was restored from a backup looks like the same one, at an older revision; a watch
-from the revision behind the last one delivered would wait there in silence. A stream says at its
-beginning where its server is. If that is before what was seen, a read tells a server that lags from
-a cluster that went back; that, too, is a `Resync`. A cluster that went back and has come further
-again than it was goes unnoticed.
+A cluster that was restored from a backup looks like the same one at an older revision. A watch that
+resumes there would wait in silence. So each stream begins with the position of its server. If that
+is before what was seen, a read decides: a server that lags is fine; a cluster that went back causes
+`Resync`. A restored cluster that has passed its old position again stays undetected.
 
-A stream can die without a sign. Whenever one was silent for the time of an attempt, it is asked for
-its progress; one that does not answer that either is replaced.
+A stream can die silently. After the time of one attempt without a message the watch asks for its
+progress. A stream that does not answer is replaced.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class Position:
         return cls(header.cluster_id, header.revision, header.raft_term)
 
     def is_behind(self, other: Position) -> bool:
-        """Whether this cannot be what became of `other`."""
+        """Whether this position is before `other` in the same history."""
         return self.revision < other.revision or self.term < other.term
 
 
@@ -74,8 +73,8 @@ class EtcdWatch:
         prefix: a key, or the root.
         tasks: where tasks beside `run` are born.
         watches: get every commit there, once and in order; it may hold siblings of `prefix`. Where
-            commits may be missing they get a resync, with the revision before the next commit: less
-            than what was delivered if the cluster is another.
+            commits may be missing they get a resync with the revision before the next commit.
+            Another cluster may have a lower revision than what was delivered.
     """
 
     def __init__(
@@ -113,8 +112,8 @@ class EtcdWatch:
             except CompactedError:
                 self._next = 0
             except BookieError:
-                # Not answered, or refused: the next stream has a new token, and our user's rights
-                # may come back.
+                # No answer, or a refusal. The next stream has a new token, and our user may get its
+                # rights back.
                 await asyncio.sleep(retries.pause())
             else:
                 retries = self._client.retries()
@@ -153,14 +152,10 @@ class EtcdWatch:
     async def _read(self, call: Any, endpoint: EtcdEndpoint) -> None:
         start, end = self._range
         create = pb.WatchCreateRequest(
-            key=start,
-            range_end=end,
-            start_revision=self._next,
-            progress_notify=True,
-            fragment=True,
+            key=start, range_end=end, start_revision=self._next, progress_notify=True, fragment=True
         )
         try:
-            # gRPC lets a write wait for ever if its call is cancelled before its headers were sent.
+            # In gRPC a write waits for ever if its call is cancelled before its headers were sent.
             async with asyncio.timeout(2 * self._client.attempt_seconds):
                 await call.write(pb.WatchRequest(create_request=create))
             while (response := await call.read()) is not aio.EOF:
@@ -215,7 +210,7 @@ class EtcdWatch:
         if response.canceled:
             if response.compact_revision:
                 raise CompactedError(f"etcd at {endpoint.address} has forgotten {self._next}")
-            # Probably because of our token; not every server names the reason.
+            # Probably because of our token; some servers name no reason.
             raise StaleTokenError(
                 f"etcd at {endpoint.address} ended a watch: {response.cancel_reason}"
             )
@@ -224,8 +219,9 @@ class EtcdWatch:
         if response.fragment or response.created:
             return
         if not self._parts and response.watch_id == 0:
-            # Progress: everything up to this revision was delivered. The answer to our own question
-            # has no watch id; servers before 3.4.25 and 3.5.8 send it too early.
+            # Progress: everything up to this revision was delivered. Answers to our own question
+            # do not count: they have no watch id, and servers before 3.4.25 and 3.5.8 send them too
+            # early.
             self._next = max(self._next, response.header.revision + 1)
         events, self._parts = self._parts, []
         for revision, together in groupby(events, key=lambda event: event.kv.mod_revision):

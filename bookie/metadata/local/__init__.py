@@ -8,8 +8,8 @@ machine; LMDB and the locks fail on a network file system.
 |---|---|
 | `tree` | the tables: records, children, sessions and the log of commits |
 | `environment` | one LMDB environment and one writer thread per directory and process |
-| `sessions` | who lives: a row, a locked file and a deadline for each session |
-| `backend` | `LocalStore`: reads in the event loop, and the care for other sessions |
+| `sessions` | sessions: a row, a locked file and a deadline for each; notifications |
+| `backend` | `LocalStore`: reads in the event loop, and the end of dead sessions |
 
 **A write** is a job for the writer thread. The thread takes all queued jobs and commits them in
 one durable LMDB transaction. So thirty-two callers get several times the rate of one.
@@ -18,11 +18,11 @@ one durable LMDB transaction. So thirty-two callers get several times the rate o
 
 **A session** is a row in the file. Its owner holds a kernel lock on a file of its own and writes a
 deadline into it, so a heartbeat costs no commit. Other processes end a session whose lock is free:
-a dead process loses its ephemeral records within a quarter of a second. They end a session that
-hangs after its timeout and a third.
+a dead process loses its ephemeral records within a quarter of a second. A process that hangs loses
+them after its session timeout and a third.
 
 **A change** is one record of the commit log, numbered without gaps. After a commit, the writer
-sends each session a datagram that says "new commits". A poll makes up for a lost one.
+sends each session a datagram that says "new commits". If one is lost, polling finds the commits.
 
 A process that is stopped (SIGSTOP) inside a write transaction holds LMDB's lock. Writers of the
 machine wait until it continues; readers do not.

@@ -1,15 +1,9 @@
 """`LocalStore`: one session with a metadata store in a directory.
 
-This module runs in the event loop: reads, which are short, and one task per store. The task looks
-after the sessions of others, and polls for commits in case a notification was lost. The thread of
+This module runs in the event loop: reads, which are short, and one task per store. The task ends
+dead sessions of others, and polls for commits in case a notification was lost. The thread of
 `environment` writes. `session_monitor` proves the session: a probe succeeds while the session's row
-stands and writes come to an end.
-
-The directory must be on a file system of this machine. Neither LMDB nor the locks work over a
-network.
-
-A process that dies loses its ephemeral records within a quarter of a second. One that hangs loses
-them after its session timeout and a third.
+exists and writes come to an end.
 """
 
 from __future__ import annotations
@@ -19,14 +13,9 @@ import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Self, TypeVar
 
-from bookie.errors import (
-    MetadataClosedError,
-    MetadataUnavailableError,
-    SessionLostError,
-)
+from bookie.errors import MetadataClosedError, MetadataUnavailableError, SessionLostError
 from bookie.metadata.local.environment import LocalEnvironment, acquire, release
 from bookie.metadata.local.sessions import (
     CommitSubscription,
@@ -35,21 +24,20 @@ from bookie.metadata.local.sessions import (
     begin_session,
 )
 from bookie.metadata.local.tree import SESSION_SIZE_BYTES, TreeWriter
-from bookie.metadata.session_monitor import SessionMonitor
-from bookie.metadata.store import (
+from bookie.metadata.model import (
     ROOT,
     Change,
-    MetadataStore,
     Operation,
     Record,
-    SessionEvent,
     Stat,
     check_key,
     check_prefix,
     check_transaction,
 )
+from bookie.metadata.session_monitor import SessionMonitor
+from bookie.metadata.store import MetadataStore
 from bookie.metadata.watches import SessionWatches, Watches
-from bookie.protocol.session import Connected, Disconnected, Expired, SessionState
+from bookie.protocol.session import Connected, Disconnected, Expired, SessionEvent, SessionState
 
 T = TypeVar("T")
 
@@ -57,7 +45,7 @@ TICK_SECONDS = 0.05
 """How often a heartbeat is written and the log is polled."""
 
 INSPECTION_TICKS = 4
-"""How often, in ticks, the sessions of others are looked at."""
+"""How often, in ticks, the sessions of others are inspected."""
 
 _PAGE_NAMES = 256
 _PAGE_BYTES = 1024 * 1024
@@ -109,20 +97,15 @@ class LocalStore(MetadataStore):
         self._keeper = self._tasks.create_task(self._keep(environment))
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         environment, self._environment = self._require_open(), None
         assert self._keeper is not None
         self._keeper.cancel()
         try:
-            async with AsyncExitStack() as steps:  # all of them, also when one is cancelled
+            async with AsyncExitStack() as steps:  # runs all, also when one is cancelled
                 steps.push_async_callback(self._end_session, environment)
                 steps.push_async_callback(self._monitor.__aexit__, None, None, None)
-                # The body's own error passes by the group, which would wrap it.
+                # Not the body's error: the group would wrap it.
                 steps.push_async_callback(self._tasks.__aexit__, None, None, None)
         finally:
             self._drop_session()
@@ -151,11 +134,11 @@ class LocalStore(MetadataStore):
                 for file in files:
                     file.close()
             else:
-                environment.submit(undo)  # the session may still begin, behind our back
+                environment.submit(undo)  # the session may still begin later
             raise
         file = self._session_file = files[0]
         self._session = session
-        with suppress(OSError):  # without sockets, polling must do
+        with suppress(OSError):  # without a socket, polling finds the commits
             self._subscription = CommitSubscription(session)
             asyncio.get_running_loop().add_reader(self._subscription.fileno(), self._on_notified)
         return file
@@ -165,8 +148,8 @@ class LocalStore(MetadataStore):
         try:
             await self._wait(environment.submit(lambda tree: tree.end_session(session)))
         except MetadataUnavailableError:
-            # A stopped process holds the write lock, or the disk failed. Our file's lock is about
-            # to be free, so the others end the session as soon as they can write.
+            # A stopped process holds the write lock, or the disk failed. Our file's lock is freed
+            # next, so the others end the session as soon as they can write.
             return
 
     async def _wait(self, outcome: asyncio.Future[T]) -> T:
@@ -203,10 +186,10 @@ class LocalStore(MetadataStore):
         self._session_file.beat()
 
     async def _renew(self) -> None:
-        """Go on with the session if others have not ended it, or begin one.
+        """Continue the session if it still exists, or begin another.
 
-        The heartbeat is given within a write, as others look at it once more within one before they
-        end a session.
+        The heartbeat is given within a write: before others end a session, they look at it once
+        more within a write.
         """
         environment = self._require_open()
         self._require_unstuck(environment)
@@ -231,7 +214,7 @@ class LocalStore(MetadataStore):
             )
 
     async def _keep(self, environment: LocalEnvironment) -> None:
-        """Poll, and look after the sessions of others, until cancelled."""
+        """Poll, and end dead sessions of others, until cancelled."""
         tick_seconds = min(TICK_SECONDS, self.session_timeout_seconds / 6)
         reaper = SessionReaper(environment.sessions_directory, tick_seconds * INSPECTION_TICKS)
         reaping: asyncio.Future[None] | None = None
@@ -266,8 +249,9 @@ class LocalStore(MetadataStore):
     def _look_after_own(self, environment: LocalEnvironment) -> None:
         """Show others that this process runs, and notice if they ended our session.
 
-        Also while writes are stuck and the session cannot be proven: the process that holds them up
-        holds up all others. When it continues, it must not end their sessions.
+        The heartbeat goes on while writes are stuck. A stopped process can hold up the writes of
+        all others. When it continues, it must find their heartbeats, or it would end their
+        sessions.
         """
         with environment.read() as tree:
             alive = tree.has_session(self._session)
@@ -285,7 +269,7 @@ class LocalStore(MetadataStore):
         if not dead:
             return None
         environment.forget_dead_readers()
-        # Not awaited: the heartbeat must not depend on the write lock.
+        # Not awaited, so that the heartbeat is independent of the write lock.
         return environment.submit(lambda tree: reaper.reap(tree, dead))
 
     @property
@@ -350,7 +334,7 @@ class LocalStore(MetadataStore):
                 environment.submit(lambda tree: tree.transact(operations, session))
             )
         except SessionLostError:
-            # Before the caller gets the error: watchers of the session come first.
+            # Consumers of the session's events hear of it before the caller.
             if self._session == session:
                 self._monitor.tell(Expired())
             raise

@@ -1,14 +1,13 @@
 """One LMDB environment per directory and process: its opening, its readers and its one writer.
 
 LMDB refuses to open a directory twice in a process, so all stores of a process share an environment
-by counting references. Everything that writes is a job for the environment's thread: it takes all
-jobs that are queued and does them in one LMDB transaction. It commits, which is durable, notifies
-peers, and hands every result to the event loop that asked. A job raises a `BookieError` before it
-writes anything, so one refused job does not harm the others of its group.
+by counting references. Every write is a job for the environment's thread, which takes all queued
+jobs into one LMDB transaction. It commits, which is durable, notifies peers, and hands each result
+to its event loop. A job that raises a `BookieError` has written nothing, so the other jobs of its
+group are unharmed.
 
-A process that is stopped (SIGSTOP) inside a write transaction holds LMDB's lock and stops every
-writer of the machine until it continues; readers go on. That is why the environment tells since
-when its writer is busy.
+A process that is stopped (SIGSTOP) inside a write transaction holds LMDB's lock. All writers of the
+machine wait until it continues. So the environment tells for how long its writer is busy.
 """
 
 from __future__ import annotations
@@ -28,12 +27,7 @@ import lmdb
 
 from bookie.env import SystemClock
 from bookie.env.kv import allocate_lock_file
-from bookie.errors import (
-    BookieError,
-    ConfigurationError,
-    FormatError,
-    MetadataUnavailableError,
-)
+from bookie.errors import BookieError, ConfigurationError, FormatError, MetadataUnavailableError
 from bookie.metadata.local.sessions import CommitNotifier
 from bookie.metadata.local.tree import TABLES, TreeReader, TreeWriter, check_format, unavailable
 
@@ -87,13 +81,13 @@ class LocalEnvironment:
         self._unfinished = 0
         self._unfinished_lock = threading.Lock()
         self._has_ended = False
-        # A daemon: a writer that waits for a stopped process must not keep ours from ending.
+        # A daemon: our process can end although its writer waits for a stopped process.
         self._thread = threading.Thread(target=self._work, name="metadata-writer", daemon=True)
         self._thread.start()
 
     @contextmanager
     def read(self) -> Iterator[TreeReader]:
-        """The state of now. Must not live across an await.
+        """The state of now, for use without an await.
 
         Raises:
             MetadataUnavailableError: LMDB failed.
@@ -120,7 +114,7 @@ class LocalEnvironment:
         return future
 
     def is_idle(self) -> bool:
-        """Whether no job is left, so that `close` need not wait."""
+        """Whether all jobs are done, so that `close` returns at once."""
         return self._unfinished == 0 or self._has_ended
 
     def busy_seconds(self) -> float:
@@ -161,7 +155,7 @@ class LocalEnvironment:
                 self._notifier.notify(waiting)
                 _hand_back(group)
         finally:
-            # Reached with jobs only if the thread dies of a bug: no caller may wait for ever.
+            # Jobs are left only if the thread dies of a bug. Their callers get an error.
             self._has_ended = True
             _refuse(group)
             self._refuse_queued()
@@ -194,7 +188,7 @@ class LocalEnvironment:
     def _do(self, group: list[_Job[Any]]) -> list[bytes]:
         """Do and commit the jobs; returns the sessions to notify."""
         try:
-            # Opening tables takes LMDB's write lock, which only this thread may wait for.
+            # Here, because opening tables waits for LMDB's write lock.
             self._tables = self._tables or _open_tables(self._lmdb, self.directory)
             return self._commit(group)
         except lmdb.Error as error:
@@ -230,7 +224,7 @@ def _hand_back(group: list[_Job[Any]]) -> None:
         try:
             loop.call_soon_threadsafe(_resolve, jobs)
         except RuntimeError:
-            # The loop was closed without closing the store; no caller waits there.
+            # The loop was closed before its store: its callers are gone.
             continue
 
 
@@ -248,8 +242,8 @@ def acquire(directory: Path) -> LocalEnvironment:
 
     Raises:
         ConfigurationError: the directory cannot be used, or belongs to the parent of this process.
-        FormatError: it holds something else. What kind of LMDB environment it is, and whether of a
-            newer format, the first job finds out.
+        FormatError: it holds something else. The first job checks what kind of LMDB environment it
+            is, and whether its format is newer.
         MetadataUnavailableError: LMDB cannot open it now.
     """
     directory = Path(os.path.realpath(directory))
@@ -270,8 +264,8 @@ def acquire(directory: Path) -> LocalEnvironment:
 def release(environment: LocalEnvironment) -> None:
     """Give an environment back; the last one closes it.
 
-    If its writer still has work (it may wait for a stopped process), it stays open for the next
-    store. Waiting would stop the event loop.
+    If its writer still has work, it stays open for the next store: waiting for a stopped process
+    would stop the event loop.
     """
     with _environments_lock:
         environment.references -= 1

@@ -1,21 +1,20 @@
 """Which processes that share a local metadata store are alive, and how they learn of commits.
 
 A session is a row in the store and a file in ``sessions/``. Its owner holds a lock (flock) on the
-file for as long as it lives and writes its deadline into it. So a heartbeat needs neither a commit
-nor LMDB's write lock. The row is the authority: a session whose row is gone has ended, and every
-commit checks the row of its session first. A peer ends a session when
+file for as long as it lives and writes its deadline into it. The row is the authority: without it
+the session has ended, and every commit checks the row of its session first. A peer ends a session
+in two cases:
 
-1. the machine was started anew since (boot id), or the file is gone, or its lock is free: the owner
-   is dead, and the kernel says so within one inspection; or
-2. the deadline passed and stayed unmoved for a third of the timeout, in which this peer itself ran
-   without a pause: the owner hangs. The second half protects living sessions after a pause of the
-   whole machine, or of this peer.
+1. The owner is dead: the machine was started again (boot id), or the file is gone, or its lock is
+   free.
+2. The owner hangs: the deadline passed and stayed the same for a third of the timeout. This peer
+   must itself run without a pause meanwhile. So living sessions survive a pause of the machine.
 
 Deadlines are CLOCK_BOOTTIME, which is the same for all processes and is never set. A process forked
 from an owner keeps the owner's lock; then only rule 2 applies.
 
-A notification is a datagram to a socket in the abstract namespace, one per session. It says "there
-are new commits" and nothing else. Polling makes up for a lost one.
+A notification is a datagram to a socket in the abstract namespace, one per session. It only says
+that there are new commits.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from bookie.metadata.local.tree import SessionRow, TreeWriter
 
 _DEADLINE = struct.Struct(">Q")
 _GRACE_FRACTION = 3
-"""A passed deadline is believed after this fraction of the timeout."""
+"""A session ends this fraction of its timeout after its deadline."""
 
 
 class SessionFile:
@@ -78,8 +77,8 @@ def begin_session(
 ) -> SessionFile:
     """Create the file and the row of a session, inside a write transaction.
 
-    LMDB's write lock, held here, keeps `_sweep` of other processes away from a file that has no row
-    and no lock yet.
+    The write transaction keeps `_sweep` of other processes from deleting the new file before it has
+    its row and its lock.
     """
     try:
         _sweep(directory, tree.sessions())
@@ -109,7 +108,7 @@ class SessionReaper:
         self._boot_id = SystemClock().boot_id()
         self._inspected_at = time.monotonic()
         self._overdue: dict[bytes, tuple[int, float]] = {}
-        """Session → the passed deadline, and since when we watch it stand still."""
+        """Session → the passed deadline, and when it was first seen."""
 
     def inspect(self, sessions: dict[bytes, SessionRow], own: bytes) -> list[bytes]:
         """The sessions that are to be ended. Takes some microseconds per session."""
@@ -123,7 +122,7 @@ class SessionReaper:
                 continue
             grace_seconds = row.timeout_seconds / _GRACE_FRACTION
             if late_seconds > grace_seconds:
-                # We were paused ourselves, so others may have been: their time starts again.
+                # We were paused, so others may have been, too: their time starts again.
                 self._overdue.pop(session, None)
             if self.is_dead(session, row):
                 dead.append(session)
@@ -156,7 +155,7 @@ class SessionReaper:
                 _remove(_path(self._directory, session))
 
     def _passed_deadline(self, session: bytes) -> int | None:
-        """The deadline of a session that has passed, in nanoseconds; None if it has not."""
+        """The deadline of a session if it has passed, in nanoseconds; else None."""
         try:
             data = _path(self._directory, session).read_bytes()
         except OSError:
@@ -172,7 +171,7 @@ def _path(directory: Path, session: bytes) -> Path:
 
 
 def _remove(path: Path) -> None:
-    # A file that stays does no harm: a session is its row.
+    # A file that stays is harmless: the row decides.
     with suppress(OSError):
         path.unlink(missing_ok=True)
 
@@ -185,7 +184,7 @@ def _is_unlocked(path: Path) -> bool:
     except OSError:
         return False
     try:
-        # Shared, so that two inspectors at once do not take each other for the owner.
+        # Shared: two inspectors at once would take each other's exclusive lock for the owner's.
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
         return False
@@ -234,8 +233,8 @@ class CommitNotifier:
             try:
                 self._socket.sendto(b"\0", _address(session))
             except OSError:
-                # Full: earlier notifications wait there. Refused: the owner is gone, or in another
-                # network namespace.
+                # Full: earlier notifications wait there. Refused: the owner is gone, or is in
+                # another network namespace.
                 continue
 
     def close(self) -> None:

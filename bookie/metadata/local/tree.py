@@ -14,9 +14,9 @@ meta       ``format``                     ``bookie-metadata 2``
 meta       ``version``                    version u64 of the last commit
 ========== ============================== ====================================================
 
-All integers are big endian. Versions are numbered without gaps by our own counter, because LMDB's
-transaction ids do not survive a compacting copy. One record of the log is one commit, so watchers
-see it whole; only the newest `LOG_COMMITS_MAX` are kept.
+All integers are big endian. Our own counter numbers versions without gaps: LMDB's transaction ids
+are lost in a compacting copy. One record of the log is one commit, so watchers see it whole. Only
+the newest `LOG_COMMITS_MAX` commits are kept.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from typing import TypeAlias
 import lmdb
 
 from bookie.errors import FormatError, MetadataUnavailableError, NewerFormatError, SessionLostError
-from bookie.metadata.evaluate import NO_OWNER, Deletion, Write, evaluate
-from bookie.metadata.store import (
+from bookie.metadata.evaluate import NO_OWNER, Deletion, StoredRecord, Write, evaluate
+from bookie.metadata.model import (
     KEY_SIZE_BYTES_MAX,
     ROOT,
     ChangeKind,
@@ -58,31 +58,6 @@ _CODES = {kind: code for code, kind in _KINDS.items()}
 
 LoggedCommit: TypeAlias = tuple[int, tuple[WatchEvent, ...]]
 """A commit's version and its changes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A decoded value of the table `records`."""
-
-    version: int
-    version_at_creation: int
-    created_ms: int
-    modified_ms: int
-    owner: bytes
-    value: bytes
-
-    def stat(self, key: str, session: bytes) -> Stat:
-        """The state of the record as `session` sees it."""
-        return Stat(
-            key=key,
-            version=self.version,
-            revision=self.version,
-            created_ms=self.created_ms,
-            modified_ms=self.modified_ms,
-            ephemeral=bool(self.owner),
-            created_by_self=self.owner == session,
-            first_version=self.version == self.version_at_creation,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,20 +100,15 @@ class TreeReader:
         data = self._get("meta", b"version")
         return 0 if data is None else int(_VERSION.unpack(data)[0])
 
-    def find(self, key: str) -> Row | None:
+    def find(self, key: str) -> StoredRecord | None:
         """The record of `key`, if there is one."""
         data = self._get("records", key.encode())
         if data is None:
             return None
         version, at_creation, created_ms, modified_ms, owner = _HEADER.unpack_from(data)
-        return Row(
-            version,
-            at_creation,
-            created_ms,
-            modified_ms,
-            NO_OWNER if owner == _ZERO_OWNER else owner,
-            data[_HEADER.size :],
-        )
+        owner = NO_OWNER if owner == _ZERO_OWNER else owner
+        value = data[_HEADER.size :]
+        return StoredRecord(version, owner, value, at_creation, created_ms, modified_ms)
 
     def record(self, key: str, session: bytes) -> Record | None:
         """The record of `key` as `session` sees it."""
@@ -156,7 +126,7 @@ class TreeReader:
         """Up to `limit` names below `key` that are greater than `after`, in order."""
         prefix = key.encode() + b"\0"
         floor = prefix + after.encode("utf-8", "surrogatepass")
-        # LMDB refuses longer keys; no name reaches so far, so nothing is missed.
+        # LMDB refuses longer keys. Names are shorter, so the scan is complete.
         start = floor[: KEY_SIZE_BYTES_MAX + 1]
         names = []
         for child in self._keys("children", prefix, start):
@@ -203,7 +173,7 @@ class TreeReader:
         return self._get("sessions", session) is not None
 
     def commits_after(self, version: int, limit: int) -> list[LoggedCommit] | None:
-        """Up to `limit` commits after `version`, in order; None if the log does not reach back."""
+        """Up to `limit` commits after `version`, in order; None if the log begins later."""
         commits: list[LoggedCommit] = []
         if version >= self.version():
             return commits
@@ -274,9 +244,9 @@ class TreeWriter(TreeReader):
         """Mark the tables as a metadata store."""
         self._put("meta", b"format", text)
 
-    def _commit(self, effects: Sequence[Write | Deletion]) -> dict[str, Row]:
+    def _commit(self, effects: Sequence[Write | Deletion]) -> dict[str, StoredRecord]:
         """Carry out the effects as one commit; returns what was written, by key."""
-        written: dict[str, Row] = {}
+        written: dict[str, StoredRecord] = {}
         if not effects:
             return written
         version = self.version() + 1
@@ -284,11 +254,9 @@ class TreeWriter(TreeReader):
         for effect in effects:
             if isinstance(effect, Write):
                 written[effect.key] = self._write(effect, version)
-                created = effect.owner_before is None
-                changes.append((ChangeKind.CREATED if created else ChangeKind.MODIFIED, effect.key))
             else:
                 self._remove(effect)
-                changes.append((ChangeKind.DELETED, effect.key))
+            changes.append((effect.kind, effect.key))
         packed = _VERSION.pack(version)
         self._put("log", packed, _encode_changes(changes))
         self._put("meta", b"version", packed)
@@ -298,35 +266,26 @@ class TreeWriter(TreeReader):
         self.has_committed = True
         return written
 
-    def _write(self, write: Write, version: int) -> Row:
+    def _write(self, write: Write, version: int) -> StoredRecord:
         before = self.find(write.key) if write.owner_before is not None else None
-        # Changing hands begins a new life.
-        is_same_life = before is not None and before.owner == write.owner
-        row = Row(
-            version,
-            before.version_at_creation if before is not None and is_same_life else version,
-            before.created_ms if before is not None and is_same_life else self._now_ms,
-            self._now_ms,
-            write.owner,
-            write.value,
-        )
+        record = write.record(before, version, self._now_ms)
         header = _HEADER.pack(
-            row.version,
-            row.version_at_creation,
-            row.created_ms,
-            row.modified_ms,
-            row.owner or _ZERO_OWNER,
+            version,
+            record.version_at_creation,
+            record.created_ms,
+            record.modified_ms,
+            record.owner or _ZERO_OWNER,
         )
         key = write.key.encode()
         self._put("records", key, header + write.value)
-        if not is_same_life:
+        if write.owner_before != write.owner:
             if write.owner_before:
                 self._delete("ephemerals", write.owner_before + key)
             if write.owner:
                 self._add("ephemerals", write.owner + key)
         if before is None:
             self._link(write.key)
-        return row
+        return record
 
     def _remove(self, deletion: Deletion) -> None:
         key = deletion.key.encode()

@@ -5,30 +5,29 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from types import TracebackType
 from typing import Self
 
 from bookie.errors import MetadataClosedError
 from bookie.metadata.memory.tree import tree_of
-from bookie.metadata.store import (
+from bookie.metadata.model import (
     Change,
     Commit,
-    MetadataStore,
     Operation,
     Record,
-    SessionEvent,
     Stat,
     check_key,
     check_prefix,
     check_transaction,
 )
+from bookie.metadata.store import MetadataStore
 from bookie.metadata.watches import SessionWatches, Watches
+from bookie.protocol.session import SessionEvent
 
 
 class MemoryStore(MetadataStore):
     """A session with the memory store `name`; the same name is the same store.
 
-    Nothing lies between the session and its records, so only its end ends it.
+    There is no connection that could break: the session lasts as long as the context.
     """
 
     backend = "the metadata store in memory"
@@ -48,12 +47,7 @@ class MemoryStore(MetadataStore):
             self._tree.stores.append(self)
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         with self._tree.lock:
             self._tree.stores.remove(self)
             self._tree.end_session(self._session)
@@ -146,7 +140,7 @@ class MemoryStore(MetadataStore):
             raise MetadataClosedError("the metadata store is closed")
 
     async def _reach(self) -> None:
-        """Give others their turn, as a network would."""
+        """Let other tasks run, as a network would."""
         self._require_open()
         await asyncio.sleep(0)
         self._require_open()

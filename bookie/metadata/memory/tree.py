@@ -4,41 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from bookie.env import Clock, SystemClock
 from bookie.errors import SessionLostError
-from bookie.metadata.evaluate import Deletion, Write, evaluate
-from bookie.metadata.store import ChangeKind, Commit, Operation, Stat, WatchEvent, parent_of
+from bookie.metadata.evaluate import Deletion, StoredRecord, Write, evaluate
+from bookie.metadata.model import Commit, Operation, Stat, WatchEvent, parent_of
 
 _trees: dict[str, MemoryTree] = {}
 _trees_lock = threading.Lock()
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryRecord:
-    """One record."""
-
-    value: bytes
-    version: int
-    owner: bytes
-    version_at_creation: int
-    created_ms: int
-    modified_ms: int
-
-    def stat(self, key: str, session: bytes) -> Stat:
-        """The state of the record as `session` sees it."""
-        return Stat(
-            key=key,
-            version=self.version,
-            revision=self.version,
-            created_ms=self.created_ms,
-            modified_ms=self.modified_ms,
-            ephemeral=bool(self.owner),
-            created_by_self=self.owner == session,
-            first_version=self.version == self.version_at_creation,
-        )
 
 
 class Listener(Protocol):
@@ -56,14 +30,14 @@ class MemoryTree:
         self.lock = threading.RLock()
         self.clock: Clock = SystemClock()
         self.version = 0
-        self.nodes: dict[str, MemoryRecord] = {}
+        self.nodes: dict[str, StoredRecord] = {}
         self.children: dict[str, set[str]] = {}
         self.stores: list[Listener] = []
         self._sessions_begun = 0
         self.alive: set[bytes] = set()
         """The sessions that have not ended."""
 
-    def find(self, key: str) -> MemoryRecord | None:
+    def find(self, key: str) -> StoredRecord | None:
         """As `evaluate` asks."""
         return self.nodes.get(key)
 
@@ -101,34 +75,18 @@ class MemoryTree:
         events = []
         for effect in effects:
             if isinstance(effect, Write):
-                created = effect.owner_before is None
-                self._write(effect, version)
-                kind = ChangeKind.CREATED if created else ChangeKind.MODIFIED
+                before = self.nodes.get(effect.key)
+                self.nodes[effect.key] = effect.record(before, version, self.clock.now_ms())
+                self._link(effect.key)
             else:
                 del self.nodes[effect.key]
                 self._unlink(effect.key)
-                kind = ChangeKind.DELETED
-            events.append(WatchEvent(kind, effect.key, version))
+            events.append(WatchEvent(effect.kind, effect.key, version))
         if events:
             self.version = version
             commit = Commit(version, tuple(events))
             for store in self.stores:
                 store.deliver(commit)
-
-    def _write(self, write: Write, version: int) -> None:
-        now_ms = self.clock.now_ms()
-        before = self.nodes.get(write.key)
-        # Changing hands begins a new life.
-        is_same_life = before is not None and before.owner == write.owner
-        self.nodes[write.key] = MemoryRecord(
-            write.value,
-            version,
-            write.owner,
-            before.version_at_creation if before is not None and is_same_life else version,
-            before.created_ms if before is not None and is_same_life else now_ms,
-            now_ms,
-        )
-        self._link(write.key)
 
     def _link(self, key: str) -> None:
         while key != "/":

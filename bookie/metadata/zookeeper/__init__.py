@@ -1,35 +1,35 @@
 """The store on ZooKeeper: ``zk://HOST:2181,HOST:2181/scope``, 3.6 or newer, better 3.9.
 
-ZooKeeper has sessions and a tree, and lacks three things that the contract wants: parents that
-exist only while something lies below them, versions that never repeat, and known outcomes after a
-lost reply. This package adds the first as far as clients can, and the last.
+ZooKeeper has sessions and a tree. It lacks parents that exist only while they have children,
+versions that never repeat, and known outcomes after a lost reply. This package adds the first two
+as far as clients can, and the last.
 
 | module | what it holds |
 |---|---|
-| `backend` | `ZooKeeperStore`: reads, watches, access control; the documented differences |
+| `backend` | `ZooKeeperStore`: reads, watches, access control; differences from the contract |
 | `writer` | transactions: tried with what is known, else read and evaluated first |
 | `parents` | parents: made when a create misses them, removed with their last child |
 | `tree` | how records and parents lie in the tree, and a transaction as operations there |
-| `nodes`, `cached` | nodes read before a write, and what the connection already told of them |
+| `nodes`, `cached` | nodes read before a write, and what answers and events told before |
 | `outcome` | receipts: after a lost reply they tell whether a write was done |
 | `changes`, `access` | events and access control lists, translated |
-| `session` | the connection, made again after each break; its watch is set before anything else |
+| `session` | the connection, made again after each break; its watch is set first |
 | `client`, `requests` | kazoo's asynchronous calls from the loop, in the order of the socket |
 | `kazoo_parts`, `sasl` | the few inner parts of kazoo that the store needs; DIGEST-MD5 |
 
-**A write** is one multi transaction with a receipt: a mark in a small ephemeral node of the
-session. After a lost reply, the mark in that node tells whether the write was done.
+**A write** is one multi transaction with a receipt (`outcome`): a mark in a small ephemeral node of
+the session. After a lost reply, the mark in that node tells whether the write was done.
 
-**Parents.** A create that finds no parent is refused; the store makes the parents and tries again.
-A delete also removes the parents that it leaves empty. A session that ends leaves them; they are
+**Parents.** A create without its parents is refused; the store makes the parents and tries again.
+A delete also removes the parents that it leaves empty. The end of a session leaves them. They are
 listed, and go with the next delete below them or with a recursive one.
 
 **Versions.** ZooKeeper's version of a node begins at 0 again after a deletion. The store's version
 also names the write that created the node. A write is refused if this store has heard of another
-life of the record. One that is sent before the event arrives may meet the later life.
+life of the record. A write that is sent before that event arrives may meet the later life.
 
-**Outside of all scopes**, below ``/.bookie``, lie the receipts (ephemeral) and a node that removals
-of parents write. The access control of the latter forbids deletion.
+**Below** ``/.bookie``, outside of all scopes, lie the receipts (ephemeral) and a node that removals
+of parents write. The access control of that node forbids deletion.
 
 **Watches.** One persistent recursive watch serves the whole store. It is lost with the connection,
 so each reconnection sets it again and delivers `Resync`.

@@ -1,4 +1,4 @@
-"""Who may do what with a record, as ZooKeeper says it."""
+"""Access control lists of records, to and from the form of ZooKeeper."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def to_node_acl(acl: Iterable[Acl]) -> list[ACL]:
         for one in acl
     ]
     if not found:
-        raise BadRequestError("an empty access control list lets no one in; name a user")
+        raise BadRequestError("an empty access control list locks everybody out; name a user")
     return found
 
 

@@ -1,20 +1,20 @@
 """The store on ZooKeeper: ``zk://HOST:2181,HOST:2181/scope``, for clusters of many machines.
 
-Servers must be of version 3.6 or later, and 3.9 or later for watches to be exact. Requests go out
-as they come, without waiting for each other, and the server answers them in order.
+Servers must be of version 3.6 or later. Watches are exact from 3.9 on. Requests go out at once, and
+the server answers them in order.
 
-What ZooKeeper cannot do exactly as the interface says:
+Differences from the contract:
 
-- A transaction may be seen as several commits of one revision: events do not say where one ends.
-- A version fits a later life of the record that this store has not heard of, if that life has as
-  many writes: the record was deleted and created within the moment that an event takes.
-- The times are those of the node: a record that was put on a parent is as old as that, and its
-  `first_version` is False.
+- A transaction may be seen as several commits of one revision, because events do not mark its end.
+- A record may be deleted and created within the moment that an event takes to arrive. If the new
+  life has as many writes, a version of the old life fits it.
+- The times are those of the node. A record that was put on a parent is as old as the parent, and
+  its `first_version` is False.
 - A parent whose last child went with its session stays, and is listed, until a delete below it or
-  a recursive one. So does one whose removal met too many others. A record above it cannot be
-  deleted meanwhile.
-- Sequential numbers begin anew below a record that was deleted itself, with all its children;
-  those of ephemeral records also below a parent that became empty.
+  a recursive one. The same happens if its removal met too many others. Meanwhile a record above it
+  cannot be deleted.
+- Sequential numbers begin anew below a record that was itself deleted with all its children. Those
+  of ephemeral records also begin anew below a parent that became empty.
 - Keys with control characters, or characters beyond Unicode's basic plane, are refused.
 
 Source: PIP-45 for the interface; the recipes and pitfalls of Curator and kazoo for the rest.
@@ -25,14 +25,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 from bookie.env import gather
-from bookie.errors import (
-    ConfigurationError,
-    MetadataClosedError,
-)
+from bookie.errors import ConfigurationError, MetadataClosedError
 from bookie.metadata.model import (
     ROOT,
     Acl,
@@ -152,12 +148,7 @@ class ZooKeeperStore(MetadataStore):
         self.session_timeout_seconds = link.timeout_seconds
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         opened = self._require_open()
         self._open = None
         try:
@@ -245,7 +236,7 @@ class ZooKeeperStore(MetadataStore):
         link = self._require_open().link
         path = self._scope.path(key)
         stat = await link.read(Exists(path), link.deadline())
-        # A parent that a session or a broken delete left behind counts, too.
+        # A parent without children counts, too: a session or a failed delete may leave one.
         return stat is not None and (key != ROOT or stat.numChildren > 0)
 
     async def _delete_if(self, condition: Check | None, some: Sequence[str]) -> None:
@@ -269,9 +260,9 @@ class ZooKeeperStore(MetadataStore):
         return found
 
     async def sync(self) -> None:
-        """See `MetadataStore.sync`: a write through the quorum, which all reads after it follow.
+        """See `MetadataStore.sync`: it waits for a write of its own, which needs the quorum.
 
-        ZooKeeper's own sync asks a leader, which may have been deposed without knowing it.
+        ZooKeeper's own sync asks a leader, which may have lost its office unknowingly.
         """
         link = self._require_open().link
         await self._require_open().receipts.commit([], link.deadline(), link.losses)
@@ -299,7 +290,7 @@ class ZooKeeperStore(MetadataStore):
         """See `MetadataStore.watch`."""
         check_prefix(prefix)
         link = self._require_open().link
-        # What was committed before, elsewhere, is not seen any more: a round trip behind it.
+        # After this round trip, events of earlier commits have arrived. They are not reported.
         await link.read(Exists(self._scope.root), link.deadline())
         with self._watches.open(prefix) as changes:
             yield changes
@@ -334,7 +325,7 @@ class ZooKeeperStore(MetadataStore):
         self._known.note_quiet()
 
     def _flush_events(self) -> None:
-        """Hand out the events of one commit, as far as they are here."""
+        """Deliver the events of one commit that have arrived."""
         if not self._group:
             return
         group, self._group = self._group, []

@@ -1,10 +1,10 @@
-"""Which node stands behind a key, as far as one connection has told.
+"""What answers and events of one connection have told of records.
 
-It lets a write that expects a version go out without a read: the version tells which life of the
-record it speaks of, and this tells whether the record is still in that life.
+It saves the read before a write that expects a version. The version names a life of the record, and
+this cache tells whether the record is still in that life.
 
-A caller learns an answer when its coroutine runs, which may be after later events were handed out.
-So deletions are remembered, and an answer from before the deletion is not learned any more.
+A coroutine that waits for an answer may run after later events were delivered. So deletions are
+remembered, and an answer from before a deletion is ignored.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ZXID_MAX = 2**63 - 1
 
 
 class KnownRecords:
-    """The records that answers have told of and no event has ended since."""
+    """The records that an answer has shown, until an event tells of their end."""
 
     SIZE_MAX = 50_000
 
@@ -46,19 +46,19 @@ class KnownRecords:
         self._nodes.pop(key, None)
 
     def note_deletion(self, key: str, zxid: int) -> None:
-        """An event says that the write `zxid` deleted it; not positive if the server is too old."""
+        """An event says that the write `zxid` deleted it; servers before 3.9 send no zxid."""
         self.forget(key)
         self._deletions[-1][key] = zxid if zxid > 0 else _ZXID_MAX
 
     def note_quiet(self) -> None:
-        """All that came together is handed out, and is learned before the next but one is."""
+        """All events that came together were delivered."""
         if len(self._deletions[-1]) > _DELETIONS_MAX:
             self._deletions.append({})
 
     def may_hold(self, view: View) -> bool:
-        """Whether no event so far ended the life of a node of `view`.
+        """False if an event ended the life of a node of `view`.
 
-        An event of a server that is too old does not say when, so it counts for nothing here.
+        Events without a zxid, of servers before 3.9, are ignored here.
         """
         return not any(
             node is not None and node.birth < some.get(key, 0) < _ZXID_MAX
@@ -86,7 +86,7 @@ class KnownRecords:
             elif node is None or (version is not None and birth_of(version) != node.birth):
                 return None
             elif isinstance(operation, Put) and operation.ephemeral and node.owner != session:
-                return None  # it is refused, or a take-over, which must know the access control
+                return None  # a refusal, or a take-over, which reads the access control first
             else:
                 view.nodes[operation.key] = _expected(node, version)
         return view

@@ -2,8 +2,8 @@
 
 The two differ where a parent is made or removed, where a record is put on a parent, and where
 absence is checked. They also differ where one session takes a record over from another. The writer
-marks these places: what stands between two writes of the scope's own node, in one transaction, is
-*bracketed*.
+marks these operations: in the transaction, they stand between two writes of the scope's own node.
+They are then *inside brackets*.
 
 =============== ==================================== =============================================
 event           outside of brackets                  inside
@@ -14,10 +14,10 @@ changed         CREATED if converted, else MODIFIED  a parent about to get a rec
 deleted         DELETED                              nothing
 =============== ==================================== =============================================
 
-Events of one transaction have one zxid. Those that arrive together become one commit; ZooKeeper
-does not say where a transaction ends, so that one that arrives in two pieces becomes two commits.
-Servers before 3.9 send no zxid with events: there the marks are of no use, and parents are seen as
-records that come and go.
+Events of one transaction have one zxid. Those that arrive together become one commit. ZooKeeper
+does not mark the end of a transaction, so events that arrive in two parts become two commits.
+Servers before 3.9 send events without a zxid. There brackets cannot be told, and parents are seen
+as records that come and go.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from bookie.metadata.zookeeper.tree import Scope
 CREATED = 1
 DELETED = 2
 CHANGED = 3
-"""What ZooKeeper calls its events."""
+"""ZooKeeper's numbers of kinds of events."""
 
 
 class ChangeReader:

@@ -1,10 +1,9 @@
 """ZooKeeper from an event loop: requests with futures, and notices in the order of the socket.
 
 kazoo's thread talks to the server. `Bridge.send` makes one of kazoo's asynchronous calls and
-answers through a future. All else that the connection says (watch events, the session's fate) goes
-to one function. Both happen in the loop, in the order in which the server said it: a watch event is
-seen before the answer that already knows of it. What comes while the loop is busy costs it one
-wake-up.
+answers through a future. All other notices (watch events, the session's state) go to one function.
+Both happen in the loop, in the order of the server: a watch event is seen before an answer that
+includes its change. All that comes while the loop is busy costs one wake-up.
 """
 
 from __future__ import annotations
@@ -37,11 +36,11 @@ _STOP_SECONDS_MAX = 5.0
 _AUTHENTICATION_FAILED = -115
 
 _LOST_CODES = {-4, _AUTHENTICATION_FAILED, -118}
-"""Of answers that are none: connection lost, authentication failed, session moved."""
+"""Codes of a missing answer: connection lost, authentication failed, session moved."""
 
 
 class NotSentError(Exception):
-    """The request never left this process: there is no connection, or it is another one."""
+    """The request never left this process, because the wanted connection is gone."""
 
 
 class LostError(Exception):
@@ -49,11 +48,11 @@ class LostError(Exception):
 
 
 class SessionEndedError(LostError):
-    """Likewise, and the session that the request was made for is over."""
+    """The connection broke, and the session of the request is over."""
 
 
 class NoAnswerError(Exception):
-    """Nothing was heard for too long; a write may have been done, or still be done."""
+    """The server was silent for too long; a write may have been done, or may be done later."""
 
 
 class Pending:
@@ -73,9 +72,9 @@ Answered: TypeAlias = tuple[Pending, object, BaseException | None]
 
 
 class _Result:
-    """kazoo's IAsyncResult without locks, which posts what it gets if it is that of a request.
+    """kazoo's IAsyncResult without locks; the result of a request is posted to the loop.
 
-    Set once, in any thread. Each callback runs once: there is one `pop` for each.
+    It is set once, in any thread. Each callback runs once: there is one `pop` for each.
     """
 
     __slots__ = ("_callbacks", "_pending", "_post", "_ready", "exception", "value")
@@ -97,7 +96,7 @@ class _Result:
         self._settle(None, exception)
 
     def get(self) -> object:
-        """The value, or raise the exception; called when it is there."""
+        """The value, or raise the exception; called after it was set."""
         if self.exception is not None:
             raise self.exception
         return self.value
@@ -124,7 +123,7 @@ class _Result:
 
 
 class _Waker:
-    """Both ends of what wakes kazoo's thread: counts the bytes, and never blocks who sends one."""
+    """Wakes kazoo's thread; it is both ends of kazoo's pipe. Sending a byte never blocks."""
 
     def __init__(self) -> None:
         self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_SEMAPHORE | os.EFD_CLOEXEC)
@@ -153,7 +152,7 @@ class _Waker:
 
 
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no types
-    """Threads only for the connection, and no attempt to connect that lasts a whole session."""
+    """Has a thread only for the connection, and bounds the time of each attempt to connect."""
 
     def __init__(
         self,
@@ -171,13 +170,13 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
         """The socket of the latest connection."""
 
     def start(self) -> None:
-        """Nothing to start: no callback goes through kazoo's queues."""
+        """Do nothing: kazoo's queues for callbacks stay unused."""
 
     def stop(self) -> None:
-        """Nothing to stop."""
+        """Do nothing."""
 
     def async_result(self) -> _Result:
-        """The result of a call; the first one of a request is the one that it waits for."""
+        """The result of a call. After `next` was set, it is the result of that request."""
         pending, self.next = self.next, None
         return _Result(pending, self._post)
 
@@ -204,7 +203,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
         for ready_for, some in ((select.POLLIN, readers), (select.POLLOUT, writers)):
             for one in some:
                 waiting.register(one, ready_for)
-        # Rounded up, or the last part of a millisecond is waited for in a loop.
+        # Rounded up, or kazoo would poll in a loop during the last part of a millisecond.
         ready = dict(waiting.poll(None if timeout is None else math.ceil(timeout * 1000)))
         return (
             [one for one in readers if one.fileno() in ready],
@@ -215,7 +214,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
     def create_connection(
         self, address: tuple[str, int], *, hostname: str, timeout: float, **options: Any
     ) -> socket.socket:
-        """Connect, within the bound; kazoo's own leaves a socket open when TLS fails."""
+        """Connect within the bound. kazoo's own method leaves a socket open when TLS fails."""
         bounded = min(timeout, self._connect_seconds_max)
         made = socket.create_connection(address, bounded)
         try:
@@ -237,7 +236,7 @@ class Bridge:
         session_timeout_seconds: what is asked of the server.
         security: TLS files and credentials.
         on_notice: called in the loop, in the order of the socket.
-        on_quiet: called when all that came together has been handed out.
+        on_quiet: called when all notices that came together were delivered.
 
     Raises:
         ConfigurationError: a file of TLS cannot be read, or holds something else.
@@ -267,7 +266,7 @@ class Bridge:
             max_delay=min(2.0, session_timeout_seconds / 6),
         )
         logger = logging.getLogger("bookie.metadata.zookeeper.backend.kazoo")
-        logger.disabled = True  # every line of it is an event that the store tells
+        logger.disabled = True  # the store reports the same events
         self._handler = _Handler(attempt, _tls(security), self._post)
         self._client = Client(
             self._post,
@@ -282,11 +281,11 @@ class Bridge:
     # ---- in the loop
 
     def start(self) -> None:
-        """Begin to connect; `on_notice` tells what comes of it."""
+        """Begin to connect; `on_notice` gets the outcome."""
         self._client.start_async()
 
     async def stop(self) -> None:
-        """End the session: returns when the server did, or does not answer."""
+        """End the session; returns when the server has ended it, or does not answer."""
         ended = asyncio.Event()
 
         def end() -> None:
@@ -310,7 +309,7 @@ class Bridge:
         """Break the connection, as if the network had."""
         if (connection := self._handler.latest) is not None:
             with suppress(OSError):  # it may be broken already
-                # Not TLS's own, after which what comes would be taken for plain text.
+                # Not the method of TLS, which would treat later bytes as plain text.
                 socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
     def send(
@@ -339,7 +338,7 @@ class Bridge:
         return pending
 
     def give_up(self, begun_before: float) -> None:
-        """Let those who wait for answers to older requests go; they cannot know the outcome."""
+        """End the wait for answers to older requests; their outcome stays unknown."""
         for pending in list(self._waiting):
             if pending.begun_at >= begun_before:
                 return
@@ -360,7 +359,7 @@ class Bridge:
     def _settle(self, pending: Pending, value: object, error: BaseException | None) -> None:
         self._waiting.pop(pending, None)
         if pending.answer.done():
-            return  # nobody waits any more
+            return  # the caller has gone
         try:
             if error is not None:
                 raise _meaning_of(error, pending.request)
@@ -372,20 +371,20 @@ class Bridge:
     # ---- from any thread
 
     def _post(self, item: Answered | Notice) -> None:
-        """Hand what happened to the loop."""
+        """Pass an answer or a notice to the loop."""
         self._inbox.append(item)
         if not self._is_draining:
-            # Set before the loop looks: a drain that begins now takes this item as well.
+            # Set before the loop is woken: a drain that begins now takes this item, too.
             self._is_draining = True
             self._call_in_loop(self._drain)
 
     def _call_in_loop(self, action: Callable[[], object]) -> None:
-        with suppress(RuntimeError):  # the loop is closed, and nobody waits any more
+        with suppress(RuntimeError):  # the loop is closed, and so are its callers
             self._loop.call_soon_threadsafe(action)
 
 
 def _meaning_of(error: BaseException, request: Request) -> BaseException:
-    """What kazoo's error says of a request."""
+    """Our error for kazoo's error about a request."""
     if isinstance(error, SessionExpiredError):
         return SessionEndedError()
     if isinstance(error, KazooException) and not isinstance(error, ConnectionClosedError):
@@ -399,7 +398,7 @@ def _meaning_of(error: BaseException, request: Request) -> BaseException:
 
 
 def describe_failure(reason: BaseException) -> str:
-    """What kept a connection from being made, in words."""
+    """Why a connection failed, in words."""
     if isinstance(reason, ssl.SSLCertVerificationError):
         return f"its certificate is not accepted: {reason.verify_message}"
     if isinstance(reason, KazooTimeoutError | TimeoutError):
@@ -410,7 +409,7 @@ def describe_failure(reason: BaseException) -> str:
 
 
 def _tls(security: MetadataSecurity) -> ssl.SSLContext | None:
-    """What we believe and show.
+    """The certificates that we trust, and our own.
 
     Raises:
         ConfigurationError: a file cannot be read, or holds something else.

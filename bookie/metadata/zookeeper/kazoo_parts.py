@@ -5,10 +5,10 @@
 | `KazooClient._call` | requests that kazoo lacks: the persistent recursive watch, SASL |
 | `_read_header`, `_read_watch_event` | the events of that watch, each with the id of its write |
 | `_read_response`, `_pending` | an answer out of order ends the connection, not the thread |
-| `_connect` | the timeout that the server grants; which connection is which |
-| `_queue` | a request never waits for another connection than the one it was made for |
-| `_reset` | a new session accepts no server that is behind what the old one saw |
-| `_expand_client_hosts` | an error that says that no host name resolves |
+| `_connect` | the timeout that the server grants; the number of the connection |
+| `_queue` | a request is sent through the connection that it was made for |
+| `_reset` | a new session refuses servers that are behind what the old session saw |
+| `_expand_client_hosts` | an error if no host name resolves |
 
 A test fails when these parts are not what they were.
 
@@ -39,7 +39,7 @@ for _code in range(-130, -118):  # an unknown code would end kazoo's thread
 
 
 class AddWatch(NamedTuple):
-    """Watch `path` and all below it until the connection ends; each change is told once."""
+    """Watch `path` and all below it until the connection ends; each change is reported once."""
 
     path: str
     type: int = 106
@@ -83,7 +83,7 @@ def _call(client: KazooClient, request: object) -> object:
     return result
 
 
-# ---- what the connection tells by itself
+# ---- notices of the connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class KazooExpired:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The server does not accept our credentials; nothing more is tried."""
+    """The server refuses our credentials; kazoo makes no other attempt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class AttemptFailed:
 Notice: TypeAlias = (
     NodeEvent | KazooConnected | KazooDisconnected | KazooExpired | Refused | AttemptFailed
 )
-"""What the connection tells by itself, in one order with the answers."""
+"""What the connection reports by itself, in one order with the answers."""
 
 
 class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no types
@@ -164,13 +164,13 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
         header = found[0]
         if header.xid == WATCH_XID:
             self._event_zxid = header.zxid
-            # Who was told of a change is not served by one who does not know of it.
+            # After this event, kazoo refuses servers that are behind it.
             self.client.last_zxid = max(header.zxid, self.client.last_zxid)
         return found
 
     def _read_response(self, header: Any, buffer: bytes, offset: int) -> Any:
-        # A server answers no request that it refuses because the session has moved to another
-        # connection. It ends this one, and may answer the next request before it does.
+        # If the session has moved to another connection, a server drops a request without an answer
+        # and ends this connection. Before it does, it may answer the next request.
         waiting = self.client._pending
         if not waiting or waiting[0][2] != header.xid:
             raise ConnectionDropped(f"answer {header.xid} came out of order")
@@ -193,14 +193,14 @@ class Client(KazooClient):  # type: ignore[misc]  # kazoo has no types
         self.post = post
         self.guard = threading.Lock()
         self.session: int | None = None
-        """The session of the present connection; None while there is none."""
+        """The session of the present connection; None without a connection."""
         self.number = 0
         """Of the latest connection."""
         self._connection = _Connection(self, self._conn_retry.copy(), logger=self.logger)
         self.add_listener(self._take_state)
 
     def open_way(self, granted_seconds: float) -> None:
-        """There is a connection."""
+        """Note that a connection was made."""
         session, password = self.client_id
         with self.guard:
             self.number += 1
@@ -208,12 +208,12 @@ class Client(KazooClient):  # type: ignore[misc]  # kazoo has no types
             self.post(KazooConnected(session, password, granted_seconds, self.number))
 
     def close_way(self) -> None:
-        """There is none any more."""
+        """Note that the connection is gone."""
         with self.guard:
             self.session = None
 
     def drop_waiting(self) -> None:
-        """Fail what was asked for the former connection after kazoo had failed the rest."""
+        """Fail requests for the former connection that came after kazoo had failed the others."""
         for _ in range(len(self._queue)):
             request, result = self._queue.popleft()
             if result is None:
@@ -223,7 +223,7 @@ class Client(KazooClient):  # type: ignore[misc]  # kazoo has no types
 
     def _take_state(self, state: str) -> None:
         if state == KazooState.CONNECTED:
-            return  # `_connect` says so when it has authenticated
+            return  # `_connect` reports it after the authentication
         self.close_way()
         if self.client_state == KeeperState.EXPIRED_SESSION:
             self.post(KazooExpired())

@@ -1,10 +1,10 @@
-"""What the store reads of ZooKeeper's tree before a write, and after one whose answer was lost."""
+"""Reads of ZooKeeper's tree before a write, and after a write whose answer was lost."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from bookie.errors import (
     BadRequestError,
@@ -27,7 +27,6 @@ from bookie.metadata.model import (
 )
 from bookie.metadata.zookeeper.access import from_node_acl, to_node_acl
 from bookie.metadata.zookeeper.client import LostError, NoAnswerError, NotSentError
-from bookie.metadata.zookeeper.outcome import Link
 from bookie.metadata.zookeeper.requests import (
     INVALID_ACL,
     NO_AUTH,
@@ -41,37 +40,18 @@ from bookie.metadata.zookeeper.requests import (
     SetACL,
     ZnodeStat,
 )
-from bookie.metadata.zookeeper.tree import (
-    KEPT,
-    PARENT,
-    REMOVALS,
-    Node,
-    Scope,
-    View,
-    has_no_record,
-)
+from bookie.metadata.zookeeper.session import ZooKeeperLink
+from bookie.metadata.zookeeper.tree import KEPT, PARENT, REMOVALS, Node, Scope, View, has_no_record
 
 SEQUENCE_MAX = 2**31 - 2**20
-"""From here on a put is refused. At 2^31 numbers turn negative; the margin is for puts that do not
-read first."""
-
-
-class ReadingLink(Link, Protocol):
-    """A link that also repeats reads."""
-
-    async def read(self, request: Request, deadline: float) -> Any:
-        """As `ZooKeeperLink.read`."""
-        ...
-
-    def deadline(self) -> float:
-        """As `ZooKeeperLink.deadline`."""
-        ...
+"""From this number on a put is refused. At 2^31 numbers turn negative. The margin is for puts that
+go out without a read."""
 
 
 class NodeReader:
     """Reads nodes below a scope, many at a time."""
 
-    def __init__(self, link: ReadingLink, scope: Scope) -> None:
+    def __init__(self, link: ZooKeeperLink, scope: Scope) -> None:
         self._link = link
         self._scope = scope
 
@@ -114,7 +94,7 @@ class NodeReader:
     async def _read_acls(
         self, operations: Sequence[Operation], view: View, deadline: float
     ) -> None:
-        """The access control of records that are ephemeral, and are to be so again."""
+        """Read the access control of ephemeral records that an ephemeral put replaces."""
         keys = []
         for operation in operations:
             node = view.nodes.get(operation.key)
@@ -123,11 +103,11 @@ class NodeReader:
         answers = await self.ask([GetACL(self._scope.path(key)) for key in keys], deadline)
         for key, answer in zip(keys, answers, strict=True):
             if answer is None:
-                continue  # it is gone, and the write will find that out
+                continue  # it is gone, and the write will be refused
             acl = from_node_acl(answer[0])
             if any(one.scheme == "digest" and one.id.endswith(":x") for one in acl):
                 raise UnauthorizedError(
-                    f"{key} cannot be taken over: ZooKeeper does not show us who may do what to it"
+                    f"{key} cannot be taken over: ZooKeeper hides its access control list from us"
                 )
             view.acls[key] = tuple(acl)
 
@@ -145,7 +125,7 @@ class NodeReader:
         node_acl = to_node_acl(acl)
         await self._require_record(key, deadline)
         try:
-            # Done twice is done once, so that it may be asked again like a read.
+            # Like a read, it may be repeated: the second time changes nothing.
             await self._link.read(SetACL(self._scope.path(key), node_acl), deadline)
         except NodeError as error:
             raise refusal(error, key) from error
@@ -162,7 +142,7 @@ class NodeReader:
         """Key and stat of a put of the write `zxid`; None if it is gone or was written again.
 
         Raises:
-            MetadataUnavailableError: we may not look, or nothing tells the number any more.
+            MetadataUnavailableError: we may not read it, or its number is lost with the record.
         """
         try:
             if put.sequential:
@@ -170,7 +150,7 @@ class NodeReader:
             stat = await self._link.read(Exists(self._scope.path(put.key)), deadline)
         except NodeError as error:
             raise MetadataUnavailableError(
-                f"{put.key} was written; ZooKeeper does not tell what became of it: {error.code}"
+                f"{put.key} was written; ZooKeeper refuses to show its state: error {error.code}"
             ) from error
         return (put.key, stat) if stat is not None and stat.mzxid == zxid else None
 
@@ -190,7 +170,7 @@ class NodeReader:
     # ----
 
     async def ask(self, reads: Iterable[Request], deadline: float) -> list[Any]:
-        """The answers to reads that go out together; None for a node that is not there."""
+        """The answers to reads that go out together; None for a missing node."""
         if not (requests := list(reads)):
             return []
         while True:
@@ -238,13 +218,13 @@ def _require_numbers(operations: Sequence[Operation], stats: dict[str, ZnodeStat
 def numbers_used(stat: ZnodeStat) -> int:
     """How many children a node has had; the next sequential one gets this number.
 
-    Source: DataNode.copyStat, which tells twice that, less the children of now, in 32 bits.
+    Source: DataNode.copyStat: `cversion` is twice that number less the children, in 32 bits.
     """
     return int((stat.cversion + stat.numChildren) % 2**32 // 2)
 
 
 def may_have_no_record(stat: ZnodeStat | None) -> bool:
-    """Whether only its data tells a record from a parent."""
+    """Whether the node may be a parent; only its data can tell."""
     if stat is None or stat.ephemeralOwner:
         return False
     return stat.dataLength in (0, len(PARENT), len(KEPT))
@@ -256,9 +236,9 @@ def _is_numbered(name: str, stem: str) -> bool:
 
 
 def refusal(error: NodeError, key: str) -> BookieError:
-    """What an answer of the server means that has nothing to do with the records."""
+    """Our error for a refusal of the server that is independent of the records."""
     if error.code == NO_AUTH:
-        return UnauthorizedError(f"ZooKeeper does not let us do this to {key}")
+        return UnauthorizedError(f"ZooKeeper denies us access to {key}")
     if error.code == INVALID_ACL:
         return BadRequestError(f"ZooKeeper does not accept the access control list for {key}")
     return MetadataUnavailableError(f"ZooKeeper refused to work on {key}: error {error.code}")

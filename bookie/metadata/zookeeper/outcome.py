@@ -1,40 +1,33 @@
 """Writes whose outcome is known even when the answer is lost.
 
-A connection that breaks between a write and its answer leaves the outcome unknown. A look at the
+A connection that breaks between a write and its answer leaves the outcome unknown. Reading the
 record does not help: another client may have written the same value, or the next one. So each
-write carries a *receipt*: one more operation in its transaction that writes a mark, used once, into
-a small ephemeral node of the store's. After a reconnection that node tells the truth. With the
-mark the write was done, and the node's zxid is that of the write. Without the mark it will never
-be done, because a server refuses what a session sent before it moved.
+write carries a *receipt*: one more operation in its transaction. It writes a mark, which is used
+once, into a small ephemeral node of the store. After a reconnection the store reads that node. With
+the mark the write was done, and the node's zxid is that of the write. Without the mark it will
+never be done: a server refuses what a session sent before it moved.
 
-A receipt is one of a few nodes, and belongs to one write until its outcome is known. That bounds
-the writes under way, too. A refused or cancelled write gives its receipt to the next one. Receipts
-lie outside of all scopes, where no store lists, watches or deletes them. They go with their
-session, whose number their names begin with.
+Receipts are a few nodes. Each belongs to one write until its outcome is known, which also bounds
+the writes under way. A refused or cancelled write gives its receipt to the next one. Receipts lie
+outside of all scopes, where no store lists, watches or deletes them. Their names begin with the
+number of their session, and they go with it.
 
-Before a receipt is read, a write of our own goes through the quorum: it is behind everything that
-was sent before, on whichever server we are now, and a leader that was deposed cannot answer it.
+Before a receipt is read, the store makes a write of its own, the barrier. It needs the quorum, so a
+deposed leader cannot answer it. On every server it comes after all that was sent before.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-from bookie.errors import (
-    BookieError,
-    MetadataUnavailableError,
-    SessionLostError,
-    UnauthorizedError,
-)
+from bookie.errors import BookieError, MetadataUnavailableError, SessionLostError, UnauthorizedError
 from bookie.metadata.model import Put
 from bookie.metadata.zookeeper.client import (
     LostError,
     NoAnswerError,
     NotSentError,
-    Pending,
     SessionEndedError,
 )
 from bookie.metadata.zookeeper.requests import (
@@ -54,20 +47,20 @@ from bookie.metadata.zookeeper.requests import (
     NodeError,
     NodeOperation,
     Permissions,
-    Request,
     SetData,
     ZnodeStat,
 )
+from bookie.metadata.zookeeper.session import ZooKeeperLink
 from bookie.metadata.zookeeper.tree import HOME
 
 RECEIPTS_MAX = 128
-"""Writes under way at once; more wait for their turn."""
+"""Writes under way at once; more wait."""
 
 CONFLICTS = {BAD_VERSION, NO_NODE, NODE_EXISTS, NOT_EMPTY, NO_CHILDREN_FOR_EPHEMERALS}
-"""Codes of refusals that say: what was seen, or believed, is not so (any more)."""
+"""Codes of refusals that say: the view of the tree is out of date."""
 
 LASTING_ACL = [ACL(Permissions.READ | Permissions.CREATE, Id("world", "anyone"))]
-"""Of a node whose children all clients may make. None may delete them, not even their maker."""
+"""Of a node below which all clients may create nodes. No client may delete the node itself."""
 
 RECEIPTS = f"{HOME}/receipts"
 """The node below which the receipts of all sessions lie."""
@@ -75,40 +68,8 @@ RECEIPTS = f"{HOME}/receipts"
 _BARRIER = "barrier"
 
 
-class Link(Protocol):
-    """A connection that comes and goes."""
-
-    @property
-    def losses(self) -> int:
-        """How many sessions were lost so far."""
-        ...
-
-    @property
-    def connection(self) -> int:
-        """The number of the latest connection."""
-        ...
-
-    async def usable(self, deadline: float) -> int:
-        """The session, when there is a connection that can be used.
-
-        Raises:
-            MetadataUnavailableError: there is none until `deadline`, by the loop's clock.
-        """
-        ...
-
-    def send(
-        self, request: Request, session: int | None = None, connection: int | None = None
-    ) -> Pending:
-        """As `Bridge.send`."""
-        ...
-
-
-def _always() -> bool:
-    return True
-
-
 class OutdatedError(Exception):
-    """Nothing was done: what the write was made of was seen through an earlier connection."""
+    """Nothing was done, because the write rests on a view that is out of date."""
 
 
 class Committed(NamedTuple):
@@ -132,15 +93,15 @@ class Committed(NamedTuple):
 class Receipts:
     """The receipts of one store."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: ZooKeeperLink) -> None:
         self.found_done = 0
-        """Writes so far whose answer was lost and that turned out to be done."""
+        """Writes so far that were done although their answer was lost."""
         self.commits = 0
         """Attempts so far, refused ones included."""
         self._link = link
         self._free: list[str] = []
         self._count = 0
-        self._waiting: deque[asyncio.Future[str]] = deque()
+        self._writes = asyncio.Semaphore(RECEIPTS_MAX)
         self._session = 0
         self._written: dict[str, str] = {}
         """The paths of the receipts that exist, as ephemeral nodes of `_session`."""
@@ -152,21 +113,21 @@ class Receipts:
         deadline: float,
         losses: int,
         connection: int | None = None,
-        may_hold: Callable[[], bool] = _always,
+        may_hold: Callable[[], bool] = lambda: True,
     ) -> Committed:
         """Do all operations at once; returns when that is certain.
 
-        `losses` is what `Link.losses` said when the caller began: with a session lost since then,
-        what the caller knows does not hold any more. `connection` is the only one through which
-        they may be sent, if they rest on what it told. `may_hold` is asked right before they are
-        sent: whether events have not refuted what they rest on.
+        `losses` is `ZooKeeperLink.losses` at the time when the caller began. If a session was lost
+        since then, what the caller knows is out of date. If the operations rest on what one
+        connection told, `connection` is its number, and they are sent through no other. `may_hold`
+        is called right before they are sent. It is False if an event has refuted what they rest on.
 
         Raises:
             OutdatedError: there is another connection now, or an event came; nothing was done.
             MultiRefusedError: nothing was done, because of the operation at its index.
             SessionLostError: the session ended; nothing was done, or what was done went with it.
-            MetadataUnavailableError: no answer until `deadline`; the outcome is unknown if it says
-                so, else nothing was done.
+            MetadataUnavailableError: no answer until `deadline`. Either its text says that
+                the outcome is unknown, or nothing was done.
         """
         name = await self._take(deadline)
         self.commits += 1
@@ -236,7 +197,7 @@ class Receipts:
         operations: Sequence[NodeOperation],
         deadline: float,
     ) -> ZnodeStat | None:
-        """The receipt's stat after a write whose answer was lost; None if it will never be done."""
+        """The receipt's stat if the write with the lost answer was done; None: it never will be."""
         while True:
             if await self._link.usable(deadline) != session:
                 raise _ended(operations)
@@ -261,7 +222,7 @@ class Receipts:
             _require_time(deadline)
 
     def _receipt(self, session: int, name: str, mark: bytes) -> NodeOperation:
-        """The write of a mark. Sends before it what makes the node, if that may be missing."""
+        """The write of a mark. If its node may be missing, a create is sent first."""
         path = self._written.get(name) if session == self._session else None
         if path is None:
             path = self._path(session, name)
@@ -281,10 +242,10 @@ class Receipts:
         return f"{RECEIPTS}/{session & 0xFFFFFFFFFFFFFFFF:016x}-{name}"
 
     async def _mend(self, session: int, name: str, code: int) -> None:
-        """A receipt is there, or is not, against what we thought."""
+        """Correct what we believe of a receipt: the server refused its write."""
         if code == NO_NODE:
             self._note(session, name, exists=False)
-            self._link.send(CreateNode(HOME, b""))  # what comes next tells whether it is there
+            self._link.send(CreateNode(HOME, b""))  # the next answer tells whether it exists
             try:
                 await self._link.send(CreateNode(RECEIPTS, b"", LASTING_ACL)).answer
             except NodeError as error:
@@ -295,39 +256,28 @@ class Receipts:
         else:
             raise _refusal(code)
 
-    # ---- who has which
+    # ---- receipts in use
 
     async def _take(self, deadline: float) -> str:
-        if self._free:
-            return self._free.pop()
-        if self._count < RECEIPTS_MAX:
-            self._count += 1
-            return str(self._count)
-        turn: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
         try:
             async with asyncio.timeout_at(deadline):
-                return await turn
-        except (TimeoutError, asyncio.CancelledError) as error:
-            if turn.done() and not turn.cancelled():
-                self._give_back(turn.result())
-            if isinstance(error, TimeoutError):
-                raise MetadataUnavailableError("the metadata store does not answer") from error
-            raise
+                await self._writes.acquire()
+        except TimeoutError as error:
+            raise MetadataUnavailableError("the metadata store does not answer") from error
+        if self._free:
+            return self._free.pop()
+        self._count += 1
+        return str(self._count)
 
     def _give_back(self, name: str) -> None:
-        while self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_result(name)
-                return
         self._free.append(name)
+        self._writes.release()
 
 
 def _require_time(deadline: float) -> None:
     """Raise `MetadataUnavailableError` if it is too late, by the loop's clock, to try again."""
     if asyncio.get_running_loop().time() >= deadline:
-        raise MetadataUnavailableError("the metadata store does not do the write in time")
+        raise MetadataUnavailableError("the metadata store did not do the write in time")
 
 
 def _refusal(code: int) -> BookieError:
@@ -337,9 +287,9 @@ def _refusal(code: int) -> BookieError:
 
 
 def _ended(operations: Sequence[NodeOperation]) -> Exception:
-    """What to say of a write that may have been the last one of its session."""
+    """The error of a write that may have been the last one of its session."""
     if operations and all(isinstance(o, CreateNode) and o.ephemeral for o in operations):
-        # If it was done, its session took it along.
+        # If it was done, the records went with their session.
         return SessionLostError("the session with the metadata store ended; nothing was written")
     return MetadataUnavailableError(
         "the session with the metadata store ended before the answer to a write came"

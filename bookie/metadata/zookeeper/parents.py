@@ -1,10 +1,10 @@
-"""The nodes above records: made when a create misses them, removed when their last child goes.
+"""The nodes above records: made when a create needs them, removed when their last child goes.
 
-All creates of one store that miss the same parents wait for the first of them to make these.
+If several creates of a store need the same parents, the first makes them and the others wait.
 
 A parent is removed only if it is still the node that was seen; see `REMOVALS`. Removals of many
-stores at once refuse each other, and some give up. What they leave goes with a later delete below
-it, or with a recursive one.
+stores at once conflict, and some give up. A parent that stays goes with a later delete below it, or
+with a recursive one.
 """
 
 from __future__ import annotations
@@ -51,20 +51,20 @@ class Parents:
         self._kept: dict[str, None] = {}
         """Parents that stay, as far as this connection knows."""
         self._making: dict[tuple[tuple[str, bool], ...], asyncio.Event] = {}
-        """Parents that are being made, and whether they are to stay, with what tells of the end."""
+        """Parents that are being made, and whether they stay; the event is set at the end."""
         self._removing = asyncio.Lock()
-        """Two removals at once would refuse each other."""
+        """Two removals at once would conflict."""
 
     def clear(self) -> None:
-        """There is another connection."""
+        """Forget all: there is another connection."""
         self._kept.clear()
 
     def note_deletion(self, key: str) -> None:
-        """A node was deleted."""
+        """Forget a node that was deleted."""
         self._kept.pop(key, None)
 
     def all_kept(self, keys: Iterable[str]) -> bool:
-        """Whether sequential records can be put below these keys at once."""
+        """Whether all these parents are known to stay, so that sequential records can be put."""
         return all(key in self._kept for key in keys)
 
     # ---- making
@@ -76,7 +76,7 @@ class Parents:
 
         Raises:
             InvalidKeyError: a parent would lie below an ephemeral record.
-            UnauthorizedError: the server does not let us.
+            UnauthorizedError: the server denies it.
             MetadataUnavailableError: there is no answer, or another refusal.
         """
         made = {create.path for create in creates}
@@ -132,7 +132,7 @@ class Parents:
                 raise refusal(error, keys[-1] if keys else ROOT) from error
 
     async def _keep(self, key: str, path: str) -> None:
-        """Let a parent stay, with ZooKeeper's count of its children."""
+        """Mark a parent to stay, so that ZooKeeper's count of its children stays."""
         while key not in self._kept:
             data, stat = await self._link.send(GetData(path)).answer
             if data is None or data == PARENT:
@@ -159,7 +159,7 @@ class Parents:
     async def remove_empty(self, keys: Iterable[str]) -> None:
         """Remove these keys if they are parents without children, and then those above them.
 
-        Never fails: what stays goes with a later delete or a recursive one.
+        Never raises: a parent that stays goes with a later delete or a recursive one.
         """
         deadline = self._link.deadline()
         try:

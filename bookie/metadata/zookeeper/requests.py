@@ -1,4 +1,4 @@
-"""Requests to ZooKeeper as values: each knows which of kazoo's calls asks it, and its answer.
+"""Requests to ZooKeeper as values: each knows the call of kazoo that sends it.
 
 A `Multi` does several operations on nodes at once, or none.
 """
@@ -46,7 +46,7 @@ class MultiRefusedError(NodeError):
 
 
 class Request(Protocol):
-    """What can be asked of the server."""
+    """A request to the server."""
 
     def ask(self, client: KazooClient) -> object: ...
 
@@ -64,7 +64,7 @@ class _OfPath:
 
 
 class Exists(_OfPath):
-    """The stat of a node; None if it does not exist."""
+    """The stat of a node, or None."""
 
     _call = "exists_async"
 
@@ -183,14 +183,14 @@ class Multi(NamedTuple):
 
 
 def answer_of(request: Request, value: Any) -> Any:
-    """What kazoo's value means.
+    """The answer in kazoo's value.
 
     Raises:
         MultiRefusedError: it says that a transaction was refused.
     """
     if isinstance(request, Multi):
         for index, result in enumerate(value):
-            # Those before the culprit "failed" with 0, those after it with an inconsistency.
+            # The operations before the failed one have the code 0, those after it -2.
             if isinstance(result, KazooException) and (
                 result.code not in (OK, RUNTIME_INCONSISTENCY)
             ):

@@ -1,7 +1,7 @@
 """DIGEST-MD5 as ZooKeeper's SASL speaks it: a server challenges, a client proves its password.
 
-kazoo leaves this to a library that is no longer maintained; the mechanism is one computation. The
-service and host names are constants of ZooKeeper's, not those of the server.
+kazoo uses a library for it that is not maintained any more. Service and host names are constants of
+ZooKeeper, independent of the server.
 
 Source: RFC 2831; SecurityUtils of ZooKeeper 3.9.
 """
@@ -16,15 +16,15 @@ _DIRECTIVE = re.compile(r'([a-z-]+)=(?:"((?:[^"\\]|\\.)*)"|([^,\s]+))', re.IGNOR
 
 
 class SaslRefusedError(Exception):
-    """The server's message is not one of this mechanism, or not from who knows the password."""
+    """The server's message is malformed, or does not prove that the server knows the password."""
 
 
 class DigestMd5:
     """One exchange: `respond` to the challenge, then `check` the server's proof.
 
     Args:
-        user: who we are.
-        password: what proves it; it does not travel.
+        user: the name of the user.
+        password: it is not sent; only digests of it are.
         nonce: text that was never used before.
     """
 

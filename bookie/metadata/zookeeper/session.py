@@ -1,11 +1,11 @@
-"""The connection of one store: made, watched over, and usable again after each interruption.
+"""The connection of one store: made, monitored, and usable again after each interruption.
 
-After each connection, the link sets the watch on the scope again before it sends anything else:
-ZooKeeper forgets the watch with the connection, also within one session. Then the link is usable,
-and the watches hear that changes may have been missed.
+ZooKeeper forgets the watch with the connection, also within one session. So after each connection
+the link first sets the watch on the scope again. Then the link is usable, and the watches are told
+that changes may have been missed.
 
-`SessionMonitor` decides what became of the session. It asks the leader (a sync), which decides
-about sessions. A follower answers reads by itself, also when the leader has left it.
+`SessionMonitor` decides about the session. Its probe is a sync, which only the leader can answer:
+the leader decides about sessions. A follower that has lost its leader still answers reads.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from __future__ import annotations
 import asyncio
 import ssl
 import uuid
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from types import TracebackType
 from typing import Any, Self
 
 from bookie.env import boot_time_seconds
@@ -67,14 +66,14 @@ from bookie.protocol.session import (
 
 PATIENCE_SHARE = 1 / 3
 PATIENCE_SECONDS_MIN = 2.0
-"""An operation waits so long for a connection, and for its answer: this part of the session
-timeout, but no less than the seconds."""
+"""An operation waits this part of the session timeout for a connection and for its answer, and at
+least these seconds."""
 
 CONNECT_SECONDS_MAX = 15.0
 """The longest wait for the first connection."""
 
 _DROPS_MAX = 3
-"""A server that drops so many connections during the exchange of passwords refuses us."""
+"""After so many connections that ended during the exchange of passwords, the server refuses us."""
 
 
 class ZooKeeperLink:
@@ -87,7 +86,7 @@ class ZooKeeperLink:
         session_timeout_seconds: what is asked of the server; `timeout_seconds` is what it granted.
         security: TLS files and credentials.
         on_event: takes each event of a node below `root`.
-        on_quiet: called when all events that came together have been taken.
+        on_quiet: called when all events that came together were taken.
         on_missed: called when events may have been missed: after each connection but the first.
         announce: takes each event of the session.
     """
@@ -110,7 +109,7 @@ class ZooKeeperLink:
         self.losses = 0
         """How many sessions were lost so far."""
         self.connection = 0
-        """The number of the latest connection; what an older one told may not hold."""
+        """The number of the latest connection; what an older one told may be out of date."""
         self._hosts = hosts
         self._root = root
         self._acl = acl
@@ -125,7 +124,7 @@ class ZooKeeperLink:
         self._up = asyncio.Event()
         self._tasks = asyncio.TaskGroup()
         self._preparing: asyncio.Task[None] | None = None
-        self._workers: list[asyncio.Task[None]] = []
+        self._giving_up: asyncio.Task[None] | None = None
         self._stack = AsyncExitStack()
         self._asked_at = 0.0
         self._failure: BaseException | None = None
@@ -138,11 +137,7 @@ class ZooKeeperLink:
     async def __aenter__(self) -> Self:
         self._asked_at = boot_time_seconds()
         self._bridge = Bridge(
-            self._hosts,
-            self.timeout_seconds,
-            self._security,
-            self._take_notice,
-            self._on_quiet,
+            self._hosts, self.timeout_seconds, self._security, self._take_notice, self._on_quiet
         )
         await self._tasks.__aenter__()
         self._bridge.start()
@@ -159,30 +154,16 @@ class ZooKeeperLink:
             begun_at=self._asked_at,
         )
         await self._stack.enter_async_context(self._monitor)
-        self.spawn(self._give_up_in_time())
+        self._giving_up = self._tasks.create_task(self._give_up_in_time())
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._leave()
 
     @property
     def is_certain(self) -> bool:
-        """Whether nothing speaks against the session as of now."""
+        """See `MetadataStore.is_session_certain`."""
         return self._monitor is not None and self._monitor.state is SessionState.CONNECTED
-
-    @property
-    def is_up(self) -> bool:
-        """Whether there is a connection now that can be used."""
-        return self._up.is_set()
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work` for as long as the link lasts."""
-        self._workers.append(self._tasks.create_task(work))
 
     @property
     def patience_seconds(self) -> float:
@@ -201,7 +182,11 @@ class ZooKeeperLink:
     # ---- requests
 
     async def usable(self, deadline: float) -> int:
-        """See `Link.usable`."""
+        """The session, when there is a connection that can be used.
+
+        Raises:
+            MetadataUnavailableError: there is none until `deadline`, by the loop's clock.
+        """
         if not self._up.is_set():
             if self._final is not None:
                 raise self._final
@@ -220,7 +205,7 @@ class ZooKeeperLink:
         """See `Bridge.send`."""
         if self._bridge is None:
             raise MetadataClosedError("the metadata store is closed")
-        # Not through one that we have not heard of: its watch is not there yet.
+        # A connection that we have yet to hear of has no watch.
         if connection is None:
             connection = self.connection
         return self._bridge.send(request, session, connection)
@@ -238,7 +223,7 @@ class ZooKeeperLink:
             try:
                 return await self.send(request).answer
             except (LostError, NotSentError):
-                # The link is down, or is about to hear of it.
+                # The link is down, or will be in the next turn of the loop.
                 await asyncio.sleep(0)
                 if asyncio.get_running_loop().time() >= deadline:
                     raise self._unreachable() from None
@@ -246,7 +231,7 @@ class ZooKeeperLink:
                 raise self._unreachable() from None
 
     def tell_written(self, begun_at: float) -> None:
-        """A write that was begun then (by `SessionMonitor.now`) was answered: the session lives."""
+        """Tell the monitor that a write begun at `begun_at` was answered: the session lives."""
         if self._monitor is not None and begun_at - self._told_at > self.timeout_seconds / 30:
             self._told_at = begun_at
             self._monitor.tell(Answered(begun_at))
@@ -281,7 +266,7 @@ class ZooKeeperLink:
         self._failure = reason
         self._asked_at = boot_time_seconds()
         if isinstance(reason, ssl.SSLCertVerificationError) and self._monitor is None:
-            # Nothing gets better by waiting; later it may, when certificates are being replaced.
+            # At the start, waiting does not help. Later, somebody may be replacing certificates.
             self._end(self._unreachable())
 
     def _go_down(self) -> None:
@@ -291,7 +276,7 @@ class ZooKeeperLink:
 
     def _end(self, error: BookieError) -> None:
         self._final = error
-        self._up.set()  # all who wait look at the error
+        self._up.set()  # waiting operations raise the error
         self._up = asyncio.Event()
 
     def _prepare_anew(self) -> None:
@@ -303,8 +288,8 @@ class ZooKeeperLink:
 
     async def _prepare(self) -> None:
         if self._has_been_up:
-            # Before the watch is asked for, so before anything that it tells. Whoever lists because
-            # of it waits until the link is usable, so until the watch is there.
+            # Before the watch is set, so before its first event. A consumer that lists again waits
+            # until the link is usable, which is after the watch was set.
             self._on_missed()
         try:
             if not await self._authenticate():
@@ -315,10 +300,10 @@ class ZooKeeperLink:
         except (LostError, NotSentError, MetadataClosedError):
             return  # the next connection begins anew, if there is one
         except NoAnswerError:
-            self._cut()  # if its pings are answered, nothing else ends it
+            self._cut()  # while pings are answered, kazoo keeps the connection
             return
         except (UnauthorizedError, MetadataUnavailableError) as error:
-            self._end(error)  # of the first connection, which makes the scope
+            self._end(error)  # only the first connection makes the scope
             return
         except NodeError as error:
             if not self._has_been_up:
@@ -335,9 +320,9 @@ class ZooKeeperLink:
         self._tell(Connected())
 
     async def _authenticate(self) -> bool:
-        """Exchange passwords if it is so configured; whether the server and we know each other.
+        """Exchange passwords if so configured; False if either side refused the other.
 
-        A server may close the connection instead of a refusal; but so may a network, at any time.
+        Some servers close the connection instead of a refusal. A network may close it at any time.
         """
         security = self._security
         if security.sasl_mechanism != "digest-md5":
@@ -378,7 +363,7 @@ class ZooKeeperLink:
 
         Raises:
             NodeError: the server refuses.
-            UnauthorizedError: it does not let us create the node.
+            UnauthorizedError: it denies us the create.
         """
         is_hidden = False
         try:
@@ -418,7 +403,7 @@ class ZooKeeperLink:
             raise self._unreachable() from error
 
     async def _give_up_in_time(self) -> None:
-        """End long waits for answers, and leave a server that is silent for too long."""
+        """End long waits for answers, and disconnect from a server that is silent for too long."""
         loop, patience = asyncio.get_running_loop(), self.patience_seconds
         while True:
             await asyncio.sleep(patience / 4)
@@ -426,17 +411,16 @@ class ZooKeeperLink:
                 continue
             now = loop.time()
             bridge.give_up(now - patience)
-            # kazoo takes whatever it sends for a ping, and waits for an answer only to its own.
+            # kazoo counts every request as a ping, but waits only for answers to its own pings.
             if bridge.silent_since is not None and now - bridge.silent_since > 2 * patience:
                 bridge.cut()
 
     async def _leave(self) -> None:
         self._final = MetadataClosedError("the metadata store is closed")
         bridge, self._bridge = self._bridge, None
-        if self._preparing is not None:
-            self._preparing.cancel()
-        for task in self._workers:
-            task.cancel()
+        for task in (self._preparing, self._giving_up):
+            if task is not None:
+                task.cancel()
         try:
             await self._stack.aclose()
             await self._tasks.__aexit__(None, None, None)

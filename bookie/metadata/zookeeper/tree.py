@@ -1,8 +1,8 @@
 """How records lie in ZooKeeper's tree, and what a transaction becomes there.
 
-A record is a node with its value as data. It lies at the scope's path and the record's key, where
-other tools expect it. ZooKeeper has no virtual parents. A node without a record is told by its
-data:
+A record is a node with its value as data. Its path is the scope's path and the record's key, where
+other tools expect it. ZooKeeper has no virtual parents. The data of a node tells whether it is a
+record:
 
 ================= ================================================================================
 data              meaning
@@ -13,9 +13,8 @@ null or `PARENT`  made for what lies below it; goes with the delete of its last 
 anything else     a record
 ================= ================================================================================
 
-Some writes exist for ZooKeeper's sake only: those of parents, the two halves of a take-over. A
-write of the scope's own node before and after them, in the same transaction, marks them in the
-events; see `changes`.
+Some writes are internal: those of parents, and the two halves of a take-over. A write of the
+scope's own node before and after them, in the same transaction, marks them; see `changes`.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from bookie.errors import InvalidKeyError, UnsupportedError
+from bookie.metadata.evaluate import Stored
 from bookie.metadata.model import (
     NOT_EXISTS,
     ROOT,
@@ -56,11 +56,11 @@ KEPT = b"\0bookie: parent of sequential records\0"
 """Data of nodes without a record. No record has these values."""
 
 HOME = "/.bookie"
-"""What belongs to no scope lies below this node."""
+"""All nodes outside of scopes lie below this one."""
 
 REMOVALS = f"{HOME}/removals"
 """Every transaction that ends a parent writes this node: it removes the parent, or puts a record on
-it. It demands the version that this node had before the parent was read. The parent's own version
+it. It requires the version that this node had before the parent was read. The parent's own version
 does not suffice: it begins anew with each life of a node."""
 
 ANY = -1
@@ -79,19 +79,19 @@ _DATA_VERSION_MAX = 2**31 - 1
 def version_of(stat: ZnodeStat) -> int:
     """The version of a record: the write that created its node, and ZooKeeper's own version of it.
 
-    ZooKeeper compares the latter only. The former tells which life of the record was seen.
+    ZooKeeper compares only its own version. The write tells which life of the record was seen.
     """
     version: int = (stat.czxid << _DATA_VERSION_BITS) | stat.version
     return version
 
 
 def birth_of(version: int) -> int:
-    """The write that created the node of which a version speaks."""
+    """The write that created the node, from a version."""
     return version >> _DATA_VERSION_BITS
 
 
 def data_version_of(version: int) -> int:
-    """ZooKeeper's version within the node's life; one that fits none if it cannot be such."""
+    """ZooKeeper's version within the node's life; at most the greatest that ZooKeeper accepts."""
     found = version & ((1 << _DATA_VERSION_BITS) - 1)
     return min(found, _DATA_VERSION_MAX)
 
@@ -111,10 +111,10 @@ def stat_of(key: str, stat: ZnodeStat, session: int) -> Stat:
 
 
 def overtaken_stat(put: Put, operation: NodeOperation, zxid: int) -> Stat:
-    """What a put left that was done, but whose answer was lost and that others wrote over since.
+    """The result of a put whose answer was lost and whose record was written again since.
 
-    Its version follows from the one before, or from its birth. Where neither is known it is one
-    that no record has: a comparison with it fails.
+    The version follows from the expected version, or from the creation of the node. If both are
+    unknown it is 0, which no record has: a comparison with it fails.
     """
     if isinstance(operation, CreateNode):
         version = zxid << _DATA_VERSION_BITS
@@ -153,7 +153,7 @@ class Scope:
         self.acl: Sequence[ACL] = CREATOR_ALL_ACL if access == "user" else OPEN_ACL_UNSAFE
         """What nodes are made with."""
         self.mark = SetData(path, PARENT, ANY)
-        """Stands before and after writes that exist for ZooKeeper's sake only."""
+        """Stands before and after internal writes."""
 
     def path(self, key: str) -> str:
         """The path of a key's node."""
@@ -193,7 +193,7 @@ def require_representable_key(key: str) -> None:
 
 
 class Node(NamedTuple):
-    """A node as it was read, or as it is believed to be."""
+    """A node as it was read, or as the cache has it."""
 
     birth: int
     data_version: int
@@ -209,14 +209,6 @@ class Node(NamedTuple):
         return self.birth << _DATA_VERSION_BITS | self.data_version
 
 
-@dataclass(frozen=True, slots=True)
-class JudgedRecord:
-    """What `evaluate` must know of a record."""
-
-    version: int
-    owner: bytes
-
-
 @dataclass(slots=True)
 class View:
     """Nodes by key; None stands for an absent one. Keys that were not looked at are missing."""
@@ -227,13 +219,13 @@ class View:
     guard: int = 0
     """The version of `REMOVALS` before the parents were read; 0 also if there is no such node."""
 
-    def find(self, key: str) -> JudgedRecord | None:
+    def find(self, key: str) -> Stored | None:
         """As `evaluate` asks."""
         node = self.nodes.get(key)
         if node is None or not node.is_record:
             return None
         owner = node.owner.to_bytes(8, "big", signed=True) if node.owner else b""
-        return JudgedRecord(node.version, owner)
+        return Stored(node.version, owner)
 
     def has_children(self, key: str) -> bool:
         """As `evaluate` asks."""
@@ -258,25 +250,21 @@ class Plan:
 
 
 class Planner:
-    """Turns one transaction, judged against `view`, into operations on nodes.
+    """Turns one transaction, evaluated against `view`, into operations on nodes.
 
     They fail if the view is out of date. A record of the transaction comes before those below it.
-    Parents that are missing make a create fail; the caller makes them and tries again.
+    Missing parents make a create fail; the caller makes them and tries again.
     """
 
     def __init__(
-        self,
-        scope: Scope,
-        operations: Sequence[Operation],
-        view: View,
-        session: int,
+        self, scope: Scope, operations: Sequence[Operation], view: View, session: int
     ) -> None:
         self._scope = scope
         self._operations = operations
         self._view = view
         self._session = session
         self._is_guarded = False
-        """Whether the operations demand that no parent has ended."""
+        """Whether the operations write `REMOVALS` already."""
         self._plan = Plan(results=[None] * len(operations))
 
     def plan(self) -> Plan:
@@ -303,7 +291,7 @@ class Planner:
                 self._do_put(index, operation, path)
             case Delete():
                 node = self._view.nodes.get(operation.key)
-                assert node is not None, "what is absent was refused before"
+                assert node is not None, "evaluate refuses the deletion of an absent record"
                 delete = DeleteNode(path, node.data_version)
                 if node.is_record:
                     self._add(delete)
@@ -343,8 +331,8 @@ class Planner:
     def _take_over(self, index: int, put: Put, path: str, node: Node) -> None:
         """Delete and create at once: ZooKeeper never changes the owner of a node.
 
-        The new node is written again, because it is not in its first version: so often that its
-        version differs from that of the old one, which others may expect.
+        The new node is written again, because a take-over is not a first version. If the old node
+        had the same version, which others may expect, it is written twice.
         """
         if put.acl is None:
             put = replace(put, acl=self._view.acls.get(put.key))
@@ -357,7 +345,7 @@ class Planner:
         self._add(self._scope.mark)
 
     def _end_of_parent(self) -> list[NodeOperation]:
-        """What a transaction writes that ends a parent: it fails if one ended since the view."""
+        """The write of `REMOVALS`: it fails if a parent ended since the view was read."""
         if self._is_guarded:
             return []
         self._is_guarded = True
@@ -371,7 +359,7 @@ class Planner:
                 self._add(CheckVersion(REMOVALS, self._view.guard))
             self._add(CheckVersion(path, node.data_version))
         else:
-            # There is no check for absence, but a create that is taken back fails like one.
+            # ZooKeeper has no check for absence. A create that is deleted at once fails like one.
             paths = [path, *map(self._scope.path, self._missing_above(check.key))]
             self._silently(
                 *(CreateNode(one, PARENT, self._scope.acl) for one in reversed(paths)),
@@ -379,7 +367,7 @@ class Planner:
             )
 
     def _missing_above(self, key: str) -> list[str]:
-        """The parents of `key` that do not exist, and that the transaction does not create."""
+        """The missing parents of `key`, without those that the transaction creates."""
         made = {one.key for one in self._operations if isinstance(one, Put)}
         nodes = self._view.nodes
         return [

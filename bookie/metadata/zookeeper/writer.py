@@ -1,6 +1,6 @@
-"""Transactions as the store does them: tried with what is known, else read and evaluated first.
+"""Transactions of the store: tried at once if the cache suffices, else read and evaluated first.
 
-A create whose parents are missing is refused, and tried again when they are made.
+A create whose parents are missing is refused; it is tried again after they were made.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from bookie.metadata.zookeeper.tree import (
 )
 
 _NO_NUMBER = 10**19
-"""Stands for the number that the server is going to give; beyond all that it can."""
+"""Stands for the number that the server will give; greater than all of its numbers."""
 
 _FULL_PARENTS_MAX = 1000
 """Parents without numbers that are remembered."""
@@ -71,7 +71,7 @@ class Writer:
 
         Args:
             operations: what to do at once.
-            with_parents: deletes may delete parents without a record, too.
+            with_parents: deletes may also delete parents without a record.
         """
         link = self._link
         deadline, losses = link.deadline(), link.losses
@@ -115,7 +115,7 @@ class Writer:
     async def _evaluated(
         self, operations: Sequence[Operation], deadline: float, *, with_parents: bool
     ) -> View:
-        """What there is now, if the operations can be done there; else the error of the first."""
+        """The nodes as they are now; raises the error of the first operation that fails there."""
         try:
             view = await self._nodes.view(operations, deadline)
         except NodeError as error:
@@ -129,7 +129,7 @@ class Writer:
         return view
 
     async def _take_refusal(self, refused: MultiRefusedError | OutdatedError, plan: Plan) -> bool:
-        """Prepare another attempt; whether only parents were missing, and are made now."""
+        """Prepare another attempt; True if only parents were missing, which were made."""
         if isinstance(refused, OutdatedError):
             return False
         operation = plan.operations[refused.index]

@@ -109,7 +109,7 @@ class Placement:
             )
         write_quorum_size = write_quorum_size or ensemble_size
         now = [UNKNOWN if slot in vacant else None for slot in range(ensemble_size)]
-        domains = self._spread(now, slots, pool, write_quorum_size, pick)
+        domains, is_given_up = self._spread(now, slots, pool, write_quorum_size, pick)
         chosen = self._fill([""] * ensemble_size, domains, pool, write_quorum_size, pick)
         ensemble = tuple(
             chosen[slot] if slot in chosen else vacancy(slot) for slot in range(ensemble_size)
@@ -119,6 +119,7 @@ class Placement:
             raise NotEnoughBookiesError(
                 f"every write set must span {wanted} {self.policy.value}s, but the writable "
                 f"bookies allow only {least}"
+                + (", as far as the search went before it was given up" if is_given_up else "")
             )
         return ensemble
 
@@ -149,7 +150,7 @@ class Placement:
         if self.enforce:
             wanted = self.wanted(write_quorum_size)
             least = [min(wanted, now) for now in self.spans(ensemble, write_quorum_size)]
-        domains = self._spread(
+        domains, _ = self._spread(
             self.domains(ensemble), tuple(slots), pool, write_quorum_size, pick, least
         )
         return self._fill(ensemble, domains, pool, write_quorum_size, pick)
@@ -162,17 +163,17 @@ class Placement:
         write_quorum_size: int,
         pick: Callable[[int], int],
         least: Sequence[int] | None = None,
-    ) -> dict[int, str]:
-        """The domain for each slot that gets a bookie."""
+    ) -> tuple[dict[int, str], bool]:
+        """The domain for each slot that gets a bookie, and whether there may be better ones."""
         if self.policy is PlacementPolicy.DEFAULT:
-            return dict.fromkeys(slots[: len(pool)], UNKNOWN)
+            return dict.fromkeys(slots[: len(pool)], UNKNOWN), False
         capacity: dict[str, int] = {}
         weights: dict[str, int] = {}
         for bookie_id in pool:
             domain = self.domain(bookie_id)
             capacity[domain] = capacity.get(domain, 0) + 1
             weights[domain] = weights.get(domain, 0) + self.weights.get(bookie_id, 1)
-        return Spread(
+        search = Spread(
             now,
             slots,
             write_quorum_size,
@@ -180,7 +181,8 @@ class Placement:
             weights=weights,
             pick=pick,
             least=least,
-        ).run()
+        )
+        return search.run(), search.is_given_up
 
     def _fill(
         self,

@@ -6,8 +6,15 @@ span more. So the cheapest choice has the largest smallest span, then as few wri
 with that span, and so on.
 
 The search goes slot by slot, tries the best domain first, and cuts off what cannot become cheaper.
-It ends as soon as a choice costs as little as any can. Small ensembles are searched to the end. For
-large ones with too few domains the search ends after `STEPS_MAX` steps with the best choice so far.
+It ends as soon as a choice costs as little as any can. Small ensembles are searched to the end.
+For large ones the search ends after `STEPS_MAX` steps, and another way is tried:
+
+- A new ensemble is searched once more. Of equally good domains the one with the most bookies comes
+  first, because large domains are the hardest to place late.
+- Newcomers are also chosen slot by slot, while the later slots keep their bookies. This finds a
+  choice if any slot can be filled alone. The search may have ended without one.
+
+The better choice counts, and it need not be the best.
 """
 
 from __future__ import annotations
@@ -82,12 +89,22 @@ class Spread:
         self._bound = self._find_bound()
         self.steps = 0
         """What the search took."""
+        self.is_given_up = False
+        """Whether there may be a better choice than the one found."""
+        self._takes_largest = False
         self._best: tuple[int, int] | None = None
         self._found: list[str | None] = []
 
     def run(self) -> dict[int, str]:
         """The domain for each free slot that gets a bookie."""
         self._descend(0, 0, frozenset())
+        if self._is_at_its_limit():
+            if self._least is None:
+                self._takes_largest, self.steps = True, 0
+                self._descend(0, 0, frozenset())
+            else:
+                self._fill_one_by_one()
+            self.is_given_up = self._is_at_its_limit()
         return {
             slot: domain
             for slot, domain in zip(self._free, self._found, strict=False)
@@ -156,16 +173,47 @@ class Spread:
                 self._left[domain] += 1
             self._take_back(slot, before)
         if self._least is not None and not self._is_done():
-            # More filled slots are better, then those of greater need.
-            need = (1 << len(self._free)) + (1 << (len(self._free) - 1 - depth))
             before = self._put(slot, self._now[slot])
             if self._is_allowed(slot):
-                self._descend(depth + 1, loss + need, kept | {slot})
+                self._descend(depth + 1, loss + self._need(depth), kept | {slot})
             self._take_back(slot, before)
 
+    def _fill_one_by_one(self) -> None:
+        """Give each slot the best domain that is allowed while the later ones keep what they have.
+
+        It takes over only if the result is better than the best choice so far.
+        """
+        for slot in self._free:
+            self._put(slot, self._now[slot])
+        loss, found = 0, list[str | None]()
+        for depth, slot in enumerate(self._free):
+            taken = None
+            for domain in self._in_order(slot):
+                self._put(slot, domain)
+                if self._is_allowed(slot):
+                    taken = domain
+                    self._left[domain] -= 1
+                    break
+            else:
+                self._put(slot, self._now[slot])
+                loss += self._need(depth)
+            found.append(taken)
+        cost = loss, sum(self._costs)
+        if self._best is None or cost < self._best:
+            self._best, self._found = cost, found
+
+    def _need(self, depth: int) -> int:
+        """What a slot without a newcomer costs: more filled slots are better, then greater need."""
+        return (1 << len(self._free)) + (1 << (len(self._free) - 1 - depth))
+
     def _is_done(self) -> bool:
-        if self.steps >= STEPS_MAX:
-            return True
+        return self.steps >= STEPS_MAX or self._is_cheapest()
+
+    def _is_at_its_limit(self) -> bool:
+        """Whether the search ended early, so that there may be a better choice."""
+        return self.steps >= STEPS_MAX and not self._is_cheapest()
+
+    def _is_cheapest(self) -> bool:
         return self._best is not None and self._best <= (0, self._bound)
 
     def _put(self, slot: int, domain: str | None) -> list[int]:
@@ -192,7 +240,7 @@ class Spread:
         used = {domain for domain in self._chosen if domain is not None}
         used.update(domain for domain in self._now if domain is not None)
         seen: set[int] = set()
-        ordered: list[tuple[int, str]] = []
+        ordered: list[tuple[int, int, str]] = []
         for domain in shuffled:
             if domain not in used and domain != UNKNOWN:
                 alike = min(self._left[domain], len(self._free))
@@ -200,10 +248,11 @@ class Spread:
                     continue
                 seen.add(alike)
             before = self._put(slot, domain)
-            ordered.append((sum(self._costs[index] for index in self._sets_of[slot]), domain))
+            cost = sum(self._costs[index] for index in self._sets_of[slot])
+            ordered.append((cost, -self._left[domain] if self._takes_largest else 0, domain))
             self._take_back(slot, before)
-        ordered.sort(key=lambda item: item[0])
-        return [domain for _, domain in ordered]
+        ordered.sort(key=lambda item: item[:2])
+        return [domain for _, _, domain in ordered]
 
     def _shuffled(self, domains: list[str]) -> list[str]:
         pool, shuffled = sorted(domains), []

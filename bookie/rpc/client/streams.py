@@ -334,7 +334,7 @@ class ReadStream(Stream):
     A stream that breaks is opened again by the next read; those that were under way fail.
     """
 
-    # A write that meets a refusal would hide which one it was, and so that it was about the stream.
+    # A write on a refused call would replace the refusal by another error.
     _patient = True
 
     def __init__(
@@ -362,7 +362,7 @@ class ReadStream(Stream):
         """Whether it is closed because the bookie has another address now."""
 
     async def ask(self, command: ReadCommand, timeout_seconds: float) -> Fields | None:
-        """The message that answers a read; None if the bookie turns out to know no such streams.
+        """The message that answers a read; None if the bookie lacks such streams.
 
         Raises:
             BookieUnreachableError: The stream broke; what the bookie did is unknown.
@@ -407,7 +407,7 @@ class ReadStream(Stream):
         return super()._error_of(error)
 
     def _fail(self, error: BookieError) -> None:
-        """The stream broke: whatever it was about, it was not about any one of the requests."""
+        """The stream broke. The reason concerns the stream, not a single request."""
         if self.is_offered:
             self._settle(lambda: BookieUnreachableError(str(error)))
         else:

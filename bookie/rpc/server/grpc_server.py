@@ -1,8 +1,8 @@
 """A bookie's gRPC server: from a free port to a drained one.
 
-A port is held before anything else of a bookie is made, so that one which cannot have its port
-leaves no trace. Until the bookie serves, each call is refused at once as UNAVAILABLE: a client
-neither waits for it nor takes it for a bookie that knows fewer calls.
+A bookie takes its port before it creates anything. So a start that fails for the port leaves no
+trace. Until the bookie serves, it refuses each call at once as UNAVAILABLE. So clients do not
+wait. An unknown call would look like an older bookie.
 
 Health (``grpc.health.v1``) is SERVING from the moment the bookie serves until the shutdown begins,
 under the empty name and the service's own. On the way out, streams end after the answers they owe.

@@ -1,10 +1,10 @@
 """One client's subscription to changes of LACs on the bookie, for any number of ledgers.
 
-Level-triggered: at most one state per ledger waits to be sent, the latest. A slow client gets fewer
-updates, never old ones, and costs the bookie no more than a quick one.
+Level-triggered: at most one state per ledger waits to be sent, the latest. So a slow client gets
+fewer updates, and costs the bookie as little as a quick one.
 
-A subscription that is refused (too many watches) is answered by an update of that ledger with the
-status; a message that is refused as a whole, by an update of ledger -1.
+A refused subscription (too many watches) is answered by an update of that ledger with the status. A
+message that is refused as a whole is answered by an update of ledger -1.
 """
 
 from __future__ import annotations

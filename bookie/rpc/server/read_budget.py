@@ -1,9 +1,8 @@
 """How many bytes of reads a bookie answers at a time.
 
 Answers wait in memory until their clients have taken them. Each read reserves the most that it may
-return, and what it did return stays charged until gRPC is done with the call, or on a stream has
-taken the answer: slow readers use up the budget, not the memory. Over it, a read is refused at once
-and may be tried again.
+return. The bytes that it did return stay charged until gRPC has taken the answer. So slow readers
+use up the budget, not the memory. Beyond the budget a read is refused at once and may be retried.
 """
 
 from __future__ import annotations
@@ -74,6 +73,6 @@ class Charge:
         self._bytes = charge
 
     def release(self, _context: object = None) -> None:
-        """Hold nothing; once released, a second release changes nothing."""
+        """Give everything back. It may be called again."""
         self._budget.change(-self._bytes)
         self._bytes = 0

@@ -4,11 +4,11 @@ The stream's reader (`StreamHandler`) answers a request at once if the answer is
 that waits for a device or a fence gets a task of its own, and later requests overtake it.
 
 Each read takes its bytes from the budget that all reads of the bookie share, and holds them until
-gRPC has taken its answer. A read that still waits when its client's time is over is given up: it is
-not answered, and not made unless a thread has begun. When the stream breaks, its answers and all
-reads under way are forgotten in the same way. What a thread reads meanwhile stays in memory until
-the device answers, and stays charged until then. One case is not charged: the stream breaks after
-the read was given up, which concerns one read of each thread at most.
+gRPC has taken its answer. A read that still waits when its client's time is over is given up
+without an answer. A read that has not begun is never made. When the stream breaks, its answers and
+all reads under way are given up in the same way. What a thread reads meanwhile stays in memory
+until the device answers, and stays charged until then. One case is not charged: the stream breaks
+after the read was given up, which concerns one read of each thread at most.
 """
 
 from __future__ import annotations

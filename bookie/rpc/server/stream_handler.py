@@ -27,8 +27,8 @@ class StreamHandler:
         self._sleep: asyncio.Future[None] | None = None
         """What the writer waits for, until something is owed or the stream ends.
 
-        It is set without an await after the writer has found nothing to send: whatever ends the
-        wait comes later.
+        There is no await between the writer's last look and this assignment. So every wake-up
+        comes later.
         """
         self._answered = asyncio.Event()
         """Set when something that was owed has been sent."""

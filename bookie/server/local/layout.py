@@ -75,7 +75,7 @@ def prepare(
 
 
 def load_layout(directory: Path) -> Layout | None:
-    """The cluster that `directory` holds, None when it holds none.
+    """The cluster that `directory` holds, or None.
 
     Raises:
         ConfigurationError: the file is not ours, or of a newer version.

@@ -171,7 +171,7 @@ def child_environment(variables: Mapping[str, str]) -> dict[str, str]:
 class _NotifySocket:
     """The receiving end of sd_notify for one child, in Linux's abstract namespace.
 
-    Abstract names need no file and have no limit from the depth of a directory.
+    An abstract name needs no file. A deep directory does not make it too long.
     """
 
     def __init__(self, bookie_id: str) -> None:

@@ -14,8 +14,8 @@ from bookie.server.local.layout import locked, make_directory, prepare
 from bookie.server.local.process import BookieProcess, describe_end
 
 RESTART_DELAY_SECONDS = 1.0
-"""A bookie that cannot start must not turn into a busy loop; after each failure it waits twice as
-long, up to `RESTART_DELAY_SECONDS_MAX`."""
+"""The first delay before a restart. After each failure the delay doubles, up to
+`RESTART_DELAY_SECONDS_MAX`."""
 RESTART_DELAY_SECONDS_MAX = 60.0
 
 
@@ -115,8 +115,8 @@ async def watch_processes(
 ) -> None:
     """Report every bookie that ends unasked, and start it again when `restart`; until cancelled.
 
-    A bookie that dies during such a start is started again, too. Returns when no bookie runs any
-    more and none is to be started.
+    A bookie that dies during such a start is started again, too. Returns when all bookies have
+    ended for good.
     """
 
     async def start_again(process: BookieProcess) -> None:

@@ -1,21 +1,22 @@
-"""Boot: read the journal from the mark, keep what is there, and move it under the index's care.
+"""Replay at a start: read the journal from the mark and put its content into the index.
 
-Replay writes what it keeps anew into an entry log, group by group and in order. It syncs the log
-before the index points into it. Bytes that a crashed process left in the page cache may look
-written though they never reached the device. One index transaction then registers the log, the
-slots, the rows and the new mark. Until it commits, a start begins with the old files again.
+Replay writes the records anew into an entry log, in order. The bytes that it reads may be in the
+page cache only. It syncs the log before the index points into it. One index transaction then
+registers the log, the slots, the rows and the new mark. Until it commits, a start begins with the
+old files again.
 
-A journal with more entries than memory should hold is committed in batches, each in this way. A
-crash between two batches leaves a mark in the middle of the journal, as a checkpoint does.
+A long journal is committed in batches, to bound memory. A crash between two batches leaves a mark
+in the middle of the journal, as a checkpoint does.
 
 `Replay` also rebuilds a lost index. It reads every file from its start, from the oldest records to
-the newest; the entries stay where they are. Batches of a rebuild have no mark, and a start does not
-accept an index without one.
+the newest; the entries stay where they are. Batches of a rebuild have no mark, so a start after a
+crash rebuilds again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 
 from bookie.config import StorageSettings
@@ -27,9 +28,7 @@ from bookie.formats.records import LinkRecord
 from bookie.formats.tail import Verdict, evaluate, gather_evidence
 from bookie.storage.boot.replay_batch import LoadRows, ReplayBatch
 from bookie.storage.entry_log import EntryLogWriter, state_records
-from bookie.storage.files import read_header
-from bookie.storage.index.entry_index import SealedFile
-from bookie.storage.journal.group_commit import Predecessor
+from bookie.storage.files import SealedFile, read_header
 from bookie.storage.scan import (
     BlockGroup,
     BlockRun,
@@ -42,7 +41,7 @@ from bookie.storage.scan import (
 )
 
 LEDGERS_A_BLOCK = 10_000
-"""Ledgers whose states go into one block of a log; each takes some hundred bytes."""
+"""Ledgers whose states go into one block of a log; each takes about a hundred bytes."""
 
 CommitBatch = Callable[[ReplayBatch, list[SealedFile], Mark | None], None]
 """Commits a batch, the files that ended so far, and how far the journal has been read."""
@@ -50,14 +49,13 @@ CommitBatch = Callable[[ReplayBatch, list[SealedFile], Mark | None], None]
 
 @dataclass(slots=True)
 class ReplayOutcome:
-    """What replay found. The caller commits it, then opens the journal for new records."""
+    """The result of a replay. The caller commits it, then opens the journal for new records."""
 
     batch: ReplayBatch
     """What is not committed yet."""
     sealed: list[SealedFile] = field(default_factory=list)
-    predecessor: Predecessor | None = None
-    """The last journal file, for the link of the next one."""
-    sequence: int = 0
+    predecessor: LinkRecord | None = None
+    """Names the last journal file and its end, for the next one."""
     blocks: int = 0
     entries: int = 0
 
@@ -65,8 +63,8 @@ class ReplayOutcome:
 class Replay:
     """Reads journal files into a `ReplayOutcome`. Blocking; runs once, before anything else.
 
-    Each damaged region of something that was durable becomes one sentence in `corrupt`; `advance`
-    hears how many bytes have been read.
+    Each damaged region of durable data becomes one sentence in `corrupt`. `advance` gets the number
+    of bytes read.
     """
 
     def __init__(
@@ -111,12 +109,12 @@ class Replay:
         """Replay `journals` (number and path, ascending) from `mark` on, or from their start.
 
         After a `clean` stop the last file ends with its last block. Otherwise it must have room for
-        another block; if it has none, the journal went on in a file that is missing now.
+        another block; a file without room has a successor, which is then missing.
 
         Raises:
             NewerFormatError: a newer version wrote a file.
             FormatError: a file says that it is another one.
-            DiskFullError: there is no room for the entry log; nothing was changed.
+            DiskFullError: there is no room for the entry log.
             OSError: the device failed.
         """
         open_files = [self._open(number, path) for number, path in journals]
@@ -136,7 +134,7 @@ class Replay:
         return self._finish()
 
     def _check_chain(self, files: list[tuple[FileHeader, File, str]], mark: Mark | None) -> None:
-        """Notice a file that was lost or exchanged: each file names the one before it."""
+        """Detect a lost or exchanged file: each file names the one before it."""
         known = {header.number: header.nonce for header, _, _ in files}
         for header, file, path in files:
             link = link_of(file, header)
@@ -144,11 +142,11 @@ class Replay:
                 continue
             if known.get(link.predecessor_number) != link.predecessor_nonce:
                 self._corrupt.append(
-                    f"{path} follows file {link.predecessor_number}, which is missing or another"
+                    f"{path} follows file {link.predecessor_number}, which is missing or exchanged"
                 )
 
     def rebuild(self, files: list[tuple[int, str]]) -> ReplayOutcome:
-        """Collect the locations of everything in `files` where it stands; writes no file.
+        """Collect the locations of all records in `files`, without copying them.
 
         A file is read after the file whose records it continues, see `_in_order`.
 
@@ -175,7 +173,7 @@ class Replay:
                 self._advance(file.size() - end)
                 self.outcome.sealed.append(SealedFile(header.number, header.kind, end))
                 if header.kind is FileKind.JOURNAL:
-                    self.outcome.predecessor = Predecessor(header.number, header.nonce, end)
+                    self.outcome.predecessor = LinkRecord(header.number, header.nonce, end)
             finally:
                 file.forget(0, 0)
                 file.close()
@@ -184,8 +182,8 @@ class Replay:
     def _in_order(self, files: list[tuple[int, str]]) -> list[tuple[FileHeader, str]]:
         """The files from the oldest records to the newest.
 
-        Journals are ordered by number. A log comes right after the newest file that it was made
-        from, even if that file is gone: its own number only says when it was written.
+        Journals are ordered by number. A log follows the newest file that it was made from, even if
+        that file is gone. Its own number only says when it was written.
         """
         found = []
         for number, path in files:
@@ -194,12 +192,10 @@ class Replay:
                 continue
             header, file, _ = item
             place = number
-            try:
+            with closing(file):
                 if header.kind is FileKind.ENTRY_LOG:
                     link = link_of(file, header)
                     place = number if link is None else link.predecessor_number
-            finally:
-                file.close()
             found.append((place, number, header, path))
         return [(header, path) for _, _, header, path in sorted(found, key=lambda item: item[:2])]
 
@@ -213,7 +209,7 @@ class Replay:
             raise
         except FormatError as error:
             file.close()
-            # The name is given only after the header is durable, so this is damage.
+            # The header is durable before the file gets this name, so this is damage.
             self._corrupt.append(f"{path}: {error}")
             return None
         if header.number != number:
@@ -243,7 +239,7 @@ class Replay:
                 sequence = group.sequence
                 self._commit_batch(Mark(header.number, end, sequence, header.nonce))
         self.outcome.sealed.append(SealedFile(header.number, FileKind.JOURNAL, end))
-        self.outcome.predecessor = Predecessor(header.number, header.nonce, end)
+        self.outcome.predecessor = LinkRecord(header.number, header.nonce, end)
 
     def _blocks_of(
         self,
@@ -255,9 +251,9 @@ class Replay:
         *,
         room_after: bool,
     ) -> Iterator[BlockRun]:
-        """Valid blocks; damage to durable ones is noted and stepped over.
+        """Valid blocks; damage to durable ones is noted and skipped.
 
-        `room_after` is for the journal file that was being written: it ends with reserved room.
+        `room_after`: this is the current journal file, which ends with reserved room.
         """
         offset, sequence, mark_offset = FILE_HEADER_SIZE_BYTES, 0, None
         if mark is not None and mark.file_number == header.number:
@@ -271,7 +267,6 @@ class Replay:
         while True:
             for run in runs(file, header, offset, sequence):
                 offset, sequence = run.end, run.sequence
-                self.outcome.sequence = max(self.outcome.sequence, sequence)
                 self.outcome.blocks += len(run)
                 yield run
             strange = left_by_no_crash(file, header, offset, sequence, room_after=room_after)
@@ -325,14 +320,14 @@ class Replay:
         self._batch.take(parsed, number, parsed.packets + where)
 
     def _commit_batch(self, mark: Mark | None) -> None:
-        """Have everything so far committed, so that memory stays bounded."""
+        """Commit everything so far, so that memory stays bounded."""
         self._publish_logs()
         self._commit(self._batch, self.outcome.sealed, mark)
         self.outcome.entries += self._batch.entries
         self._batch = self._new_batch()
 
     def _keep_states(self) -> None:
-        """Write what a rebuild has to know of the ledgers in the log, beside their entries.
+        """Write the states of the log's ledgers, which a rebuild needs beside entries.
 
         Their keys may stand before the mark, in a file that goes soon.
         """

@@ -1,8 +1,8 @@
-"""What a start has read from the files and not yet put into the index.
+"""Records that a start has read from the files and not yet put into the index.
 
-Entries are kept as columns. They are sorted by ledger only when the batch is committed. So a block
-of lone appends to many ledgers costs no work per ledger until then. Entries and records of other
-types are kept apart, because their relative order does not matter.
+Entries are kept as columns and sorted by ledger when the batch is committed. So a block of lone
+appends to many ledgers costs no work per ledger before. Other records are kept apart, because their
+order relative to entries does not matter.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from bookie.formats.index_rows import LedgerIndexRow
 from bookie.formats.record_arrays import Ids, RecordArrays
@@ -25,7 +24,7 @@ from bookie.formats.records import (
 )
 from bookie.storage.index.entry_index import LedgerChange
 from bookie.storage.ledger_state import LocalLedger
-from bookie.storage.memtable import EMPTY_TABLE, LocationTable
+from bookie.storage.memtable import EMPTY_TABLE, LocationTable, concatenated
 
 LEDGERS_MAX = 100_000
 """Ledgers after which a batch is full, however few entries it has."""
@@ -45,11 +44,8 @@ class ReplayBatch:
         self.states: dict[int, LocalLedger] = {}
         self.entries = 0
         self._ledger_ids: list[Ids] = []
-        self._ids: list[Ids] = []
         self._lacs: list[Ids] = []
-        self._files: list[npt.NDArray[np.uint32]] = []
-        self._offsets: list[npt.NDArray[np.uint32]] = []
-        self._sizes: list[npt.NDArray[np.uint32]] = []
+        self._parts: list[LocationTable] = []
 
     @property
     def is_full(self) -> bool:
@@ -58,7 +54,7 @@ class ReplayBatch:
 
     def take(self, records: RecordArrays, file: int, offsets: Ids) -> None:
         """Add the records of a body; the packets of its entries stand at `offsets` of `file`."""
-        # A link says something about the file, not about its data. Entries come as arrays.
+        # A link is about the file, not its data. Entries come as arrays.
         others = [
             record
             for record in records.others
@@ -70,21 +66,25 @@ class ReplayBatch:
         if not len(offsets):
             return
         self._ledger_ids.append(records.ledger_ids)
-        self._ids.append(records.entry_ids)
         self._lacs.append(records.lacs)
-        self._files.append(np.full(len(offsets), file, np.uint32))
-        self._offsets.append(offsets.astype(np.uint32))
-        self._sizes.append(records.sizes.astype(np.uint32))
+        self._parts.append(
+            LocationTable(
+                records.entry_ids,
+                np.full(len(offsets), file, np.uint32),
+                offsets.astype(np.uint32),
+                records.sizes.astype(np.uint32),
+            )
+        )
         self.entries += len(offsets)
 
     def known_states(self) -> list[LocalLedger]:
-        """The state of each ledger of which there is anything, but for what entries say of it."""
+        """The state of each ledger in the batch, without what its entries add."""
         if self._ledger_ids:
             self._make_states(_distinct(np.concatenate(self._ledger_ids)).tolist())
         return list(self.states.values())
 
     def changes(self) -> list[LedgerChange]:
-        """What the index has to learn; afterwards `states` know of the entries, too."""
+        """The changes for the index; afterwards `states` include the entries, too."""
         tables = self._tables()
         return [
             LedgerChange(ledger_id, state.row(), tables.get(ledger_id, EMPTY_TABLE))
@@ -92,18 +92,13 @@ class ReplayBatch:
         ]
 
     def _tables(self) -> dict[int, LocationTable]:
-        if not self._ids:
+        if not self._parts:
             return {}
         ledger_ids = np.concatenate(self._ledger_ids)
         lacs = np.concatenate(self._lacs)
-        whole = LocationTable(
-            np.concatenate(self._ids),
-            np.concatenate(self._files),
-            np.concatenate(self._offsets),
-            np.concatenate(self._sizes),
-        )
+        whole = concatenated(self._parts)
         if bool((ledger_ids[1:] < ledger_ids[:-1]).any()):
-            # Stable: of an id that comes twice the last one wins.
+            # Stable: of a repeated id the last one wins.
             order = _stable_order(ledger_ids)
             ledger_ids, lacs, whole = ledger_ids[order], lacs[order], whole.at(order)
         starts = _starts(ledger_ids)
@@ -151,7 +146,7 @@ class ReplayBatch:
     def _make_states(self, ledger_ids: Iterable[int]) -> None:
         new = [ledger_id for ledger_id in dict.fromkeys(ledger_ids) if ledger_id not in self.states]
         for ledger_id, row in zip(new, self._load_rows(new), strict=True):
-            # An unknown ledger is created, never skipped: skipping would lose its entries.
+            # An unknown ledger is created: skipping it would lose its entries.
             state = LocalLedger(ledger_id, row)
             state.exists = True
             self.states[ledger_id] = state
@@ -170,7 +165,7 @@ def _distinct(ledger_ids: Ids) -> Ids:
     lowest = ledger_ids.min()
     offsets = ledger_ids - lowest
     if int(offsets.max()) < len(offsets):
-        # Ids that lie close together are counted, in a tenth of the time.
+        # Ids close together are counted, in a tenth of the time.
         found: Ids = np.flatnonzero(np.bincount(offsets)) + lowest
         return found
     return np.unique(ledger_ids)
@@ -182,9 +177,9 @@ def _starts(ledger_ids: Ids) -> Ids:
 
 
 def _stable_order(ledger_ids: Ids) -> Ids:
-    """What sorts `ledger_ids` and keeps the order of those that are equal."""
+    """The stable order that sorts `ledger_ids`."""
     offsets = ledger_ids - ledger_ids.min()
     if int(offsets.max()) < 2**16:
-        # Numbers of 16 bits are sorted by their digits, in a tenth of the time.
+        # Numbers of 16 bits are sorted by radix, in a tenth of the time.
         return np.argsort(offsets.astype(np.uint16), kind="stable")
     return np.argsort(ledger_ids, kind="stable")

@@ -1,13 +1,13 @@
-"""The start of the engine: from what the last process left to a state that may serve.
+"""The start of the engine, from the files of the last process to a state that can serve.
 
-The order makes it safe:
+The order makes a start safe:
 
-1. temporary files go;
-2. the kernel's copies of the index and the journals are dropped, so that reads show the device;
-3. the index is opened, or rebuilt from the files if it is lost or damaged;
-4. the journal is replayed from the mark;
-5. a new journal file is made;
-6. one transaction commits all of it.
+1. Temporary files are removed.
+2. The page cache of index and journals is dropped, so that reads show the device.
+3. The index is opened, or rebuilt from the files if it is lost or damaged.
+4. The journal is replayed from the mark.
+5. A new journal file is made.
+6. One transaction commits all of it.
 
 After a crash before that commit, the next start does the same work again. The caller has locked the
 directories and checked the cookies before.
@@ -18,6 +18,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -37,15 +38,9 @@ from bookie.formats.index_rows import FileRow, FileState, Mark
 from bookie.storage.boot.replay import Replay, ReplayOutcome
 from bookie.storage.boot.replay_batch import ReplayBatch
 from bookie.storage.directories import Directories
-from bookie.storage.files import (
-    TEMPORARY_SUFFIX,
-    FileTable,
-    file_name,
-    parse_file_name,
-)
+from bookie.storage.files import TEMPORARY_SUFFIX, FileTable, SealedFile, file_name, parse_file_name
 from bookie.storage.index.entry_index import (
     INDEX_FORMAT_VERSION,
-    INTEGRITY_SOUND,
     INTEGRITY_SUSPECT,
     META_BOOKIE,
     META_BOOT_ID,
@@ -57,7 +52,6 @@ from bookie.storage.index.entry_index import (
     CheckpointChange,
     CommitResult,
     Index,
-    SealedFile,
 )
 from bookie.storage.index.opening import open_index
 from bookie.storage.index.page_walk import first_ledger_with_pages
@@ -75,12 +69,12 @@ class Identity:
     bookie_id: str
     instance_id: str
     stamped_before: bool = False
-    """Whether the cookies were there before this start: then an index has to be there, too."""
+    """Whether the cookies existed before this start: then an index must exist, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class BootReport:
-    """What boot found, for the log and for the node's decision about integrity."""
+    """What boot found, for the log."""
 
     clean: bool
     """Whether the last process stopped in order."""
@@ -90,8 +84,7 @@ class BootReport:
     entries: int
     seconds: float
     corrupt: tuple[str, ...]
-    """One sentence for each damage to something that had been durable."""
-    needs_integrity_check: bool
+    """One sentence for each damage to durable data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +95,9 @@ class Booted:
     files: FileTable
     next_number: Callable[[], int]
     writer: JournalWriter
-    mark: Mark
     states: dict[int, LocalLedger]
     indexed_max: int
-    """No ledger above it has a row or pages in the index, unless `states` have it."""
+    """Every ledger above it with a row or pages in the index is in `states`."""
     dead_files: tuple[int, ...]
     report: BootReport
 
@@ -121,7 +113,7 @@ class Boot:
         identity: Identity,
         advance: Callable[[int], None] = lambda size: None,
     ) -> None:
-        """`advance` hears how many bytes of the files have been read."""
+        """`advance` gets the number of bytes of the files that have been read."""
         self._env = environment
         self._settings = settings
         self._dirs = directories
@@ -129,12 +121,12 @@ class Boot:
         self._advance = advance
         self._corrupt: list[str] = []
         self._missing: list[bytes] = []
-        """Numbers of missing files with live bytes, those that an earlier start told included."""
+        """Numbers of missing files with live bytes, including known losses."""
         self._clean = False
         self._next_number: Callable[[], int] = itertools.count(1).__next__
 
     def run(self) -> Booted:
-        """Start; raises what makes a start impossible, and then nothing has been lost.
+        """Start the engine; a start that fails loses nothing.
 
         Raises:
             NewerFormatError: a newer version wrote something here.
@@ -164,11 +156,14 @@ class Boot:
             try:
                 return self._start_from(index, started, rebuilt=rebuilt)
             except CorruptionError:
-                # Perhaps of the index, which can be made again from the files.
-                index, damaged = self._verify(index)
-                if not damaged:
-                    raise
-                return self._start_from(index, started, rebuilt=True)
+                # If the index is damaged, rebuild it from the files.
+                try:
+                    index.verify_pages()
+                except CorruptionError as error:
+                    index.close()
+                    index = self._new_index(error)
+                    return self._start_from(index, started, rebuilt=True)
+                raise
         except BaseException:
             index.close()
             raise
@@ -178,7 +173,8 @@ class Boot:
             # Whatever an interrupted rebuild left.
             index.clear()
         clean = self._clean = index.meta(META_CLEAN) == b"1" and not rebuilt
-        os_crashed = self._operating_system_crashed(index)
+        before = index.meta(META_BOOT_ID)
+        os_crashed = before not in (None, self._env.clock.boot_id().encode())
         crashed = not clean and (os_crashed or self._dirs.was_failed())
         if not rebuilt and (crashed or self._has_strange_files(index)):
             index.verify_pages()
@@ -190,19 +186,22 @@ class Boot:
         self._check_identity(index)
         rows = index.files()
         journals, logs = self._files_on_disk()
-        self._start_numbers(rows, journals, logs, index.mark())
+        mark = index.mark()
+        # The file of the mark may have lost both its row and its place.
+        highest = max([mark.file_number if mark else 0, *rows, *journals, *logs])
+        self._next_number = itertools.count(highest + 1).__next__
         if not rebuilt:
-            remove_unused(self._env.disk, journals, index.mark())
+            remove_unused(self._env.disk, journals, mark)
         outcome = self._outcome(index, rows, journals, logs, rebuilt=rebuilt)
-        # Batches that were committed meanwhile have rows and logs, whichever attempt made them.
+        # Batches that were committed meanwhile have rows and logs.
         rows = index.files()
         journals, logs = self._files_on_disk()
-        # Both: a ledger whose row is lost is no new one.
+        # Both, because a ledger with pages may have lost its row.
         paged = partial(first_ledger_with_pages, index.store)
         indexed_max = max(highest_id(index.first_ledger_above), highest_id(paged))
         integrity = INTEGRITY_SUSPECT if self._corrupt or rebuilt else index.integrity()
         if self._corrupt:
-            # A later start may not find the damage again, once another journal follows.
+            # Once another journal follows, a later start may miss the damage.
             self._with_reserve(lambda: index.put_meta({META_INTEGRITY: integrity}))
         writer, mark = self._new_journal(outcome)
         removed = [number for number in rows if number not in journals and number not in logs]
@@ -241,14 +240,12 @@ class Boot:
             entries=outcome.entries,
             seconds=self._env.clock.monotonic() - started,
             corrupt=tuple(dict.fromkeys(self._corrupt)),
-            needs_integrity_check=integrity != INTEGRITY_SOUND,
         )
         return Booted(
             index,
             files,
             self._next_number,
             writer,
-            mark,
             states,
             indexed_max,
             committed.dead_files,
@@ -258,8 +255,8 @@ class Boot:
     def _has_strange_files(self, index: Index) -> bool:
         """Whether there are logs, or journals up to the mark, that the index has no row of.
 
-        Such a file was never committed or holds nothing alive, and goes. But if a page names it,
-        its row was lost. So the start looks at all pages before.
+        Such a file is uncommitted or holds only dead entries, and is removed. But if a page names
+        it, its row was lost. So the start first checks all pages.
         """
         rows, mark = index.files(), index.mark()
         journals, logs = self._files_on_disk()
@@ -302,31 +299,18 @@ class Boot:
         if self._identity.stamped_before:
             self._corrupt.append(f"the index in {self._dirs.index} and all files are gone")
             return index, True
-        # From now on an index without a format is one that was lost.
+        # From now on an index without a format counts as lost.
         index.put_meta({META_FORMAT: str(INDEX_FORMAT_VERSION).encode()})
         return index, False
 
     def _new_index(self, error: CorruptionError) -> Index:
-        """An empty index; the damaged one, which is closed, is kept for inspection."""
+        """An empty index; the damaged one is kept for inspection."""
         self._corrupt.append(str(error))
         self._dirs.set_index_aside(f"damaged-{self._env.clock.now_ms()}")
         return self._try_open()
 
     def _try_open(self, *, trusted: bool = False) -> Index:
         return open_index(self._env, self._settings, self._dirs, trusted=trusted)
-
-    def _verify(self, index: Index) -> tuple[Index, bool]:
-        """Walk every page; a damaged index is set aside, to be rebuilt."""
-        try:
-            index.verify_pages()
-        except CorruptionError as error:
-            index.close()
-            return self._new_index(error), True
-        return index, False
-
-    def _operating_system_crashed(self, index: Index) -> bool:
-        before = index.meta(META_BOOT_ID)
-        return before is not None and before != self._env.clock.boot_id().encode()
 
     def _check_identity(self, index: Index) -> None:
         for name, ours in (
@@ -352,18 +336,6 @@ class Boot:
             dict(sorted(found[FileKind.ENTRY_LOG].items())),
         )
 
-    def _start_numbers(
-        self,
-        rows: dict[int, FileRow],
-        journals: dict[int, str],
-        logs: dict[int, str],
-        mark: Mark | None,
-    ) -> None:
-        # The file of the mark may have lost both its row and its place.
-        named = 0 if mark is None else mark.file_number
-        highest = max([named, *rows, *journals, *logs])
-        self._next_number = itertools.count(highest + 1).__next__
-
     def _outcome(
         self,
         index: Index,
@@ -378,7 +350,7 @@ class Boot:
         self._remove_unknown_logs(rows, logs)
         self._missing, known = [], []
         if index.integrity() != INTEGRITY_SUSPECT:
-            # The ledgers that a known loss is about are in limbo, or whole without the file.
+            # Ledgers of a known loss are in limbo already, or whole without the file.
             known = (index.meta(META_MISSING_FILES) or b"").split()
         for number, row in rows.items():
             if row.live_bytes and number not in journals and number not in logs:
@@ -401,7 +373,7 @@ class Boot:
             return self._replay_from_mark(index, journals)
 
     def _remove_unknown_logs(self, rows: dict[int, FileRow], logs: dict[int, str]) -> None:
-        """Take them out of `logs`: a boot or compaction wrote them that never committed."""
+        """Remove logs that a start or compaction wrote and never committed, also from `logs`."""
         for number in [number for number in logs if number not in rows]:
             # No page names it, see `_has_strange_files`.
             self._env.disk.unlink(logs.pop(number))
@@ -431,11 +403,11 @@ class Boot:
     def _commit_batch(
         self, index: Index, batch: ReplayBatch, sealed: list[SealedFile], mark: Mark | None
     ) -> None:
-        """Part of a long replay (then with a mark, like a checkpoint) or of a rebuild (without)."""
+        """Commit a part of a long replay, with a mark, or of a rebuild, without one."""
         self._env.failpoints.hit("boot.before_commit")
         meta = {META_CLEAN: b"0"}
         if self._corrupt or mark is None:
-            # A later start does not come by the damage again.
+            # A later start will not read the damage again.
             meta[META_INTEGRITY] = INTEGRITY_SUSPECT
         change = CheckpointChange(mark, batch.changes(), sealed, meta=meta)
         self._with_reserve(lambda: index.commit(change))
@@ -444,7 +416,7 @@ class Boot:
     def _forgotten(
         self, rows: dict[int, FileRow], journals: dict[int, str], outcome: ReplayOutcome
     ) -> list[SealedFile]:
-        """Older journals that the index does not know, or knows as growing; they have ended."""
+        """Older journals that the index lacks or has as open; they are sealed now."""
         replayed = {item.number for item in outcome.sealed}
         return [
             SealedFile(number, FileKind.JOURNAL, self._size_of(path))
@@ -454,26 +426,17 @@ class Boot:
         ]
 
     def _size_of(self, path: str) -> int:
-        file = self._env.disk.open(path)
-        try:
+        with closing(self._env.disk.open(path)) as file:
             return file.size()
-        finally:
-            file.close()
 
     def _new_journal(self, outcome: ReplayOutcome) -> tuple[JournalWriter, Mark]:
         number = self._next_number()
         header = FileHeader(
-            FileKind.JOURNAL,
-            number,
-            self._env.clock.nonce(),
-            self._settings.block_alignment_bytes,
+            FileKind.JOURNAL, number, self._env.clock.nonce(), self._settings.block_alignment_bytes
         )
         file, size = create_first_journal(self._env.disk, self._settings, self._dirs, header)
         writer = JournalWriter(
-            self._env,
-            self._settings,
-            self._next_number,
-            self._dirs.release_reserve,
+            self._env, self._settings, self._next_number, self._dirs.release_reserve
         )
         path = os.path.join(self._dirs.journal, file_name(FileKind.JOURNAL, number))
         return writer, writer.start(header, file, path, size, outcome.predecessor)
@@ -484,7 +447,7 @@ class Boot:
         try:
             return self._with_reserve(lambda: index.commit(change))
         except DiskFullError:
-            # The index does not know the new file, and the next start makes another.
+            # The index lacks the new file; the next start makes another.
             w.close()
             self._env.disk.unlink(w.current.path)
             raise
@@ -497,13 +460,12 @@ class Boot:
             return commit()
 
     def _give_back(self, outcome: ReplayOutcome, journals: dict[int, str]) -> None:
-        """Free what was allocated beyond the end of the last journal, unless it is evidence."""
+        """Free the room after the last journal's end, unless it is evidence of damage."""
         if self._corrupt:
             return
         for sealed in outcome.sealed:
             path = journals.get(sealed.number)
             if path is not None and sealed.size_bytes >= FILE_HEADER_SIZE_BYTES:
-                file = self._env.disk.open(path, writable=True)
-                if file.size() > sealed.size_bytes:
-                    file.truncate(sealed.size_bytes)
-                file.close()
+                with closing(self._env.disk.open(path, writable=True)) as file:
+                    if file.size() > sealed.size_bytes:
+                        file.truncate(sealed.size_bytes)

@@ -1,9 +1,9 @@
-"""Pages of the index that were read lately, so that the event loop need not read the index.
+"""Recently read pages of the index, so that the event loop need not read the index.
 
-Used in the event loop only. A cached page is as good as the index itself while everything newer is
-in a memtable. So the loop forgets the ledgers that a transaction changes in the section in which it
-hears of its end. That is before a memtable or a file goes. A look-up that began before that section
-may have seen the pages as they were: its stamp is old, and nothing of it is kept.
+Used in the event loop only. A cached page equals the index as long as everything newer is in a
+memtable. When a transaction has ended, the loop forgets the pages of its ledgers. It does so before
+it drops the memtable or a file. A look-up that began before may hold old pages. Its stamp is
+outdated, so they are not kept.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class CachedPages:
         return self._count
 
     def page(self, ledger_id: int, number: int) -> bytes | None:
-        """One page, None if it is not cached."""
+        """One page, if it is cached."""
         pages = self._ledgers.get(ledger_id)
         if pages is None:
             return None
@@ -37,7 +37,7 @@ class CachedPages:
         return pages.get(number)
 
     def pages(self, ledger_id: int, first: int, last: int) -> list[bytes] | None:
-        """The pages `first` to `last`, None if one of them is not cached."""
+        """The pages `first` to `last`, if all of them are cached."""
         pages = self._ledgers.get(ledger_id)
         if pages is None:
             return None
@@ -51,7 +51,7 @@ class CachedPages:
         return found
 
     def put(self, ledger_id: int, first: int, pages: list[bytes], stamp: int) -> None:
-        """Keep what a look-up found from page `first` on; `stamp` is that of its begin."""
+        """Keep the pages from `first` on that a look-up found; `stamp` is that of its begin."""
         if stamp != self.stamp or len(pages) > self._pages_max:
             return
         known = self._ledgers.setdefault(ledger_id, {})

@@ -1,7 +1,7 @@
 """The index: where each entry is, what is known of each ledger and file, and the journal mark.
 
-Derived state: everything in it can be made again from the files. Each checkpoint changes it in one
-write transaction, which also moves the mark (`commit`).
+Derived state: it can be rebuilt from the files. Each checkpoint changes it in one write
+transaction, which also moves the mark (`commit`).
 
 ==============  ===========================================================================
 table           key → value
@@ -15,7 +15,7 @@ table           key → value
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -45,6 +45,7 @@ from bookie.formats.index_rows import (
 )
 from bookie.formats.pages import SLOTS_PER_PAGE, decode_pages
 from bookie.ids import NO_ENTRY
+from bookie.storage.files import SealedFile
 from bookie.storage.index.cached_pages import CachedPages
 from bookie.storage.index.lookup import look_up, stored_pages
 from bookie.storage.index.page_deletions import (
@@ -63,13 +64,7 @@ from bookie.storage.index.relocation import (
     move_slots,
 )
 from bookie.storage.index.slot_writer import SlotWriter
-from bookie.storage.index.tombstones import (
-    Limits,
-    find_due,
-    forget,
-    joined,
-    note_held,
-)
+from bookie.storage.index.tombstones import Limits, find_due, forget, joined, note_held
 from bookie.storage.memtable import EMPTY_TABLE, LocationTable
 from bookie.storage.watch import CountedStore
 
@@ -84,7 +79,7 @@ META_CLEAN = b"clean"
 META_BOOT_ID = b"boot_id"
 META_INTEGRITY = b"needs_integrity_check"
 META_MISSING_FILES = b"missing_files"
-"""Numbers of files that were found missing with live bytes; their loss is no new doubt."""
+"""Numbers of files that were found missing with live bytes; their loss is known."""
 
 INTEGRITY_SOUND = b"sound"
 INTEGRITY_SUSPECT = b"suspect"
@@ -94,7 +89,7 @@ INTEGRITY_IN_LIMBO = b"in limbo"
 _INTEGRITY_OF = {
     INTEGRITY_SOUND: INTEGRITY_SOUND,
     INTEGRITY_IN_LIMBO: INTEGRITY_IN_LIMBO,
-    # As an older version wrote them: a flipped bit makes one of the other.
+    # Values of an older version; a flipped bit turns one into the other.
     b"0": INTEGRITY_SOUND,
     b"2": INTEGRITY_IN_LIMBO,
 }
@@ -105,13 +100,10 @@ LEDGERS_AT_ONCE = 1024
 PAGES_PER_READ = 1024
 PAGES_CLEARED_MAX = 10_000
 
-Slots = npt.NDArray[np.uint32]
-"""Shape (pages, 64, 3): file, offset, size; a size of 0 marks an empty slot."""
-
 
 @dataclass(frozen=True, slots=True)
 class LedgerChange:
-    """What one checkpoint knows anew about one ledger.
+    """The changes of one ledger in one checkpoint.
 
     `row` holds the flags and bounds; its counts are ignored, the transaction computes them from
     the slots it changes.
@@ -120,15 +112,6 @@ class LedgerChange:
     ledger_id: int
     row: LedgerIndexRow
     table: LocationTable = EMPTY_TABLE
-
-
-@dataclass(frozen=True, slots=True)
-class SealedFile:
-    """A file that will not grow any more."""
-
-    number: int
-    kind: int
-    size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +152,8 @@ class Index:
 
     def __init__(self, store: KeyValueStore) -> None:
         self.store = self._store = CountedStore(store)
-        self._files: _Files | None = None
+        self._files: dict[int, FileRow] | None = None
+        """The rows of all files as the last commit left them, so that a commit decodes none."""
         self.cached_pages = CachedPages()
         """For the event loop, which never reads the store itself."""
 
@@ -197,7 +181,7 @@ class Index:
     def integrity(self) -> bytes:
         """What is known about the durable data, an ``INTEGRITY_`` value.
 
-        Nonsense is suspect, and so is nothing in an index with a mark, which came with a value.
+        An unknown value is suspect. So is a missing one in an index with a mark.
         """
         with self._store.read() as txn:
             value = txn.get("meta", META_INTEGRITY)
@@ -281,8 +265,8 @@ class Index:
     def must_have(self, ledger_id: int, entry_id: int) -> bool:
         """Whether the entry has to be in a page: its ledger has one for each id around it.
 
-        Ask this if the entry was not found: if it is True, its page was lost. It stays False for a
-        ledger that is striped over more bookies than hold each entry.
+        Call it if the entry was not found. True means that its page was lost. It is always False
+        for a ledger that is striped over more bookies than its write quorum.
 
         Raises:
             CorruptionError: the row of the ledger is damaged.
@@ -291,12 +275,12 @@ class Index:
         return (
             row is not None
             and row.first_entry_id <= entry_id <= row.last_entry_id
-            # The bounds may be too wide, ahead of the pages, and never too narrow.
+            # The bounds may be too wide, never too narrow.
             and row.entries == row.last_entry_id - row.first_entry_id + 1
         )
 
     def entry_ids(self, ledger_id: int, first: int, last: int) -> tuple[npt.NDArray[np.int64], int]:
-        """Stored ids from `first` on, and the first id that was not looked at.
+        """Stored ids from `first` on, and the first id that was not examined.
 
         At most `PAGES_PER_READ` pages are read; call again from the returned id until it is above
         `last`.
@@ -344,10 +328,10 @@ class Index:
         """Apply `change` in one durable transaction.
 
         Raises:
-            DiskFullError: no room; nothing happened and the change may be tried again.
+            DiskFullError: no room; the change may be tried again.
             OSError: the store failed; what is on disk is unknown and the process must end.
-            CorruptionError: a page or row that had to be changed is damaged, or the mark would
-                move back; nothing happened.
+            CorruptionError: a page or row to be changed is damaged, or the mark would move back;
+                the transaction changed nothing.
         """
         with self._store.write() as txn:
             before = txn.get("meta", META_MARK)
@@ -356,7 +340,7 @@ class Index:
             for sealed in change.sealed:
                 transaction.seal(sealed)
             transaction.apply(sorted(change.ledgers, key=lambda item: item.ledger_id))
-            files = self._all_files().rows | transaction.files
+            files = self._all_files() | transaction.files
             thinned, deletions_left = delete_pages(txn, transaction.slots, files)
             for number in change.removed_files:
                 transaction.files[number] = None
@@ -369,13 +353,15 @@ class Index:
                 txn.put("meta", META_FORMAT, str(INDEX_FORMAT_VERSION).encode())
                 txn.put("meta", META_MARK, encode_mark(change.mark))
                 dead = transaction.dead_files(change.mark)
-        self._all_files().update(transaction.files)
-        return CommitResult(transaction.counts, dead, transaction.pages, deletions_left, thinned)
+        self._files_changed(transaction.files)
+        return CommitResult(
+            transaction.counts, dead, transaction.slots.pages, deletions_left, thinned
+        )
 
     def clear(self) -> None:
-        """Empty all tables, for a rebuild that starts anew; raises like `commit`.
+        """Empty all tables for a rebuild; raises like `commit`.
 
-        The format goes first: from then on this is no index.
+        The format is removed first, which makes the index invalid.
         """
         self._files = None
         with self._store.write() as txn:
@@ -396,33 +382,28 @@ class Index:
         Raises like `commit`.
         """
         with self._store.write() as txn:
-            data = txn.get("meta", META_MARK)
-            if data is None:
-                raise CorruptionError("the index has lost its mark")
-            at = decode_mark(data).file_number
-            limits = Limits.of(self._all_files(txn).rows, min(before_file, at))
+            at = _mark_in(txn).file_number
+            limits = Limits.of(self._all_files(txn), min(before_file, at))
             return forget(txn, ledger_ids, limits, at)
 
     def relocate(self, change: Relocation, *, is_last: bool = True) -> CommitResult:
         """Register a log and point the slots to it that still point where its entries were.
 
-        One durable transaction; raises like `commit`. The mark stays. Before a log's last one no
-        file counts as dead: the log itself may still be without a live byte.
+        One durable transaction; raises like `commit`. The mark stays. Only a log's last transaction
+        reports dead files, because the log itself may have no live byte before.
         """
         with self._store.write() as txn:
             transaction = _Commit(txn, self._all_files(txn))
-            data = txn.get("meta", META_MARK)
-            if data is None:
-                raise CorruptionError("the index has lost its mark")
+            mark = _mark_in(txn)
             transaction.seal(SealedFile(change.number, FileKind.ENTRY_LOG, change.size_bytes))
             for ledger_id in change.deleted:
                 note_held(txn, ledger_id, HeldIn(logs=(change.number, change.number)))
             for entries in change.moved:
                 transaction.move(entries, change.number)
             transaction.write_files()
-            dead = transaction.dead_files(decode_mark(data)) if is_last else ()
-        self._all_files().update(transaction.files)
-        return CommitResult({}, dead, transaction.pages, deletions_left=False)
+            dead = transaction.dead_files(mark) if is_last else ()
+        self._files_changed(transaction.files)
+        return CommitResult({}, dead, transaction.slots.pages, deletions_left=False)
 
     def put_meta(self, values: dict[bytes, bytes]) -> None:
         """Set values of ``meta`` durably; raises like `commit`."""
@@ -430,42 +411,24 @@ class Index:
             for name, value in values.items():
                 txn.put("meta", name, value)
 
-    def _all_files(self, txn: ReadTransaction | None = None) -> _Files:
+    def _all_files(self, txn: ReadTransaction | None = None) -> dict[int, FileRow]:
         """The rows of files as the last commit left them; decoded from `txn` the first time."""
         if self._files is None:
-            self._files = _Files({} if txn is None else _files(txn))
+            self._files = {} if txn is None else _files(txn)
         return self._files
 
-
-class _Files:
-    """The rows of all files, so that a transaction decodes none. Changed after a commit only."""
-
-    def __init__(self, rows: dict[int, FileRow]) -> None:
-        self.rows: dict[int, FileRow] = {}
-        self.empty: set[int] = set()
-        """Sealed files that no slot points into."""
-        self.update(rows)
-
-    def update(self, changed: Mapping[int, FileRow | None]) -> None:
-        """Take rows that were written; None = the file is gone."""
-        for number, row in changed.items():
-            self.empty.discard(number)
-            if row is None:
-                self.rows.pop(number, None)
-                continue
-            self.rows[number] = row
-            if _is_empty(row):
-                self.empty.add(number)
-
-
-def _is_empty(row: FileRow) -> bool:
-    return row.live_bytes == 0 and row.state is FileState.SEALED
+    def _files_changed(self, changed: dict[int, FileRow | None]) -> None:
+        """Take rows that a commit wrote; None = the file is gone."""
+        rows = self._all_files() | changed
+        self._files = {number: row for number, row in rows.items() if row is not None}
 
 
 class _Commit:
     """One write transaction while it is being made: live bytes and counts follow the slots."""
 
-    def __init__(self, txn: WriteTransaction, files: _Files, held: HeldIn = NOT_KNOWN) -> None:
+    def __init__(
+        self, txn: WriteTransaction, files: dict[int, FileRow], held: HeldIn = NOT_KNOWN
+    ) -> None:
         """`held` are the files that hold what was not in the index before."""
         self._txn = txn
         self._held = held
@@ -474,11 +437,6 @@ class _Commit:
         """Rows of files that this transaction changes; None = removed."""
         self.counts: dict[int, tuple[int, int]] = {}
         self.slots = SlotWriter(txn)
-
-    @property
-    def pages(self) -> int:
-        """Pages that were written."""
-        return self.slots.pages
 
     def seal(self, sealed: SealedFile) -> None:
         row = self._file(sealed.number) or FileRow(sealed.kind, FileState.OPEN, 0, 0)
@@ -536,9 +494,14 @@ class _Commit:
 
     def dead_files(self, mark: Mark) -> tuple[int, ...]:
         """Sealed files before the file of the mark that no slot points into."""
-        empty = self._before.empty - self.files.keys()
-        empty |= {number for number, row in self.files.items() if row and _is_empty(row)}
-        return tuple(sorted(number for number in empty if number < mark.file_number))
+        return tuple(
+            number
+            for number, row in sorted((self._before | self.files).items())
+            if number < mark.file_number
+            and row is not None
+            and row.live_bytes == 0
+            and row.state is FileState.SEALED
+        )
 
     def write_files(self) -> None:
         for number, delta in self.slots.live_delta.items():
@@ -548,15 +511,22 @@ class _Commit:
                 raise CorruptionError(f"file {number} would have {live} live bytes")
             self.files[number] = replace(row, live_bytes=live)
         for number, changed in sorted(self.files.items()):
-            if changed is not None and self._before.rows.get(number) != changed:
+            if changed is not None and self._before.get(number) != changed:
                 self._txn.put("files", file_key(number), encode_file_row(number, changed))
 
     def _file(self, number: int) -> FileRow | None:
-        return self.files[number] if number in self.files else self._before.rows.get(number)
+        return self.files[number] if number in self.files else self._before.get(number)
+
+
+def _mark_in(txn: ReadTransaction) -> Mark:
+    data = txn.get("meta", META_MARK)
+    if data is None:
+        raise CorruptionError("the index has lost its mark")
+    return decode_mark(data)
 
 
 def _files(txn: ReadTransaction) -> dict[int, FileRow]:
-    # From before file 0: a key that was cut is to be found, too.
+    # From the empty key on, to find a key that was cut, too.
     pairs = txn.range("files", b"", b"\xff" * 5, 2**31)
     found = ((parse_file_key(key), row) for key, row in pairs)
     return {number: decode_file_row(number, row) for number, row in found}
@@ -578,7 +548,7 @@ def _require_progress(before: bytes | None, mark: Mark | None) -> None:
 
 
 def _held_in(before: bytes | None, change: CheckpointChange) -> HeldIn:
-    """The files that may hold what `change` tells of; not known in a rebuild."""
+    """The files that may hold the entries of `change`; unknown in a rebuild."""
     if change.mark is None:
         return NOT_KNOWN
     low = 1 if before is None else decode_mark(before).file_number

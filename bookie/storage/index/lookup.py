@@ -1,8 +1,8 @@
 """Where entries are, by the pages of the index.
 
-That a page is not there is believed only if it stands on neither side of its place under another
-key. The store finds a key by comparing it with others, and a bit that flipped in one of these hides
-the page; but the search ends where it stands, and its checksum covers the key that it had.
+A missing page counts as missing only if it does not stand beside its place under another key. The
+store finds a key by comparisons, so a flipped bit in a key can hide a page. The search then ends
+beside that page, and the page's checksum covers its original key.
 """
 
 from __future__ import annotations
@@ -11,16 +11,10 @@ from itertools import product
 
 from bookie.env import ReadTransaction
 from bookie.errors import ChecksumError
-from bookie.formats.pages import (
-    EMPTY_SLOTS,
-    decode_pages,
-    is_page,
-    page_key,
-    parse_page_key,
-)
+from bookie.formats.pages import EMPTY_SLOTS, decode_pages, is_page, page_key, parse_page_key
 
 PAGES_TRIED_MAX = 4096
-"""Missing pages that are tried for one that stands beside their place."""
+"""The most missing pages whose neighbours are searched for them."""
 
 
 def stored_pages(
@@ -29,7 +23,7 @@ def stored_pages(
     """The pages of the ledger from `first_page` to `last_page`, up to `pages_max` of them.
 
     Raises:
-        ChecksumError: a page is there under another key. Those that are returned are unchecked.
+        ChecksumError: a page is there under another key. Returned pages are unchecked.
     """
     start, stop = page_key(ledger_id, first_page), page_key(ledger_id, last_page + 1)
     pairs = txn.range("locations", start, stop, pages_max)
@@ -37,7 +31,7 @@ def stored_pages(
     if len(pairs) < end - first_page:
         beside = txn.around("locations", start) + txn.around("locations", stop)
         damaged = [value for key, value in beside if not is_page(key, value)]
-        # A listing does not know which pages there should be.
+        # A listing does not know which pages should exist.
         pages = range(first_page, end) if end - first_page <= PAGES_TRIED_MAX else ()
         if damaged and not pages:
             raise ChecksumError(f"a page beside those of ledger {ledger_id} is damaged")

@@ -6,12 +6,7 @@ import os
 
 from bookie.config import StorageSettings
 from bookie.env import Environment, is_disk_full
-from bookie.errors import (
-    ConfigurationError,
-    CorruptionError,
-    DiskFullError,
-    StorageFailedError,
-)
+from bookie.errors import ConfigurationError, CorruptionError, DiskFullError, StorageFailedError
 from bookie.storage.directories import Directories
 from bookie.storage.index.entry_index import INDEX_FORMAT_VERSION, META_FORMAT, TABLES, Index
 
@@ -21,8 +16,8 @@ def make_index(
 ) -> None:
     """The empty index of a new bookie; durable when it returns. Blocking.
 
-    It is made before the bookie's cookie says that the bookie is ready. From then on, a bookie
-    without an index has lost it. What an interrupted attempt left is replaced.
+    It is made before the cookie says READY. From then on, a missing index is a lost one. Remains of
+    an interrupted attempt are replaced.
 
     Raises:
         ConfigurationError: the device is full; a later start tries again.
@@ -62,7 +57,7 @@ def open_index(
 ) -> Index:
     """The index, empty if there was none; the name of its file is durable when this returns.
 
-    A `trusted` one was closed in order: its pages are not read.
+    A `trusted` index was closed in order, so its pages are not checked.
 
     Raises:
         CorruptionError: the files there are not an index.
@@ -71,8 +66,8 @@ def open_index(
     store = environment.open_kv(directories.index, settings.index_map_bytes, TABLES, trusted)
     index = Index(store)
     try:
-        # The store makes its file durable, not the file's name; each time, because the process
-        # that made the name may have been killed before it got here.
+        # The store syncs its file, but not the file's name. This is done at each start, because the
+        # process that made the file may have been killed before this line.
         environment.disk.sync_directory(directories.index)
     except OSError:
         index.close()

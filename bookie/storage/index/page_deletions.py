@@ -1,9 +1,9 @@
-"""Ledgers whose pages are on their way out of the index: a name of ``meta`` for each of them.
+"""Deleted ledgers that still have pages in the index; each has a name in ``meta``.
 
-The name holds the ledger's key. A damaged name must not be believed, because the ledger that it
-names loses its pages. So the value is a CRC32C of the name (empty if an older version wrote it).
-Pages go only if the ledger's row, which has its own checksum, says that the ledger was deleted. One
-transaction writes row and name, and the row stays at least as long as the name.
+The name holds the ledger's key. A damaged name could remove the pages of another ledger. So the
+value is a CRC32C of the name (empty if an older version wrote it). Also, pages are removed only if
+the ledger's row, which has its own checksum, says that the ledger was deleted. One transaction
+writes row and name, and the row stays at least as long as the name.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ META_DELETING = b"deleting/"
 PAGES_DELETED_MAX = 256
 """Pages of deleted ledgers that one transaction removes.
 
-Each costs the interpreter 10 µs and more, and adds that go on meanwhile wait for it.
+Each costs at least 10 µs of the interpreter, which concurrent adds need.
 """
 
 DELETIONS_PER_COMMIT = 64
@@ -52,16 +52,16 @@ def note_deletion(txn: WriteTransaction, ledger_id: int) -> None:
 def deletions(txn: ReadTransaction, count_max: int) -> list[tuple[bytes, bytes]]:
     """Names and values of deleted ledgers with pages left; also names that are damaged.
 
-    A name that was cut stands before all whole ones.
+    A name that was cut sorts before all whole ones.
     """
     return txn.range("meta", META_DELETING[:2], _END, count_max)
 
 
 def deleted_ledger(txn: ReadTransaction, name: bytes, value: bytes) -> int:
-    """The ledger whose pages are to go, as `page_deletions` tells it.
+    """The ledger whose pages are to be removed.
 
     Raises:
-        CorruptionError: it is not sure that this ledger was deleted.
+        CorruptionError: there is no proof that this ledger was deleted.
     """
     ledger_id = parse_ledger_key(name[len(META_DELETING) :])
     if value and value != crc32c(name).to_bytes(4, "little"):
@@ -69,7 +69,7 @@ def deleted_ledger(txn: ReadTransaction, name: bytes, value: bytes) -> int:
     data = txn.get("ledgers", ledger_key(ledger_id))
     if data is None or decode_ledger_row(ledger_id, data).deleted_at_ms is None:
         raise CorruptionError(
-            f"the pages of ledger {ledger_id} are to go, whose row does not say that it was deleted"
+            f"the pages of ledger {ledger_id} are to be deleted, but its row says otherwise"
         )
     return ledger_id
 
@@ -84,13 +84,13 @@ def row_of(txn: ReadTransaction, ledger_id: int) -> LedgerIndexRow | None:
     """The row of a ledger, which may say that it was deleted.
 
     Raises:
-        CorruptionError: the row or its key is damaged, or a ledger with pages has no row. Taken for
-            a new one, it would deny its entries, forget its fence and write over its pages.
+        CorruptionError: the row or its key is damaged, or a ledger with pages has no row. As a new
+            ledger it would deny its entries, lose its fence and overwrite its pages.
     """
     key = ledger_key(ledger_id)
     data = txn.get("ledgers", key)
     if data is None:
-        # A bit that flipped in its key hides a row, which stands beside its place then.
+        # A flipped bit in its key hides a row, which then stands beside its place.
         for near, value in txn.around("ledgers", key):
             if is_row(key, value):
                 raise ChecksumError(f"the row of ledger {ledger_id} has the key {near.hex()}")
@@ -104,7 +104,7 @@ def row_of(txn: ReadTransaction, ledger_id: int) -> LedgerIndexRow | None:
 def delete_pages(
     txn: WriteTransaction, slots: SlotWriter, files: Mapping[int, FileRow | None]
 ) -> tuple[list[int], bool]:
-    """Remove pages of deleted ledgers, a bounded number; whose, and whether some are left.
+    """Remove some pages of deleted ledgers; returns their ledgers and whether pages are left.
 
     The rows of the ledgers name the files that the pages named; `files` tell their kinds.
 

@@ -26,8 +26,7 @@ def some_of(
 ) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:
     """Some pairs of a table from the key `start` on, and those of their keys that are not found.
 
-    The pairs are read one after the other. A damaged key, in a leaf or above it, leads a look-up
-    somewhere else.
+    The pairs are read in sequence. A damaged key, in a leaf or above, misleads a look-up.
     """
     with store.read() as txn:
         pairs = txn.range(table, start, _BEHIND_ALL, PAGES_PER_STEP)
@@ -35,7 +34,7 @@ def some_of(
 
 
 def behind(pairs: Sequence[tuple[bytes, bytes]], start: bytes) -> bytes | None:
-    """Where the next of `some_of` begin; None at the end, which a damaged key may be."""
+    """Where the next call of `some_of` begins; None at the end, or at a damaged key."""
     following = pairs[-1][0] + b"\0" if pairs else b""
     return following if following > start else None
 
@@ -44,14 +43,14 @@ def verify_all_pages(store: KeyValueStore, files: Container[int]) -> int:
     """Check the CRC of every page, and what it names; returns how many pages there are.
 
     Raises:
-        CorruptionError: a page is damaged, is of a ledger without a row, or has an entry in a file
-            that is not one of `files`.
+        CorruptionError: a page is damaged, or its ledger has no row, or an entry is in a file
+            outside `files`.
     """
     pages, start = 0, b""
     while pairs := pages_from(store, start):
         slots = decode_pages(pairs)[1]
         named = slots[:, :, 0][slots[:, :, 2] > 0]
-        # Neighbours are in the same file mostly, and there is little left to sort.
+        # Neighbours are mostly in the same file, so there is little to sort.
         first = np.append(True, named[1:] != named[:-1])[: len(named)]
         for number in np.unique(named[first]).tolist():
             if number not in files:

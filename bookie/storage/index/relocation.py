@@ -1,7 +1,7 @@
-"""Entries that moved from one file to another, and the slots of the index that say so.
+"""Entries that moved to another file, and the update of their slots in the index.
 
-A compaction copies entries and then asks the index to follow. Whatever changed a slot meanwhile, a
-recovery add or a deletion, has a newer say: only a slot that still points at the old place follows.
+A compaction copies entries, then has the index updated. A recovery add or a deletion may have
+changed a slot meanwhile. So only slots that still point at the old place are updated.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class MovedEntries:
 
 @dataclass(frozen=True, slots=True)
 class Relocation:
-    """Everything that one new log took from older files."""
+    """Everything that one new log copied from older files."""
 
     number: int
     """The log's file number."""
@@ -41,10 +41,10 @@ class Relocation:
     size_bytes: int
     moved: Sequence[MovedEntries]
     deleted: Sequence[int] = ()
-    """Ledgers of which the log says that they are deleted."""
+    """Ledgers that the log says are deleted."""
 
     def parts(self, entries_max: int) -> Iterator[Relocation]:
-        """The same in parts of about so many entries; at least one part."""
+        """The same in parts of about `entries_max` entries; at least one part."""
         part: list[MovedEntries] = []
         entries, deleted = 0, self.deleted
         for item in self.moved:
@@ -52,7 +52,7 @@ class Relocation:
             entries += len(item.ids)
             if entries >= entries_max:
                 yield replace(self, moved=part, deleted=deleted)
-                # The first part has told of all deletions.
+                # The first part has all deletions.
                 part, entries, deleted = [], 0, ()
         if part or not self.moved:
             yield replace(self, moved=part, deleted=deleted)
@@ -84,7 +84,7 @@ class FoundSlots:
 
 
 def find_slots(txn: ReadTransaction, ledger_id: int, ids: Ids) -> FoundSlots | None:
-    """The slots of `ids`, in any order; None if the ledger has none of their pages.
+    """The slots of `ids`, in any order; None if all of their pages are missing.
 
     Raises:
         ChecksumError: a page is damaged; nothing may be concluded.
@@ -110,7 +110,7 @@ def find_slots(txn: ReadTransaction, ledger_id: int, ids: Ids) -> FoundSlots | N
 def move_slots(
     txn: WriteTransaction, entries: MovedEntries, number: int
 ) -> tuple[npt.NDArray[np.bool_], int]:
-    """Point slots at file `number`; which of the entries followed, and pages that were written.
+    """Point slots at file `number`; returns which entries moved and how many pages were written.
 
     Raises:
         ChecksumError: a page is damaged; none of them was written.

@@ -1,8 +1,8 @@
-"""Putting the slots of many ledgers into the index in one go.
+"""Writing the slots of many ledgers into the index at once.
 
-A checkpoint of ten thousand ledgers has a few entries of each. What is done once for each of them
-costs more than what is done for each entry. So the tables of some hundred ledgers become one array
-of pages; what is left for each page is to fetch it, if it may exist, and to store it.
+A checkpoint of ten thousand ledgers has a few entries of each, so work per ledger costs most. Here
+the tables of hundreds of ledgers become one array of pages. Only fetching and storing is done per
+page.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import numpy.typing as npt
 
 from bookie.env import WriteTransaction
 from bookie.formats.pages import COLUMNS, SLOTS_PER_PAGE, decode_pages, encode_pages, page_key
-from bookie.storage.memtable import PART_ENTRIES, LocationTable
+from bookie.storage.memtable import PART_ENTRIES, LocationTable, concatenated
 
 Ids = npt.NDArray[np.int64]
 U32 = npt.NDArray[np.uint32]
 
 
 class SlotWriter:
-    """Writes slots in one transaction, and counts what becomes alive and what dies by that."""
+    """Writes slots in one transaction, and counts live bytes that come and go."""
 
     def __init__(self, txn: WriteTransaction) -> None:
         self._txn = txn
@@ -42,7 +42,7 @@ class SlotWriter:
         """
         entries = np.zeros(len(ledger_ids), np.int64)
         sizes = np.zeros(len(ledger_ids), np.int64)
-        # Also of -1, which no ledger has: its page is -1.
+        # This holds for -1, too: its page is -1.
         last_pages = last_entry_ids // SLOTS_PER_PAGE
         parts: list[tuple[int, LocationTable]] = []
         room = PART_ENTRIES
@@ -71,10 +71,10 @@ class SlotWriter:
         positions = np.array([position for position, _ in parts], np.int64)
         lengths = np.array([len(table.ids) for _, table in parts], np.int64)
         begins = np.cumsum(lengths) - lengths
-        table = _joined([table for _, table in parts])
+        table = concatenated([table for _, table in parts])
         page_of = table.ids // SLOTS_PER_PAGE
         differs = page_of[1:] != page_of[:-1]
-        # Whatever its number, the first page of a part is no page of the one before.
+        # The first page of a part differs from the last one before, whatever its number.
         differs[begins[1:] - 1] = True
         first = np.concatenate(([0], np.flatnonzero(differs) + 1))
         numbers = page_of[first]
@@ -103,11 +103,7 @@ class SlotWriter:
             np.subtract.at(sizes, owners, before[:, 2].astype(np.int64))
 
     def _fetch(
-        self,
-        slots: U32,
-        ledger_ids: Ids,
-        numbers: Ids,
-        may_exist: npt.NDArray[np.bool_],
+        self, slots: U32, ledger_ids: Ids, numbers: Ids, may_exist: npt.NDArray[np.bool_]
     ) -> bool:
         """Fill `slots` with the pages that exist; whether one does."""
         at = np.flatnonzero(may_exist)
@@ -123,7 +119,7 @@ class SlotWriter:
         return bool(found)
 
     def count_live(self, files: U32, sizes: U32, sign: int) -> None:
-        """These slots point into these files from now on (`sign` 1), or do so no more (-1)."""
+        """Count slots that now point into these files (`sign` 1), or no longer do (-1)."""
         if not len(files):
             return
         if bool((files == files[0]).all()):
@@ -133,15 +129,3 @@ class SlotWriter:
             numbers, totals = unique.tolist(), np.bincount(inverse, weights=sizes).tolist()
         for number, total in zip(numbers, totals, strict=True):
             self.live_delta[number] = self.live_delta.get(number, 0) + sign * int(total)
-
-
-def _joined(tables: list[LocationTable]) -> LocationTable:
-    """Tables of several ledgers, one behind the other."""
-    if len(tables) == 1:
-        return tables[0]
-    return LocationTable(
-        np.concatenate([table.ids for table in tables]),
-        np.concatenate([table.files for table in tables]),
-        np.concatenate([table.offsets for table in tables]),
-        np.concatenate([table.sizes for table in tables]),
-    )

@@ -1,17 +1,17 @@
-"""Rows of deleted ledgers: which files may still hold entries, and when a row may go.
+"""Rows of deleted ledgers: which files may still hold entries, and when a row is removed.
 
-A row that says "deleted" refuses late adds and keeps a replay from bringing the ledger back. It
-names the lowest and the highest journal that may hold entries of the ledger, and the same of entry
-logs. It may go once
+A row that says "deleted" refuses late adds, and prevents a replay from restoring the ledger. It
+names the lowest and highest journal, and the lowest and highest log, that may hold entries of the
+ledger. It may be removed when
 
-- no page of the ledger is left;
-- no file of these exists, so neither a replay nor a rebuild meets an entry;
-- its highest journal lies below one that the caller names. File numbers only rise, so that is a
-  moment in the bookie's own past, and no wall clock is asked.
+- all pages of the ledger are removed;
+- these files are gone, so a replay or a rebuild finds no entry;
+- its highest journal lies below one that the caller names. File numbers only rise, so they are a
+  measure of time without a wall clock.
 
-A log of a compaction that repeats the deletion counts as well: a rebuild would believe it, also of
-a ledger that was made again. A row of an older version names no files. The first look gives it the
-newest journal.
+A log that repeats the deletion counts as well, because a rebuild would apply it to a later ledger
+of the same id. A row of an older version names no files; the first look gives it the newest
+journal.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from bookie.ids import MAX_ID
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What decides about rows at one moment."""
+    """The facts that decide about rows."""
 
     journals: Sequence[int]
     """The numbers of all files of a kind, ascending."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 from bookie.config import StorageSettings
 from bookie.env import Disk, File
 from bookie.errors import ConfigurationError, DiskFullError
@@ -16,9 +18,9 @@ from bookie.storage.scan import SCAN_BYTES
 def create_first_journal(
     disk: Disk, settings: StorageSettings, directories: Directories, header: FileHeader
 ) -> tuple[File, int]:
-    """The new journal file and its size: on a full device a small one will do for fences.
+    """The new journal file and its size; on a full device a small one, for fences.
 
-    A bookie that cannot write can still be read from, so it has to come up.
+    A bookie that cannot write can still be read from, so it must start.
 
     Raises:
         ConfigurationError: there is no room for the smallest.
@@ -42,8 +44,8 @@ def create_first_journal(
 def remove_unused(disk: Disk, journals: dict[int, str], mark: Mark | None) -> None:
     """Unlink unused files of starts that failed at their commit; take them out of `journals`.
 
-    Otherwise repeated starts would fill the device. The oldest unused file stays: it proves that
-    the journal went on, if the file before it was cut at its end.
+    Otherwise repeated starts would fill the device. The oldest unused file stays: if the file
+    before it was cut, it proves that the journal continued.
     """
     if mark is None:
         return
@@ -54,8 +56,7 @@ def remove_unused(disk: Disk, journals: dict[int, str], mark: Mark | None) -> No
 
 def _is_unused(disk: Disk, path: str) -> bool:
     """Whether there is room behind the header, and nothing in it."""
-    file = disk.open(path)
-    try:
+    with closing(disk.open(path)) as file:
         size, offset = file.size(), FILE_HEADER_SIZE_BYTES
         if size <= offset:
             return False
@@ -65,5 +66,3 @@ def _is_unused(disk: Disk, path: str) -> bool:
                 return False
             offset += len(data)
         return True
-    finally:
-        file.close()

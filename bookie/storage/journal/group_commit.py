@@ -1,4 +1,4 @@
-"""The journal: group commit by one thread that takes all that is queued.
+"""The journal: group commit by one thread that takes everything that is queued.
 
 The thread writes one block with everything in its queue, syncs it once, and hands one completion
 back to the event loop. While it waits for the device, the next group gathers. Requests are written
@@ -17,9 +17,8 @@ MARKER     any               as FORCE; an empty block that says so is durable as
 ROLL       any               as FORCE; what comes after it goes into a new file, if there is room
 =========  ================  =================================================================
 
-Only an fdatasync of the file advances `durable_upto`. A flag of a single write does not, because it
-syncs its own range only. The thread never retries a failed write or sync: it ends, the engine stops
-answering, and the process exits.
+Only an fdatasync of the file advances `durable_upto`. After a failed write or sync there is no
+retry: the thread ends, the engine stops answering, and the process exits.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 
 from bookie.config import StorageSettings
 from bookie.env import Environment, File, is_disk_full
@@ -41,16 +40,16 @@ from bookie.formats.blocks import (
     block_size_on_disk,
 )
 from bookie.formats.index_rows import Mark
-from bookie.formats.records import encode_link
+from bookie.formats.records import LinkRecord, encode_link
 from bookie.storage.block_file import BlockFile
-from bookie.storage.files import create_file, file_name
+from bookie.storage.files import SealedFile, create_file, file_name
 from bookie.storage.window import Buffer
 from bookie.telemetry import Metrics
 
 _LARGEST_ALIGNMENT_BYTES = 3 * max(ALIGNMENTS_BYTES)
 
 _BESIDE_RECORDS_BYTES_MAX = 2 * _LARGEST_ALIGNMENT_BYTES
-"""More than a block takes beside its records, with the empty one and the room behind it."""
+"""More than a block, its idle marker and the room behind them take beside records."""
 
 BUFFERS_PER_BLOCK_MAX = 1000
 """Below IOV_MAX (1024), so that a block is one system call."""
@@ -101,14 +100,6 @@ class JournalRequest:
     """Set when the request was refused; nothing of it was written."""
 
 
-@dataclass(frozen=True, slots=True)
-class RolledFile:
-    """A journal file that took its last block and ends at `end_offset`."""
-
-    number: int
-    end_offset: int
-
-
 @dataclass(slots=True, eq=False)
 class BlockFigures:
     """What one block took."""
@@ -120,10 +111,10 @@ class BlockFigures:
     write_seconds: float = 0.0
     written_bytes: int = 0
     sync_seconds: float | None = None
-    """None if nothing was synced."""
+    """None without a sync."""
 
     def note(self, metrics: Metrics, handback_seconds: float) -> None:
-        """Tell the metrics, in the event loop, which took the block over after so many seconds."""
+        """Update the metrics, in the event loop, which had the block after `handback_seconds`."""
         metrics.journal_handback_seconds.observe(handback_seconds)
         metrics.journal_queue_seconds.observe(self.queue_seconds)
         metrics.journal_group_requests.observe(self.requests)
@@ -145,11 +136,12 @@ class BlockDone:
     """The file that the journal is in now; the files before it are durable."""
     durable_upto: int
     """In that file."""
-    rolled: tuple[RolledFile, ...] = ()
+    rolled: tuple[SealedFile, ...] = ()
+    """Journal files that took their last block."""
     created: tuple[tuple[int, str], ...] = ()
     """Number and path of files that exist since."""
     figures: BlockFigures = field(default_factory=BlockFigures)
-    """What the block took, for the event loop to note: the thread has the next one to write."""
+    """What the block took; the event loop notes it, to keep the thread free."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -159,16 +151,7 @@ class _OpenJournal(BlockFile):
     """What is allocated; a write within it needs no new space."""
     durable_upto: int = FILE_HEADER_SIZE_BYTES
     waits_for_first_block: bool = False
-    """True after a roll: a start would take a file that ends here for one that was cut."""
-
-
-@dataclass(frozen=True, slots=True)
-class Predecessor:
-    """The file before the journal's first one, as that file's link will name it."""
-
-    number: int
-    nonce: bytes
-    end: int
+    """True after a roll: without its first block, the file must keep its reserved room."""
 
 
 class JournalWriter:
@@ -194,34 +177,30 @@ class JournalWriter:
         self._next_number = next_number
         self._release_reserve = release_reserve
         self._link: bytes = b""
-        self._rolled: list[RolledFile] = []
+        self._rolled: list[SealedFile] = []
         self._created: list[tuple[int, str]] = []
         self._is_open = False
         self._figures = BlockFigures()
         """Of the block that is being written."""
 
     def start(
-        self,
-        header: FileHeader,
-        file: File,
-        path: str,
-        size_bytes: int,
-        predecessor: Predecessor | None,
+        self, header: FileHeader, file: File, path: str, size_bytes: int, link: LinkRecord | None
     ) -> Mark:
         """Begin with a file that boot has published; returns the mark of its start.
 
-        `size_bytes` of the file are allocated; it grows up to the size of a journal file.
+        `size_bytes` of the file are allocated; it grows up to the size of a journal file. The first
+        block will hold `link`, which names the file before.
         """
         self.current = _OpenJournal(file, header, path=path, size_bytes=size_bytes)
         self._is_open = True
-        if predecessor is not None:
-            self._link = encode_link(predecessor.number, predecessor.nonce, predecessor.end)
+        if link is not None:
+            self._link = encode_link(*astuple(link))
         return Mark(header.number, FILE_HEADER_SIZE_BYTES, 0, header.nonce)
 
     def handle(self, items: list[JournalRequest], post: Callable[[BlockDone], None]) -> None:
         """Write everything in `items`, in order, as few blocks as their limits allow."""
         if len(items) == 1:
-            # The lone append, which waits for each step on its way.
+            # The lone append, which waits for each step.
             self._commit(items, post)
             return
         block: list[JournalRequest] = []
@@ -265,7 +244,7 @@ class JournalWriter:
             accepted = self._make_room(requests)
             size, synced, appends_only = _summary(accepted)
         figures.requests, figures.record_bytes = len(accepted), size
-        marker = not appends_only and self._wants_marker(accepted)
+        marker = not appends_only and self._takes_marker(accepted)
         if marker:
             self._sync()
         if size or marker:
@@ -288,14 +267,16 @@ class JournalWriter:
             done.created, self._created = tuple(self._created), []
         post(done)
 
-    def _wants_marker(self, requests: list[JournalRequest]) -> bool:
+    def _takes_marker(self, requests: list[JournalRequest]) -> bool:
         """True if an idle marker is asked for and there is room for it."""
-        return self._has_room_for_marker() and any(
+        journal = self.current
+        needed = self._room_for(0) - journal.header.alignment
+        return journal.end + needed <= journal.size_bytes and any(
             item.kind is RequestKind.MARKER for item in requests
         )
 
     def _carry_out(self, requests: list[JournalRequest]) -> None:
-        """What is asked beside records and syncs, once the block is durable."""
+        """Handle barriers and rolls, once the block is durable."""
         journal = self.current
         for request in requests:
             if request.kind is RequestKind.BARRIER:
@@ -303,7 +284,7 @@ class JournalWriter:
                     journal.header.number, journal.end, journal.sequence, journal.header.nonce
                 )
         if any(request.kind is RequestKind.ROLL for request in requests):
-            # Without room the old file goes on, and the caller finds no new one.
+            # Without room the old file is used further.
             with suppress(DiskFullError):
                 self._roll(self._first_allocation(0))
 
@@ -376,7 +357,7 @@ class JournalWriter:
         return [request for request in requests if request.error is None]
 
     def _fits(self, size: int) -> bool:
-        """Whether records of `size` bytes have room. None need none, nor roll, nor the reserve."""
+        """Whether records of `size` bytes fit into the current file."""
         journal = self.current
         left = journal.size_bytes - journal.end
         return size + _BESIDE_RECORDS_BYTES_MAX <= left or self._room_for(size) <= left
@@ -384,8 +365,8 @@ class JournalWriter:
     def _room_for(self, size: int) -> int:
         """What a block with records of `size` bytes takes, and the idle marker behind it.
 
-        The marker must always fit, and leave room for one more block. A start concludes from that
-        room that no file follows.
+        The marker must always fit, and leave room for one more block. That room shows a start that
+        this is the last file.
         """
         alignment = self.current.header.alignment
         return block_size_on_disk(size + len(self._link), alignment) + 2 * alignment
@@ -393,9 +374,9 @@ class JournalWriter:
     def _grow(self, requests: list[JournalRequest]) -> None:
         """Allocate more of the file, or begin a new one when this one has its full size.
 
-        In steps, because other files cannot use what is allocated here. The new size is durable
-        before a block relies on it. So a file that ends inside a block, or without room behind the
-        last one, was cut by something other than a crash.
+        It grows in steps, because allocated space is lost to other files. The new size is durable
+        before a block uses it. So a file that ends inside a block, or right behind the last one,
+        was cut by something other than a crash.
 
         Raises:
             DiskFullError: there is no room; the file is as it was.
@@ -417,7 +398,7 @@ class JournalWriter:
         limit = self._settings.journal_file_bytes_max
         wanted = journal.end + self._settings.block_bytes_max + _LARGEST_ALIGNMENT_BYTES
         if journal.size_bytes < min(wanted, limit) and journal.durable_upto < journal.end:
-            # Without room the file goes on as it is. More of it is not needed yet.
+            # On a full device the file stays as it is: it still has some room.
             with suppress(DiskFullError):
                 step = self._settings.journal_allocate_bytes
                 self._allocate(min(journal.size_bytes + step, limit))
@@ -436,15 +417,11 @@ class JournalWriter:
     def _first_allocation(self, needed: int) -> int:
         """What a new file reserves, so that `needed` bytes of blocks go into it.
 
-        A block that is too large for any file has one of its own.
+        A block that is too large for any file gets a file of its own.
         """
         settings = self._settings
         step = min(settings.journal_allocate_bytes, settings.journal_file_bytes_max)
         return max(step, FILE_HEADER_SIZE_BYTES + needed)
-
-    def _has_room_for_marker(self) -> bool:
-        journal = self.current
-        return journal.end + self._room_for(0) - journal.header.alignment <= journal.size_bytes
 
     def _roll(self, size_bytes: int) -> None:
         """Go on in a new file; the old one is durable before the new one takes a record.
@@ -460,7 +437,7 @@ class JournalWriter:
         file = create_file(self._env.disk, directory, header, size_bytes)
         self._env.failpoints.hit("journal.after_create")
         self._sync()
-        # What was allocated and never used goes back to the file system.
+        # Free the allocated space that was never used.
         old.file.truncate(old.end)
         old.file.fdatasync()
         old.file.close()
@@ -474,13 +451,13 @@ class JournalWriter:
             waits_for_first_block=True,
         )
         self._link = encode_link(old.header.number, old.header.nonce, old.end)
-        self._rolled.append(RolledFile(old.header.number, old.end))
+        self._rolled.append(SealedFile(old.header.number, FileKind.JOURNAL, old.end))
         self._created.append((number, path))
         self._env.failpoints.hit("journal.after_roll")
 
 
 def _summary(requests: list[JournalRequest]) -> tuple[int, bool, bool]:
-    """Bytes of their records, whether one wants a sync, and whether all are mere records."""
+    """Bytes of their records, whether one needs a sync, and whether all are appends."""
     size, synced, appends_only = 0, False, True
     for request in requests:
         size += request.size_bytes

@@ -1,4 +1,4 @@
-"""What was submitted to the journal thread and is not completed, in order. One loop's own."""
+"""The requests that the journal thread has not completed, in order; used by one event loop."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bookie.errors import BookieError
 from bookie.storage.journal.group_commit import JournalRequest
 
 POSTPONED_MAX = 256
-"""Requests that wait for another one, beyond which they are written without."""
+"""The most requests that wait for another one; more are written at once."""
 
 
 class JournalQueue:
@@ -20,9 +20,9 @@ class JournalQueue:
         self._clock = clock
         self.worker: BatchWorker[JournalRequest] | None = None
         self.pending: deque[JournalRequest] = deque()
-        """What the journal thread has, and has not reported."""
+        """What the journal thread has and has not reported yet."""
         self.postponed: list[JournalRequest] = []
-        """What follows `pending` as soon as anything else is submitted."""
+        """Requests that are handed over before the next submitted one."""
         self.size_bytes = 0
         """Of what is pending."""
         self._failure: BookieError | None = None
@@ -47,8 +47,8 @@ class JournalQueue:
     def submit_with_next(self, request: JournalRequest) -> None:
         """Have `request` written in its place, but not before the next one is submitted.
 
-        For requests without a waiter that owe no sync. Alone, one would cost a block and wake the
-        journal thread.
+        For unsynced requests without a waiter. Alone, one would cost a block and wake the journal
+        thread.
         """
         if self._failure is None and len(self.postponed) < POSTPONED_MAX:
             self.postponed.append(request)

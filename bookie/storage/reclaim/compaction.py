@@ -1,19 +1,19 @@
-"""Compaction: files that are mostly dead give their last entries to a new log, and go.
+"""Compaction: the live entries of mostly dead files move to a new log, and the files are removed.
 
-A round looks at all sealed files below the mark and takes the emptiest first:
+A round considers all sealed files below the mark, and takes the emptiest first:
 
-- those with less alive than the minor threshold, always;
-- those with less than the major one, while all files together have more garbage than it allows;
-- journal files while they are over their budget, which a journal device of its own may have;
-- small files, once there are too many of them: each start after a crash leaves one.
+- files with a live share below the minor threshold, always;
+- files below the major threshold, while all files together are below it;
+- journal files while they exceed their budget (`journal_bytes_max`);
+- small files, once there are many: each start after a crash leaves one.
 
-It reads them once (`live_scan`) and writes what is alive, sorted by ledger and id, into a new log
-(`compaction_log`). Then the index follows (`Checkpointer.relocate`), and files without a live byte
-are removed as all dead files are. A kill at any moment is harmless: until the commit the old files
-count, and the next start removes a log that the index does not know.
+It reads them once (`live_scan`) and writes live entries, sorted by ledger and id, into a new log
+(`compaction_log`). Then the index is updated (`Checkpointer.relocate`), and dead files are removed.
+A kill at any moment is harmless. Until the commit the old files count, and the next start removes
+an unknown log.
 
-A file that cannot be read whole keeps what could not be moved. It is reported and left alone. The
-work goes on in small steps at a fixed rate beside the event loop, with pauses at least as long.
+A file with an unreadable part is reported and kept from then on. The work is done in small steps at
+a bounded rate, with pauses at least as long.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import NoReturn, ParamSpec, TypeVar
 
 from bookie.config import StorageSettings
 from bookie.env import Environment, Pause
-from bookie.errors import CorruptionError, DiskFullError, FormatError, StorageFailedError
+from bookie.errors import CorruptionError, DiskFullError, FormatError
 from bookie.formats.blocks import FILE_HEADER_SIZE_BYTES, FileKind
 from bookie.formats.index_rows import FileRow, FileState, LedgerIndexRow, Mark
 from bookie.storage.checkpoint import Checkpointer
@@ -44,40 +44,40 @@ T = TypeVar("T")
 
 POOL = "compaction"
 LOG_OVERHEAD_BYTES = 1024 * 1024
-"""More than a log has beside its entries, where room is short."""
+"""More than a log needs beside its entries."""
 
 LOG_PAYLOAD_BYTES = 64 * 1024 * 1024
 """What is collected in memory, sorted, and becomes one log."""
 
 GARBAGE_BYTES_MIN = 64 * 1024
-"""Less than this in a file is not worth a round of its own."""
+"""A file with less garbage than this is left alone."""
 
 SMALL_FILES_MIN = 16
-"""So many small files become one, however much of them is alive."""
+"""From this number on, small files are merged, however much of them is alive."""
 
 SMALL_FILES_PER_LARGE = 16
-"""A file is small if so many of its size go into a journal file."""
+"""A file is small if this many of its size fit into a journal file."""
 
 PAUSE_SECONDS_MAX = 0.1
-"""A step that a slow device held up is no reason to wait as long once more."""
+"""Limits the pause after a step that a slow device delayed."""
 
 ROLL_GARBAGE_BYTES_MIN = 4 * 1024 * 1024
-"""The open journal is ended early for at least so much."""
+"""The open journal file is ended early if it has at least this much garbage."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineCalls:
-    """What a compaction needs of the engine around it."""
+    """What a compaction needs of the engine."""
 
     checkpoint: Callable[[], Awaitable[None]]
     roll: Callable[[], Awaitable[None]]
     failing: Callable[[], AbstractContextManager[None]]
-    """Says what an error means for the engine."""
+    """Handles errors for the engine."""
     is_full: Callable[[], bool]
     """Whether a device has no room for new entries."""
     next_number: Callable[[], int]
     was_read: Callable[[int, int, int], None]
-    """Hears file, offset and size of what was read or written, for the page cache."""
+    """Gets file, offset and size of what was read or written, for the page cache."""
 
 
 @dataclass(slots=True)
@@ -141,30 +141,30 @@ class Compactor:
         self._seen: object = None
         self._not_before = 0.0
         self._beside_entries: dict[int, int] = {}
-        """Bytes of each log made here that are no entries: another log would have them again."""
+        """Bytes of each log beside its entries: another log would have them, too."""
         self._read_whole: set[int] = set()
         self._released = False
         self.forgets_before = 0
-        """Deletions of before this journal are old enough to be forgotten; 0 if none is known."""
+        """Deletions from before this journal file may be forgotten; 0 means none."""
         self.suspended = False
         """Whether an operator asked for no rounds."""
         self.running = False
         """Whether a round is under way."""
 
     def wake(self, *, force: bool = False) -> None:
-        """Make a round soon; a forced one takes every file that holds anything dead."""
+        """Make a round soon; a forced one takes every file with garbage."""
         self._forced = self._forced or force
         self._interval.end()
 
     @property
     def settings(self) -> StorageSettings:
-        """What rounds go by; may be replaced at any time."""
+        """The settings of rounds; may be replaced at any time."""
         return self._settings
 
     @settings.setter
     def settings(self, settings: StorageSettings) -> None:
         self._settings = settings
-        # What was not worth a round may be worth one now.
+        # The new settings may make a round worthwhile.
         self._seen = None
         self._interval.measure_again()
         self._rest.measure_again()
@@ -182,7 +182,7 @@ class Compactor:
                 await self.round(force=force)
 
     async def round(self, *, force: bool = False) -> RoundReport:
-        """One round, to its end. A full device ends it early; nothing is lost by that.
+        """Make one round. A full device ends it early, without any loss.
 
         Raises:
             StorageFailedError: a device failed.
@@ -222,7 +222,7 @@ class Compactor:
 
     async def _round(self, report: RoundReport, *, force: bool) -> None:
         while await self._env.workers.run(POOL, self._are_pages_left):
-            # Pages of deleted ledgers go first: most files need no other work.
+            # Pages of deleted ledgers first: most files need no other work.
             began = self._env.clock.monotonic()
             if self._checkpointer.has_deletions:
                 await self._engine.checkpoint()
@@ -231,7 +231,7 @@ class Compactor:
                     await self._checkpointer.delete_pages()
             await self._pace(0, began)
         if self._checkpointer.has_dead_files:
-            # Nothing has to be moved for the space of these.
+            # Their space is free without any copy.
             await self._engine.checkpoint()
         rows, mark = await self._look()
         if mark is None or (self._seen == (rows, mark) and not force):
@@ -249,7 +249,7 @@ class Compactor:
                 continue
             await self._empty(number, collected, report)
             if self._engine.is_full():
-                # Where room is short, it is gained file by file; another one may be smaller.
+                # On a full device, space is gained file by file; another file may be smaller.
                 try:
                     await self._flush(collected, report)
                 except DiskFullError as error:
@@ -257,7 +257,7 @@ class Compactor:
                     self._read_whole.discard(number)
         await self._flush(collected, report)
         await self._keep_damaged(report)
-        # What died while a round was at work has not been looked at.
+        # Entries that died during this round were not considered.
         self._seen = None if chosen else (rows, mark)
         if full is not None:
             raise full
@@ -274,7 +274,7 @@ class Compactor:
     # --- what to take --------------------------------------------------------------------
 
     def _should_roll(self, rows: Mapping[int, FileRow], mark: Mark, *, force: bool) -> bool:
-        """Whether the open journal has so much dead that it should end now."""
+        """Whether the open journal file should end now, because of its garbage."""
         row = rows.get(mark.file_number)
         live = 0 if row is None else row.live_bytes
         indexed = mark.offset - FILE_HEADER_SIZE_BYTES
@@ -342,7 +342,7 @@ class Compactor:
         return small if len(small) >= SMALL_FILES_MIN else set()
 
     def _fits(self, row: FileRow) -> bool:
-        """Whether a log for the file's entries finds room on a device that is all but full."""
+        """Whether a log for the file's entries has room on a nearly full device."""
         free = self._env.disk.usage(self._directories.ledgers).free_bytes
         return row.live_bytes + LOG_OVERHEAD_BYTES < free + self._settings.reserve_bytes
 
@@ -383,11 +383,11 @@ class Compactor:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T | None:
-        """What reading a file gave; None, and the file is left alone, if it cannot be read."""
+        """The result of reading a file; an unreadable file is kept, with the result None."""
         try:
             return await self._env.workers.run(POOL, function, *args, **kwargs)
         except (OSError, FormatError, CorruptionError) as error:
-            # What a checkpoint has removed meanwhile is gone, not damaged.
+            # A file that a checkpoint has removed is not damaged.
             if self._files.path(number) is not None:
                 self._keep(number, str(error), report)
             return None
@@ -395,7 +395,7 @@ class Compactor:
     async def _flush(self, collected: _Collected, report: RoundReport) -> None:
         """Make a log of what was collected, and have the index follow."""
         if not collected.live:
-            # Records about ledgers go with the files, as they do with dead files.
+            # Records about ledgers are removed with the files.
             return
         ledgers = sorted(collected.ledgers)
         emptied = frozenset(self._read_whole)
@@ -412,7 +412,7 @@ class Compactor:
         await self._checkpointer.relocate(log.relocation)
 
     async def _write_or_release(self, scanned: LiveScan) -> CompactionLog:
-        """The written log; on a full device what is on its way out and the reserve make room."""
+        """Write the log; on a full device, pending removals and the reserve make room."""
         try:
             return await self._write(scanned)
         except DiskFullError:
@@ -432,10 +432,7 @@ class Compactor:
         try:
             while True:
                 began = self._env.clock.monotonic()
-                try:
-                    size = await self._env.workers.run(POOL, next, steps, None)
-                except OSError as error:
-                    raise StorageFailedError(f"a log could not be written: {error}") from error
+                size = await self._env.workers.run(POOL, next, steps, None)
                 if size is None:
                     return log
                 await self._pace(size, began)
@@ -447,8 +444,8 @@ class Compactor:
     ) -> list[tuple[int, LedgerIndexRow]]:
         """What the log says of these ledgers.
 
-        It repeats no deletion that is old enough and that only the `emptied` files could
-        contradict: a later ledger of the same id would not survive a rebuild.
+        It omits old deletions that matter only for the `emptied` files. Otherwise a rebuild would
+        apply them to a later ledger of the same id.
         """
         files, mark = self._rows_and_mark()
         others = {number: row for number, row in files.items() if number not in emptied}
@@ -458,7 +455,7 @@ class Compactor:
         return [(one, row) for one, row in rows if row is not None and not limits.let_go(row)]
 
     async def _pace(self, size: int, began: float) -> None:
-        """Keep to the rate; and after each step let others have the interpreter as long."""
+        """Keep to the rate, and pause after each step at least as long as it took."""
         now = self._env.clock.monotonic()
         begin = max(self._not_before, began)
 
@@ -471,7 +468,7 @@ class Compactor:
     # --- what could not be moved ---------------------------------------------------------
 
     async def _keep_damaged(self, report: RoundReport) -> None:
-        """Keep files that were read whole and still hold live bytes: those bytes are damaged."""
+        """Keep files that were read whole and still have live bytes: those are damaged."""
         if self._read_whole:
             rows = await self._env.workers.run(POOL, self._rows_unless_deleting)
             for number in sorted(self._read_whole & rows.keys()):
@@ -479,7 +476,7 @@ class Compactor:
                     self._keep(number, f"{rows[number].live_bytes} bytes are damaged", report)
 
     def _rows_unless_deleting(self) -> dict[int, FileRow]:
-        # In this order: entries of a ledger that is being deleted are alive until their pages go.
+        # In this order, because entries of a deleted ledger stay alive until their pages go.
         return {} if self._index.is_deleting() else self._index.files()
 
     def _keep(self, number: int, reason: str, report: RoundReport) -> None:

@@ -1,44 +1,33 @@
 """The log that a compaction writes: entries sorted by ledger and id, in large records.
 
 It is an entry log like the one that a start writes. Its first record is a LINK to the newest file
-it took entries from. A rebuild of the index reads it right after that file. Its own number may be
-above that of a journal with newer copies of the same entries. Beside entries it carries what the
-index knows of their ledgers: keys, fences, limbo, explicit LACs and deletions.
+it took entries from. A rebuild reads it right after that file, because journals with lower numbers
+may hold newer copies. It also has the ledgers' keys, fences, limbo, explicit LACs and deletions.
 
-A log gets its name once all of it is durable. It counts once the index knows it; before that, a
-start removes it.
+A log gets its name once all of it is durable. A start removes a log that the index does not know.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
 
 from bookie.env import Disk, Environment, is_disk_full
 from bookie.errors import DiskFullError, FormatError
-from bookie.formats.batch import EntryBatch
-from bookie.formats.blocks import (
-    FILE_HEADER_SIZE_BYTES,
-    FileHeader,
-    FileKind,
-)
+from bookie.formats.batch import EntryBatch, batch_of
+from bookie.formats.blocks import FILE_HEADER_SIZE_BYTES, FileHeader, FileKind
 from bookie.formats.checksum import crc32c
 from bookie.formats.index_rows import LedgerIndexRow
 from bookie.formats.records import encode_entries_head, encode_link
 from bookie.storage.block_file import BlockFile
 from bookie.storage.entry_log import state_records
-from bookie.storage.files import (
-    TEMPORARY_SUFFIX,
-    create_file,
-    file_name,
-    publish_file,
-    read_header,
-)
+from bookie.storage.files import TEMPORARY_SUFFIX, create_file, file_name, publish_file, read_header
 from bookie.storage.index.relocation import MovedEntries, Relocation
-from bookie.storage.reclaim.live_scan import LiveEntries, batch_of, gather
+from bookie.storage.reclaim.live_scan import LiveEntries, gather
 from bookie.storage.scan import link_of
 from bookie.storage.window import Buffer
 
@@ -48,7 +37,7 @@ BLOCK_BYTES = 1024 * 1024
 """A block ends with the record that reaches this size: one step of the writer."""
 
 BLOCKS_PER_SYNC = 2
-"""The device gets its work in batches, or one long sync would hold up the journal's."""
+"""Several short syncs, because one long sync would delay the journal's."""
 
 STATE_BYTES_MAX = 192
 """More than `state_records` of one ledger have, its LAC packet aside."""
@@ -64,7 +53,7 @@ class LiveScan:
     """The newest file that it took entries from."""
     live: Sequence[LiveEntries]
     rows: Sequence[tuple[int, LedgerIndexRow]]
-    """Ledgers whose state has to outlive the old files."""
+    """Ledgers whose state must outlive the old files."""
 
     @property
     def size_bytes_max(self) -> int:
@@ -75,7 +64,7 @@ class LiveScan:
 
 
 class CompactionLog:
-    """Writes one log; `steps` does the work, `relocation` is what the index has to be told."""
+    """Writes one log; `steps` does the work, `relocation` is the change of the index."""
 
     def __init__(
         self, environment: Environment, directory: str, number: int, alignment: int
@@ -104,7 +93,7 @@ class CompactionLog:
     def steps(self, scanned: LiveScan) -> Generator[int, None, None]:
         """Write, sync and publish the log; yields the bytes of each step. Blocking.
 
-        Closed early, or after an error, it leaves nothing behind.
+        Closed early, or after an error, it removes the file.
 
         Raises:
             DiskFullError: there is no room for it.
@@ -163,12 +152,7 @@ class CompactionLog:
         offsets = np.cumsum(sizes, dtype=np.int64) - sizes + begin
         self._moved.append(
             MovedEntries(
-                batch.ledger_id,
-                batch.entry_ids(),
-                files,
-                places,
-                sizes,
-                offsets.astype(np.uint32),
+                batch.ledger_id, batch.entry_ids(), files, places, sizes, offsets.astype(np.uint32)
             )
         )
         self._add([head, batch.payload], 1)
@@ -179,7 +163,7 @@ class CompactionLog:
         self._records += records
 
     def _write(self, file: BlockFile) -> int:
-        # All of it counts as durable: the log has no name before that is true.
+        # All of it counts as durable: the log gets its name only then.
         size = file.write(file.encode(self._body, self._records, file.end))
         self._body, self._body_bytes, self._records = [], 0, 0
         return size
@@ -188,7 +172,7 @@ class CompactionLog:
 def sorted_batches(
     live: Iterable[LiveEntries],
 ) -> Iterator[tuple[EntryBatch, np.ndarray, np.ndarray]]:
-    """Batches of at most a record each, ascending by ledger and id; with their old files, places.
+    """Batches of at most a record each, by ledger and id; with their old files and places.
 
     The items may overlap in their ranges of ids; no id is in two of them.
     """
@@ -231,15 +215,11 @@ def _records(items: list[LiveEntries]) -> Iterator[tuple[EntryBatch, np.ndarray,
 
 def order_of(disk: Disk, number: int, path: str) -> int:
     """The newest file whose entries this file holds: itself, unless a compaction wrote it."""
-    file = disk.open(path)
-    try:
-        header = read_header(file)
-        if header.kind is not FileKind.ENTRY_LOG:
-            return number
-        link = link_of(file, header)
-        return number if link is None else link.predecessor_number
-    except FormatError:
-        # Damage: the scan of the file will find and report it.
-        return number
-    finally:
-        file.close()
+    with closing(disk.open(path)) as file:
+        try:
+            header = read_header(file)
+            link = link_of(file, header) if header.kind is FileKind.ENTRY_LOG else None
+        except FormatError:
+            # Damage: the scan of the file will find and report it.
+            link = None
+    return number if link is None else link.predecessor_number

@@ -1,11 +1,10 @@
-"""The live scan: reads a sealed file once, and asks the index which entries are still alive.
+"""The live scan: it reads a sealed file once, and finds live entries by the index.
 
-An entry is alive in a file if its slot points at exactly this place of this file. The scan skips
-blocks whose CRC is wrong. Their entries stay where they are, and the index keeps pointing there. So
-asking for one is an I/O error and never "no such entry".
+An entry is alive if its slot points at exactly this place of this file. The scan skips blocks with
+a wrong CRC. The index keeps pointing at their entries, so a read of one is an I/O error.
 
-Requests that are served meanwhile share processor and interpreter with the scan. So it reads a
-large block a MiB at a time, and looks at a few records at a time.
+Requests share processor and interpreter with the scan. So it reads a large block a MiB at a time,
+and examines a few records at a time.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from bookie.env import Disk, File
-from bookie.formats.batch import EntryBatch
+from bookie.formats.batch import EntryBatch, batch_of
 from bookie.formats.blocks import (
     BLOCK_HEADER_SIZE_BYTES,
     FILE_HEADER_SIZE_BYTES,
@@ -30,7 +29,7 @@ from bookie.storage.index.relocation import U32, Ids
 from bookie.storage.scan import BlockGroup, BlockRun, next_valid, runs
 
 STEP_BYTES = 1024 * 1024
-"""Read, or looked at, at once; a larger record is looked at as one."""
+"""Read, or examined, at once; a larger record is examined as one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +48,7 @@ class Found:
     bytes_read: int = 0
     live: list[LiveEntries] = field(default_factory=list)
     ledgers: set[int] = field(default_factory=set)
-    """Ledgers about which the file says more than what they contain: keys, fences, LACs."""
+    """Ledgers with other records in the file: keys, fences, LACs."""
     is_last: bool = False
     """Whether the file was read to its end."""
 
@@ -93,7 +92,7 @@ def _pieces(group: BlockGroup) -> Iterator[BlockGroup]:
         at += RECORD_HEADER_SIZE_BYTES + int.from_bytes(body[at + 4 : at + 8], "little")
         count += 1
         if number == records:
-            # Whatever is left belongs to it, or the records are not what the block says.
+            # The rest belongs to it, or the block is inconsistent.
             at = len(body)
         elif at - begin < STEP_BYTES:
             continue
@@ -126,7 +125,7 @@ def _intact(file: File, header: FileHeader) -> Iterator[BlockRun | int]:
 
 
 class _Ahead:
-    """A file of which some was read ahead, a piece at a time."""
+    """A file with a part of it read ahead in steps."""
 
     def __init__(self, file: File) -> None:
         self._file = file
@@ -208,13 +207,6 @@ def _look_at(index: Index, number: int, group: BlockGroup, gone: dict[int, bool]
             batch = batch_of(ledger_id, ids[alive], sizes[alive], payload)
             found.live.append(LiveEntries(batch, number, offsets[alive].astype(np.uint32)))
     return found
-
-
-def batch_of(ledger_id: int, ids: Ids, sizes: U32, payload: bytes | memoryview) -> EntryBatch:
-    """A batch of entries with ascending ids."""
-    steps = np.diff(ids)
-    contiguous = bool((steps == 1).all())
-    return EntryBatch(ledger_id, int(ids[0]), None if contiguous else steps, sizes, payload)
 
 
 def gather(body: bytes | memoryview, starts: Ids, sizes: U32) -> bytes:

@@ -238,7 +238,7 @@ async def test_wrong_labels_are_refused(store: MetadataStore) -> None:
     for wrong in ({"zone": "a b"}, {"": "a"}, {"zone": ""}):
         with pytest.raises(ConfigurationError, match="the label has the name or value"):
             await labels.change("b1", wrong)
-    with pytest.raises(ConfigurationError, match="bookie b1 was given no label zone"):
+    with pytest.raises(ConfigurationError, match="bookie b1 has no label zone"):
         await labels.change("b1", {"rack": "r1"}, ["zone"])
     assert await labels.read("b1") == {}
     for damage in (b"\xff", b"zone", b"zone=a b"):

@@ -22,7 +22,8 @@ from bookie.errors import (
 )
 from bookie.formats.ledger_metadata import Fragment, LedgerMetadata, LedgerState
 from bookie.ids import MAX_ID
-from bookie.metadata.store import MetadataStore, Put
+from bookie.metadata.model import Put
+from bookie.metadata.store import MetadataStore
 from tests.conformance.backends import Backend
 from tests.conformance.streams import next_item
 

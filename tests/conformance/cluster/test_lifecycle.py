@@ -12,7 +12,7 @@ import pytest
 from bookie.cluster import keys
 from bookie.cluster.cookies import CookieManager
 from bookie.cluster.instance import initialize_cluster, read_instance_id
-from bookie.cluster.layout import FLAT, HIERARCHICAL, LayoutManager, encode_layout, layout_of
+from bookie.cluster.layout import FLAT, HIERARCHICAL, encode_layout, layout_of, read_layout
 from bookie.cluster.removal import (
     cluster_exists,
     nuke_cluster,
@@ -30,7 +30,8 @@ from bookie.errors import (
 )
 from bookie.formats.cookie import Cookie, CookieState
 from bookie.metadata.connect import open_store
-from bookie.metadata.store import MetadataStore, Operation, Put, Stat
+from bookie.metadata.model import Operation, Put, Stat
+from bookie.metadata.store import MetadataStore
 from tests.conformance.backends import Backend
 from tests.conformance.faulty_store import FaultyStore
 
@@ -45,19 +46,16 @@ async def _fill(store: MetadataStore) -> None:
 
 async def test_a_layout_is_written_once(store: MetadataStore) -> None:
     """Case 99."""
-    layouts = LayoutManager(store)
     with pytest.raises(NoSuchKeyError, match="cluster init"):
-        await layouts.read()
-    with pytest.raises(NoSuchKeyError):
-        await layouts.delete()
-    await layouts.create(HIERARCHICAL)
-    assert await layouts.read() is HIERARCHICAL
+        await read_layout(store)
+    await initialize_cluster(store, "hierarchical")
+    assert await read_layout(store) is HIERARCHICAL
     with pytest.raises(LayoutExistsError):
-        await layouts.create(FLAT)
-    assert await layouts.read() is HIERARCHICAL
-    await layouts.delete()
+        await initialize_cluster(store, "flat")
+    assert await read_layout(store) is HIERARCHICAL
+    await nuke_cluster(store)
     with pytest.raises(NoSuchKeyError):
-        await layouts.read()
+        await read_layout(store)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +73,7 @@ async def test_a_layout_that_is_not_understood_is_left_alone(
     """Cases 99, 154."""
     await initialize_cluster(store)
     await store.put(keys.LAYOUT, value)
-    for call in (LayoutManager(store).read(), read_instance_id(store)):
+    for call in (read_layout(store), read_instance_id(store)):
         with pytest.raises(error, match="/LAYOUT") as caught:
             await call
         assert "\n" not in str(caught.value)
@@ -94,7 +92,7 @@ async def test_a_cluster_is_initialized_once(store: MetadataStore) -> None:
     instance_id = await initialize_cluster(store)
     assert str(uuid.UUID(instance_id)) == instance_id
     assert await cluster_exists(store)
-    assert await LayoutManager(store).read() is layout_of(None, store)
+    assert await read_layout(store) is layout_of(None, store)
     with pytest.raises(LayoutExistsError, match="initialized already"):
         await initialize_cluster(store)
     assert await read_instance_id(store) == instance_id
@@ -123,7 +121,7 @@ async def test_the_layout_may_be_chosen(store: MetadataStore) -> None:
         await initialize_cluster(store, "ms")
     assert not await cluster_exists(store)
     await initialize_cluster(store, "hierarchical")
-    assert await LayoutManager(store).read() is HIERARCHICAL
+    assert await read_layout(store) is HIERARCHICAL
 
 
 async def test_a_cluster_is_nuked_whole(store: MetadataStore) -> None:

@@ -12,7 +12,7 @@ from bookie.cluster import keys
 from bookie.cluster.cookies import CookieManager
 from bookie.cluster.directory import BookieDirectory
 from bookie.cluster.instance import initialize_cluster, read_status
-from bookie.cluster.registration import BookieRegistration, RegistrationManager
+from bookie.cluster.registration import BookieRegistration
 from bookie.cluster.removal import registered_bookies
 from bookie.errors import (
     BookieError,
@@ -22,7 +22,9 @@ from bookie.errors import (
 )
 from bookie.formats.cookie import Cookie, CookieState
 from bookie.formats.registration import Endpoint, Registration, encode_registration
-from bookie.metadata.store import Commit, MetadataStore, SessionEvent
+from bookie.metadata.model import Commit
+from bookie.metadata.store import MetadataStore
+from bookie.protocol.session import SessionEvent
 from tests.conformance.backends import Backend
 from tests.conformance.faulty_store import FaultyStore
 from tests.conformance.streams import CREATED, DELETED, next_item
@@ -44,7 +46,7 @@ def _bookie(bookie_id: str = "b1", *, port: int = 3181, read_only: bool = False)
 
 
 def _register(store: MetadataStore, registration: Registration) -> BookieRegistration:
-    return RegistrationManager(store).register(registration)
+    return BookieRegistration(store, registration)
 
 
 async def _until(condition: Callable[[], Awaitable[bool]]) -> None:

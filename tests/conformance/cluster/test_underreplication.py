@@ -12,7 +12,8 @@ from bookie.cluster import keys
 from bookie.cluster.digit_tree import DigitTree
 from bookie.cluster.underreplication import CHECKS, UnderreplicationManager
 from bookie.errors import BadRequestError, FormatError, MetadataUnavailableError
-from bookie.metadata.store import Change, MetadataStore, Operation, Stat
+from bookie.metadata.model import Change, Operation, Stat
+from bookie.metadata.store import MetadataStore
 from tests.conformance.backends import Backend
 from tests.conformance.faulty_store import FaultyStore
 from tests.conformance.streams import next_item

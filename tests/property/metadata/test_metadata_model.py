@@ -31,20 +31,20 @@ from bookie.errors import (
     KeyHasChildrenError,
     NoSuchKeyError,
 )
-from bookie.metadata.store import (
+from bookie.metadata.model import (
     NOT_EXISTS,
     Change,
     ChangeKind,
     Check,
     Delete,
-    MetadataStore,
     Operation,
     Put,
     Resync,
-    SessionEvent,
     Stat,
     ancestors,
 )
+from bookie.metadata.store import MetadataStore
+from bookie.protocol.session import SessionEvent
 from tests.conformance.backends import BACKENDS, Backend, Difference, MemoryBackend
 
 _KEYS = ("/a", "/a/b", "/a/b/c", "/a/d", "/a!", "/a0/b", "/e", "/e/f")

@@ -11,7 +11,8 @@ from bookie.protocol import writer_events
 from bookie.protocol.recovery import LedgerRecovery
 from bookie.protocol.writer import LedgerWriter
 from tests.property.protocol.protocol_clients import SimRecoverer, SimWriter, read_range
-from tests.property.protocol.protocol_world import Faults, SimBookie, World, require
+from tests.property.protocol.protocol_faults import Faults
+from tests.property.protocol.protocol_world import SimBookie, World, require
 
 SIZES = [
     (3, 3, 2),
@@ -69,6 +70,9 @@ def run(seed: int, setting: Setting) -> World:
         if (not world.deliver_one() or rng.random() < 0.3) and not setting.duel:
             writer.append()
         world.disturb()
+        if rng.random() < setting.faults.tell_silence:
+            slot = rng.randrange(world.quorum.ensemble_size)
+            writer.step(writer_events.SlotSilent(slot, writer.machine.epochs[slot]))
         if (
             step >= recovery_from
             and len(recoverers) < recoverers_max

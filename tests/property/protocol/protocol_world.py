@@ -30,6 +30,7 @@ from bookie.protocol.exchange import (
 )
 from bookie.protocol.quorum import Quorum, Stripe
 from tests.entry_batches import merged
+from tests.property.protocol.protocol_faults import Faults
 
 DIGESTER = digester_for_key(DigestType.CRC32C, b"")
 LEDGER_ID = 7
@@ -83,6 +84,8 @@ class SimBookie:
         self.silent = False
         """What is asked of it now is never answered, not even by a timeout."""
         self.read_only = False
+        self.leaving = False
+        """It was told to stop, and answers SHUTTING_DOWN until it is down."""
         self.fenced = False
         self.entries: dict[int, bytes] = {}
         self.unsynced: set[int] = set()
@@ -105,6 +108,10 @@ class SimBookie:
         incarnation: int,
     ) -> Status:
         """Store packets or refuse them all."""
+        if self.leaving:
+            return Status.SHUTTING_DOWN
+        if self.world.is_busy():
+            return Status.TOO_MANY_REQUESTS
         if self.compares and incarnation != self.incarnation:
             return Status.WRONG_INCARNATION
         if self.fenced and not recovery:
@@ -134,6 +141,8 @@ class SimBookie:
     def write_lac(self, lac: int) -> Status:
         """Take an explicit LAC."""
         require(lac <= self.world.acknowledged, "I15: explicit LAC beyond what was acknowledged")
+        if self.leaving:
+            return Status.SHUTTING_DOWN
         if self.fenced:
             return Status.FENCED
         self.explicit_lac = max(self.explicit_lac, lac)
@@ -141,6 +150,8 @@ class SimBookie:
 
     def fence(self) -> tuple[Status, bytes | None, int]:
         """Fence; the last packet and the explicit LAC."""
+        if self.leaving:
+            return Status.SHUTTING_DOWN, None, NO_ENTRY
         self.fenced = True
         if self.limbo:
             return Status.UNKNOWN_LEDGER_STATE, None, NO_ENTRY
@@ -149,6 +160,8 @@ class SimBookie:
 
     def read(self, first: int, last: int, stripe: Stripe, limit: int, *, fence: bool) -> ReadResult:
         """Consecutive wanted ids, never skipping a hole."""
+        if self.leaving:
+            return ReadResult(Status.SHUTTING_DOWN)
         if fence:
             self.fenced = True
         found: list[tuple[int, bytes]] = []
@@ -176,12 +189,14 @@ class SimBookie:
 
     def force(self) -> Status:
         """Sync everything."""
+        if self.leaving:
+            return Status.SHUTTING_DOWN
         self.unsynced.clear()
         return Status.OK
 
     def crash(self) -> None:
         """Lose what was not synced."""
-        self.up = False
+        self.up = self.leaving = False
         for entry_id in self.unsynced:
             del self.entries[entry_id]
         self.unsynced.clear()
@@ -266,24 +281,6 @@ class Stream:
         self.slow = False
         self.requests: deque[tuple[Callable[[], Status], object]] = deque()
         self.answers: deque[object] = deque()
-
-
-@dataclass(frozen=True)
-class Faults:
-    """How often things go wrong, per step."""
-
-    lose_call: float = 0.01
-    break_stream: float = 0.01
-    crash_bookie: float = 0.006
-    fire_timer: float = 0.03
-    fail_metadata: float = 0.01
-    read_only: float = 0.003
-    lose_disk: float = 0.0
-    """How often a bookie that crashes loses data as well; fewer than an ack quorum do, in all."""
-    kill_bookie: float = 0.0
-    """How often a bookie goes for good; such a loss counts like that of a disk."""
-    slow: float = 0.25
-    """How many calls and streams are overtaken by nearly everything else."""
 
 
 class World:
@@ -536,8 +533,10 @@ class World:
             self.losses_left -= 1
             bookie.gone = True
             self.crash_bookie(bookie)
-        elif rng.random() < faults.crash_bookie:
+        elif rng.random() < (0.2 if bookie.leaving else faults.crash_bookie):
             self.crash_bookie(bookie)
+        elif rng.random() < faults.leave:
+            bookie.leaving = True
         elif faults.lose_disk and self._disturb_disk(bookie):
             pass
         elif bookie.read_only or rng.random() < faults.read_only:
@@ -557,6 +556,10 @@ class World:
             bookie.copy_disk()
         return copied
 
+    def is_busy(self) -> bool:
+        """Whether a bookie refuses an add because it has too many."""
+        return not self.calm and self.rng.random() < self.faults.busy
+
     def fire_a_timer(self) -> bool:
         """Fire some timer, due or not."""
         if not self.timers:
@@ -572,6 +575,8 @@ class World:
             arrive()
         self.late_writes.clear()
         for bookie in self.bookies.values():
+            if bookie.leaving:
+                self.crash_bookie(bookie)
             bookie.up, bookie.read_only = not bookie.gone, False
         for stream in self.streams:
             self.connect_stream(stream)

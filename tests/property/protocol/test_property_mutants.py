@@ -31,8 +31,9 @@ from bookie.protocol.recovery_events import RecoveryEffect, RecoveryEvent
 from bookie.protocol.recovery_tail import RecoveryTail
 from bookie.protocol.writer import LedgerWriter
 from bookie.protocol.writer_events import WriterEffect, WriterEvent
+from tests.property.protocol.protocol_faults import Faults
 from tests.property.protocol.protocol_run import Setting, run
-from tests.property.protocol.protocol_world import Faults, SimBookie, ViolationError
+from tests.property.protocol.protocol_world import SimBookie, ViolationError
 
 pytestmark = pytest.mark.model
 
@@ -445,6 +446,33 @@ class ProposesAnother(LedgerWriter):
         return super()._on_metadata(event)
 
 
+class TakesBusyForStored(LedgerWriter):
+    """A bookie that has too many requests counts as if it had stored the batch later."""
+
+    refusal = Status.TOO_MANY_REQUESTS
+
+    def step(self, event: WriterEvent) -> list[WriterEffect]:
+        if isinstance(event, writer_events.AddAnswered) and event.status is self.refusal:
+            event = replace(event, status=Status.OK)
+        return super().step(event)
+
+
+class TakesLeavingForStored(TakesBusyForStored):
+    """A bookie that stops counts as if it had completed what it was sent."""
+
+    refusal = Status.SHUTTING_DOWN
+
+
+class TakesSilentForStored(LedgerWriter):
+    """A bookie that others waited for in vain is not waited for, and counts."""
+
+    def step(self, event: WriterEvent) -> list[WriterEffect]:
+        if isinstance(event, writer_events.SlotSilent):
+            for batch in self.window.retained.values():
+                batch.acked |= 1 << event.slot
+        return super().step(event)
+
+
 class FencesAfterALoss(SimBookie):
     """A doubtful bookie fences open ledgers, as if somebody had taken them."""
 
@@ -496,6 +524,9 @@ CASES = [
     replace(STRIPED, recovery=WaitsForEveryWriteSet, loses_bookie=True, silently=True),
     Setting(writer=AcksOneShort),
     Setting(writer=IgnoresFences),
+    Setting(writer=TakesBusyForStored),
+    Setting(writer=TakesLeavingForStored),
+    Setting(writer=TakesSilentForStored),
     Setting(writer=TellsLacTooEarly),
     Setting(writer=ConfirmsOutOfOrder),
     replace(STRIPED, writer=OneClassIsEnough),

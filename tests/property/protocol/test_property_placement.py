@@ -212,6 +212,64 @@ def test_every_ensemble_of_up_to_seven_is_searched_to_the_end() -> None:
     assert longest < STEPS_MAX, longest
 
 
+def test_newcomers_are_found_where_the_search_ends_in_a_dead_end() -> None:
+    """The last slot cannot be filled after the first two, and the search does not get back there.
+
+    All spares stand in rack a. Slots 0, 1 and 2 may not all be in it; 20 others may.
+    """
+    racks = ["a", "b", "b", *(["c", "b"] * 31)][:64]
+    slots = [1, 2, *range(6, 46, 2), 0]
+    spares = [f"b{64 + n}" for n in range(30)]
+    names = [f"b{n}" for n in range(64)]
+    placement = topology([*racks, *["a"] * 30], enforce=True)
+    chosen = choose_newcomers(
+        names,
+        slots,
+        [*names, *spares],
+        pick=random.Random(1).randrange,
+        write_quorum_size=3,
+        placement=placement,
+    )
+    assert len(chosen) == len(slots) - 1
+    after = tuple(chosen.get(slot, name) for slot, name in enumerate(names))
+    assert min(placement.spans(after, 3)) == 2
+
+
+@pytest.mark.parametrize("shape", [(64, 3, 4), (64, 3, 5), (63, 3, 3), (61, 4, 5), (50, 5, 6)])
+def test_large_ensembles_that_fit_exactly_are_found(shape: tuple[int, int, int]) -> None:
+    """Each rack has just as many bookies as a perfect choice needs."""
+    ensemble_size, write_quorum_size, count = shape
+    racks = planted(ensemble_size, write_quorum_size, count, random.Random(1))
+    names = [f"b{n}" for n in range(ensemble_size)]
+    for seed in range(5):
+        chosen = choose_ensemble(
+            names,
+            ensemble_size,
+            pick=random.Random(seed).randrange,
+            write_quorum_size=write_quorum_size,
+            placement=topology(racks, enforce=True, wanted=write_quorum_size),
+        )
+        assert spans_of(racks_of(chosen, racks), write_quorum_size)[0] == write_quorum_size
+
+
+def planted(
+    ensemble_size: int, write_quorum_size: int, count: int, rng: random.Random
+) -> list[str]:
+    """Racks in an order in which each write set spans as many as it has bookies."""
+    while True:
+        found: list[str] = []
+        for slot in range(ensemble_size):
+            near = found[max(0, slot - write_quorum_size + 1) :]
+            beyond = slot + write_quorum_size - ensemble_size
+            near += found[: max(0, beyond)]
+            free = [f"r{n}" for n in range(count) if f"r{n}" not in near]
+            if not free:
+                break
+            found.append(rng.choice(free))
+        else:
+            return found
+
+
 @given(
     st.integers(1, 7).flatmap(
         lambda e: st.integers(1, e).flatmap(

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from tests.property.protocol.protocol_faults import Faults
 from tests.property.protocol.protocol_run import SIZES, Setting, run
-from tests.property.protocol.protocol_world import Faults
 
 pytestmark = pytest.mark.model
 

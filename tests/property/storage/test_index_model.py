@@ -18,13 +18,13 @@ from bookie.formats.blocks import FileKind
 from bookie.formats.index_rows import LedgerIndexRow, Mark
 from bookie.formats.pages import SLOTS_PER_PAGE, slot_of
 from bookie.ids import MAX_ID
+from bookie.storage.files import SealedFile
 from bookie.storage.index.entry_index import (
     TABLES,
     CheckpointChange,
     CommitResult,
     Index,
     LedgerChange,
-    SealedFile,
 )
 from bookie.storage.memtable import LocationTable
 from bookie.storage.window import Window

@@ -144,7 +144,7 @@ def test_labels(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
         (["b1", "zone"], MISUSED, "must look like key=value"),
         (["b1", "zone=a b"], MISUSED, "the label has the name or value 'a b'"),
         (["b1", "zone=a", "--remove", "zone"], MISUSED, "zone is both set and removed"),
-        (["b1", "--remove", "zone"], MISUSED, "bookie b1 was given no label zone"),
+        (["b1", "--remove", "zone"], MISUSED, "bookie b1 has no label zone"),
         (["b2", "zone=a"], 1, "no bookie b2 ever joined this cluster"),
     ],
 )

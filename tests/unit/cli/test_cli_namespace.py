@@ -8,7 +8,7 @@ import json
 import pytest
 
 from bookie.cluster import keys
-from bookie.cluster.layout import LayoutManager
+from bookie.cluster.layout import read_layout
 from bookie.metadata.memory.backend import MemoryStore
 from tests.unit.cli.cli_store import bookie, on
 
@@ -73,7 +73,7 @@ def test_a_cluster_has_the_layout_that_was_asked_for(
     assert bookie("cluster", "init", "--layout", "spiral") == 1
     assert "flat and hierarchical" in capsys.readouterr().err
     assert bookie("cluster", "init", "--layout", "hierarchical") == 0
-    layout = on(uri, lambda store: LayoutManager(store).read())
+    layout = on(uri, read_layout)
     assert getattr(layout, "name", None) == "hierarchical"
 
 

@@ -66,7 +66,11 @@ class FakeLane:
         user.on_up()
 
     def leave(self, user: AddSender) -> None:
-        self.users.remove(user)
+        if user in self.users:
+            self.users.remove(user)
+
+    def suspect(self, teller: AddSender, seconds: float) -> None:
+        pass
 
     def send(self, request_id: int, data: bytes, on_answer: OnAnswer) -> None:
         self.sent.append((request_id, data, on_answer))
@@ -127,12 +131,12 @@ class FakeConnection:
 
     def __init__(self, bookie_id: str, on_read: OnRead) -> None:
         self.lacs = FakeLacs()
-        self._lane = FakeLane()
+        self._lanes: dict[str, FakeLane] = defaultdict(FakeLane)
+        """By incarnation."""
         self._channel = FakeChannel(bookie_id, on_read)
 
     def plain(self, incarnation: str = "") -> FakeLane:
-        assert not incarnation, "no bookie of this pool has one"
-        return self._lane
+        return self._lanes[incarnation]
 
     def channel(self) -> FakeChannel:
         return self._channel

@@ -10,7 +10,7 @@ from pathlib import Path
 from bookie.cluster.cookies import CookieManager
 from bookie.cluster.instance import initialize_cluster
 from bookie.cluster.ledgers import LedgerManager
-from bookie.cluster.registration import RegistrationManager
+from bookie.cluster.registration import BookieRegistration
 from bookie.config import NodeSettings, RpcSettings, StorageSettings
 from bookie.env import ThreadWorkers, system_environment
 from bookie.formats.registration import Endpoint, Registration
@@ -87,7 +87,7 @@ class RealCluster:
                 (Endpoint("bookie", "127.0.0.1", bound, "grpc"),),
                 incarnation=node.bookie.incarnation,
             )
-            async with RegistrationManager(self.store).register(registration):
+            async with BookieRegistration(self.store, registration):
                 self.bookies[number] = node.bookie
                 started.set()
                 await self._stops[number].wait()

@@ -18,7 +18,8 @@ from bookie.cluster.ledgers import LedgerManager
 from bookie.errors import BookieError, LedgerRecoveryError
 from bookie.formats.ledger_metadata import LedgerMetadata, Versioned
 from bookie.ids import Status
-from bookie.metadata.store import Check, MetadataStore
+from bookie.metadata.model import Check
+from bookie.metadata.store import MetadataStore
 from bookie.protocol.recovery import LedgerRecovery
 from bookie.protocol.recovery_events import (
     RecoveryAddAnswered,

@@ -15,7 +15,7 @@ from bookie.cluster.layout import FLAT, HIERARCHICAL, SHORT_ID_MAX, LedgerLayout
 from bookie.errors import BadRequestError, FormatError
 from bookie.ids import MAX_ID
 from bookie.metadata.memory.backend import MemoryStore
-from bookie.metadata.store import Put
+from bookie.metadata.model import Put
 
 _names = itertools.count()
 

@@ -36,7 +36,8 @@ from bookie.formats.ledger_metadata import (
 )
 from bookie.ids import MAX_ID
 from bookie.metadata.connect import open_store
-from bookie.metadata.store import MetadataStore, Put
+from bookie.metadata.model import Put
+from bookie.metadata.store import MetadataStore
 
 T = TypeVar("T")
 _names = itertools.count()

@@ -19,7 +19,7 @@ from bookie.cluster.labels import BookieLabels
 from bookie.cluster.ledgers import LedgerManager
 from bookie.cluster.placement_check import FragmentPlacement, PlacementCheck
 from bookie.cluster.placement_view import PlacementView
-from bookie.cluster.registration import RegistrationManager
+from bookie.cluster.registration import BookieRegistration
 from bookie.config import Sources
 from bookie.errors import ConfigurationError
 from bookie.formats.ledger_metadata import Fragment, LedgerMetadata, LedgerState
@@ -61,7 +61,7 @@ async def test_policy_and_labels_are_those_of_now(store: MetadataStore) -> None:
     settings = ClusterSettings(store)
     await settings.set({"placement.policy": "zone"})
     async with (
-        RegistrationManager(store).register(bookie("b1", 7, zone="a", rack="r1")) as registered,
+        BookieRegistration(store, bookie("b1", 7, zone="a", rack="r1")) as registered,
         BookieDirectory(store) as directory,
         PlacementView(store, directory, sources()) as view,
     ):
@@ -130,7 +130,7 @@ async def test_every_write_set_is_checked(store: MetadataStore) -> None:
     async with AsyncExitStack() as stack:
         racks = {"a": "r1", "b": "r1", "c": "r2", "d": "r2"}
         for bookie_id, rack in racks.items():
-            registration = RegistrationManager(store).register(bookie(bookie_id, rack=rack))
+            registration = BookieRegistration(store, bookie(bookie_id, rack=rack))
             await stack.enter_async_context(registration)
         found = await checked(store)
         assert [(one.ledger_id, one.spans, one.wanted) for one in found] == [

@@ -11,7 +11,7 @@ import pytest
 
 from bookie.cluster import keys
 from bookie.cluster.directory import BookieDirectory
-from bookie.cluster.registration import RegistrationManager
+from bookie.cluster.registration import BookieRegistration
 from bookie.errors import (
     BookieUnreachableError,
     IdentityError,
@@ -19,7 +19,8 @@ from bookie.errors import (
     NoSuchKeyError,
 )
 from bookie.formats.registration import Endpoint, Registration, encode_registration
-from bookie.metadata.store import Change, ChangeKind, Commit, Put, SessionEvent
+from bookie.metadata.model import Change, ChangeKind, Commit, Put
+from bookie.protocol.session import SessionEvent
 from tests.servers.memory import FaultyMemoryStore
 
 _names = itertools.count()
@@ -75,7 +76,7 @@ async def test_a_bookie_is_registered_for_as_long_as_the_context(
     store: FaultyMemoryStore, observer: FaultyMemoryStore
 ) -> None:
     key = keys.registration("bookie-1", read_only=False)
-    async with RegistrationManager(store).register(_registration()) as handle:
+    async with BookieRegistration(store, _registration()) as handle:
         record = await observer.get(key)
         assert record is not None
         assert record.ephemeral
@@ -88,7 +89,7 @@ async def test_new_figures_replace_the_record(
     store: FaultyMemoryStore, observer: FaultyMemoryStore
 ) -> None:
     fuller = replace(_registration(), free_bytes=10)
-    async with RegistrationManager(store).register(_registration()) as handle:
+    async with BookieRegistration(store, _registration()) as handle:
         await handle.update(fuller)
         record = await observer.get(keys.registration("bookie-1", read_only=False))
         assert record is not None
@@ -99,7 +100,7 @@ async def test_new_figures_replace_the_record(
 async def test_between_writable_and_read_only_it_is_never_unregistered(
     store: FaultyMemoryStore, observer: FaultyMemoryStore
 ) -> None:
-    async with RegistrationManager(store).register(_registration()) as handle:
+    async with BookieRegistration(store, _registration()) as handle:
         async with observer.watch(keys.AVAILABLE) as changes:
             for read_only in (True, False, True):
                 await handle.update(replace(_registration(), read_only=read_only))
@@ -120,7 +121,7 @@ async def test_after_an_expired_session_it_is_registered_again(
 ) -> None:
     read_only = replace(_registration(), read_only=True)
     async with (
-        RegistrationManager(store).register(_registration()) as handle,
+        BookieRegistration(store, _registration()) as handle,
         observer.watch(keys.AVAILABLE) as changes,
     ):
         for wanted in (_registration(), read_only):
@@ -139,7 +140,7 @@ async def test_after_an_outage_it_is_registered_again(
 ) -> None:
     key = keys.registration("bookie-1", read_only=False)
     async with (
-        RegistrationManager(store).register(_registration()) as handle,
+        BookieRegistration(store, _registration()) as handle,
         observer.watch(keys.AVAILABLE) as changes,
         store.session_events() as events,
     ):
@@ -168,7 +169,7 @@ async def test_of_ten_namesakes_one_registers(name: str) -> None:
     async def attempt() -> None:
         async with FaultyMemoryStore(name, session_timeout_seconds=0.1) as store:
             try:
-                async with RegistrationManager(store).register(_registration()):
+                async with BookieRegistration(store, _registration()):
                     outcomes.append("registered")
                     await done.wait()
             except IdentityError:
@@ -184,7 +185,7 @@ async def test_of_ten_namesakes_one_registers(name: str) -> None:
 
 async def test_an_error_in_the_body_comes_out_as_itself(store: FaultyMemoryStore) -> None:
     with pytest.raises(NoSuchKeyError):
-        async with RegistrationManager(store).register(_registration()):
+        async with BookieRegistration(store, _registration()):
             await store.delete("/nothing")
     assert not await store.exists(keys.AVAILABLE)
 
@@ -197,8 +198,8 @@ async def test_a_directory_is_complete_when_it_is_entered(
 ) -> None:
     second = replace(_registration("bookie-2"), read_only=True)
     async with (
-        RegistrationManager(store).register(_registration()),
-        RegistrationManager(store).register(second),
+        BookieRegistration(store, _registration()),
+        BookieRegistration(store, second),
         BookieDirectory(observer) as directory,
     ):
         assert dict(directory.bookies()) == {"bookie-1": _registration()}
@@ -212,7 +213,7 @@ async def test_a_directory_follows_every_change(
 ) -> None:
     async with BookieDirectory(observer) as directory:
         assert not directory.all()
-        async with RegistrationManager(store).register(_registration()) as handle:
+        async with BookieRegistration(store, _registration()) as handle:
             await _until(directory, lambda: "bookie-1" in directory.bookies())
             await handle.update(_registration(port=4000))
             await _until(directory, lambda: directory.resolve("bookie-1").port == 4000)
@@ -228,7 +229,7 @@ async def test_an_address_is_remembered_beyond_its_registration(
     async with BookieDirectory(observer) as directory:
         with pytest.raises(BookieUnreachableError, match="not registered"):
             directory.resolve("bookie-1")
-        async with RegistrationManager(store).register(_registration()):
+        async with BookieRegistration(store, _registration()):
             await _until(directory, lambda: bool(directory.bookies()))
         await _until(directory, lambda: not directory.bookies())
         assert directory.resolve("bookie-1").port == 3181
@@ -238,11 +239,11 @@ async def test_an_outage_never_empties_a_directory(
     store: FaultyMemoryStore, observer: FaultyMemoryStore
 ) -> None:
     async with (
-        RegistrationManager(store).register(_registration()),
+        BookieRegistration(store, _registration()),
         BookieDirectory(observer) as directory,
     ):
         observer.disconnect()
-        async with RegistrationManager(store).register(_registration("bookie-2")):
+        async with BookieRegistration(store, _registration("bookie-2")):
             assert list(directory.bookies()) == ["bookie-1"]
             observer.reconnect()
             await _until(directory, lambda: len(directory.bookies()) == 2)
@@ -252,7 +253,7 @@ async def test_a_failing_read_is_retried_and_loses_nothing(
     store: FaultyMemoryStore, observer: FaultyMemoryStore
 ) -> None:
     async with (
-        RegistrationManager(store).register(_registration()),
+        BookieRegistration(store, _registration()),
         BookieDirectory(observer) as directory,
     ):
         await store.transaction(
@@ -272,7 +273,7 @@ async def test_an_unreadable_registration_hides_only_itself(
     await store.put("/available/readwrite/newer", b"{}")
     async with BookieDirectory(observer) as directory:
         await store.put("/available/readwrite/newest", b"\xff")
-        async with RegistrationManager(store).register(_registration()):
+        async with BookieRegistration(store, _registration()):
             await _until(directory, lambda: list(directory.bookies()) == ["bookie-1"])
 
 
@@ -281,7 +282,7 @@ async def test_a_bookie_without_an_address_for_entries_is_unreachable(
 ) -> None:
     silent = replace(_registration(), endpoints=())
     async with (
-        RegistrationManager(store).register(silent),
+        BookieRegistration(store, silent),
         BookieDirectory(observer) as directory,
     ):
         with pytest.raises(BookieUnreachableError, match="names no address"):
@@ -298,7 +299,7 @@ async def test_a_directory_without_a_store_cannot_be_entered(observer: FaultyMem
 async def test_closing_the_store_first_leaves_the_last_view(
     name: str, store: FaultyMemoryStore
 ) -> None:
-    async with RegistrationManager(store).register(_registration()):
+    async with BookieRegistration(store, _registration()):
         closing = FaultyMemoryStore(name)
         await closing.__aenter__()
         async with BookieDirectory(closing) as directory:

@@ -134,7 +134,7 @@ def changed_head(**fields: object) -> bytes:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (encode_log_chunk(CHUNK), "named otherwise"),
+        (encode_log_chunk(CHUNK), "another name"),
         (changed_head(version=2), "newer version"),
         (changed_head(mode="anarchy"), "anarchy"),
         (changed_head(policies={}), "ensemble_size is missing"),
@@ -168,5 +168,5 @@ def test_bad_chunks_are_refused() -> None:
     data = encode_log_chunk(CHUNK).replace(b"[4,0,0,110]", b"[4,0,null,110]")
     with pytest.raises(FormatError, match="open"):
         decode_log_chunk(data)
-    with pytest.raises(FormatError, match="named otherwise"):
+    with pytest.raises(FormatError, match="another name"):
         decode_log_chunk(encode_log_head(HEAD))

@@ -30,15 +30,10 @@ from bookie.metadata.local.backend import LocalStore
 from bookie.metadata.local.environment import LocalEnvironment
 from bookie.metadata.local.sessions import SessionFile, SessionReaper
 from bookie.metadata.local.tree import SessionRow, TreeWriter
-from bookie.metadata.store import (
-    EXPIRY_EVENTS,
-    Commit,
-    MetadataStore,
-    Put,
-    Resync,
-    SessionEvent,
-)
+from bookie.metadata.model import Commit, Put, Resync
+from bookie.metadata.store import MetadataStore
 from bookie.metadata.watches import Subscription
+from bookie.protocol.session import EXPIRY_EVENTS, SessionEvent
 
 T = TypeVar("T")
 

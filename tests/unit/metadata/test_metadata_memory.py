@@ -11,7 +11,8 @@ import pytest
 
 from bookie.env import SystemClock
 from bookie.errors import MetadataUnavailableError, SessionLostError
-from bookie.metadata.store import EXPIRY_EVENTS, Change, Commit, Resync, SessionEvent
+from bookie.metadata.model import Change, Commit, Resync
+from bookie.protocol.session import EXPIRY_EVENTS, SessionEvent
 from tests.servers.memory import FaultyMemoryStore
 
 _names = itertools.count()

@@ -30,7 +30,7 @@ from bookie.metadata.zookeeper.cached import KnownRecords
 from bookie.metadata.zookeeper.changes import CHANGED, CREATED, DELETED, ChangeReader
 from bookie.metadata.zookeeper.client import LostError, Pending, _meaning_of
 from bookie.metadata.zookeeper.kazoo_parts import NodeEvent, SaslStep
-from bookie.metadata.zookeeper.nodes import NodeReader, ReadingLink, numbers_used
+from bookie.metadata.zookeeper.nodes import NodeReader, numbers_used
 from bookie.metadata.zookeeper.requests import (
     CheckVersion,
     CreateNode,
@@ -41,6 +41,7 @@ from bookie.metadata.zookeeper.requests import (
     SetData,
 )
 from bookie.metadata.zookeeper.sasl import DigestMd5, SaslRefusedError
+from bookie.metadata.zookeeper.session import ZooKeeperLink
 from bookie.metadata.zookeeper.tree import (
     KEPT,
     PARENT,
@@ -325,7 +326,7 @@ class _CountingLink:
 
 
 async def test_numbers_that_would_turn_negative_are_not_asked_for() -> None:
-    nodes = NodeReader(cast("ReadingLink", _CountingLink()), SCOPE)
+    nodes = NodeReader(cast("ZooKeeperLink", _CountingLink()), SCOPE)
     with pytest.raises(InvalidKeyError, match="used up"):
         await nodes.view([Put("/q/n-", b"", sequential=True)], 0.0)
 

@@ -193,6 +193,20 @@ def test_what_is_below_stops_waiting_for_the_replaced_bookie() -> None:
     assert kinds(writer.step(SlotConnected(2, 1))) == [SendLac]
 
 
+def test_newcomers_get_a_whole_deadline() -> None:
+    """Rule 2: what they are sent is as new to them as an append; the rest keeps its deadline."""
+    writer = writer_of()
+    writer.step(Append(1, 10))
+    answer(writer, 0, 0)
+    assert kinds(answer(writer, 0, 1)) == [Confirmed]
+    writer.step(Append(1, 10))
+    writer.step(Append(1, 10))
+    proposed(writer)
+    effects = writer.step(MetadataWritten(1))
+    deadlines = [e for e in effects if isinstance(e, StartTimer) and e.timer[0] == "add"]
+    assert deadlines == [StartTimer(("add", 1), 5.0), StartTimer(("add", 2), 5.0)]
+
+
 def test_a_second_failure_joins_the_next_change() -> None:
     """Rule 3: it is kept, and completes nothing by itself."""
     writer = writer_of((3, 3, 2))
@@ -424,6 +438,34 @@ def test_changes_are_limited() -> None:
     writer.step(MetadataWritten(1))
     assert ChooseNewcomers not in kinds(answer(writer, 0, 1, Status.READ_ONLY))
     assert ChooseNewcomers in kinds(writer.step(TimerFired(("allow", 1))))
+
+
+def test_a_deadline_that_the_limit_of_changes_missed_says_so() -> None:
+    """Rule 6: spares may be there; the error names the setting that kept them away."""
+    writer = writer_of(limits=WriterLimits(changes_per_minute_max=1))
+    writer.step(Append(1, 10))
+    proposed(writer)
+    writer.step(MetadataWritten(1))
+    answer(writer, 0, 1, Status.READ_ONLY)
+    answer(writer, 0, 0)
+    error = failed_with(writer.step(TimerFired(("add", 0))))
+    assert isinstance(error, NotEnoughBookiesError)
+    spent = "the limit of 1 ensemble changes a minute (client.changes_per_minute_max) was spent"
+    assert spent in str(error)
+
+
+def test_other_missed_deadlines_blame_no_limit() -> None:
+    """There is no spare, or nobody is ever replaced."""
+    without_spares, without_changes = writer_of(), connected()
+    for writer in (without_spares, without_changes):
+        writer.step(Append(1, 10))
+        answer(writer, 0, 0)
+    without_spares.step(TimerFired(("add", 0)))
+    for effects in (
+        without_spares.step(NewcomersChosen({})),
+        without_changes.step(TimerFired(("add", 0))),
+    ):
+        assert "limit" not in str(failed_with(effects))
 
 
 def test_a_silent_bookie_is_replaced_in_all_ledgers() -> None:

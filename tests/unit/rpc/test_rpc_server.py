@@ -256,9 +256,9 @@ def test_the_instance_id_must_be_there_and_equal() -> None:
         (("other", "abc"),),
     ):
         with pytest.raises(WrongClusterError):
-            security.check_instance_id(metadata, "abc")
-    security.check_instance_id((("x", "y"), ("bookie-instance-id", "abc")), "abc")
-    security.check_instance_id((("bookie-instance-id", b"abc"),), "abc")
+            security.check_recipient(metadata, "abc", "b1", "")
+    security.check_recipient((("x", "y"), ("bookie-instance-id", "abc")), "abc", "b1", "")
+    security.check_recipient((("bookie-instance-id", b"abc"),), "abc", "b1", "")
 
 
 def test_the_bookie_is_a_node_that_can_be_served() -> None:

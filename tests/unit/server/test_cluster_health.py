@@ -12,7 +12,7 @@ import pytest
 
 from bookie.cluster.layout import FLAT
 from bookie.cluster.ledgers import LedgerManager
-from bookie.cluster.registration import RegistrationManager
+from bookie.cluster.registration import BookieRegistration
 from bookie.errors import CorruptionError
 from bookie.formats.ledger_metadata import LedgerState
 from bookie.formats.registration import Endpoint, Registration
@@ -156,10 +156,9 @@ async def test_what_a_silent_bookie_stores_is_unknown(cluster: RealCluster) -> N
     await LedgerManager(cluster.store).create(metadata(1, CLOSED, ("silent",), last=9))
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint = Endpoint("bookie", "127.0.0.1", silent.getsockname()[1], "grpc")
-        manager = RegistrationManager(cluster.store)
         async with (
-            manager.register(Registration("silent", (endpoint,))),
-            manager.register(Registration("nowhere", ())),
+            BookieRegistration(cluster.store, Registration("silent", (endpoint,))),
+            BookieRegistration(cluster.store, Registration("nowhere", ())),
         ):
             checks = {
                 check.name: check

@@ -35,12 +35,12 @@ from bookie.formats.records import (
 )
 from bookie.server import inspection
 from bookie.server.inspection import entry_ranges, files_in, inspect_file, opened_index
+from bookie.storage.files import SealedFile
 from bookie.storage.index.entry_index import (
     TABLES,
     CheckpointChange,
     Index,
     LedgerChange,
-    SealedFile,
 )
 from bookie.storage.memtable import LocationTable
 

@@ -31,16 +31,14 @@ def manager_socket(
 
 
 def test_each_state_is_one_datagram(manager_socket: tuple[str, socket.socket]) -> None:
-    """Ready, status, alive and stopping arrive as systemd spells them."""
+    """Ready, alive and stopping arrive as systemd spells them."""
     name, listener = manager_socket
     manager = ServiceManager(Supervision(name, None))
     manager.ready("serving")
-    manager.status("read-only")
     manager.alive()
     manager.stopping()
-    assert [listener.recv(1024).decode() for _ in range(4)] == [
+    assert [listener.recv(1024).decode() for _ in range(3)] == [
         "READY=1\nSTATUS=serving",
-        "STATUS=read-only",
         "WATCHDOG=1",
         "STOPPING=1\nSTATUS=stopping",
     ]

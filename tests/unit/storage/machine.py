@@ -27,7 +27,7 @@ from bookie.env import (
 )
 from bookie.errors import StorageFailedError
 from bookie.formats.batch import EntryBatch
-from bookie.formats.commands import Reply
+from bookie.formats.commands import AddCommand, Reply
 from bookie.formats.digest import DigestType, digester_for_key
 from bookie.formats.entry import pack_batch
 from bookie.ids import MAX_ID, NO_ENTRY
@@ -363,16 +363,16 @@ async def start_add(
     refusal = engine.admission.refusal(state, key, recovery=recovery)
     if refusal is not None:
         return Waiter.of(refusal)
-    return engine.admission.add(
-        state,
+    command = AddCommand(
         entries,
-        crc32c(entries.payload),
+        entries.ledger_id,
         key,
-        max_lac=max_lac,
+        crc32c(entries.payload),
         recovery=recovery,
         deferred_sync=deferred_sync,
         lac_packet=lac_packet,
     )
+    return engine.admission.add(state, command, max_lac)
 
 
 async def add(
@@ -391,15 +391,9 @@ async def add(
     entries = batch(ledger_id, ids, lac=lac, size=size, salt=salt)
     state = await engine.load(ledger_id)
     if not recovery and state.may_hold(entries):
-        return await engine.duplicates.add(
-            state,
-            entries,
-            crc32c(entries.payload),
-            key,
-            max_lac=lac,
-            deferred_sync=deferred_sync,
-            lac_packet=b"",
-        )
+        crc = crc32c(entries.payload)
+        command = AddCommand(entries, ledger_id, key, crc, deferred_sync=deferred_sync)
+        return await engine.duplicates.add(state, command, lac)
     return await (
         await start_add(
             engine, entries, key=key, recovery=recovery, deferred_sync=deferred_sync, max_lac=lac

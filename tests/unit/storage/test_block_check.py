@@ -12,6 +12,7 @@ from crc32c import crc32c
 
 from bookie.env import File
 from bookie.formats.batch import PACKET_HEADER_SIZE_BYTES, EntryBatch
+from bookie.formats.commands import AddCommand
 from bookie.formats.digest import DigestType, digester_for_key
 from bookie.formats.entry import pack_batch
 from bookie.ids import Status
@@ -45,16 +46,8 @@ def entries(kind: DigestType, ledger_id: int, first: int, count: int) -> EntryBa
 async def store(engine: Engine, batch: EntryBatch) -> None:
     """Add a batch, durably."""
     state = await engine.load(batch.ledger_id)
-    outcome = engine.admission.add(
-        state,
-        batch,
-        crc32c(batch.payload),
-        KEY,
-        max_lac=-1,
-        recovery=False,
-        deferred_sync=False,
-        lac_packet=b"",
-    )
+    command = AddCommand(batch, batch.ledger_id, KEY, crc32c(batch.payload))
+    outcome = engine.admission.add(state, command, -1)
     assert (await outcome).status is Status.OK
 
 
@@ -114,13 +107,8 @@ async def test_other_entries_of_a_damaged_block_are_returned(
     outcomes = [
         first.add(
             await engine.load(batch.ledger_id),
-            batch,
-            crc32c(batch.payload),
-            KEY,
+            AddCommand(batch, batch.ledger_id, KEY, crc32c(batch.payload)),
             max_lac=-1,
-            recovery=False,
-            deferred_sync=False,
-            lac_packet=b"",
         )
         for batch in (ours, others)
     ]

@@ -60,7 +60,7 @@ async def until_failed(engine: Engine) -> None:
     """Wait for the cancellation that a failed engine sends into its block."""
     with pytest.raises(asyncio.CancelledError):
         await asyncio.Event().wait()
-    assert engine._failure is not None
+    assert engine.failure is not None
 
 
 @pytest.mark.parametrize("call", ["pwritev", "fdatasync"])

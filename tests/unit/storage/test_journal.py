@@ -18,7 +18,6 @@ from bookie.storage.journal.group_commit import (
     BlockDone,
     JournalRequest,
     JournalWriter,
-    Predecessor,
     RequestKind,
     journal_path,
 )
@@ -54,7 +53,7 @@ class Journal:
         file = create_file(self.disk, str(self.machine.journal), header, FILE_BYTES)
         path = journal_path(str(self.machine.journal), 1)
         self.mark = self.writer.start(
-            header, file, path, FILE_BYTES, Predecessor(77, b"p" * 16, 7777)
+            header, file, path, FILE_BYTES, LinkRecord(77, b"p" * 16, 7777)
         )
         self.disk.calls.clear()
 
@@ -252,7 +251,7 @@ def test_a_roll_syncs_the_old_file_before_the_new_one_takes_a_record(journal: Jo
     (rolled,) = journal.done[-1].rolled
     assert rolled.number == 1
     old_blocks = journal.scan(1)
-    assert rolled.end_offset == old_blocks[-1].end == journal.size(1)
+    assert rolled.size_bytes == old_blocks[-1].end == journal.size(1)
 
     calls = [
         (call.name, Path(call.path).name)
@@ -274,7 +273,7 @@ def test_a_roll_syncs_the_old_file_before_the_new_one_takes_a_record(journal: Jo
 
     (first,) = journal.scan(2)
     link = next(record for _, record in parse_records(memoryview(first.body), 2))
-    assert link == LinkRecord(1, b"n" * 16, rolled.end_offset)
+    assert link == LinkRecord(1, b"n" * 16, rolled.size_bytes)
 
 
 def test_the_first_block_names_the_predecessor_that_boot_found(journal: Journal) -> None:

@@ -1,0 +1,162 @@
+"""Clusters with one bug each, made by replacing one thing that the product does.
+
+Each has a focus: the kinds of faults and the quorums with which a seed soon meets the bug. Clients'
+bugs are the broken machines of the property tests, run here by the real driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest.mock import patch
+
+import bookie.client.recovery
+import bookie.client.writer
+import bookie.node.start
+from bookie.env import Outcome
+from bookie.formats.commands import Reply
+from bookie.ids import Status
+from bookie.storage.admission import Admission
+from bookie.storage.ledger_state import LocalLedger
+from tests.cluster_sim.cluster_script import ClusterSwarm, draw_cluster
+from tests.property.protocol import test_property_mutants as broken
+
+_OK = Reply(Status.OK)
+_add, _fence, _refusal = Admission.add, Admission.fence, Admission.refusal
+
+
+@dataclass(frozen=True, slots=True)
+class BrokenCluster:
+    """A bug: `build` installs it, and the rest says where to look for it."""
+
+    name: str
+    build: Any
+    faults: tuple[str, ...]
+    quorums: tuple[tuple[int, int, int], ...] = ((3, 3, 2),)
+    first_seed: int = 0
+    """Where the search begins."""
+
+    def swarm(self, seed: int) -> ClusterSwarm:
+        """The features of a seed, with this focus."""
+        return replace(
+            draw_cluster(seed),
+            faults=self.faults,
+            quorums=self.quorums,
+            bookies=max(quorum[0] for quorum in self.quorums) + 1,
+            writers=2,
+            recoverers=2,
+            fault_pause_seconds=0.5,
+            chaos_seconds=15.0,
+        )
+
+
+def with_writer(machine: type) -> AbstractContextManager[Any]:
+    """Clients write by another machine."""
+    return patch.object(bookie.client.writer, "LedgerWriter", machine)
+
+
+def with_recovery(machine: type) -> AbstractContextManager[Any]:
+    """Clients recover by another machine."""
+    return patch.object(bookie.client.recovery, "LedgerRecovery", machine)
+
+
+@contextmanager
+def acks_before_sync() -> Iterator[None]:
+    """Bookies acknowledge adds when they are in the journal's queue."""
+
+    def add(self: Any, state: LocalLedger, *args: Any, **named: Any) -> Outcome[Reply]:
+        _add(self, state, *args, **named)
+        return Outcome.of(_OK)
+
+    with patch.object(Admission, "add", add):
+        yield
+
+
+@contextmanager
+def fences_in_memory() -> Iterator[None]:
+    """Bookies forget their fences when they stop."""
+
+    def fence(self: Any, state: LocalLedger, key: bytes) -> Outcome[Reply]:
+        if state.key_digest is None:
+            state.adopt_key(key)
+        state.fenced = state.fence_durable = True
+        return Outcome.of(_OK)
+
+    with patch.object(Admission, "fence", fence):
+        yield
+
+
+@contextmanager
+def admits_after_fence() -> Iterator[None]:
+    """Bookies take plain adds of fenced ledgers."""
+
+    def refusal(self: Any, state: LocalLedger, key: bytes, *, recovery: bool) -> Reply | None:
+        del recovery
+        return _refusal(self, state, key, recovery=True)
+
+    with patch.object(Admission, "refusal", refusal):
+        yield
+
+
+@contextmanager
+def denies_what_it_lost() -> Iterator[None]:
+    """A bookie with new disks is sure about all of its ledgers."""
+
+    async def settle(
+        directories: Any, engine: Any, own: Any, ledgers: Any, collector: Any, bookie_id: str
+    ) -> None:
+        del directories, engine, ledgers, collector, bookie_id
+        await own.advance(is_in_doubt=False)
+
+    with patch.object(bookie.node.start, "_settle_doubts", settle):
+        yield
+
+
+CRASHES = ("kill", "power", "reset", "cut one way")
+NETWORK = ("reset", "cut one way", "cut both ways", "pause")
+LOSSES = ("wipe", "older", "pause", "cut both ways", "kill")
+
+BROKEN_CLUSTERS = (
+    BrokenCluster("bookies acknowledge before the sync", acks_before_sync, ("power", "blackout")),
+    BrokenCluster(
+        "fences are not durable", fences_in_memory, ("kill", "blackout", "pause", "cut one way")
+    ),
+    BrokenCluster("fences do not keep writers out", admits_after_fence, NETWORK),
+    BrokenCluster("a wiped bookie denies entries", denies_what_it_lost, LOSSES),
+    BrokenCluster(
+        "an ack of a replaced bookie counts",
+        lambda: with_writer(broken.HearsFormerEpochs),
+        ("pause", "slow link", "slow sync", "cut one way"),
+    ),
+    BrokenCluster(
+        "acks count across a change",
+        lambda: with_writer(broken.KeepsAcksAcrossTheChange),
+        NETWORK,
+    ),
+    BrokenCluster("one ack too few", lambda: with_writer(broken.AcksOneShort), NETWORK),
+    BrokenCluster("a writer ignores fences", lambda: with_writer(broken.IgnoresFences), NETWORK),
+    BrokenCluster(
+        "a lost reply is taken for a failure",
+        lambda: with_writer(broken.TakesSilenceForFailure),
+        ("lost replies", "pause", "kill"),
+    ),
+    BrokenCluster(
+        "recovery reads without fence", lambda: with_recovery(broken.ReadsWithoutFence), NETWORK
+    ),
+    BrokenCluster(
+        "recovery stores nothing again", lambda: with_recovery(broken.DoesNotStoreAgain), NETWORK
+    ),
+    BrokenCluster(
+        "one denial ends a ledger", lambda: with_recovery(broken.OneDenialIsEnough), NETWORK
+    ),
+    BrokenCluster(
+        "silence counts as denial", lambda: with_recovery(broken.SilenceIsDenial), NETWORK
+    ),
+    BrokenCluster(
+        "recovery looks no further than the LAC",
+        lambda: with_recovery(broken.LooksNoFurther),
+        NETWORK,
+    ),
+)

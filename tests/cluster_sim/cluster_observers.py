@@ -1,0 +1,217 @@
+"""Sees what happens inside the product while a seed runs: events of bookies, and rare things.
+
+It wraps a few methods of the real parts and changes nothing that they do.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+from bookie.cluster import keys
+from bookie.env import Outcome
+from bookie.errors import FormatError
+from bookie.formats.batch import EntryBatch
+from bookie.formats.commands import ReadCommand, ReadReply, Reply
+from bookie.formats.ledger_metadata import LedgerMetadata, LedgerState, decode
+from bookie.ids import Status
+from bookie.metadata.memory.tree import MemoryTree
+from bookie.metadata.store import Operation, Put
+from bookie.node.bookie import Bookie
+from bookie.protocol.writer import LedgerWriter
+from bookie.protocol.writer_events import AddAnswered, WriterEffect, WriterEvent
+from bookie.storage.admission import Admission
+from bookie.storage.ledger_state import LocalLedger
+from tests.cluster_sim.simulated_network import PROCESS
+from tests.ledger_history.ledger_events import BookieEvent, BookieEventKind, HistoryRecorder
+from tests.sim.disk import SimulatedFile
+
+SOMETIMES = {
+    "change by writer": 50,
+    "change during recovery": 5,
+    "late answer of a replaced bookie": 10,
+    "fence between accept and sync": 10,
+    "lost CAS reply: success": 10,
+    "lost CAS reply: conflict": 10,
+    "session expired": 10,
+    "wiped bookie returned": 10,
+    "older bookie returned": 5,
+    "competing recoveries": 10,
+    "bookie killed": 20,
+    "power cut": 20,
+    "disk failed": 5,
+    "connection reset": 50,
+    "recovery closed a ledger": 100,
+    "writer was fenced": 20,
+}
+"""What `SOMETIMES_SEEDS` seeds together must reach, and how often at least."""
+
+SOMETIMES_SEEDS = 200
+
+
+class ClusterObservers:
+    """What was seen in one seed. Bookies' events go to `recorder`."""
+
+    def __init__(self, counts: Counter[str], recorder: HistoryRecorder) -> None:
+        self.counts = counts
+        self.recorder = recorder
+        self._unsynced: dict[tuple[int, int], list[Outcome[Reply]]] = {}
+        """By the identity of an admission, which is kept, and ledger."""
+        self._kept: dict[int, Any] = {}
+        self._metadata: dict[str, LedgerMetadata] = {}
+
+    def answered(self, writer: LedgerWriter, event: WriterEvent) -> None:
+        """A writer's machine is about to take `event`."""
+        if isinstance(event, AddAnswered) and event.epoch != writer.epochs[event.slot]:
+            self.counts["late answer of a replaced bookie"] += 1
+        if isinstance(event, AddAnswered) and event.status is Status.FENCED:
+            self.counts["writer was fenced"] += 1
+
+    def saw(self, kind: BookieEventKind, ledger_id: int | None = None, *entry_ids: int) -> None:
+        """Something happened in the bookie that runs the current task, if its process lives."""
+        process = PROCESS.get()
+        if process.is_alive:
+            for entry_id in entry_ids or (None,):
+                self.recorder.bookie(
+                    BookieEvent(
+                        bookie_id=process.host,
+                        kind=kind,
+                        epoch=process.life,
+                        ledger_id=ledger_id,
+                        entry_id=entry_id,
+                    )
+                )
+
+    def added(
+        self,
+        admission: Any,
+        ledger_id: int,
+        batch: EntryBatch,
+        outcome: Outcome[Reply],
+        *,
+        recovery: bool,
+    ) -> None:
+        """A bookie accepted entries that are not durable yet."""
+        ids = batch.entry_ids().tolist()
+        kind = BookieEventKind.RECOVERY_ADD_ACK if recovery else BookieEventKind.ADD_ACK
+        self.saw(BookieEventKind.ACCEPT, ledger_id, *ids)
+
+        def told(reply: Reply) -> None:
+            if reply.status is Status.OK:
+                self.saw(kind, ledger_id, *ids)
+
+        outcome.then(told)
+        if not outcome.done():
+            self._kept[id(admission)] = admission
+            waiting = self._unsynced.setdefault((id(admission), ledger_id), [])
+            waiting[:] = [item for item in waiting if not item.done()]
+            waiting.append(outcome)
+
+    def fenced(self, admission: Any, ledger_id: int) -> None:
+        """A bookie is about to fence a ledger."""
+        if any(not item.done() for item in self._unsynced.get((id(admission), ledger_id), ())):
+            self.counts["fence between accept and sync"] += 1
+
+    def fence_answered(self, ledger_id: int, reply: Reply) -> None:
+        """A bookie answers a fence."""
+        if reply.status is Status.OK:
+            self.saw(BookieEventKind.FENCE_ACK, ledger_id)
+
+    def was_read(self, command: ReadCommand, reply: ReadReply) -> None:
+        """A bookie answers a read."""
+        if Status.NO_SUCH_ENTRY in {reply.status, reply.stopped_by}:
+            denied = reply.next_entry_id if reply.status is Status.OK else command.first_entry_id
+            kind = BookieEventKind.NO_SUCH_ENTRY
+            if command.fence:
+                kind = BookieEventKind.NO_SUCH_ENTRY_FENCING
+            self.saw(kind, command.ledger_id, denied)
+
+    def committed(self, operations: list[Operation]) -> None:
+        """The metadata store did this."""
+        for operation in operations:
+            if isinstance(operation, Put) and operation.key.startswith(keys.LEDGERS):
+                try:
+                    found = decode(0, operation.value)
+                except FormatError:
+                    continue
+                before = self._metadata.get(operation.key)
+                self._metadata[operation.key] = found
+                if before is not None:
+                    self._compare(before, found)
+
+    def _compare(self, before: LedgerMetadata, after: LedgerMetadata) -> None:
+        same = before.fragments == after.fragments
+        if before.state is LedgerState.IN_RECOVERY:
+            if after.state is LedgerState.CLOSED:
+                self.counts["recovery closed a ledger"] += 1
+                if not same and len(after.fragments) >= len(before.fragments):
+                    self.counts["change during recovery"] += 1
+        elif before.state is LedgerState.OPEN and after.state is LedgerState.OPEN and not same:
+            self.counts["change by writer"] += 1
+
+
+@contextmanager
+def observed(observers: ClusterObservers) -> Iterator[None]:
+    """Count while the block lasts."""
+    step, add, fence, transact = (
+        LedgerWriter.step, Admission.add, Admission.fence, MemoryTree.transact
+    )  # fmt: skip
+    read, try_read, sync = Bookie.read, Bookie.try_read, SimulatedFile.fdatasync
+
+    def counted_step(self: LedgerWriter, event: WriterEvent) -> list[WriterEffect]:
+        observers.answered(self, event)
+        return step(self, event)
+
+    def counted_add(self: Any, state: LocalLedger, *args: Any, **named: Any) -> Outcome[Reply]:
+        outcome = add(self, state, *args, **named)
+        observers.added(self, state.ledger_id, args[0], outcome, recovery=named["recovery"])
+        return outcome
+
+    def counted_fence(self: Any, state: LocalLedger, key: bytes) -> Outcome[Reply]:
+        observers.fenced(self, state.ledger_id)
+        outcome = fence(self, state, key)
+        outcome.then(partial(observers.fence_answered, state.ledger_id))
+        return outcome
+
+    async def seen_read(self: Bookie, command: ReadCommand) -> ReadReply:
+        reply = await read(self, command)
+        observers.was_read(command, reply)
+        return reply
+
+    def seen_try_read(self: Bookie, command: ReadCommand) -> ReadReply | None:
+        reply = try_read(self, command)
+        if reply is not None:
+            observers.was_read(command, reply)
+        return reply
+
+    def seen_sync(self: SimulatedFile) -> None:
+        is_journal = "/journal/" in self.inode.path
+        if is_journal:
+            observers.saw(BookieEventKind.SYNC_BEGIN)
+        try:
+            sync(self)
+        except OSError:
+            if is_journal:
+                observers.saw(BookieEventKind.SYNC_ERROR)
+            raise
+        if is_journal:
+            observers.saw(BookieEventKind.SYNC_END)
+
+    def counted_transact(self: MemoryTree, operations: Any, session: bytes) -> Any:
+        stats = transact(self, operations, session)
+        observers.committed(list(operations))
+        return stats
+
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(LedgerWriter, "step", counted_step))
+        stack.enter_context(patch.object(Admission, "add", counted_add))
+        stack.enter_context(patch.object(Admission, "fence", counted_fence))
+        stack.enter_context(patch.object(MemoryTree, "transact", counted_transact))
+        stack.enter_context(patch.object(Bookie, "read", seen_read))
+        stack.enter_context(patch.object(Bookie, "try_read", seen_try_read))
+        stack.enter_context(patch.object(SimulatedFile, "fdatasync", seen_sync))
+        yield

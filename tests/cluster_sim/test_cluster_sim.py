@@ -1,0 +1,71 @@
+"""Whole clusters in virtual time: no seed breaks a rule, and together they reach rare things."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cluster_sim.cluster_observers import SOMETIMES, SOMETIMES_SEEDS
+from tests.cluster_sim.cluster_script import simulate_cluster
+
+ROOT = Path(__file__).parents[2]
+SEEDS = 200
+SEEDS_OF_A_SOAK = 10_000
+SEEDS_A_TEST = 50
+"""One seed of each test is run twice more, in processes of its own."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Two hundred seeds by default, ten thousand in a soak."""
+    soak = metafunc.config.getoption("hypothesis_profile", None) == "soak"
+    if "first_cluster" in metafunc.fixturenames:
+        last = SEEDS_OF_A_SOAK if soak else SEEDS
+        metafunc.parametrize("first_cluster", range(0, last, SEEDS_A_TEST))
+
+
+def test_clusters_keep_the_rules(first_cluster: int, report: Callable[[str], None]) -> None:
+    """Every seed ends calm and breaks no rule; rare things happen often enough."""
+    counts: Counter[str] = Counter()
+    virtual_seconds, began = 0.0, time.monotonic()
+    for seed in range(first_cluster, first_cluster + SEEDS_A_TEST):
+        outcome = simulate_cluster(seed)
+        assert not outcome.problems, outcome.describe()
+        counts += outcome.counts
+        virtual_seconds += outcome.virtual_seconds
+    rate = SEEDS_A_TEST / (time.monotonic() - began)
+    told = ", ".join(f"{name} {counts[name]}" for name in sorted(counts))
+    report(
+        f"clusters from seed {first_cluster}: {rate:.1f} seeds/s, "
+        f"{virtual_seconds / 3600:.2f} simulated hours; {told}"
+    )
+    share = SEEDS_A_TEST / SOMETIMES_SEEDS
+    rare = {name: counts[name] for name in SOMETIMES if counts[name] < SOMETIMES[name] * share}
+    assert not rare, f"these happened too rarely: {rare}"
+    assert trace_elsewhere(first_cluster, "1") == trace_elsewhere(first_cluster, "4711")
+
+
+def trace_elsewhere(seed: int, hash_seed: str) -> int:
+    """The checksum of everything that happened in a seed, in a process of its own."""
+    found = subprocess.run(
+        [sys.executable, "-m", "tests.cluster_sim.cluster_script", str(seed)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": hash_seed},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return int(found.stdout.split()[-1])
+
+
+def test_a_cluster_does_not_depend_on_what_ran_before() -> None:
+    """A seed leaves the same trace after another one, and another seed leaves another."""
+    first = simulate_cluster(3)
+    assert simulate_cluster(3).trace == first.trace == trace_elsewhere(3, "0")
+    assert simulate_cluster(5).trace != first.trace
