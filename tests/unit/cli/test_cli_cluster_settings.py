@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import itertools
 import json
 
 import pytest
@@ -12,32 +10,29 @@ from bookie.cli import app
 from bookie.cluster.cookies import CookieManager
 from bookie.cluster.instance import initialize_cluster
 from bookie.formats.cookie import Cookie, CookieState
-from bookie.metadata.connect import open_store
+from bookie.metadata.store import MetadataStore
+from tests.unit.cli.cli_store import on
 
-_names = itertools.count()
 MISUSED = app.EXIT_MISUSED
 
 
 @pytest.fixture
-def uri(monkeypatch: pytest.MonkeyPatch) -> str:
+def uri(uri: str) -> str:
     """A cluster that the bookie b1 has joined, which the environment names."""
-    uri = f"memory://cli-settings-{next(_names)}"
-    monkeypatch.setenv("BOOKIE_METADATA", uri)
 
-    async def join() -> None:
-        async with open_store(uri) as store:
-            instance_id = await initialize_cluster(store)
-            cookie = Cookie(
-                bookie_id="b1",
-                instance_id=instance_id,
-                unique_id="00000000000000000000000000000001",
-                state=CookieState.READY,
-                journal_dirs=("/j",),
-                ledger_dirs=("/l",),
-            )
-            await CookieManager(store).create(cookie)
+    async def join(store: MetadataStore) -> None:
+        instance_id = await initialize_cluster(store)
+        cookie = Cookie(
+            bookie_id="b1",
+            instance_id=instance_id,
+            unique_id="00000000000000000000000000000001",
+            state=CookieState.READY,
+            journal_dirs=("/j",),
+            ledger_dirs=("/l",),
+        )
+        await CookieManager(store).create(cookie)
 
-    asyncio.run(join())
+    on(uri, join)
     return uri
 
 

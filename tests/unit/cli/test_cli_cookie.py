@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import itertools
 import json
 import shutil
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 
@@ -22,31 +19,17 @@ from bookie.cluster.layout import FLAT
 from bookie.cluster.ledgers import LedgerManager
 from bookie.formats.cookie import Cookie, CookieState, decode_cookie, encode_cookie
 from bookie.formats.ledger_metadata import Fragment, LedgerMetadata, LedgerState
-from bookie.metadata.connect import open_store
 from bookie.metadata.store import MetadataStore
+from tests.unit.cli.cli_store import on
 
-T = TypeVar("T")
-_names = itertools.count()
 TRIO = ("b1", "b2", "b3")
 
 
 @pytest.fixture
-def uri(monkeypatch: pytest.MonkeyPatch) -> str:
+def uri(uri: str) -> str:
     """A cluster in a store that the environment names."""
-    uri = f"memory://cli-cookie-{next(_names)}"
-    monkeypatch.setenv("BOOKIE_METADATA", uri)
     on(uri, initialize_cluster)
     return uri
-
-
-def on(uri: str, act: Callable[[MetadataStore], Awaitable[T]]) -> T:
-    """Do something to the store."""
-
-    async def run() -> T:
-        async with open_store(uri) as store:
-            return await act(store)
-
-    return asyncio.run(run())
 
 
 def bookie(*words: str) -> int:

@@ -4,46 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import io
-import itertools
 import json
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from bookie.cli import app
 from bookie.cluster.instance import initialize_cluster
 from bookie.formats.cookie import Cookie, CookieState, encode_cookie
-from bookie.metadata.connect import open_store
 from bookie.metadata.export import walk
 from bookie.metadata.store import MetadataStore
-
-_names = itertools.count()
-
-
-@pytest.fixture
-def uri(monkeypatch: pytest.MonkeyPatch) -> str:
-    """An empty store, which the environment names."""
-    uri = f"memory://cli-{next(_names)}"
-    monkeypatch.setenv("BOOKIE_METADATA", uri)
-    return uri
-
-
-def on(uri: str, act: Callable[[MetadataStore], Awaitable[object]]) -> None:
-    """Do something to the store."""
-
-    async def run() -> None:
-        async with open_store(uri) as store:
-            await act(store)
-
-    asyncio.run(run())
-
-
-def bookie(*words: str) -> int:
-    return app.run(list(words))
+from tests.unit.cli.cli_store import bookie, new_uri, on
 
 
 def test_put_get_and_versions(uri: str, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
@@ -193,7 +166,7 @@ def test_what_destroys_nothing_is_not_asked_about(
     assert bookie("metadata", "put", "/cookies/b1", "y", "--yes") == 0
     assert bookie("node", "gc", "b1", "--suspend") == 1, "asked nothing, and found no bookie"
     file = tmp_path / "some.jsonl"
-    other = f"memory://cli-{next(_names)}"
+    other = new_uri()
     assert bookie("metadata", "export", str(file)) == 0
     assert bookie("metadata", "import", str(file), "--overwrite", "-m", other) == 0
     assert bookie("metadata", "migrate", uri, other, "--overwrite") == 0
@@ -247,14 +220,14 @@ def test_export_import_and_migrate(
     file = tmp_path / "cluster.jsonl"
     assert bookie("metadata", "export", str(file)) == 0
     assert capsys.readouterr().err == "3 records, 0 of sessions left out\n"
-    other = f"memory://cli-{next(_names)}"
+    other = new_uri()
     assert bookie("metadata", "import", str(file), "-m", other, "-o", "json") == 0
     assert json.loads(capsys.readouterr().out) == {"written": 3, "equal": 0}
     assert bookie("metadata", "migrate", uri, other, "-o", "json") == 0
     assert json.loads(capsys.readouterr().out)["equal"] == 3
     lines = file.read_text().splitlines()
     file.write_text("\n".join(lines[:-1]) + "\n")
-    assert bookie("metadata", "import", str(file), "-m", f"memory://cli-{next(_names)}") == 1
+    assert bookie("metadata", "import", str(file), "-m", new_uri()) == 1
     assert "was cut off" in capsys.readouterr().err
 
 
@@ -267,7 +240,7 @@ def test_an_export_of_strange_keys_comes_back(
         on(uri, lambda store, key=key: store.put(key, b"v"))  # type: ignore[misc]
     file = tmp_path / "cluster.jsonl"
     assert bookie("metadata", "export", str(file)) == 0
-    other = f"memory://cli-{next(_names)}"
+    other = new_uri()
     assert bookie("metadata", "import", str(file), "-m", other, "-o", "json") == 0
     assert bookie("metadata", "migrate", uri, other) == 0
     file.write_bytes(file.read_bytes().replace(b"\n", b"\r\n"))
@@ -343,7 +316,7 @@ def test_a_cookie_of_another_cluster_is_not_restored(
 ) -> None:
     """It would let a bookie in that has entries of others."""
     journal, ledgers = tmp_path / "j", tmp_path / "l"
-    cookie_of(f"memory://cli-{next(_names)}", journal, ledgers)
+    cookie_of(new_uri(), journal, ledgers)
     on(uri, initialize_cluster)
     assert bookie("cookie", "restore", str(journal), str(ledgers)) == 1
     assert "belongs to the cluster" in capsys.readouterr().err

@@ -3,42 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
-from collections.abc import Awaitable, Callable
 
 import pytest
 
-from bookie.cli import app
 from bookie.cluster import keys
 from bookie.cluster.layout import read_layout
-from bookie.metadata.connect import open_store
 from bookie.metadata.memory.backend import MemoryStore
-from bookie.metadata.store import MetadataStore
-
-_names = itertools.count()
-
-
-@pytest.fixture
-def uri(monkeypatch: pytest.MonkeyPatch) -> str:
-    """An empty store, which the environment names."""
-    uri = f"memory://cli-namespace-{next(_names)}"
-    monkeypatch.setenv("BOOKIE_METADATA", uri)
-    return uri
-
-
-def on(uri: str, act: Callable[[MetadataStore], Awaitable[object]]) -> object:
-    """Do something to the store."""
-
-    async def run() -> object:
-        async with open_store(uri) as store:
-            return await act(store)
-
-    return asyncio.run(run())
-
-
-def bookie(*words: str) -> int:
-    return app.run(list(words))
+from tests.unit.cli.cli_store import bookie, on
 
 
 def _shown(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, tuple[object, str]]:
