@@ -168,6 +168,17 @@ async def read_range(
                     advance(len(entries))
 
 
+async def read_unconfirmed(
+    metadata: str, ledger_id: int, first: int, last: int | None, password: bytes
+) -> AsyncGenerator[Sequence[Entry], None]:
+    """The entries ``first … last`` that bookies store, confirmed or not. None: all that follow."""
+    async with connect(metadata) as client:
+        reader = await client.open_ledger(ledger_id, password=password)
+        async with aclosing(reader.read_unconfirmed(first, last)) as entries:
+            async for entry in entries:
+                yield (entry,)
+
+
 async def follow(
     metadata: str, ledger_id: int, start: int | None, password: bytes
 ) -> AsyncGenerator[Sequence[Entry], None]:

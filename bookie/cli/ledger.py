@@ -336,6 +336,13 @@ def read(
     raw: Annotated[
         bool, typer.Option("--raw", help="Print the bytes of the entries, nothing between them.")
     ] = False,
+    unconfirmed: Annotated[
+        bool,
+        typer.Option(
+            "--unconfirmed",
+            help="Go on beyond the last add confirmed. A recovery may drop what comes then.",
+        ),
+    ] = False,
     password_file: PasswordFile = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
@@ -343,12 +350,12 @@ def read(
 
     With --output json each entry is a JSON object on its own line.
     """
-    from bookie.cli.entries import read_range
+    from bookie.cli.entries import read_range, read_unconfirmed
     from bookie.server.loop import run
 
-    run(
-        _print(read_range(metadata, ledger, first, last, read_password(password_file)), raw, output)
-    )
+    read_entries = read_unconfirmed if unconfirmed else read_range
+    password = read_password(password_file)
+    run(_print(read_entries(metadata, ledger, first, last, password), raw, output))
 
 
 @app.command("tail")

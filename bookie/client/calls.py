@@ -37,7 +37,7 @@ PART_SECONDS = 0.5
 class Timers:
     """The timers of one machine. They count the time in which the event loop ran.
 
-    A pause of the process must not look like a timeout: the loop would find its timers expired
+    A pause of the process must not look like a timeout. The loop would find its timers expired
     before it reads the answers that arrived meanwhile. So a timer consists of short parts, and each
     part begins when the one before has ended. A pause of any length costs one part. A last part
     that ends late is followed by exactly one more, so a loop that is always late has timeouts too.

@@ -1,6 +1,6 @@
 """Explain what a recovery of a ledger would decide, without one.
 
-Nothing is changed: no bookie is fenced, and neither metadata nor entries are written. The bookies
+Nothing is changed: bookies, metadata and entries stay as they are. The bookies
 of the last ensemble are asked for their LAC, for themselves and for entries beyond the LAC. With
 these answers `RecoveryForecast` runs the recovery machine.
 

@@ -23,7 +23,7 @@ class SlotFindings:
     registration: str
     """``writable``, ``read-only`` or ``none``."""
     answer: str
-    """``ok``, or why the answer says nothing definite, such as ``no answer`` or ``in limbo``."""
+    """``ok``, or why the answer is in doubt, such as ``no answer`` or ``in limbo``."""
     is_definite: bool
     """Whether a recovery counts such an answer."""
     fenced: bool | None = None

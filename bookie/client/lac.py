@@ -31,8 +31,8 @@ async def ask_lac(
 async def read_lac(pool: BookiePool, metadata: LedgerMetadata, digester: Digester) -> int:
     """The highest LAC among bookies that cover the last ensemble; -1 if none knows one.
 
-    It is never beyond what the writer had acknowledged, and behind it only by what the writer had
-    not told any of these bookies yet. Returns as soon as the answers suffice.
+    The writer had acknowledged at least that much. It may have acknowledged more that it had not
+    told these bookies yet. Returns as soon as the answers suffice.
 
     Raises:
         NotEnoughBookiesError: too few bookies answered.

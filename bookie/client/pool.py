@@ -50,7 +50,7 @@ class AddSender(Protocol):
         """The lane is up; nothing that was sent before will be answered."""
 
     def on_down(self) -> None:
-        """The lane broke, or could not be opened; what was not answered may be stored or not."""
+        """The lane is down; the outcome of every unanswered request is unknown."""
 
     def on_silent(self) -> None:
         """The bookie has not answered others in time."""

@@ -1,9 +1,9 @@
 """Read a long range as several short ones at a time, so that no end waits for the other.
 
 A bookie looks up and sends one span of ids while this process verifies the one before and a third
-is on its way. Each span is a `RangeRead` of its own, with its own replicas and doubts; what they
-deliver is put back into the order of ids. A span is about one answer long: ids are all that can be
-asked for ahead, so its length is learnt from the sizes of the entries that came.
+is on its way. Each span is a `RangeRead` of its own, with its own replicas and doubts. What they
+deliver is put back into the order of ids. A span is about one answer long. Only ids can be asked
+for ahead, so the sizes of earlier entries tell how many ids fill an answer.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The handle of a ledger's reader: ranges, whole batches, and the tail.
 
-A reader returns only confirmed entries: up to the last entry of a closed ledger, else up to the
-last add confirmed (LAC) that some bookie's packet proved. The LAC of a reader never moves back.
+A reader returns only confirmed entries, except by `read_unconfirmed`. A closed ledger ends with its
+last entry. An open one ends, for a reader, with the last add confirmed (LAC) that some bookie's
+packet proved. The LAC of a reader never moves back.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 
 from bookie.client.arguments import checked_entry_id
 from bookie.client.follow import Follower
@@ -21,7 +23,7 @@ from bookie.errors import BadRequestError, NoSuchEntryError, UnavailableError
 from bookie.formats.digest import digester_for_key
 from bookie.formats.entry import Entry
 from bookie.formats.ledger_metadata import LedgerMetadata, Versioned
-from bookie.ids import NO_ENTRY
+from bookie.ids import MAX_ID, NO_ENTRY
 from bookie.protocol.quorum import Quorum
 from bookie.protocol.reader import ReaderLimits
 
@@ -129,8 +131,63 @@ class ReaderHandle:
         """The same entries as `read`, some at a time, for speed. Raises what `read` raises."""
         self._pool.require_open()
         last = await self._bounded(first_entry_id, last_entry_id)
+        async with aclosing(self._batches(first_entry_id, last, self._limits)) as batches:
+            async for entries in batches:
+                yield entries
+
+    async def read_unconfirmed(
+        self, first_entry_id: int = 0, last_entry_id: int | None = None
+    ) -> AsyncGenerator[Entry, None]:
+        """Entries that bookies store, confirmed or not, in order: for a look at an open ledger.
+
+        Nothing is promised for an entry beyond the last add confirmed. A recovery may drop it, and
+        then it was never part of the ledger. Without `last_entry_id` the read goes on until no
+        bookie has the next entry. A closed ledger has confirmed entries only.
+
+        Raises:
+            BadRequestError: the range is reversed, or ends beyond the end of a closed ledger.
+            NoSuchLedgerError: the ledger was deleted.
+            NoSuchEntryError: every bookie that should store an entry denies it. Without
+                `last_entry_id` only for a confirmed entry.
+            UnavailableError, CorruptionError: an entry could not be read from any bookie.
+        """
+        _check_range(first_entry_id, last_entry_id)
+        self._pool.require_open()
+        if not self.is_closed:
+            self._adopt(await self._ledgers.read(self.ledger_id))
+        confirmed = self.last_add_confirmed
+        if last_entry_id is not None and not self.is_closed:
+            confirmed = min(confirmed, last_entry_id)
         position = first_entry_id
+        if position <= confirmed or self.is_closed:
+            last = last_entry_id if self.is_closed else confirmed
+            async with aclosing(self.read(position, last)) as entries:
+                async for entry in entries:
+                    yield entry
+                    position = entry.entry_id + 1
+        if self.is_closed:
+            return
+        last = MAX_ID if last_entry_id is None else last_entry_id
+        # In a larger window of a striped ledger, one missing entry would hide those before it.
+        limits = replace(self._limits, striped_window_entries=1)
+        try:
+            async with aclosing(self._batches(position, last, limits)) as batches:
+                async for batch in batches:
+                    for entry in batch:
+                        yield entry
+        except NoSuchEntryError:
+            if last_entry_id is not None:
+                raise
+
+    async def _batches(
+        self, position: int, last: int, limits: ReaderLimits
+    ) -> AsyncGenerator[Sequence[Entry], None]:
+        """The entries ``position … last``; those that a recovery dropped meanwhile do not exist."""
         while position <= last:
+            if self.is_closed and last > self.last_entry_id:
+                raise NoSuchEntryError(
+                    f"ledger {self.ledger_id} was closed and ends with entry {self.last_entry_id}"
+                )
             read = ReadAhead(
                 self.metadata,
                 position,
@@ -138,7 +195,7 @@ class ReaderHandle:
                 self._pool,
                 self._digester,
                 self._replica,
-                self._limits,
+                limits,
             )
             try:
                 while entries := await read.next():
@@ -204,12 +261,9 @@ class ReaderHandle:
 
     async def _bounded(self, first: int, last: int | None) -> int:
         """The last entry to read."""
-        if checked_entry_id(first, "the first entry id") < 0:
-            raise BadRequestError(f"entries {first} to {last} are not a range of entry ids")
+        _check_range(first, last)
         if last is None:
             return self.last_entry_id
-        if checked_entry_id(last, "the last entry id") < first - 1:
-            raise BadRequestError(f"the range of entries {first} to {last} is reversed")
         if last <= self.last_add_confirmed:
             return last
         if last > await self.refresh():
@@ -228,3 +282,15 @@ class ReaderHandle:
     def _adopt(self, found: Versioned[LedgerMetadata]) -> None:
         if found.version > self._found.version:
             self._found = found
+
+
+def _check_range(first: int, last: int | None) -> None:
+    """Refuse what is no range of entry ids; one that ends right before its first entry is empty.
+
+    Raises:
+        BadRequestError: it is none.
+    """
+    if checked_entry_id(first, "the first entry id") < 0:
+        raise BadRequestError(f"entries {first} to {last} are not a range of entry ids")
+    if last is not None and checked_entry_id(last, "the last entry id") < first - 1:
+        raise BadRequestError(f"the range of entries {first} to {last} is reversed")

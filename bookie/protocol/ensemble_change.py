@@ -87,7 +87,7 @@ class Replacements:
         self.returning = 0
         """Slots whose stream broke and which have a while to come back."""
         self.urgent = 0
-        """Those of them that have only a moment, because without them no ack quorum is left."""
+        """Those of them that have only a moment, because an ack quorum needs them."""
         self.is_choosing = False
         """Newcomers were asked for."""
         self.lacks_spares = False

@@ -29,7 +29,7 @@ class StartTimer:
 
 @dataclass(frozen=True, slots=True)
 class CancelTimer:
-    """Forget a timer; one that does not run is no error."""
+    """Forget a timer; it need not be running."""
 
     timer: TimerId
 

@@ -75,7 +75,7 @@ class Changed:
 
 @dataclass(frozen=True, slots=True)
 class Overtaken:
-    """The change did not happen, and will not; the ledger is still ours."""
+    """The change will never happen; the ledger is still ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class CloseDone:
 
 @dataclass(frozen=True, slots=True)
 class CloseRefused:
-    """It is not closed by us, or nobody knows."""
+    """Somebody else closed it, or its state is unknown."""
 
     error: BookieError
 

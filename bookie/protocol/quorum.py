@@ -5,8 +5,8 @@ slots that start at ``e % E`` and wrap around. Any Qa of them acknowledge the en
 the same ``e % E`` share a write set; they form a **class**. With E == Qw all classes have the same
 write set, so there is only one class.
 
-Sets of slots are bit masks (bit ``s`` is slot ``s``): a quorum test is one AND and one bit count,
-and a mask is a value that can be stored, compared and printed.
+Sets of slots are bit masks: bit ``s`` is slot ``s``. A quorum test is then one AND and one bit
+count. A mask is a plain value that can be stored, compared and printed.
 
 Source: the BookKeeper protocol document, "Write quorums" and "Ack quorums"; coverage is the window
 rule of its section "Closing a ledger as a reader".

@@ -1,15 +1,15 @@
 """Read planning: which replica is asked for which ids, and what happens when one is in doubt.
 
-A read covers ids ``first … last``, all of them confirmed: the caller has bounded `last` by the LAC,
-or by the last entry of a closed ledger. It proceeds by fragments, and within a fragment by windows.
-A window is delivered in id order. `Continue` fetches the next one.
+A read covers ids ``first … last``, which are all confirmed. The caller has bounded `last` by the
+LAC, or by the last entry of a closed ledger. The read proceeds by fragments, and within a fragment
+by windows. A window is delivered in id order. `Continue` fetches the next one.
 
 The ids of a window that share a write set form a **part** (one part without striping, else one per
 class). One replica serves a part for as long as it delivers. Any doubt about the next id (denied,
 unreadable, wrong digest, no answer) moves the part to the next replica of the write set. After a
 silence a second replica is asked as well, and the first to deliver wins. The read fails only if all
-replicas failed for the same id: with `NoSuchEntryError` if all of them denied it, otherwise with
-the failure of one that did not.
+replicas failed for the same id. If all of them denied it, that is `NoSuchEntryError`. Otherwise it
+is the failure of a replica that gave another answer.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ class LedgerRead:
     # -- parts -------------------------------------------------------------------------------------
 
     def _ask(self, part: _Part) -> list[ReaderEffect]:
-        """Ask the next replica that has not failed and is not being asked."""
+        """Ask the next replica, leaving out those that failed or are being asked."""
         members = self.quorum.write_set(part.position)
         members = members[part.replica :] + members[: part.replica]
         busy = part.requests.values()

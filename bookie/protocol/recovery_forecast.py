@@ -7,8 +7,9 @@ nothing: a LAC read in place of a fence, a plain read in place of a fencing one.
 
 So a denial holds only for the moment. A live writer may still have the entry acknowledged.
 
-One attempt is made. The driver chooses the order of the answers, which may matter: an entry beyond
-the LAC that only some bookies have is kept if one of them answers before enough others deny it.
+One attempt is made. The driver chooses the order of the answers, which may matter. Only some
+bookies may have an entry beyond the LAC. It is kept if one of them answers before enough others
+deny it.
 `lowest_first` and `highest_first` are the extremes of a ledger that is not striped.
 """
 

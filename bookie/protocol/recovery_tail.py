@@ -2,8 +2,8 @@
 
 A recovery reads the last fragment as it found it, the **frozen** one, to its end. It may store what
 it finds on other bookies. The tail is the list of fragments that take the place of the frozen one
-in the metadata of the closed ledger. Nobody sees it before: another recovery that read bookies of
-the tail would hear denials from bookies that were given nothing yet.
+in the metadata of the closed ledger. Only then may others see it. Before that, some bookies of the
+tail hold nothing yet, and another recovery would take their denials for the truth.
 
 Source: the notes on recovery in the TLA+ specification of BookKeeper's protocol.
 """

@@ -18,8 +18,8 @@ CLOSED      the owner ended it                                   nothing
 =========== ==================================================== ===============================
 
 An answer to a request that was sent before the doubt began proves nothing about the time since. A
-session that is lost by the clock may still be alive at the server and come back: consumers hear
-SESSION_LOST and SESSION_REESTABLISHED all the same.
+session that is lost by the clock may still be alive at the server and come back. Consumers hear
+SESSION_LOST and SESSION_REESTABLISHED in this case, too.
 
 A process may pause: by a signal, with a suspended machine, or in a long call that blocks its event
 loop. The machine notices a pause at the first step after it, before that step's own event counts,
@@ -58,8 +58,8 @@ class SessionEvent(enum.Enum):
     """What happened to the session that owns this store's ephemeral records.
 
     A short outage is CONNECTION_LOST, RECONNECTED. A long one, or an expiry, is CONNECTION_LOST,
-    SESSION_LOST, RECONNECTED, SESSION_REESTABLISHED: by the last one the store has a session again,
-    and the ephemeral records of the old one are gone or about to go.
+    SESSION_LOST, RECONNECTED, SESSION_REESTABLISHED. By the last one the store has a session again.
+    The ephemeral records of the old one are gone or about to go.
     """
 
     CONNECTION_LOST = "connection lost"
@@ -99,7 +99,7 @@ class Tick:
 class Answered:
     """A request that keeps the session alive was answered: a probe, or another such request.
 
-    A read on etcd is not such a request, because etcd answers it without regard to the session.
+    A read on etcd does not count, because etcd answers it in every session.
     """
 
     sent_at: float
@@ -131,15 +131,15 @@ class Disconnected:
 
 @dataclass(frozen=True, slots=True)
 class ReadOnly:
-    """The connection leads to a server that cannot write, and knows nothing about sessions."""
+    """The connection leads to a server in read-only mode, which has no sessions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expired:
     """The server says that the session ended.
 
-    `sent_at` is when the question was sent, None where the server said so by itself: an answer to
-    a question from before the present session began speaks of an older one.
+    `sent_at` is when the question was sent; None if the server said so by itself. An answer to a
+    question from before the present session speaks of an older session.
     """
 
     sent_at: float | None = None

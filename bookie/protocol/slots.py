@@ -71,7 +71,7 @@ class Slots:
         return new
 
     def lose(self, slot: int) -> None:
-        """Nothing that it acknowledged may be counted on, and nothing is sent to it again."""
+        """Its acknowledgements are void. It gets nothing more."""
         self.disconnect(slot)
         self.dead |= 1 << slot
         self.lost |= 1 << slot

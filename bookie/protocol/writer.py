@@ -29,21 +29,21 @@ unless another client has taken the ledger over.
 the ledger is still OPEN and ours, that bookie failed, and is lost. Otherwise the writer fails.
 
 **Lost bookies.** A bookie that comes back with another incarnation may have lost what it had
-acknowledged. Its acknowledgements of what is not confirmed are void, and it is never used again,
-except as a newcomer.
+acknowledged. Its acknowledgements of unconfirmed batches are void. It may come back only as a
+newcomer.
 
 **Replacing bookies** (`ensemble_change`). A slot is due when its bookie refuses, misses its
-deadline, is lost, or when its stream stays broken for a while: a moment only, if the others are too
-few for an ack quorum. While a change is under way its slots do not count, and nothing from its
-first entry on is released. Then the newcomers get everything from there on. What is below no longer
-waits for the old bookies. Slots that fail meanwhile are due for the next change.
+deadline or is lost. It is also due when its stream stays broken for a while: only a moment, if the
+others are too few for an ack quorum. While a change is under way, its slots do not count. Nothing
+from its first entry on is released meanwhile. Then the newcomers get everything from there on. What
+is below no longer waits for the old bookies. Slots that fail meanwhile are due for the next change.
 
 **Epochs.** Each slot has one: answers and events of another epoch count for nothing. Two answers
 are heard all the same, because they may be about the ledger: FENCED and UNAUTHORIZED.
 
 **Deferred sync.** Batches are confirmed when they are written, not synced; the LAC follows only
 after a force. An acknowledgement that was not forced is void when the stream it came on breaks.
-Bookies are never replaced: no rule is proven for what they acknowledged and have not synced.
+Bookies are never replaced, because no rule is proven for entries that they have not synced.
 
 Source: the BookKeeper protocol document, "Writing to ledgers" and "Closing a ledger as a writer".
 """

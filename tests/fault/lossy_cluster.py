@@ -18,6 +18,7 @@ from bookie.errors import BookieError, NotEnoughBookiesError
 from bookie.metadata.connect import open_store
 from tests.fault.daemon_cluster import BOOKIES, home_of
 from tests.fault.daemon_process import Daemon, Home, serving, suspend
+from tests.servers.proxy import Proxy
 
 SESSION_TIMEOUT_SECONDS = 1.0
 SECONDS_MAX = 60.0
@@ -38,6 +39,8 @@ class LossyCluster:
         self.path = path
         self.homes: dict[str, Home] = {}
         self.daemons: dict[str, Daemon] = {}
+        self.links: dict[str, Proxy] = {}
+        """The way of every client to each bookie, if it may be broken."""
         self._stack = stack
         self._lives: dict[str, AsyncExitStack] = {}
         self._hanging: set[str] = set()
@@ -100,6 +103,11 @@ class LossyCluster:
         for name in self._hanging & set(names):
             self.daemons[name].process.send_signal(signal.SIGCONT)
             self._hanging.discard(name)
+
+    def heal(self) -> None:
+        """All links work; what was held arrives now."""
+        for link in self.links.values():
+            link.heal()
 
     @property
     def names(self) -> list[str]:
@@ -240,9 +248,12 @@ async def payloads_of(client: BookKeeper, ledger_id: int) -> list[bytes]:
 
 @asynccontextmanager
 async def lossy_cluster(
-    uri: str, path: Path, bookies: Sequence[str] = BOOKIES
+    uri: str, path: Path, bookies: Sequence[str] = BOOKIES, *, has_links: bool = False
 ) -> AsyncIterator[LossyCluster]:
-    """Start a new cluster; whatever still runs at the end is killed."""
+    """Start a new cluster; whatever still runs at the end is killed.
+
+    If it `has_links`, clients reach bookies through proxies.
+    """
     async with open_store(uri) as store:
         await initialize_cluster(store)
     async with AsyncExitStack() as stack:
@@ -253,5 +264,10 @@ async def lossy_cluster(
             home.sections["storage"]["journal_file_bytes_max"] = 16 << 20
             home.sections["storage"]["reserve_bytes"] = 0
             cluster.homes[name] = home
+            if has_links:
+                listen = home.sections["listen"]
+                link = stack.enter_context(Proxy(int(str(listen["port"]))))
+                listen["advertised_port"] = link.port
+                cluster.links[name] = link
         await cluster.start(*bookies)
         yield cluster

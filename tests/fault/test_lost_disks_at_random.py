@@ -1,16 +1,19 @@
-"""Random episodes: one bookie's disk is lost while writers, recoveries and readers go on.
+"""Random episodes: one bookie's disk is lost while writers, recoveries and tails go on.
 
-Each episode has ledgers of its own, one loss, and perhaps a second bookie that hangs or is killed
-for a while. With spares, writers replace bookies meanwhile. Then everything heals, and every ledger
-is recovered. All that writers, readers, tails and recoveries did and saw goes into a history, which
-the checker of `tests/ledger_history` judges by its rules C1 to C14. What an episode does follows
-from its number, which a failure names.
+Each episode has ledgers of its own and one loss. A second bookie may hang, be killed, or be cut off
+in one direction or both. With spares, writers replace bookies meanwhile. Recoveries may compete.
+Then everything heals, and every ledger is recovered. All that writers, readers, tails and
+recoveries did and saw goes into a history, which the checker of `tests/ledger_history` judges by
+its rules C1 to C14. Each tail has to reach the end of its ledger.
+
+What an episode does follows from its number, which a failure names.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -26,6 +29,7 @@ from tests.fault.daemon_cluster import BOOKIES
 from tests.fault.lossy_cluster import LossyCluster, create, healed, lossy_cluster
 from tests.fault.metadata_servers import SHARED
 from tests.fault.recorded_ledgers import RecordedLedgers, RecordedWriter
+from tests.servers.proxy import Direction
 
 STORES = ["local", *sorted(SHARED)]
 EPISODES, EPISODES_OF_A_SOAK = 14, 334
@@ -47,8 +51,21 @@ LOSSES = [
 ]
 DOUBTFUL = frozenset(LOSSES) - {"nothing", "swapped", "one journal"}
 """Losses after which the bookie denies nothing. An empty journal may be gone without a doubt."""
+TROUBLES = [
+    "none",
+    "hangs before",
+    "hangs after",
+    "killed",
+    "cut off",
+    "requests lost",
+    "answers lost",
+    "reset",
+]
+"""Of a second bookie."""
 HARMLESS = frozenset({"nothing", "swapped"})
+"""Losses after which the bookie has all that it had."""
 LEDGERS = 3
+EPISODE_SECONDS_MAX = 240.0
 
 
 async def write(writer: RecordedWriter, rng: random.Random) -> None:
@@ -79,6 +96,8 @@ class Episode:
         self.victim, self.other, *_ = self.rng.sample(cluster.names, 3)
         self.history = RecordedLedgers()
         self.writers: list[RecordedWriter] = []
+        self.tailed: dict[int, int] = {}
+        """How many entries of each ledger a tail delivered."""
         self.changes = 0
         """Fragments beyond the first of each ledger."""
 
@@ -95,41 +114,62 @@ class Episode:
         for _ in range(LEDGERS):
             writer = await create(client, rng.choice(SIZES))
             self.writers.append(self.history.writer("client", writer))
+        async with asyncio.timeout(EPISODE_SECONDS_MAX), asyncio.TaskGroup() as tails:
+            for one in self.writers:
+                tails.create_task(self._tail(reader, one.ledger_id))
+            await self._go_wrong(client, reader, copy)
+            await self._settle(reader)
+        await self._check(client, reader)
+
+    async def _go_wrong(self, client: BookKeeper, reader: BookKeeper, copy: Path | None) -> None:
+        """Writers and recoveries go on while the loss happens; at the end all bookies run."""
+        rng, cluster = self.rng, self.cluster
         async with asyncio.TaskGroup() as tasks:
             going_on = [
                 tasks.create_task(write(one, random.Random(rng.random()))) for one in self.writers
             ]
             going_on += [
-                tasks.create_task(follow(reader, one.ledger_id, rng.randrange(2) * 5))
+                tasks.create_task(self._read(reader, one.ledger_id, rng.randrange(2) * 5))
                 for one in self.writers
-                for follow in (self._read, self._tail)
-                if rng.random() < 0.7
             ]
-            recovering = [
-                tasks.create_task(self._recover(reader, one.ledger_id, rng.uniform(0, 3)))
-                for one in self.writers
-                if rng.random() < 0.6
-            ]
+            recovering = []
+            for writer in self.writers:
+                after = rng.uniform(0, 3)
+                # Two begin at about the same time, so that they compete.
+                for recoverer in (reader, client)[: rng.choice([0, 0, 1, 1, 2])]:
+                    begin = after + rng.uniform(0, 0.02)
+                    recovery = self._recover(recoverer, writer.ledger_id, begin)
+                    recovering.append(tasks.create_task(recovery))
             await asyncio.sleep(rng.uniform(0.05, 0.3))
             await self._lose_and_return(copy)
             await asyncio.sleep(rng.uniform(0, 0.3))
+            cluster.heal()
             cluster.resume(*cluster.names)
             await cluster.start(*sorted({*cluster.names} - cluster.running))
             for task in recovering:
                 await task
             for task in going_on:
                 task.cancel()
-        await self._settle(reader)
-        await self._check(client, reader)
 
     async def _lose_and_return(self, copy: Path | None) -> None:
         """The victim's disk is lost and it comes back, while another may hang or be away."""
         rng, cluster, victim, other = self.rng, self.cluster, self.victim, self.other
-        trouble = rng.choice(["none", "hangs before", "hangs after", "killed"])
-        if trouble == "hangs before":
-            await cluster.hang(other)
-        if trouble == "killed":
-            await cluster.kill(other)
+        trouble = rng.choice(TROUBLES)
+        match trouble:
+            case "hangs before":
+                await cluster.hang(other)
+            case "killed":
+                await cluster.kill(other)
+            case "cut off":
+                cluster.links[other].hold()
+            case "requests lost":
+                cluster.links[other].hold(Direction.TO_SERVER)
+            case "answers lost":
+                cluster.links[other].hold(Direction.TO_CLIENT)
+            case "reset":
+                cluster.links[other].reset()
+            case _:
+                pass
         if rng.random() < 0.5:
             await cluster.kill(victim)
         else:
@@ -192,10 +232,10 @@ class Episode:
         await cluster.kill(victim)
         cluster.swap(victim, other)
 
-    async def _recover(self, reader: BookKeeper, ledger_id: int, after: float) -> None:
+    async def _recover(self, client: BookKeeper, ledger_id: int, after: float) -> None:
         await asyncio.sleep(after)
         with suppress(BookieError):
-            await self.history.open("recoverer", reader, ledger_id, recover=True)
+            await self.history.open("recoverer", client, ledger_id, recover=True)
 
     async def _read(self, reader: BookKeeper, ledger_id: int, first: int) -> None:
         """Ask for the LAC again and again, and read up to it."""
@@ -207,14 +247,18 @@ class Episode:
                     await handle.read(first, last)
             await asyncio.sleep(0.05)
 
-    async def _tail(self, reader: BookKeeper, ledger_id: int, start: int) -> None:
-        """Follow the ledger; a tail that fails is followed by another."""
+    async def _tail(self, reader: BookKeeper, ledger_id: int) -> None:
+        """Follow the ledger to its end; a tail that fails is begun anew where it was."""
+        self.tailed[ledger_id] = 0
         while True:
             with suppress(BookieError):
                 handle = await self.history.open("follower", reader, ledger_id)
-                await handle.tail(start)
-                return
-            await asyncio.sleep(0.05)
+                try:
+                    await handle.tail(self.tailed[ledger_id])
+                    return
+                finally:
+                    self.tailed[ledger_id] = handle.tailed
+            await asyncio.sleep(0.1)
 
     async def _settle(self, reader: BookKeeper) -> None:
         """Everything is up: each ledger can be closed, by its writer or by a recovery."""
@@ -228,13 +272,16 @@ class Episode:
     async def _check(self, client: BookKeeper, reader: BookKeeper) -> None:
         """The history is valid, and stays so after late appends and the ledgers' deletion."""
         for writer in self.writers:
+            ledger_id = writer.ledger_id
             with suppress(BookieError):
-                await writer.append([b"%d, too late" % writer.ledger_id])
+                await writer.append([b"%d, too late" % ledger_id])
             # Another client reads it as well.
-            found = await self.history.open("client", client, writer.ledger_id)
+            found = await self.history.open("client", client, ledger_id)
             await found.read(0, found.reader.last_entry_id)
-            metadata = await self.history.look(reader, writer.ledger_id)
+            metadata = await self.history.look(reader, ledger_id)
             self.changes += len(metadata.fragments) - 1
+            seen, last = self.tailed[ledger_id], metadata.last_entry_id
+            assert seen == last + 1, f"a tail of {ledger_id} saw {seen} entries, not {last + 1}"
         self.history.check()
         for writer in self.writers:
             await self.history.delete("client", client, writer.ledger_id)
@@ -252,7 +299,8 @@ async def run_episodes(
         uri = SHARED[kind](request).uri
     offset = 100_000 * STORES.index(kind) + 10_000_000 * (len(bookies) - 3)
     changes = 0
-    async with lossy_cluster(uri, path, bookies) as cluster:
+    seen: Counter[str] = Counter()
+    async with lossy_cluster(uri, path, bookies, has_links=True) as cluster:
         for number in range(episodes):
             async with cluster.connect() as client, cluster.connect() as reader:
                 episode = Episode(cluster, offset + number)
@@ -265,6 +313,10 @@ async def run_episodes(
                     error.add_note(cluster.describe())
                     raise
                 changes += episode.changes
+                seen += episode.history.counts()
+    print(f"{kind}: {dict(sorted(seen.items()))}")
+    for kinds in ("AppendEvent ok", "ReadEvent ok", "ReadLacEvent ok", "TailEvent ok"):
+        assert seen[kinds] >= episodes, seen
     return changes
 
 

@@ -5,8 +5,8 @@ labels: ``bookie node label b1 region=eu zone=a rack=r7``. A policy says which o
 bookies with one label value stand in one domain, so the names of racks are unique in a cluster. A
 bookie without the label may stand in any domain, so it adds none to a span.
 
-What must span domains is every **write set**, not the ensemble as a whole: an entry lives on the
-Qw slots from ``id % E`` on. A choice makes the write set with the fewest domains span as many as
+Every **write set** must span domains; the ensemble as a whole need not. An entry lives on the Qw
+slots from ``id % E`` on. A choice makes the write set with the fewest domains span as many as
 possible, then the next one, and so on. Among choices that are equally good, chance decides, and
 free space if bookies have weights.
 

@@ -35,7 +35,7 @@ class Placement:
 
     policy: PlacementPolicy = PlacementPolicy.DEFAULT
     labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """By bookie id; bookies without an entry have no labels."""
+    """By bookie id. A bookie that is missing here has no labels."""
     weights: Mapping[str, int] = field(default_factory=dict)
     """How likely each bookie is; empty if all are equally likely."""
     domains_min: int = 2

@@ -2,9 +2,9 @@
 
 The sizes of a ledger never change, so a ledger that is created smaller stays smaller. A ledger with
 vacant slots has the sizes that were wanted from its first entry on. A vacant slot bears a name that
-no bookie may take. To writer, readers and recovery it is a bookie that does not answer: never
-acknowledged, never counted. The first spare takes its slot over, when a writer claims the ledger or
-by an ensemble change. The fragments of the ledger record which entries were written without it.
+no bookie may take. Writer, readers and recovery treat it as a bookie that is always silent. The
+first spare takes its slot over, when a writer claims the ledger or by an ensemble change. The
+fragments of the ledger record which entries were written without it.
 """
 
 from __future__ import annotations

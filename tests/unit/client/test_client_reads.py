@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -13,13 +14,15 @@ from bookie.client.verification import verify_lac, verify_read
 from bookie.cluster.ledgers import LedgerManager
 from bookie.config import ClientSettings
 from bookie.errors import (
+    BadRequestError,
+    BookieError,
     BookieUnreachableError,
     NoSuchEntryError,
     TooManyRequestsError,
 )
 from bookie.formats.batch import EntryBatch
 from bookie.formats.entry import Entry, pack_batch, pack_lac
-from bookie.formats.ledger_metadata import Versioned
+from bookie.formats.ledger_metadata import LedgerMetadata, Versioned
 from bookie.ids import Status
 from bookie.metadata.memory.backend import MemoryStore
 from bookie.protocol.reader import LedgerRead, ReaderLimits
@@ -267,6 +270,66 @@ async def test_nobody_has_it() -> None:
         with pytest.raises(NoSuchEntryError, match="entry 10"):
             await read.next()
         await read.aclose()
+
+
+# -- unconfirmed -----------------------------------------------------------------------------------
+
+
+async def unconfirmed(
+    end: int, last: int | None = None, *, sizes: tuple[int, int, int] = (3, 3, 2), closed: int = -2
+) -> list[int] | BookieError:
+    """What is read of an open ledger without a LAC, whose bookies store everything below `end`.
+
+    If `closed` is not -2, somebody has closed it there meanwhile.
+    """
+
+    async def on_read(_: str, command: ReadCommand) -> ReadReply:
+        if command.first_entry_id >= end:
+            return ReadReply(Status.NO_SUCH_ENTRY, next_entry_id=command.first_entry_id)
+        reply = await stored_until(end)("", command)
+        return ReadReply(Status.OK, "", reply.batch, reply.next_entry_id, Status.NO_SUCH_ENTRY)
+
+    opened = metadata_of(sizes)
+    async with fake_pool(ClientSettings(), on_read) as pool:
+        ledgers = AsyncMock(spec=LedgerManager)
+        now = opened if closed == -2 else opened.closed(closed, 10)
+        found = Versioned(opened, 1)
+
+        async def read(_: int) -> Versioned[LedgerMetadata]:
+            return found if now is opened else Versioned(now, 2)
+
+        ledgers.read, ledgers.read_latest = read, read
+        reader = ReaderHandle(found, pool.pool, ledgers)
+        try:
+            return [entry.entry_id async for entry in reader.read_unconfirmed(0, last)]
+        except BookieError as error:
+            return error
+
+
+@pytest.mark.parametrize("sizes", [(3, 3, 2), (3, 2, 2), (3, 1, 1)])
+@pytest.mark.parametrize("end", [0, 1, 2, 64, 200])
+async def test_unconfirmed_entries_end_where_the_bookies_end(
+    end: int, sizes: tuple[int, int, int]
+) -> None:
+    """Every stored entry comes, also of a striped ledger, and the end is no error."""
+    assert await unconfirmed(end, sizes=sizes) == list(range(end))
+
+
+async def test_unconfirmed_entries_up_to_an_id() -> None:
+    """A range that was asked for comes whole or fails."""
+    assert await unconfirmed(10, 6) == list(range(7))
+    refusal = await unconfirmed(10, 12)
+    assert isinstance(refusal, NoSuchEntryError)
+    assert "entry 10" in str(refusal)
+
+
+@pytest.mark.parametrize("closed", [-1, 0, 4, 99])
+async def test_a_closed_ledger_has_no_unconfirmed_entries(closed: int) -> None:
+    """What a recovery dropped is not read, though bookies still store it."""
+    assert await unconfirmed(100, closed=closed) == list(range(closed + 1))
+    refusal = await unconfirmed(200, 150, closed=closed)
+    assert isinstance(refusal, BadRequestError)
+    assert "not confirmed" in str(refusal)
 
 
 # -- one entry -------------------------------------------------------------------------------------
