@@ -115,8 +115,8 @@ class Episode:
             writer = await create(client, rng.choice(SIZES))
             self.writers.append(self.history.writer("client", writer))
         async with asyncio.timeout(EPISODE_SECONDS_MAX), asyncio.TaskGroup() as tails:
-            for one in self.writers:
-                tails.create_task(self._tail(reader, one.ledger_id))
+            for writing in self.writers:
+                tails.create_task(self._tail(reader, writing.ledger_id))
             await self._go_wrong(client, reader, copy)
             await self._settle(reader)
         await self._check(client, reader)
