@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -94,6 +95,8 @@ class RecordedReader:
         self._recorder = recorder
         self._process = process
         self._handle = handle
+        self.tailed = 0
+        """The entry that the tail waits for."""
 
     async def read_lac(self) -> int:
         """Ask for newer metadata and a newer LAC."""
@@ -141,16 +144,16 @@ class RecordedReader:
             handle=f"{self._handle}, tail",
             start=start,
         )
-        following = start
+        self.tailed = start
         invocation = self._recorder.invoke(event)
         try:
             async with aclosing(self.reader.tail(start)) as entries:
                 async for entry in entries:
                     invocation.ok(entries=copies_of([(entry.entry_id, entry.payload)]))
-                    following = entry.entry_id + 1
+                    self.tailed = entry.entry_id + 1
                     invocation = self._recorder.invoke(event)
         except FAILURES as error:
-            denied = following if isinstance(error, NoSuchEntryError) else None
+            denied = self.tailed if isinstance(error, NoSuchEntryError) else None
             invocation.fail(error, denied=denied)
             raise
 
@@ -226,6 +229,11 @@ class RecordedLedgers:
             copies=await bookies_copies(client, metadata),
         )
         return metadata
+
+    def counts(self) -> Counter[str]:
+        """How many operations of each kind had each outcome."""
+        events = self.recorder.history(FinalState(ledgers=())).events
+        return Counter(f"{type(one).__name__} {one.outcome.value}" for one in events)
 
     def check(self) -> None:
         """Fail unless the history so far is valid; the ledgers are as they were last looked at."""

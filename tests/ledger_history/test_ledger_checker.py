@@ -9,12 +9,13 @@ from dataclasses import replace
 
 import pytest
 
-from tests.ledger_history.bookie_corruptions import LEDGER_CORRUPTIONS
+from tests.ledger_history import bookie_corruptions, reading_corruptions
 from tests.ledger_history.ledger_checker import (
     HistoryVerdict,
     assert_valid,
     check_ledgers,
 )
+from tests.ledger_history.ledger_corruptions import LEDGER_CORRUPTIONS
 from tests.ledger_history.ledger_events import (
     AppendEvent,
     DeleteEvent,
@@ -101,6 +102,8 @@ def test_there_is_a_corruption_for_each_rule() -> None:
     rules = {corruption.rule for corruption in LEDGER_CORRUPTIONS.values()}
     assert rules == {f"C{number}" for number in range(1, 17)} - {"C15"}
     assert len(LEDGER_CORRUPTIONS) >= 30
+    for module in (bookie_corruptions, reading_corruptions):
+        assert module.LEDGER_CORRUPTIONS is LEDGER_CORRUPTIONS
 
 
 def test_the_same_history_is_judged_alike() -> None:

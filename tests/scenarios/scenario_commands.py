@@ -337,6 +337,12 @@ class Scenario:
         for name in words:
             self.bookie(name).read_only = True
 
+    def spoil(self, _client: str, words: Words) -> None:
+        """`spoil b2 0`: it stores entry 0 and cannot read it."""
+        entry_id = number(words[1])
+        demand(entry_id in self.bookie(words[0]).entries, f"{words[0]} has no entry {entry_id}")
+        self.bookie(words[0]).unreadable.add(entry_id)
+
     # -- all at once, and looking ------------------------------------------------------------------
 
     def finish(self, client: str, _words: Words) -> None:
@@ -394,6 +400,7 @@ COMMANDS: dict[str, Callable[[Scenario, str, Words], None]] = {
     "start": Scenario.start,
     "wipe": Scenario.wipe,
     "read_only": Scenario.read_only,
+    "spoil": Scenario.spoil,
     "finish": Scenario.finish,
     "expect": Scenario.expect,
 }

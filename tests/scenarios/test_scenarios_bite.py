@@ -347,6 +347,12 @@ def raised(batch: EntryBatch) -> EntryBatch:
     return merged(packed)
 
 
+class DeniesTheUnreadable(SimBookie):
+    """An entry that it stores and cannot read does not exist, it says."""
+
+    unreadable_status = Status.NO_SUCH_ENTRY
+
+
 WRITERS: list[tuple[str, type[LedgerWriter]]] = [
     ("4097_second_failure_during_a_change", DropsTheSecondFailure),
     ("4194_ack_of_the_bookie_that_goes", seeded.CountsReplacedBookies),
@@ -419,6 +425,7 @@ CASES = [
     *[(name, Machines(writer=writer)) for name, writer in WRITERS],
     *[(name, Machines(recovery=recovery)) for name, recovery in RECOVERIES],
     ("D3_wiped_bookie_denies_nothing", Machines(bookie=seeded.KeepsOutOfLimbo)),
+    ("D4_unreadable_entry_is_no_denial", Machines(bookie=DeniesTheUnreadable)),
     ("D9_fence_of_an_unknown_ledger", Machines(bookie=ForgetsTheFence)),
     ("D3_writer_of_a_wiped_bookie", Machines(bookie=seeded.TrustsAFreshStamp)),
 ]

@@ -74,6 +74,8 @@ class SimBookie:
     """Whether it refuses those who mean another incarnation."""
     fences = False
     """Whether it fences the ledger after a loss."""
+    unreadable_status = Status.IO_ERROR
+    """What it says of an entry that it stores and cannot read."""
 
     def __init__(self, bookie_id: str, world: World) -> None:
         self.bookie_id = bookie_id
@@ -94,6 +96,8 @@ class SimBookie:
         """Ids denied on a fencing read (I12)."""
         self.incarnation = 0
         self.limbo = False
+        self.unreadable: set[int] = set()
+        """Entries that are stored, and whose bytes cannot be read."""
         self.destroyed: dict[int, bytes] = {}
         """What was durable here and is gone."""
         self._older: tuple[dict[int, bytes], bool] = ({}, False)
@@ -169,6 +173,9 @@ class SimBookie:
         stopped_by = Status.OK
         while entry_id <= last and len(found) < limit:
             packet = self.entries.get(entry_id)
+            if entry_id in self.unreadable:
+                stopped_by = self.unreadable_status
+                break
             if packet is None:
                 stopped_by = Status.NO_SUCH_ENTRY
                 if self.limbo:
