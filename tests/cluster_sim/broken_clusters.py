@@ -37,6 +37,8 @@ class BrokenCluster:
     quorums: tuple[tuple[int, int, int], ...] = ((3, 3, 2),)
     first_seed: int = 0
     """Where the search begins."""
+    recoverers: int = 2
+    vanish_share: float = 0.15
 
     def swarm(self, seed: int) -> ClusterSwarm:
         """The features of a seed, with this focus."""
@@ -46,7 +48,8 @@ class BrokenCluster:
             quorums=self.quorums,
             bookies=max(quorum[0] for quorum in self.quorums) + 1,
             writers=2,
-            recoverers=2,
+            recoverers=self.recoverers,
+            vanish_share=self.vanish_share,
             fault_pause_seconds=0.3,
             chaos_seconds=12.0,
         )
@@ -126,12 +129,17 @@ BROKEN_CLUSTERS = (
     ),
     BrokenCluster("fences do not keep writers out", admits_after_fence, NETWORK),
     BrokenCluster(
-        "a wiped bookie denies entries", denies_what_it_lost, ("wipe", "older", "kill"), ALL_ACK
+        "a wiped bookie denies entries",
+        denies_what_it_lost,
+        ("wipe", "kill", "reset"),
+        ALL_ACK,
+        recoverers=0,
+        vanish_share=0.7,
     ),
     BrokenCluster(
         "an ack of a replaced bookie counts",
         lambda: with_writer(broken.HearsFormerEpochs),
-        ("pause", "slow link", "slow sync"),
+        ("slow link", "slow link", "slow sync", "pause", "reset"),
         ALL_ACK,
     ),
     BrokenCluster(

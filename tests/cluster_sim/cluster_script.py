@@ -86,6 +86,8 @@ class ClusterSwarm:
     chaos_seconds: float
     sync_seconds: float
     storage: dict[str, object]
+    vanish_share: float = 0.15
+    """How often a writer's process ends in the middle of its work."""
 
     @property
     def losses_max(self) -> int:
@@ -277,7 +279,7 @@ class ClusterScript:
                 if not appends[-1].result():
                     break
             await asyncio.sleep(choose.expovariate(1 / pace))
-        if choose.random() < 0.15:
+        if choose.random() < self.swarm.vanish_share:
             client.vanish()
             for append in appends:
                 append.cancel()

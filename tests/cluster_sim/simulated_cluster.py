@@ -184,7 +184,8 @@ class SimulatedBookie:
         self.process: SimulatedProcess | None = None
         self.session: SimulatedSession | None = None
         self.is_serving = False
-        self.is_wiped = False
+        self.wipes = 0
+        """How often its disks were exchanged."""
         self.incarnations: list[str] = []
         self.node: Bookie | None = None
         """While it serves: what answers requests."""
