@@ -21,5 +21,7 @@ def test_a_bug_of_a_cluster_is_found(broken: BrokenCluster, report: Callable[[st
         if outcome.problems:
             said = next(line for line in outcome.problems[-1].splitlines() if ":" in line)
             report(f"clusters, {broken.name}: seed {seed}: {said[:100]}")
+            sound = simulate_cluster(seed, broken.swarm(seed))
+            assert not sound.problems, sound.describe()
             return
     pytest.fail(f"{SEEDS_MAX} seeds found nothing")
