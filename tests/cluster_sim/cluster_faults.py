@@ -215,7 +215,7 @@ class ClusterFaults:
                 while not deleting.done():
                     with contextlib.suppress(asyncio.CancelledError):
                         await asyncio.shield(deleting)
-                bookie.is_wiped = True
+                bookie.wipes += 1
                 self.cluster.count("wiped bookie returned")
 
     def _destroyed(self, bookie: SimulatedBookie) -> None:
@@ -246,14 +246,15 @@ class ClusterFaults:
     async def _older(self, seconds: float) -> None:
         """A copy that was made of a stopped bookie is put back later."""
         bookie = self._bookie()
-        if not self._may_lose(bookie):
+        if not bookie.is_serving or not self._may_lose(bookie):
             return
         with self._hold(bookie):
             await bookie.stop()
             await bookie.until_ended()
-            copy = bookie.left
+            copy, wipes = bookie.left, bookie.wipes
         await asyncio.sleep(max(seconds, RESTART_SECONDS[1]))
-        if bookie.host in self._held:
+        if bookie.host in self._held or bookie.wipes != wipes:
+            # After a wipe the copy is another bookie's: it would be refused for ever.
             return
         with self._hold(bookie):
             self.cluster.note(f"older state of {bookie.host}")

@@ -86,6 +86,8 @@ class ClusterSwarm:
     chaos_seconds: float
     sync_seconds: float
     storage: dict[str, object]
+    vanish_share: float = 0.15
+    """How often a writer's process ends in the middle of its work."""
 
     @property
     def losses_max(self) -> int:
@@ -113,7 +115,7 @@ def draw_cluster(seed: int) -> ClusterSwarm:
         tailers=choose.randint(0, 2),
         faults=kinds,
         fault_pause_seconds=choose.choice((0.5, 1.5, 4.0)),
-        chaos_seconds=choose.choice((5.0, 10.0, 20.0)),
+        chaos_seconds=choose.choice((4.0, 8.0, 16.0)),
         sync_seconds=choose.choice((0.0, 0.001, 0.01)),
         storage={
             "journal_allocate_bytes": 64 * KIB,
@@ -268,16 +270,16 @@ class ClusterScript:
         appends: list[asyncio.Task[bool]] = []
         lane = self.cluster.loop.new_lane()
         pace = choose.choice((0.002, 0.05, 0.3))
-        for _ in range(choose.choice((3, 15, 40))):
-            append = self._append(client, writer, handle, choose)
+        for _ in range(choose.choice((3, 12, 30))):
+            work = self._append(client, writer, handle, choose)
             # In one lane the tasks hear of acknowledgements in their order.
-            appends.append(self.cluster.loop.create_task_in_lane(lane, append, "append"))
+            appends.append(self.cluster.loop.create_task_in_lane(lane, work, "append"))
             if choose.random() < 0.5:
                 await asyncio.wait(appends[-1:])
                 if not appends[-1].result():
                     break
             await asyncio.sleep(choose.expovariate(1 / pace))
-        if choose.random() < 0.15:
+        if choose.random() < self.swarm.vanish_share:
             client.vanish()
             for append in appends:
                 append.cancel()
@@ -292,7 +294,7 @@ class ClusterScript:
     ) -> bool:
         """Append a few payloads; whether they were acknowledged."""
         payloads = []
-        for _ in range(choose.choice((1, 1, 1, 3, 20))):
+        for _ in range(choose.choice((1, 1, 1, 3, 12))):
             self._payloads += 1
             payloads.append(
                 b"%s-%d-" % (handle.encode(), self._payloads) + bytes(choose.choice((0, 0, 200)))
@@ -308,7 +310,7 @@ class ClusterScript:
         try:
             async with asyncio.timeout(OPERATION_SECONDS_MAX):
                 if len(payloads) == 1:
-                    ids = (await writer.append(payloads[0]),)
+                    ids: tuple[int, ...] = (await writer.append(payloads[0]),)
                 else:
                     ids = tuple(await writer.append_many(payloads))
         except (BookieError, TimeoutError, asyncio.CancelledError) as error:

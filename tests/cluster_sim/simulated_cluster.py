@@ -32,7 +32,7 @@ from bookie.formats.ledger_metadata import LedgerMetadata
 from bookie.formats.registration import Endpoint
 from bookie.ids import Status
 from bookie.metadata.memory import tree as memory_tree
-from bookie.metadata.store import Operation, Put, Record, Stat
+from bookie.metadata.store import NOT_EXISTS, Operation, Put, Record, Stat
 from bookie.node.bookie import Bookie
 from bookie.node.start import start_bookie
 from bookie.rpc.server.grpc_server import _Gate
@@ -165,7 +165,9 @@ class SimulatedSession(FaultyMemoryStore):
 
     def _remember(self, operations: Sequence[Operation]) -> None:
         first = operations[0]
-        if isinstance(first, Put) and first.key.startswith(keys.LEDGERS) and first.version > 0:
+        if not isinstance(first, Put) or not first.key.startswith(keys.LEDGERS):
+            return
+        if first.version not in {None, NOT_EXISTS}:
             self._unsure[first.key] = first.value
 
 
@@ -182,7 +184,8 @@ class SimulatedBookie:
         self.process: SimulatedProcess | None = None
         self.session: SimulatedSession | None = None
         self.is_serving = False
-        self.is_wiped = False
+        self.wipes = 0
+        """How often its disks were exchanged."""
         self.incarnations: list[str] = []
         self.node: Bookie | None = None
         """While it serves: what answers requests."""
