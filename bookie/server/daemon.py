@@ -18,8 +18,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Coroutine
 from typing import NoReturn
 
 import bookie
@@ -30,7 +29,7 @@ from bookie.cluster.labels import BookieLabels
 from bookie.cluster.ledgers import LedgerManager
 from bookie.cluster.registration import BookieRegistration
 from bookie.config import Settings, Sources, Supervision, require_bookie_id
-from bookie.env import Failpoints, ThreadWorkers, system_environment
+from bookie.env import Failpoints, ThreadWorkers, beside, system_environment
 from bookie.errors import BookieError, StorageFailedError
 from bookie.formats.registration import Endpoint
 from bookie.metadata.store import MetadataStore
@@ -125,9 +124,9 @@ async def _run(
             metrics, readiness, administration, host=settings.http.host, port=settings.http.port
         ) as http_port,
         hold_port(settings.listen.host, settings.listen.port, settings.rpc) as held,
-        _beside([*_signs_of_life(metrics, manager, supervision), watch_descriptors(readiness)]),
+        beside([*_signs_of_life(metrics, manager, supervision), watch_descriptors(readiness)]),
         open_configured(settings) as store,
-        _beside([obey_session_policy(store, settings.session)]),
+        beside([obey_session_policy(store, settings.session)]),
         ThreadWorkers(settings.storage.read_threads) as workers,
     ):
         instance_id = await read_instance_id(store)
@@ -157,8 +156,8 @@ async def _run(
             registration = await updater.registration()
             async with (
                 BookieRegistration(store, registration) as registered,
-                _beside([keep_registered(updater, registered, metrics, readiness)]),
-                _beside(_followers(store, live, started, updater)),
+                beside([keep_registered(updater, registered, metrics, readiness)]),
+                beside(_followers(store, live, started, updater)),
             ):
                 reasons = updater.read_only_reasons()
                 show_registration(registration, registered, metrics, readiness, reasons)
@@ -228,23 +227,6 @@ def endpoints_of(settings: Settings, port: int, http_port: int) -> tuple[Endpoin
         Endpoint("bookie", host, listen.advertised_port or port, "grpc"),
         Endpoint("http", http_host, http_port, "http"),
     )
-
-
-@asynccontextmanager
-async def _beside(
-    coroutines: Sequence[Coroutine[object, object, object]],
-) -> AsyncIterator[None]:
-    """Run coroutines beside the block and cancel them at its end.
-
-    When one of them fails, the block is cancelled and the error comes out in a group.
-    """
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(coroutine) for coroutine in coroutines]
-        try:
-            yield
-        finally:
-            for task in tasks:
-                task.cancel()
 
 
 def _first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
