@@ -108,7 +108,7 @@ interop: $(VENV)/.test zookeeper ## real servers of metadata, killed, stopped an
 
 soak: $(VENV)/.test ## the same tests with their long counts; takes an hour or more
 	$(PYTEST) --hypothesis-profile=soak tests/unit tests/property tests/conformance tests/sim \
-	  tests/cluster_sim tests/explorer tests/matrix tests/fault tests/histories
+	  tests/cluster_sim tests/explorer tests/matrix tests/fault tests/histories tests/ledger_history
 
 soak-system: $(VENV)/.test ## as root: six hundred power cuts; takes half an hour
 	$(PYTEST) --hypothesis-profile=soak tests/system

@@ -3,8 +3,8 @@
 Each episode has ledgers of its own and one loss. A second bookie may hang, be killed, or be cut off
 in one direction or both. With spares, writers replace bookies meanwhile. Recoveries may compete.
 Then everything heals, and every ledger is recovered. All that writers, readers, tails and
-recoveries did and saw goes into a history, which the checker of `tests/ledger_history` judges by
-its rules C1 to C14. Each tail has to reach the end of its ledger.
+recoveries did and saw goes into a history. The checker of `tests/ledger_history` judges it by the
+rules C1 to C14. Each tail has to reach the end of its ledger.
 
 What an episode does follows from its number, which a failure names.
 """

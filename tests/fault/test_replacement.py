@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bookie.api import WriterHandle, connect
-from tests.fault.daemon_cluster import Appending
 from tests.fault.lossy_cluster import create, lossy_cluster, payloads_of
+from tests.fault.recorded_ledgers import RecordedLedgers, RecordedWriter
 from tests.unit.client.real_cluster import until
 
 LEDGERS = 1000
@@ -29,19 +30,44 @@ async def test_a_rolling_restart_costs_no_change(count: int, tmp_path: Path) -> 
         connect(cluster.uri, replace_after_seconds=60, add_timeout_seconds=60) as client,
         asyncio.TaskGroup() as tasks,
     ):
-        loads = [Appending(await create(client)) for _ in range(3)]
+        history = RecordedLedgers()
+        loads = [
+            RecordedAppending(history.writer("client", await create(client))) for _ in range(3)
+        ]
         running = [tasks.create_task(load.run()) for load in loads]
         for name in cluster.names:
             await cluster.stop(name)
             await cluster.start(name)
             for load in loads:
                 await load.goes_on()
-                await until_counted_on(load.writer)
+                await until_counted_on(load.recorded.writer)
         for task in running:
             task.cancel()
         for load in loads:
-            assert len(load.writer.metadata.fragments) == 1
-            await load.check(client)
+            assert len(load.recorded.writer.metadata.fragments) == 1
+            await load.recorded.close()
+            await history.look(client, load.recorded.ledger_id)
+        history.check()
+        assert history.counts()["AppendEvent info"] <= len(loads), "only what was cancelled"
+
+
+@dataclass(slots=True)
+class RecordedAppending:
+    """Appends one after the other, which are recorded."""
+
+    recorded: RecordedWriter
+    acknowledged: int = 0
+
+    async def run(self) -> None:
+        """Append without an end; any error ends the test."""
+        while True:
+            await self.recorded.append([b"%d" % self.acknowledged])
+            self.acknowledged += 1
+
+    async def goes_on(self) -> None:
+        """Wait until more entries were acknowledged."""
+        before = self.acknowledged
+        await until(lambda: self.acknowledged >= before + 10)
 
 
 async def until_counted_on(writer: WriterHandle) -> None:

@@ -38,7 +38,7 @@ Corrupting = Callable[[LedgerHistory, random.Random], LedgerHistory | None]
 
 @dataclass(frozen=True, slots=True)
 class LedgerCorruption:
-    """`apply` returns None for a history that has nothing that it could damage."""
+    """`apply` returns None if it finds nothing to damage."""
 
     rule: str
     apply: Corrupting

@@ -45,7 +45,7 @@ class EventOutcome(enum.Enum):
 
     OK = "ok"
     FAIL = "fail"
-    """It had no effect, and cannot get one later."""
+    """It has no effect, now or later."""
     INFO = "info"
     """Unknown: it may have had its effect, or get it later."""
 

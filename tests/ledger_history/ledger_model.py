@@ -2,8 +2,8 @@
 
 Actors are generators that yield wherever another actor may go on; a seed decides who does. The
 model keeps the rules of the protocol in their simplest form. It is wild in all that the rules
-leave open: lost messages, crashes that lose what was not synced, lost disks, late acknowledgements,
-and recoveries that find, or drop, entries of unknown outcome.
+leave open. Messages and disks get lost, and crashes lose what was not synced. Acknowledgements come
+late. Recoveries find, or drop, entries of unknown outcome.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tests.ledger_history.ledger_events import (
     NO_ENTRY,
     AppendEvent,
-    BookieEvent,
     BookieEventKind,
     CloseEvent,
     DeleteEvent,
@@ -37,6 +36,7 @@ from tests.ledger_history.ledger_events import (
     UnconfirmedReadEvent,
     digest_of,
 )
+from tests.ledger_history.model_bookies import ModelBookie
 
 Steps = Generator[None, None, None]
 SIZES = ((3, 3, 2), (3, 2, 2), (4, 3, 2), (3, 3, 3), (2, 2, 2))
@@ -44,100 +44,6 @@ BOOKIES = 5
 CHANGES_MAX = 6
 """No message is lost after so many ensemble changes: each of them sends more messages."""
 STEPS_MAX = 20_000
-
-
-@dataclass(slots=True)
-class ModelShare:
-    """What one bookie has of one ledger."""
-
-    entries: dict[int, PayloadDigest] = field(default_factory=dict)
-    lac: int = NO_ENTRY
-    is_fenced: bool = False
-    is_in_limbo: bool = False
-    """It lost data: it denies nothing, and takes nothing."""
-
-
-class ModelBookie:
-    """A bookie with one journal. What is in `unsynced` may be lost by a crash."""
-
-    def __init__(self, name: str, recorder: HistoryRecorder, rng: random.Random) -> None:
-        self.name = name
-        self.epoch = 1
-        self.shares: dict[int, ModelShare] = {}
-        self.unsynced: list[tuple[int, int]] = []
-        self.fences: list[int] = []
-        """Ledgers whose fence is not synced."""
-        self.was_destroyed = False
-        self._recorder = recorder
-        self._rng = rng
-        self.say(BookieEventKind.START)
-
-    def say(
-        self,
-        kind: BookieEventKind,
-        ledger_id: int | None = None,
-        entry_id: int | None = None,
-        digest: PayloadDigest | None = None,
-    ) -> None:
-        """Record an event."""
-        self._recorder.bookie(
-            BookieEvent(
-                bookie_id=self.name,
-                kind=kind,
-                epoch=self.epoch,
-                ledger_id=ledger_id,
-                entry_id=entry_id,
-                digest=digest,
-            )
-        )
-
-    def share(self, ledger_id: int) -> ModelShare:
-        """What it has of a ledger."""
-        return self.shares.setdefault(ledger_id, ModelShare())
-
-    def accept(self, ledger_id: int, entry_id: int, digest: PayloadDigest, lac: int) -> None:
-        """An add that is not refused; the same entry may come again."""
-        share = self.share(ledger_id)
-        share.lac = max(share.lac, lac)
-        if entry_id not in share.entries:
-            share.entries[entry_id] = digest
-            self.unsynced.append((ledger_id, entry_id))
-            self.say(BookieEventKind.ACCEPT, ledger_id, entry_id, digest)
-
-    def is_durable(self, ledger_id: int, entry_id: int) -> bool:
-        """True if the entry survives a crash."""
-        return entry_id in self.share(ledger_id).entries and (
-            (ledger_id, entry_id) not in self.unsynced
-        )
-
-    def sync(self) -> None:
-        """All that was accepted is durable."""
-        self.say(BookieEventKind.SYNC_BEGIN)
-        self.say(BookieEventKind.SYNC_END)
-        self.unsynced.clear()
-        self.fences.clear()
-
-    def crash(self) -> None:
-        """What was not synced is lost, or not."""
-        for ledger_id, entry_id in self.unsynced:
-            if self._rng.random() < 0.5:
-                self.share(ledger_id).entries.pop(entry_id, None)
-        for ledger_id in self.fences:
-            self.share(ledger_id).is_fenced = False
-        self.unsynced.clear()
-        self.fences.clear()
-        self.epoch += 1
-        self.say(BookieEventKind.START)
-
-    def destroy(self) -> None:
-        """Its disk is lost. It keeps away from every ledger that exists."""
-        self.crash()
-        self.was_destroyed = True
-        self.say(BookieEventKind.DISK_DESTROYED)
-        for share in self.shares.values():
-            share.entries.clear()
-            share.lac = NO_ENTRY
-            share.is_fenced = share.is_in_limbo = True
 
 
 @dataclass(slots=True)
@@ -179,7 +85,7 @@ class ModelLedger:
         return [one for one in self.fragments if one.first <= max(entry_id, 0)][-1].bookies
 
     def is_covered(self, silent: set[str]) -> bool:
-        """True if no ack quorum can form among bookies that did not answer."""
+        """True if each ack quorum has a bookie that answered."""
         ensemble = self.fragments[-1].bookies
         return all(
             sum(one.name in silent for one in self.bookies_of(start, ensemble)) < self.ack_quorum

@@ -1,4 +1,4 @@
-"""C8 to C12: LACs are true and rise, a known entry is not denied, tails and ranges have no gap."""
+"""C8 to C12: LACs are true and rise, known entries are there, tails and ranges are whole."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from tests.ledger_history.ledger_view import Findings, LedgerView
 
 
 def check_lac_truth(view: LedgerView, findings: Findings) -> None:
-    """C8: a LAC never names an entry that was not attempted, or that the ledger has not at its end.
+    """C8: each LAC names an entry that was attempted, and that the ledger has at its end.
 
-    As long as nobody recovers the ledger, it never names one that was not acknowledged either: an
-    append counts as a whole once it returned. Before that its last entry cannot be confirmed.
+    Until a recovery begins, the entry is also an acknowledged one. An append counts as a whole once
+    it returned. Before that its last entry cannot be confirmed.
     """
     last = view.last_entry_id
     attempted = _Attempted(view)
@@ -97,7 +97,7 @@ class _Confirmed:
             if append.index > moment:
                 return self._nexts[number] - 1
             if append.is_ok and append.ended > moment:
-                # Its last entry is not confirmed, and so no entry of a later append.
+                # Its last entry is not confirmed. Later appends follow it.
                 return self._nexts[number] - 1 + len(append.digests) - 1
             is_known = append.is_ok and append.entry_ids
             following = self._nexts[number] + len(append.digests)
@@ -141,7 +141,7 @@ class _Known:
 
 
 def check_denials(view: LedgerView, findings: Findings) -> None:
-    """C10: a reader that knows a LAC is not told "no such entry" of an entry up to it.
+    """C10: a reader that knows a LAC never hears "no such entry" up to it.
 
     Entries it has read count likewise. A tail asks for nothing else. Deletion excuses a denial,
     and so does the loss of an ack quorum.
@@ -168,7 +168,7 @@ def check_denials(view: LedgerView, findings: Findings) -> None:
 
 
 def check_tails(view: LedgerView, findings: Findings) -> None:
-    """C11: a tail delivers each entry from its start on: no gap, no repeat, in order."""
+    """C11: a tail delivers each entry from its start on, once and in order."""
     following: dict[str, tuple[int, TailEvent | None]] = {}
     for event in view.of(TailEvent):
         wanted, before = following.get(event.handle, (event.start, None))
