@@ -103,17 +103,18 @@ class SessionWatches:
     """The consumers of a session's events."""
 
     def __init__(self) -> None:
-        self._subscriptions: set[Subscription[SessionEvent]] = set()
+        self._subscriptions: dict[Subscription[SessionEvent], None] = {}
+        """In the order in which they began."""
 
     @contextmanager
     def open(self) -> Iterator[AsyncIterator[SessionEvent]]:
         """The events from now on, until the context ends."""
         subscription = Subscription(overflow=SessionEvent.SESSION_REESTABLISHED)
-        self._subscriptions.add(subscription)
+        self._subscriptions[subscription] = None
         try:
             yield subscription
         finally:
-            self._subscriptions.discard(subscription)
+            del self._subscriptions[subscription]
 
     def announce(self, event: SessionEvent) -> None:
         """Give an event to all."""

@@ -26,7 +26,7 @@ from tests.cluster_sim.cluster_script import ClusterSwarm, draw_cluster
 from tests.property.protocol import test_property_mutants as broken
 
 _OK = Reply(Status.OK)
-_add, _fence, _refusal = Admission.add, Admission.fence, Admission.refusal
+_add, _refusal = Admission.add, Admission.refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,20 +76,6 @@ def acks_before_sync() -> Iterator[None]:
         return Outcome.of(_OK)
 
     with patch.object(Admission, "add", add):
-        yield
-
-
-@contextmanager
-def fences_in_memory() -> Iterator[None]:
-    """Bookies forget their fences when they stop."""
-
-    def fence(self: Any, state: LocalLedger, key: bytes) -> Outcome[Reply]:
-        if state.key_digest is None:
-            state.adopt_key(key)
-        state.fenced = state.fence_durable = True
-        return Outcome.of(_OK)
-
-    with patch.object(Admission, "fence", fence):
         yield
 
 
@@ -144,9 +130,6 @@ NETWORK = ("reset", "cut one way", "cut both ways", "pause")
 
 BROKEN_CLUSTERS = (
     BrokenCluster("bookies acknowledge before the sync", acks_before_sync, ("power", "blackout")),
-    BrokenCluster(
-        "fences are not durable", fences_in_memory, ("kill", "blackout", "pause", "cut one way")
-    ),
     BrokenCluster("fences do not keep writers out", admits_after_fence, NETWORK),
     BrokenCluster(
         "a wiped bookie denies entries",

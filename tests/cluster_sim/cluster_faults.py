@@ -29,6 +29,9 @@ from tests.sim.machine import Left, SimulatedMachine
 
 RESTART_SECONDS = (0.1, 4.0)
 
+LOST_SHARE = 0.4
+"""Of transactions with the metadata store, while their replies get lost."""
+
 FAULTS = (
     "kill",
     "power",
@@ -363,11 +366,14 @@ class ClusterFaults:
             session.reconnect()
 
     async def _lost_replies(self, seconds: float) -> None:
-        before, self.cluster.lost_replies = self.cluster.lost_replies, 0.4
+        before = self.cluster.lost_replies
+        if before >= LOST_SHARE:
+            return
+        self.cluster.lost_replies = LOST_SHARE
         try:
             await asyncio.sleep(seconds)
         finally:
-            self.cluster.lost_replies = min(before, 0.0)
+            self.cluster.lost_replies = before
 
     async def _slow_metadata(self, seconds: float) -> None:
         before = (0.0002, 0.003)

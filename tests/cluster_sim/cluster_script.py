@@ -86,6 +86,8 @@ class ClusterSwarm:
     chaos_seconds: float
     sync_seconds: float
     storage: dict[str, object]
+    lost_replies: float = 0.0
+    """Share of transactions with the metadata store that get no reply, at all times."""
     vanish_share: float = 0.15
     """How often a writer's process ends in the middle of its work."""
 
@@ -124,6 +126,7 @@ def draw_cluster(seed: int) -> ClusterSwarm:
             "idle_marker_seconds": choose.choice((0.1, 1.0)),
             "scrub_bytes_per_second": 0,
         },
+        lost_replies=choose.choice((0.0, 0.0, 0.05, 0.2)),
     )
 
 
@@ -168,6 +171,7 @@ class ClusterScript:
         """The whole story; what the metadata and a fresh client say at its end."""
         cluster, swarm = self.cluster, self.swarm
         await cluster.initialize()
+        cluster.lost_replies = swarm.lost_replies
         faults = ClusterFaults(
             cluster, self.recorder, swarm.faults, swarm.fault_pause_seconds, swarm.losses_max
         )
@@ -186,6 +190,7 @@ class ClusterScript:
         chaos.cancel()
         await asyncio.wait([chaos])
         await faults.heal()
+        cluster.lost_replies = 0.0
         cluster.note("calm")
         self._calm.set()
         await asyncio.wait(tasks, timeout=GRACE_SECONDS)
@@ -269,7 +274,7 @@ class ClusterScript:
         handle = self._handle(client)
         appends: list[asyncio.Task[bool]] = []
         lane = self.cluster.loop.new_lane()
-        pace = choose.choice((0.002, 0.05, 0.3))
+        pace = choose.choice((0.002, 0.05, 0.3, 1.5))
         for _ in range(choose.choice((3, 12, 30))):
             work = self._append(client, writer, handle, choose)
             # In one lane the tasks hear of acknowledgements in their order.
@@ -279,6 +284,8 @@ class ClusterScript:
                 if not appends[-1].result():
                     break
             await asyncio.sleep(choose.expovariate(1 / pace))
+            if self._calm.is_set():
+                break
         if choose.random() < self.swarm.vanish_share:
             client.vanish()
             for append in appends:

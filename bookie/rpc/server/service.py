@@ -56,7 +56,8 @@ class BookieService:
         self._node = node
         self._errors = ErrorMapper(metrics)
         self._budget = ReadBudget(limits.in_flight_read_bytes_max, limits.read_bytes_max, metrics)
-        self._streams: set[StreamHandler] = set()
+        self._streams: dict[StreamHandler, None] = {}
+        """In the order in which they began."""
         self._ended = False
 
     def handlers(self) -> grpc.GenericRpcHandler:
@@ -187,11 +188,11 @@ class BookieService:
     async def _serve(self, stream: StreamHandler, context: CallContext) -> None:
         if self._ended:
             stream.end()
-        self._streams.add(stream)
+        self._streams[stream] = None
         try:
             await stream.serve(context)
         finally:
-            self._streams.discard(stream)
+            del self._streams[stream]
 
     async def _list_entries(self, data: bytes, context: CallContext) -> None:
         """Send the ranges of ids that are stored, page by page."""
