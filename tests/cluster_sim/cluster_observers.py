@@ -20,7 +20,7 @@ from bookie.formats.commands import ReadCommand, ReadReply, Reply
 from bookie.formats.ledger_metadata import LedgerMetadata, LedgerState, decode
 from bookie.ids import Status
 from bookie.metadata.memory.tree import MemoryTree
-from bookie.metadata.store import Operation, Put
+from bookie.metadata.model import Operation, Put
 from bookie.node.bookie import Bookie
 from bookie.protocol.writer import LedgerWriter
 from bookie.protocol.writer_events import AddAnswered, WriterEffect, WriterEvent

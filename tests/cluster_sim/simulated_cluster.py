@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, Self
 
 from bookie.api import BookKeeper
@@ -21,7 +20,7 @@ from bookie.cluster import keys
 from bookie.cluster.cookies import CookieManager
 from bookie.cluster.instance import initialize_cluster, read_instance_id
 from bookie.cluster.ledgers import LedgerManager
-from bookie.cluster.registration import RegistrationManager
+from bookie.cluster.registration import BookieRegistration
 from bookie.config import GarbageSettings, NodeSettings, RpcSettings, Sources
 from bookie.config.sections import SessionSettings
 from bookie.env import Clock
@@ -32,7 +31,7 @@ from bookie.formats.ledger_metadata import LedgerMetadata
 from bookie.formats.registration import Endpoint
 from bookie.ids import Status
 from bookie.metadata.memory import tree as memory_tree
-from bookie.metadata.store import NOT_EXISTS, Operation, Put, Record, Stat
+from bookie.metadata.model import NOT_EXISTS, Operation, Put, Record, Stat
 from bookie.node.bookie import Bookie
 from bookie.node.start import start_bookie
 from bookie.rpc.server.grpc_server import _Gate
@@ -113,15 +112,10 @@ class SimulatedSession(FaultyMemoryStore):
         self.is_entered = True
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.is_entered = False
         if self._process.is_alive:
-            await super().__aexit__(exc_type, exc, traceback)
+            await super().__aexit__()
             return
         # Its session ends when the server has waited for it long enough.
         self._set_alarm(None)
@@ -340,7 +334,7 @@ class SimulatedBookie:
                 updater = RegistrationUpdater(started.bookie, (endpoint,), {}, {})
                 registration = await updater.registration()
                 async with (
-                    RegistrationManager(store).register(registration) as registered,
+                    BookieRegistration(store, registration) as registered,
                     _beside([keep_registered(updater, registered, metrics, Readiness())]),
                 ):
                     self.is_serving, self.node = True, started.bookie
