@@ -15,8 +15,7 @@ from unittest.mock import patch
 from bookie.cluster import keys
 from bookie.env import Outcome
 from bookie.errors import FormatError
-from bookie.formats.batch import EntryBatch
-from bookie.formats.commands import ReadCommand, ReadReply, Reply
+from bookie.formats.commands import AddCommand, ReadCommand, ReadReply, Reply
 from bookie.formats.ledger_metadata import LedgerMetadata, LedgerState, decode
 from bookie.ids import Status
 from bookie.metadata.memory.tree import MemoryTree
@@ -89,14 +88,13 @@ class ClusterObservers:
     def added(
         self,
         admission: Any,
-        ledger_id: int,
-        batch: EntryBatch,
+        command: AddCommand,
         outcome: Outcome[Reply],
-        *,
-        recovery: bool,
     ) -> None:
         """A bookie accepted entries that are not durable yet."""
-        ids = batch.entry_ids().tolist()
+        assert command.batch is not None
+        ledger_id, recovery = command.ledger_id, command.recovery
+        ids = command.batch.entry_ids().tolist()
         kind = BookieEventKind.RECOVERY_ADD_ACK if recovery else BookieEventKind.ADD_ACK
         self.saw(BookieEventKind.ACCEPT, ledger_id, *ids)
 
@@ -166,9 +164,11 @@ def observed(observers: ClusterObservers) -> Iterator[None]:
         observers.answered(self, event)
         return step(self, event)
 
-    def counted_add(self: Any, state: LocalLedger, *args: Any, **named: Any) -> Outcome[Reply]:
-        outcome = add(self, state, *args, **named)
-        observers.added(self, state.ledger_id, args[0], outcome, recovery=named["recovery"])
+    def counted_add(
+        self: Any, state: LocalLedger, command: AddCommand, max_lac: int
+    ) -> Outcome[Reply]:
+        outcome = add(self, state, command, max_lac)
+        observers.added(self, command, outcome)
         return outcome
 
     def counted_fence(self: Any, state: LocalLedger, key: bytes) -> Outcome[Reply]:
