@@ -118,10 +118,17 @@ class SimulatedSession(FaultyMemoryStore):
             await super().__aexit__()
             return
         # Its session ends when the server has waited for it long enough.
+        latest = self._clock.monotonic() + self.session_timeout_seconds
+        self._server_deadline = min(self._server_deadline, latest)
         self._set_alarm(None)
         self._loop = None
         self._watches.end()
         self._session_watches.end()
+
+    def reconnect(self) -> None:
+        """Restore the connection of a process that lives."""
+        if self._process.is_alive:
+            super().reconnect()
 
     async def get(self, key: str) -> Record | None:
         """See `MetadataStore.get`."""

@@ -18,7 +18,7 @@ from tests.cluster_sim.cluster_script import simulate_cluster
 ROOT = Path(__file__).parents[2]
 SEEDS = 200
 SEEDS_OF_A_SOAK = 10_000
-SEEDS_A_TEST = 50
+SEEDS_A_TEST = 100
 SEEDS_A_TEST_OF_A_SOAK = 200
 SEEDS_A_TRACE = 50
 """One seed of so many is run twice more, in processes of its own."""
