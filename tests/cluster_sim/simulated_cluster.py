@@ -248,12 +248,12 @@ class SimulatedBookie:
         digester = digester_for_key(metadata.digest_type, metadata.password_key)
         following, last = 0, metadata.last_entry_id
         while following <= last:
-            if self.node is None:
+            told = None
+            if self.node is not None:
+                command = ReadCommand(metadata.ledger_id, following, last, 1000, 1 << 20)
+                told = verify_read(await self.node.read(command), digester)
+            if told is None or told.status is Status.SHUTTING_DOWN:
                 await asyncio.sleep(0.5)
-                continue
-            command = ReadCommand(metadata.ledger_id, following, last, 1000, 1 << 20)
-            told = verify_read(await self.node.read(command), digester)
-            if told.status is Status.SHUTTING_DOWN:
                 continue
             for entry in told.entries:
                 found[entry.entry_id] = digest_of(entry.payload)
