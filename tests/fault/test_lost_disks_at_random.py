@@ -56,10 +56,6 @@ TROUBLES = [
     "hangs before",
     "hangs after",
     "killed",
-    "cut off",
-    "requests lost",
-    "answers lost",
-    "reset",
 ]
 """Of a second bookie."""
 HARMLESS = frozenset({"nothing", "swapped"})
