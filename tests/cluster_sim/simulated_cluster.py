@@ -23,7 +23,7 @@ from bookie.cluster.ledgers import LedgerManager
 from bookie.cluster.registration import BookieRegistration
 from bookie.config import GarbageSettings, NodeSettings, RpcSettings, Sources
 from bookie.config.sections import SessionSettings
-from bookie.env import Clock
+from bookie.env import Clock, beside
 from bookie.errors import BookieError, MetadataUnavailableError
 from bookie.formats.commands import ReadCommand
 from bookie.formats.digest import digester_for_key
@@ -319,7 +319,7 @@ class SimulatedBookie:
         self.session = SimulatedSession(cluster, process)
         async with (
             self.session as store,
-            _beside([obey_session_policy(store, SESSION, clock=cluster.loop.time), self._dies()]),
+            beside([obey_session_policy(store, SESSION, clock=cluster.loop.time), self._dies()]),
         ):
             instance_id = await read_instance_id(store)
             async with (
@@ -342,7 +342,7 @@ class SimulatedBookie:
                 registration = await updater.registration()
                 async with (
                     BookieRegistration(store, registration) as registered,
-                    _beside([keep_registered(updater, registered, metrics, Readiness())]),
+                    beside([keep_registered(updater, registered, metrics, Readiness())]),
                 ):
                     self.is_serving, self.node = True, started.bookie
                     try:
@@ -494,17 +494,6 @@ class SimulatedCluster:
     def forget(self) -> None:
         """Drop the records of this seed."""
         memory_tree._trees.pop(self.store_name, None)
-
-
-@asynccontextmanager
-async def _beside(work: Sequence[Coroutine[Any, Any, Any]]) -> AsyncIterator[None]:
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(one) for one in work]
-        try:
-            yield
-        finally:
-            for task in tasks:
-                task.cancel()
 
 
 def _innermost(error: BaseException) -> BaseException:
