@@ -17,6 +17,16 @@
     │  ├─ LedgerFencedError           outcome unknown, not failed
     │  │  └─ ForeignEnsembleError       likewise; somebody else chose bookies for new entries
     │  └─ ConflictError               other bytes are stored under this entry id
+    ├─ LogError                     the state of the log forbids it
+    │  ├─ NoSuchLogError
+    │  ├─ LogExistsError
+    │  ├─ LogTakenOverError           another process owns the log now; outcome unknown
+    │  ├─ LogTruncatedError           the position was truncated; names the earliest one
+    │  ├─ LogFullError                the quota of the log is used up
+    │  ├─ LogClosedError              the handle of the log was closed, or has failed
+    │  ├─ DuplicateRecordError        an older record of an idempotent producer, or one never sent
+    │  ├─ NoSuchCursorError
+    │  └─ CursorLostError             another consumer took the cursor, or it was reset
     ├─ UnavailableError             try again later; nothing is wrong with the request  (retryable)
     │  ├─ NotEnoughBookiesError
     │  ├─ BookieUnreachableError
@@ -150,6 +160,61 @@ class ConflictError(LedgerError):
     """Other bytes are stored under this entry id: two writers without a fence, or corruption."""
 
     status = Status.CONFLICT
+
+
+class LogError(BookieError):
+    """The state of the log forbids the request."""
+
+
+class NoSuchLogError(LogError):
+    """The log does not exist, or is being deleted."""
+
+
+class LogExistsError(LogError):
+    """A log of this name exists already."""
+
+
+class LogTakenOverError(LogError):
+    """Another process owns the partition now.
+
+    Appends that were pending have an unknown outcome: the new owner's recovery decided it.
+    """
+
+    def __init__(self, message: str, *, owner: str = "", since_ms: int = 0) -> None:
+        super().__init__(message)
+        self.owner = owner
+        """Who took it over."""
+        self.since_ms = since_ms
+        """When, in ms since 1970, by the new owner's clock."""
+
+
+class LogTruncatedError(LogError):
+    """Entries from this position on were truncated."""
+
+    def __init__(self, message: str, *, earliest_offset: int = 0) -> None:
+        super().__init__(message)
+        self.earliest_offset = earliest_offset
+        """The first offset that can be read."""
+
+
+class LogFullError(LogError):
+    """The log has reached the quota of its policy; nothing was appended."""
+
+
+class LogClosedError(LogError):
+    """The handle of the log was closed, or has failed; open the log again."""
+
+
+class DuplicateRecordError(LogError):
+    """A sequence number is too old to tell where its record is; nothing was appended."""
+
+
+class NoSuchCursorError(LogError):
+    """The cursor does not exist."""
+
+
+class CursorLostError(LogError):
+    """The cursor belongs to another consumer now, or was reset; nothing was committed."""
 
 
 class UnavailableError(BookieError):

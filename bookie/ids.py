@@ -40,6 +40,10 @@ BOOKIE_ID_METADATA_KEY = "bookie-id"
 INCARNATION_METADATA_KEY = "bookie-incarnation"
 """The incarnation that a client means; on a stream of adds also the one that the bookie has."""
 
+LIFE_METADATA_KEY = "bookie-life"
+"""A random id of one life of a bookie's process: on a stream of adds the one that takes them, with
+a force the one that the client means. A restart may lose what was acknowledged and not synced."""
+
 _BOOKIE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _VACANT_PREFIX = "vacant."
 _BOOKIE_IDS_RESERVED = frozenset({"readonly", "readwrite", ".", ".."})

@@ -173,16 +173,18 @@ class WatchLacRequest(_message.Message):
     def __init__(self, subscribe: _Optional[_Iterable[int]] = ..., unsubscribe: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class LacUpdate(_message.Message):
-    __slots__ = ("ledger_id", "max_lac", "fenced", "status")
+    __slots__ = ("ledger_id", "max_lac", "fenced", "status", "lac_packet")
     LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
     MAX_LAC_FIELD_NUMBER: _ClassVar[int]
     FENCED_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
+    LAC_PACKET_FIELD_NUMBER: _ClassVar[int]
     ledger_id: int
     max_lac: int
     fenced: bool
     status: Status
-    def __init__(self, ledger_id: _Optional[int] = ..., max_lac: _Optional[int] = ..., fenced: _Optional[bool] = ..., status: _Optional[_Union[Status, str]] = ...) -> None: ...
+    lac_packet: bytes
+    def __init__(self, ledger_id: _Optional[int] = ..., max_lac: _Optional[int] = ..., fenced: _Optional[bool] = ..., status: _Optional[_Union[Status, str]] = ..., lac_packet: _Optional[bytes] = ...) -> None: ...
 
 class ForceRequest(_message.Message):
     __slots__ = ("ledger_id",)

@@ -7,7 +7,8 @@ their order. A call or a timer takes time; its outcome comes back as an event la
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
+from copy import copy
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
@@ -100,6 +101,8 @@ class Calls(Generic[T]):
         task = self._tasks.create_task(self._run(call), name=name)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
+        # A task that is cancelled before its first step has not begun to await the call.
+        task.add_done_callback(lambda _: call.close())
 
     def put(self, outcome: T) -> None:
         """Add an outcome that needs no call."""
@@ -146,7 +149,18 @@ async def carry_out_metadata(
 
 def fresh(error: BookieError) -> BookieError:
     """Copy an error. An object that is raised twice would collect both tracebacks."""
-    copy = type(error)(*error.args)
-    copy.__cause__ = error.__cause__
-    copy.retryable = error.retryable
-    return copy
+    duplicate = copy(error)
+    duplicate.__cause__ = error.__cause__
+    return duplicate
+
+
+def settle(
+    waiters: Iterable[asyncio.Future[T]], result: T, error: BookieError | None = None
+) -> None:
+    """Give each waiter that is still there the result, or an error of its own."""
+    for waiter in waiters:
+        if not waiter.done():
+            if error is None:
+                waiter.set_result(result)
+            else:
+                waiter.set_exception(fresh(error))

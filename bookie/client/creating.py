@@ -1,31 +1,32 @@
-"""A writer on its way: awaited for the handle, or entered for a block that closes the ledger."""
+"""A writer on its way: awaited for the handle, or entered for a block that closes it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Generator
+from contextlib import AbstractAsyncContextManager
 from functools import wraps
 from types import TracebackType
-from typing import Any, ParamSpec
-
-from bookie.client.writer import WriterHandle
+from typing import Any, Generic, ParamSpec, TypeVar
 
 P = ParamSpec("P")
+H = TypeVar("H", bound=AbstractAsyncContextManager[Any])
 
 
-class Creating(Coroutine[Any, Any, WriterHandle]):
+class Creating(Coroutine[Any, Any, H], Generic[H]):
     """What `create_ledger` returns: a coroutine that is an async context manager as well."""
 
     __slots__ = ("_coroutine", "_writer")
 
-    def __init__(self, coroutine: Coroutine[Any, Any, WriterHandle]) -> None:
+    def __init__(self, coroutine: Coroutine[Any, Any, H]) -> None:
         self._coroutine = coroutine
 
-    def __await__(self) -> Generator[Any, Any, WriterHandle]:
+    def __await__(self) -> Generator[Any, Any, H]:
         return self._coroutine.__await__()
 
-    async def __aenter__(self) -> WriterHandle:
+    async def __aenter__(self) -> H:
         self._writer = await self._coroutine
-        return await self._writer.__aenter__()
+        await self._writer.__aenter__()
+        return self._writer
 
     async def __aexit__(
         self,
@@ -50,11 +51,11 @@ class Creating(Coroutine[Any, Any, WriterHandle]):
         self._coroutine.close()
 
 
-def creating(method: Callable[P, Coroutine[Any, Any, WriterHandle]]) -> Callable[P, Creating]:
+def creating(method: Callable[P, Coroutine[Any, Any, H]]) -> Callable[P, Creating[H]]:
     """Let what `method` returns be entered, too."""
 
     @wraps(method)
-    def make(*args: P.args, **kwargs: P.kwargs) -> Creating:
+    def make(*args: P.args, **kwargs: P.kwargs) -> Creating[H]:
         return Creating(method(*args, **kwargs))
 
     return make

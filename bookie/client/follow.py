@@ -1,7 +1,8 @@
 """Follow an open ledger: hear of its LAC from its bookies and of its metadata from the store.
 
-Bookies send hints, which prove nothing; a hint above what is known makes the follower ask that
-bookie for packets that do. Only when nothing was heard for long it asks by itself.
+Bookies send hints. One that comes with the writer's LAC packet proves itself by the digest. Another
+one above what is known makes the follower ask that bookie for packets. Only when nothing was heard
+for long it asks by itself.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from functools import partial
 
 from bookie.client.lac import ask_lac, read_lac
 from bookie.client.pool import BookiePool, OnLac
+from bookie.client.verification import verify_lac
 from bookie.cluster.ledgers import LedgerManager
 from bookie.errors import (
     BookieError,
@@ -23,7 +25,7 @@ from bookie.errors import (
 from bookie.formats.digest import Digester
 from bookie.formats.ledger_metadata import LedgerMetadata, Versioned
 from bookie.ids import NO_ENTRY
-from bookie.rpc.client.channel import LacState
+from bookie.rpc.client.channel import LacReply, LacState
 
 METADATA_RETRY_SECONDS = 1.0
 
@@ -44,7 +46,7 @@ class Follower:
         self._ledgers = ledgers
         self._digester = digester
         self._error: BookieError | None = None
-        self._hints: dict[int, int] = {}
+        self._hints: dict[int, LacState] = {}
         """By slot of the last ensemble: the highest LAC that its bookie hinted at lately."""
         self._news = asyncio.Event()
         self._unsubscribe: list[Callable[[], None]] = []
@@ -91,11 +93,18 @@ class Follower:
             raise self._error
         hints, self._hints = self._hints, {}
         lac = last_add_confirmed
-        for slot, hint in sorted(hints.items(), key=lambda item: -item[1]):
-            if hint > lac and not self.metadata.is_closed:
+        for slot, hint in sorted(hints.items(), key=lambda item: -item[1].max_lac):
+            if hint.max_lac > lac and not self.metadata.is_closed:
+                lac = max(lac, self._proven_by(hint))
+            if hint.max_lac > lac and not self.metadata.is_closed:
                 _, told = await ask_lac(self._pool, self.metadata, slot, self._digester)
                 lac = max(lac, told.last_add_confirmed)
         return lac
+
+    def _proven_by(self, hint: LacState) -> int:
+        """The LAC that the hint's own packet proves; -1 without a packet, or if it is damaged."""
+        reply = LacReply(hint.status, lac_packet=hint.lac_packet)
+        return verify_lac(self.metadata.ledger_id, reply, self._digester).last_add_confirmed
 
     async def _ask_everybody(self, last_add_confirmed: int) -> int:
         try:
@@ -113,8 +122,9 @@ class Follower:
             self._unsubscribe.append(partial(lacs.unsubscribe, ledger_id, callback))
 
     def _on_hint(self, slot: int, state: LacState) -> None:
-        if state.max_lac > self._hints.get(slot, NO_ENTRY):
-            self._hints[slot] = state.max_lac
+        known = self._hints.get(slot)
+        if state.max_lac > (NO_ENTRY if known is None else known.max_lac):
+            self._hints[slot] = state
             self._news.set()
 
     def _on_pool_closed(self) -> None:

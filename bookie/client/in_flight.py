@@ -20,6 +20,7 @@ class InFlightWindow:
         self._bytes = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._is_open = True
+        self._is_held = False
         self.is_blocked = False
         """Whether an append has to `wait`. An attribute, because every append asks."""
 
@@ -51,6 +52,16 @@ class InFlightWindow:
         self._bytes -= size
         self._update()
 
+    def hold(self) -> None:
+        """Let nobody in until `go_on`."""
+        self._is_held = True
+        self._update()
+
+    def go_on(self) -> None:
+        """Let callers in again, in the order in which they came."""
+        self._is_held = False
+        self._update()
+
     def let_all_in(self) -> None:
         """The writer takes no more appends: release all callers, so that they get its error."""
         self._is_open = False
@@ -59,7 +70,7 @@ class InFlightWindow:
     def _update(self) -> None:
         """Wake the first caller if there is room, and decide whether the next caller waits."""
         is_full = self._is_open and (
-            self._bytes >= self._bytes_max or self._entries >= self._entries_max
+            self._is_held or self._bytes >= self._bytes_max or self._entries >= self._entries_max
         )
         if self._waiting and not is_full and not self._waiting[0].done():
             self._waiting[0].set_result(None)

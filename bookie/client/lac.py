@@ -37,6 +37,7 @@ async def read_lac(pool: BookiePool, metadata: LedgerMetadata, digester: Digeste
     Raises:
         NotEnoughBookiesError: too few bookies answered.
         UnauthorizedError, WrongClusterError: a bookie refused the caller.
+        ClientClosedError: the client was closed meanwhile.
     """
     quorum = Quorum(metadata.ensemble_size, metadata.write_quorum_size, metadata.ack_quorum_size)
     answered, lac, silence = 0, NO_ENTRY, ""
@@ -48,6 +49,8 @@ async def read_lac(pool: BookiePool, metadata: LedgerMetadata, digester: Digeste
         for _ in range(metadata.ensemble_size):
             slot, answer = await calls.next()
             if answer.status in _CALLER_TO_BLAME:
+                # The calls of a client that is closed end as if they were wrong.
+                pool.require_open()
                 raise error_for_status(answer.status, answer.message)
             if answer.status is Status.OK or answer.status.is_definite_negative:
                 answered |= 1 << slot

@@ -152,6 +152,11 @@ class AddConnection(_Reconnecting[AddStream]):
         self.is_up = False
         """Whether the bookie has taken the stream up; only then something may be sent."""
 
+    @property
+    def life(self) -> str:
+        """The life of the bookie's process that the stream spoke with last; empty if unknown."""
+        return "" if self._stream is None else self._stream.life
+
     def join(self, user: AddSender) -> None:
         """Use the lane; `on_up` or `on_lost` follows, at once if it is known already."""
         if self._is_lost:

@@ -31,9 +31,9 @@ from bookie.rpc.client.channel import ReadCommand
 AHEAD_MAX = 2
 """Deliveries fetched before the consumer asks: one to work on, one on its way."""
 
-READ_ENTRIES_MAX = 2048
-"""Entries of one answer: verifying more would hold the event loop for over a millisecond."""
-
+READ_ENTRIES_MAX = 4096
+"""Entries of one answer, as many as a bookie gives by default. Verifying them holds the event loop
+for about a millisecond."""
 
 SPAN_BYTES = 2 * 1024 * 1024
 """Packet bytes that a span aims at. Each answer has a fixed cost at both ends. Against answers of

@@ -223,6 +223,27 @@ class ReaderHandle:
             self._replica = (self._replica + 1) % self._quorum.write_quorum_size
         return entries
 
+    async def read_acknowledged(
+        self, first_entry_id: int, last_entry_id: int
+    ) -> AsyncGenerator[Sequence[Entry], None]:
+        """Entries that the caller knows to be acknowledged, some at a time; the LAC is not asked.
+
+        The metadata of a log may name entries beyond the LAC that bookies can prove.
+
+        Raises:
+            BadRequestError: the range is reversed.
+            NoSuchLedgerError: the ledger was deleted.
+            NoSuchEntryError, UnavailableError, CorruptionError: as `read`.
+        """
+        _check_range(first_entry_id, last_entry_id)
+        self._pool.require_open()
+        if first_entry_id == last_entry_id and (alone := await self._read_one(first_entry_id)):
+            yield alone
+            return
+        async with aclosing(self._batches(first_entry_id, last_entry_id, self._limits)) as batches:
+            async for entries in batches:
+                yield entries
+
     async def tail(self, start: int = 0) -> AsyncGenerator[Entry, None]:
         """Entries from `start` on, for as long as the ledger is open, then up to its last entry.
 
@@ -235,6 +256,13 @@ class ReaderHandle:
             NoSuchLedgerError: the ledger was deleted.
             NoSuchEntryError, UnavailableError, CorruptionError: as `read`.
         """
+        async with aclosing(self.tail_batches(start)) as batches:
+            async for batch in batches:
+                for entry in batch:
+                    yield entry
+
+    async def tail_batches(self, start: int = 0) -> AsyncGenerator[Sequence[Entry], None]:
+        """The same entries as `tail`, some at a time, for speed. Raises what `tail` raises."""
         if checked_entry_id(start, "start") < 0:
             raise BadRequestError(f"a tail cannot start at entry {start}")
         self._pool.require_open()
@@ -244,11 +272,13 @@ class ReaderHandle:
             position = start
             while True:
                 last = self.last_entry_id
-                if position <= last:
+                if position == last and (alone := await self._read_one(last)):
+                    yield alone
+                    position += 1
+                elif position <= last:
                     async with aclosing(self.read_batches(position, last)) as batches:
                         async for batch in batches:
-                            for entry in batch:
-                                yield entry
+                            yield batch
                     position = last + 1
                 elif self.is_closed:
                     return

@@ -24,7 +24,8 @@ from typing import Self, assert_never
 
 from bookie.client.append_queue import AppendQueue, PendingAppends
 from bookie.client.arguments import Payload, checked_bytes, checked_payloads
-from bookie.client.calls import Timers, carry_out_metadata, fresh
+from bookie.client.calls import Timers, carry_out_metadata, fresh, settle
+from bookie.client.confirmations import ConfirmationWaiters
 from bookie.client.ensembles import Ensembles
 from bookie.client.in_flight import InFlightWindow
 from bookie.client.pool import BookiePool
@@ -140,6 +141,7 @@ class WriterHandle:
         """Weak for the same reason as the slots."""
         self._closers: list[asyncio.Future[LedgerMetadata]] = []
         self._forcers: list[asyncio.Future[None]] = []
+        self._flushers = ConfirmationWaiters()
         self._lanes = WriterLanes(
             self,
             self._ledger_id,
@@ -199,6 +201,16 @@ class WriterHandle:
         return self._machine.state is WriterState.CLOSED
 
     @property
+    def payload_bytes_max(self) -> int:
+        """The largest payload that fits into an entry."""
+        return self._queue.payload_bytes_max
+
+    @property
+    def failure(self) -> BookieError | None:
+        """Why the writer takes no appends, also after `close`; None while it does."""
+        return self._refusal
+
+    @property
     def is_under_replicated(self) -> bool:
         """Whether a bookie of the ensemble is skipped, so that entries get fewer copies."""
         return self._machine.is_under_replicated
@@ -250,23 +262,54 @@ class WriterHandle:
         """
         self._require_here()
         entries = checked_payloads(payloads)
-        sizes = list(map(len, entries))
         if self._refusal is not None:
             raise fresh(self._refusal)
         if not entries:
             return range(0)
+        if self._in_flight.is_blocked:
+            # Whoever is let in must append, so what cannot be appended is refused before.
+            self._queue.check(max(map(len, entries)))
+            await self._in_flight.wait()
+        return await self.submit(entries)
+
+    def submit(
+        self, payloads: list[bytes], sizes: list[int] | None = None
+    ) -> asyncio.Future[range]:
+        """Append entries without waiting for room; the future gets their ids when all are durable.
+
+        For callers that bound what is unconfirmed themselves, and must know the ids at once: those
+        from ``last_entry_id + 1`` on. `payloads` is not empty, and stays as it is; `sizes` are
+        theirs, if they are at hand. The future raises what `append` raises.
+
+        Raises:
+            BadRequestError, BookieError: as `append` does at once; nothing was appended.
+        """
+        self._require_here()
+        if self._refusal is not None:
+            raise fresh(self._refusal)
+        sizes = list(map(len, payloads)) if sizes is None else sizes
         total = sum(sizes)
         if total > self._queue.payload_bytes_max:
             self._queue.check(max(sizes))
-        if self._in_flight.is_blocked:
-            await self._in_flight.wait()
+        future: asyncio.Future[range] = self._loop.create_future()
+        self._queue.put_many(payloads, sizes, total, future)
+        self._in_flight.take(len(payloads), total)
+        self._schedule_flush()
+        return future
+
+    async def flush(self) -> None:
+        """Wait until everything that was appended before the call is confirmed.
+
+        Raises:
+            BookieError: as `append`; the writer has ended.
+        """
+        self._require_here()
+        if self.last_entry_id > self.last_add_confirmed:
             if self._refusal is not None:
                 raise fresh(self._refusal)
-        future: asyncio.Future[range] = self._loop.create_future()
-        self._queue.put_many(entries, sizes, total, future)
-        self._in_flight.take(len(entries), total)
-        self._schedule_flush()
-        return await future
+            waiter: asyncio.Future[None] = self._loop.create_future()
+            self._flushers.add(self.last_entry_id, waiter)
+            await waiter
 
     async def force(self) -> None:
         """Make durable what was appended with deferred sync and has returned.
@@ -286,9 +329,9 @@ class WriterHandle:
     async def close(self) -> LedgerMetadata:
         """Confirm what is pending, then close the ledger; returns its final metadata.
 
-        Nothing can be appended after the call was made. Closing twice is no error. A writer that
-        has failed closes the ledger at its last confirmed entry, if it is still its own. A caller
-        that is cancelled stops waiting; the ledger is closed all the same.
+        Nothing can be appended after the call was made. Closing twice is no error. A failed writer
+        closes at its last confirmed entry, if the ledger is its own and no append that returned is
+        cut off. A caller that is cancelled stops waiting; the ledger is closed all the same.
 
         Raises:
             LedgerFencedError: another client is recovering the ledger.
@@ -349,10 +392,7 @@ class WriterHandle:
             BadRequestError: the call is one; nothing was done.
         """
         if get_ident() != self._thread or not self._loop.is_running():
-            raise BadRequestError(
-                f"the writer of ledger {self._ledger_id} belongs to another thread or event loop; "
-                f"call it there, as asyncio.run_coroutine_threadsafe does"
-            )
+            raise BadRequestError(_elsewhere(self._ledger_id))
 
     # -- flushing ----------------------------------------------------------------------------------
 
@@ -462,7 +502,8 @@ class WriterHandle:
     def _spawn_force(self, force: int, slot: int) -> None:
         bookie_id = self._machine.metadata.last_fragment.bookies[slot]
         name = f"force ledger {self._ledger_id} on {bookie_id}"
-        self._pool.spawn(self._force_slot(force, slot, bookie_id), name=name)
+        life = self._lanes.life(slot)
+        self._pool.spawn(self._force_slot(force, slot, bookie_id, life), name=name)
 
     # -- events from the world ---------------------------------------------------------------------
 
@@ -478,11 +519,11 @@ class WriterHandle:
     async def _on_metadata(self, effect: ReadMetadata | WriteMetadata) -> None:
         self._step(await carry_out_metadata(self._ledgers, self._ledger_id, effect))
 
-    async def _force_slot(self, force: int, slot: int, bookie_id: str) -> None:
+    async def _force_slot(self, force: int, slot: int, bookie_id: str, life: str) -> None:
         timeout = self._pool.settings.add_timeout_seconds
         try:
             channel = self._pool.connection(bookie_id).channel()
-            reply = await channel.force(self._ledger_id, timeout=timeout)
+            reply = await channel.force(self._ledger_id, timeout=timeout, life=life)
         except BookieError as error:
             self._step(ForceAnswered(force, slot, error.status, str(error)))
         else:
@@ -496,6 +537,7 @@ class WriterHandle:
         size = group.packed_bytes - entries * self._queue.overhead_bytes
         self._in_flight.give_back(entries, size)
         self._schedule_flush()
+        self._flushers.confirmed(self._machine.last_add_confirmed)
 
     def _fail(self, error: BookieError) -> None:
         """What is not confirmed has an unknown outcome, and nothing is taken any more."""
@@ -506,6 +548,7 @@ class WriterHandle:
         self._unconfirmed.clear()
         for group in groups:
             group.fail(error)
+        self._flushers.fail(error)
         self._in_flight.let_all_in()
         # A fenced writer may just be dropped: nothing holds it. It can still be closed.
         self._lanes.leave()
@@ -516,26 +559,17 @@ class WriterHandle:
 
     def _forced(self, error: BookieError | None) -> None:
         waiters, self._forcers = self._forcers, []
-        for waiter in waiters:
-            if not waiter.done():
-                if error is None:
-                    waiter.set_result(None)
-                else:
-                    waiter.set_exception(fresh(error))
+        settle(waiters, None, error)
         self._schedule_flush()
 
     def _closed(self, metadata: LedgerMetadata) -> None:
         self._leave()
         waiters, self._closers = self._closers, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(metadata)
+        settle(waiters, metadata)
 
     def _close_failed(self, error: BookieError) -> None:
         waiters, self._closers = self._closers, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_exception(fresh(error))
+        settle(waiters, self.metadata, error)
         if self._machine.error is not None:
             self._pool.off_close(self._on_client_closed)
 
@@ -544,6 +578,13 @@ class WriterHandle:
         self._timers.clear()
         self._pool.off_close(self._on_client_closed)
         self._lanes.leave()
+
+
+def _elsewhere(ledger_id: int) -> str:
+    return (
+        f"the writer of ledger {ledger_id} belongs to another thread or event loop; "
+        f"call it there, as asyncio.run_coroutine_threadsafe does"
+    )
 
 
 def _fire(on_timer: weakref.WeakMethod[Callable[[TimerId], None]], timer: TimerId) -> None:

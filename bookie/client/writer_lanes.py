@@ -146,6 +146,10 @@ class WriterLanes:
         request_id, data = request
         self._slots[slot].lane.send(request_id, data, on_answer)
 
+    def life(self, slot: int) -> str:
+        """The life of the slot's bookie whose acknowledgements count; empty if unknown."""
+        return self._slots[slot].lane.life
+
     def describe(self) -> list[str]:
         """How each lane stands, for the log."""
         return [slot.lane.describe() for slot in self._slots]

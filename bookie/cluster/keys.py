@@ -13,6 +13,12 @@ key                             value
 ``available/readonly/<bookie>`` leased: the registration of one that does not
 ``ledgers/…``                   ledger metadata (`layout`)
 ``deleted/<day>/…``             proof that a ledger was deleted (`deletion_proofs`)
+``logs/<name>/<log>/…``          a log of a namespace (`logs`): ``definition``;
+                                ``partitions/<number>/head``, ``…/chunks/<number>`` and
+                                ``…/cursors/<name>``, leased ``…/holders/<cursor>/…``;
+                                ``transactions/<application>``
+``groups/<group>/…``             consumers that share logs (`groups`): ``assignment``, and leased
+                                ``members/<member>`` and ``leader/…``
 ``underreplication/…``          ledgers that lack copies, and the workers that repair them
 ``config/settings/<s>.<key>``    a cluster setting, the text that a flag would give; the record
                                 ``config/settings`` itself orders the changes
@@ -40,6 +46,7 @@ READ_ONLY = "/available/readonly"
 LEDGERS = "/ledgers"
 DELETED = "/deleted"
 LOGS = "/logs"
+GROUPS = "/groups"
 UNDERREPLICATION = "/underreplication"
 MARKED_LEDGERS = "/underreplication/ledgers"
 REPAIR_LOCKS = "/underreplication/locks"
@@ -65,6 +72,7 @@ OWN = frozenset(
         "ledgers",
         "deleted",
         "logs",
+        "groups",
         "underreplication",
         "config",
     }

@@ -30,7 +30,7 @@ from bookie.errors import (
 from bookie.formats.deletion_proof import DeletionProof
 from bookie.formats.ledger_metadata import LedgerMetadata, Versioned, decode, encode
 from bookie.ids import NO_ENTRY
-from bookie.metadata.model import NOT_EXISTS, Change, Check, Delete, Put, Record, Stat
+from bookie.metadata.model import NOT_EXISTS, Change, Check, Delete, Operation, Put, Record, Stat
 from bookie.metadata.store import MetadataStore
 from bookie.telemetry import event_log
 
@@ -151,10 +151,9 @@ class LedgerManager:
             NoSuchLedgerError: the ledger does not exist.
             BadVersionError: it has another version.
         """
-        proof = DeletionProof(self._clock.now_ms(), f"{socket.gethostname()}:{os.getpid()}")
         layout = await self._read_layout()
         delete = Delete(layout.key(ledger_id), version)
-        put = proof_of(layout, ledger_id, proof)
+        put = proof_of(layout, ledger_id, self._proof())
         try:
             try:
                 await self._store.transaction([delete, put])
@@ -163,6 +162,19 @@ class LedgerManager:
                 await self._store.transaction([delete, replace(put, version=None)])
         except NoSuchKeyError as error:
             raise NoSuchLedgerError(f"ledger {ledger_id} does not exist") from error
+
+    async def deletion(self, ledger_id: int, version: int) -> tuple[Operation, Operation]:
+        """What deletes a ledger of exactly `version` in a transaction with other operations.
+
+        The transaction raises BadVersionError if the ledger has another version, and
+        NoSuchKeyError if it is gone.
+        """
+        layout = await self._read_layout()
+        put = proof_of(layout, ledger_id, self._proof())
+        return Delete(layout.key(ledger_id), version), replace(put, version=None)
+
+    def _proof(self) -> DeletionProof:
+        return DeletionProof(self._clock.now_ms(), f"{socket.gethostname()}:{os.getpid()}")
 
     async def find_deleted(self, ledger_ids: Collection[int]) -> set[int]:
         """The ledgers whose deletion is proven; pass ledgers that do not exist.

@@ -84,9 +84,9 @@ class NamespaceManager:
             BadVersionError: its policy, or that of one of its logs, was changed just now.
         """
         found = await self.read(name)
-        for key in (f"{keys.LOGS}/{name}", f"{keys.LOG_POLICIES}/{name}"):
-            if await self._store.exists(key):
-                raise ClusterInUseError(f"the namespace {name} is not empty: there is {key}")
+        await check_without_logs(self._store, name)
+        if await self._store.exists(policies := f"{keys.LOG_POLICIES}/{name}"):
+            raise _not_empty(name, policies)
         await self._store.delete(_key(name), version=found.version)
 
     async def names(self) -> list[str]:
@@ -159,6 +159,24 @@ class NamespaceManager:
             await self._store.delete(_log_key(namespace, log))
         except NoSuchKeyError:
             return
+
+
+async def check_without_logs(store: MetadataStore, namespace: str) -> None:
+    """Refuse a namespace that has logs in a cluster, also logs that are being deleted.
+
+    `store` is the cluster's. Its namespaces may be in another one.
+
+    Raises:
+        ClusterInUseError: naming one of the logs.
+    """
+    key = f"{keys.LOGS}/{_checked(namespace)}"
+    logs = await store.get_children(key)
+    if logs:
+        raise _not_empty(namespace, f"{key}/{logs[0]}")
+
+
+def _not_empty(namespace: str, key: str) -> ClusterInUseError:
+    return ClusterInUseError(f"the namespace {namespace} is not empty: there is {key}")
 
 
 def _policy_of(record: Record) -> Versioned[LogPolicy]:

@@ -91,6 +91,8 @@ class LacState:
     max_lac: int
     fenced: bool
     status: Status = Status.OK
+    lac_packet: bytes = b""
+    """The explicit LAC packet, if it is what `max_lac` comes from."""
 
 
 @dataclass(frozen=True, slots=True)

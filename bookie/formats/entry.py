@@ -31,7 +31,7 @@ from typing import Any, NamedTuple, cast, overload
 import numpy as np
 
 from bookie.errors import BadRequestError, ChecksumError, FormatError
-from bookie.formats.batch import PACKET_HEADER_SIZE_BYTES, EntryBatch, gather_prefixes
+from bookie.formats.batch import PACKET_HEADER_SIZE_BYTES, EntryBatch, Ids, gather_prefixes
 from bookie.formats.digest import BytesLike, Digester
 
 HEADER_SIZE_BYTES = PACKET_HEADER_SIZE_BYTES
@@ -70,13 +70,40 @@ class Entries(Sequence[Entry]):
     A batch is two objects, whatever its length. A tuple per entry would cost more than its digest.
     """
 
-    __slots__ = ("ids", "payloads")
+    __slots__ = ("_batch", "_prefix_size", "ids", "payloads")
 
-    def __init__(self, ids: Sequence[int], payloads: list[bytes]) -> None:
+    def __init__(
+        self,
+        ids: Sequence[int],
+        payloads: list[bytes],
+        batch: EntryBatch | None = None,
+        prefix_size: int = 0,
+    ) -> None:
+        """`batch` holds the packets; in each of them `prefix_size` bytes precede the payload."""
         self.ids = ids
         """The entry ids."""
         self.payloads = payloads
         """The payloads, as the user gave them, one for each id."""
+        self._batch = batch
+        self._prefix_size = prefix_size
+
+    @classmethod
+    def of(cls, entries: Sequence[Entry]) -> Entries:
+        """The same entries, at least one, as they are if they are such already."""
+        if isinstance(entries, Entries):
+            return entries
+        ids, payloads = zip(*entries, strict=True)
+        return cls(ids, list(payloads))
+
+    def located(self) -> tuple[BytesLike, Ids, Ids]:
+        """One piece of memory with all payloads, and where each of them begins and ends in it."""
+        batch = self._batch
+        if batch is None:
+            sizes = np.array(list(map(len, self.payloads)), np.int64)
+            ends = np.cumsum(sizes)
+            return b"".join(self.payloads), ends - sizes, ends
+        offsets = batch.offsets()
+        return batch.payload, offsets[:-1] + self._prefix_size, offsets[1:]
 
     def __len__(self) -> int:
         return len(self.payloads)
@@ -262,7 +289,7 @@ def verify_batch(batch: EntryBatch, digester: Digester) -> Entries:
     if wrong.any():
         position = int(wrong.argmax())
         unpack_packet(batch.ledger_id, int(wanted[position]), batch.packets()[position], digester)
-    return Entries(ids, payloads)
+    return Entries(ids, payloads, batch, prefix_size)
 
 
 def _ids_of(batch: EntryBatch) -> Sequence[int]:

@@ -1,116 +1,167 @@
-"""What the metadata store holds about a log: one head under compare-and-set, and sealed chunks.
+"""What the metadata store holds about a log: its definition, and for each partition its ranges.
 
-A log is an ordered list of **ranges** of ledgers. The newest ranges are in the head. When there are
-many, the oldest ones move to a **chunk**, a separate record that never changes again. Chunks are
-numbered; the head says which numbers are the log's.
+A log has one or more **partitions**. Each partition is an ordered list of **ranges** of ledgers.
+The newest ranges are in the partition's **head**, which changes under compare-and-set. When there
+are many, the oldest ones move to a **chunk**, a separate record that never changes again. Chunks
+are numbered; the head says which numbers belong to the partition.
 
-Each record of a log has an **offset**: 0 for the first ever appended, rising by one. The
-offset of a range's first record follows from the ranges before it. It is unknown only while the
-range before it is still open.
+Each entry of a partition has an **offset**: 0 for the first ever appended, rising by one. The
+offset of a range's first entry follows from the ranges before it. It is unknown only while the
+range before it is open.
 
 ===================== ===============================================================
 rule                  why
 ===================== ===============================================================
 offsets continue      base + count of a closed range is the base of the next one
-open ranges come last a roll appends the new ledger before the old one is closed, so
+times do not go back  a closed range ends with the greatest timestamp so far
+open ranges come last a roll adds the new ledger before the old one is closed, so
 (at most two)         there may be two; the second one's base is null until then
-transactional: none   publishers append whole, closed ranges only
 chunks: all closed    a chunk never changes
 ===================== ===============================================================
 
-Canonical JSON (:mod:`bookie.formats.json_record`): formats ``bookie-log-head`` and
-``bookie-log-chunk``, version 1. A range is ``[ledger, first, last or null, base or null]``.
+Canonical JSON (:mod:`bookie.formats.json_record`), version 1: formats ``bookie-log``,
+``bookie-log-head`` and ``bookie-log-chunk``. A range is
+``[ledger, first, last or null, base or null, end time or null, bytes or null]``.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from bookie.errors import BadRequestError, FormatError
 from bookie.formats import json_record
-from bookie.formats.digest import DigestType
 from bookie.formats.json_record import JsonFields
 from bookie.ids import MAX_ID
 
+_LOG_FORMAT = "bookie-log"
 _HEAD_FORMAT = "bookie-log-head"
 _CHUNK_FORMAT = "bookie-log-chunk"
 _VERSION = 1
 _OPEN_RANGES_MAX = 2
+
+PARTITIONS_MAX = 1024
+"""The most partitions of one log."""
+
+NO_TIME_MS = -(2**63)
+"""The greatest timestamp of no records at all."""
 
 
 class LogMode(enum.Enum):
     """Who appends to a log; fixed when it is created."""
 
     WRITER = "writer"
-    """One exclusive owner, whose ledger is the open last range."""
+    """One exclusive owner for each partition, whose ledger is the open last range."""
     TRANSACTIONAL = "transactional"
-    """Many publishers of closed ranges, each by one compare-and-set."""
+    """Many publishers of closed ranges; one transaction publishes the ranges of a batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogDefinition:
+    """What a log is. Only `is_deleted` ever changes."""
+
+    log_id: str
+    """Random for each log: tells a log from a later one of the same name."""
+
+    mode: LogMode = LogMode.WRITER
+    partitions: int = 1
+    created_ms: int = 0
+    is_deleted: bool = False
+    """The log is being deleted; nobody may open it."""
+
+    def validate(self) -> None:
+        """Check the ranges of the fields.
+
+        Raises:
+            BadRequestError: naming the first field that is wrong.
+        """
+        _check(0 < len(self.log_id) <= 64, "the log's id is empty or too long")
+        _check(
+            1 <= self.partitions <= PARTITIONS_MAX,
+            f"a log has 1 to {PARTITIONS_MAX} partitions, not {self.partitions}",
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class LogRange:
-    """Consecutive entries of one ledger, which are consecutive records of the log."""
+    """Consecutive entries of one ledger, which are consecutive entries of a partition."""
 
     ledger_id: int
     first_entry_id: int
     last_entry_id: int | None
     """Inclusive; `first_entry_id` - 1 if the range is empty; None while it is open."""
     base_offset: int | None
-    """Offset of the first record; None while the range before it is open."""
+    """Offset of the first entry; None while the range before it is open."""
+    end_ms: int | None = None
+    """The greatest timestamp of this range and all before it; None while it is open."""
+    size_bytes: int | None = None
+    """Payload bytes of its entries; None while it is open."""
 
     @property
     def is_open(self) -> bool:
-        """Whether records are still appended to it."""
+        """Whether entries are still appended to it."""
         return self.last_entry_id is None
 
     @property
     def count(self) -> int | None:
-        """The number of records; None while it is open."""
+        """The number of entries; None while it is open."""
         if self.last_entry_id is None:
             return None
         return self.last_entry_id - self.first_entry_id + 1
 
     @property
     def end_offset(self) -> int | None:
-        """The offset after the last record; None while that is not known."""
+        """The offset after the last entry; None while that is not known."""
         if self.last_entry_id is None or self.base_offset is None:
             return None
         return self.base_offset + self.last_entry_id - self.first_entry_id + 1
 
 
 @dataclass(frozen=True, slots=True)
-class LogPolicies:
-    """How a log's ledgers are made, and when its records go. None means no limit."""
+class LogOwner:
+    """Who owns a partition, as far as the others are told."""
 
-    ensemble_size: int = 3
-    write_quorum_size: int = 3
-    ack_quorum_size: int = 2
-    digest_type: DigestType = DigestType.CRC32C
-    roll_bytes_max: int | None = 1024 * 1024 * 1024
-    roll_seconds_max: int | None = None
-    retention_seconds: int | None = None
-    retention_bytes: int | None = None
-    quota_bytes: int | None = None
-    """Appends fail when the log is larger."""
+    name: str
+    """Host and process, or what the owner calls itself. Several may call themselves alike."""
+    since_ms: int
+    claim: str = ""
+    """Random: tells the owner from another one of the same name, in the same millisecond."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogHead:
-    """The newest ranges of a log and everything about it that changes."""
+    """The newest ranges of a partition and everything about it that changes."""
 
-    mode: LogMode
-    policies: LogPolicies = field(default_factory=LogPolicies)
+    log_id: str
+    """The log that it belongs to."""
+    epoch: int = 0
+    """Rises by one with each owner: the fencing token of the partition."""
+    owner: LogOwner | None = None
+    """The owner of `epoch`; None after it closed the partition, and in a transactional log."""
     ranges: tuple[LogRange, ...] = ()
     first_chunk: int = 0
     """Number of the oldest chunk that still exists."""
     next_chunk: int = 0
     """Number of the chunk that will be sealed next; equal to `first_chunk` if there are none."""
+    chunk_bytes: int = 0
+    """Payload bytes of the ranges in all chunks that still exist."""
     start_offset: int = 0
-    """Records before this offset have been truncated."""
-    transactions: Mapping[str, int] = field(default_factory=dict)
-    """Application id → number of the last batch it has published."""
+    """Entries before this offset have been truncated."""
+    has_producers: bool = False
+    """The newest closed range tells what its writer knew of producers. A truncation leaves it, also
+    when all of its entries are before `start_offset`."""
+
+    @property
+    def open_ranges(self) -> tuple[LogRange, ...]:
+        """The ranges that are not closed: none, the last one, or the last two."""
+        return tuple(one for one in self.ranges[-_OPEN_RANGES_MAX:] if one.is_open)
+
+    @property
+    def end_ms(self) -> int:
+        """The greatest timestamp of all closed ranges in the head; `NO_TIME_MS` without any."""
+        closed = [one.end_ms for one in self.ranges if one.end_ms is not None]
+        return closed[-1] if closed else NO_TIME_MS
 
     def validate(self) -> None:
         """Check the rules above.
@@ -119,20 +170,15 @@ class LogHead:
             BadRequestError: naming the first rule that is broken.
         """
         _check_ranges(self.ranges, open_max=_OPEN_RANGES_MAX)
-        if self.mode is LogMode.TRANSACTIONAL and any(r.is_open for r in self.ranges):
-            raise BadRequestError("a transactional log has no open ranges")
+        _check(0 <= self.epoch <= MAX_ID, "the epoch is out of range")
         _check(0 <= self.first_chunk <= self.next_chunk <= MAX_ID, "chunk numbers do not ascend")
+        _check(0 <= self.chunk_bytes <= MAX_ID, "the size of the chunks is out of range")
         _check(0 <= self.start_offset <= MAX_ID, "the start offset is out of range")
-        _check(
-            all(0 <= batch <= MAX_ID for batch in self.transactions.values()),
-            "the batch number of a transaction is out of range",
-        )
-        _check_policies(self.policies)
 
 
 @dataclass(frozen=True, slots=True)
 class LogChunk:
-    """Older ranges of a log, all closed; never changes."""
+    """Older ranges of a partition, all closed; never changes."""
 
     number: int
     ranges: tuple[LogRange, ...]
@@ -148,6 +194,44 @@ class LogChunk:
         _check_ranges(self.ranges, open_max=0)
 
 
+def encode_log_definition(definition: LogDefinition) -> bytes:
+    """The bytes of a definition.
+
+    Raises:
+        BadRequestError: a field is out of range.
+    """
+    definition.validate()
+    fields = {
+        "log_id": definition.log_id,
+        "mode": definition.mode.value,
+        "partitions": definition.partitions,
+        "created_ms": definition.created_ms,
+        "is_deleted": definition.is_deleted,
+    }
+    return json_record.encode(_LOG_FORMAT, _VERSION, fields)
+
+
+def decode_log_definition(data: bytes) -> LogDefinition:
+    """The definition in `data`.
+
+    Raises:
+        FormatError: not a definition, damaged, or of a newer version.
+    """
+    fields = json_record.decode(_LOG_FORMAT, _VERSION, data)
+    try:
+        definition = LogDefinition(
+            log_id=fields.text("log_id"),
+            mode=LogMode(fields.text("mode")),
+            partitions=fields.integer("partitions"),
+            created_ms=fields.integer("created_ms"),
+            is_deleted=fields.boolean("is_deleted"),
+        )
+        definition.validate()
+    except (ValueError, BadRequestError) as error:
+        raise FormatError(f"{_LOG_FORMAT}: {error}") from error
+    return definition
+
+
 def encode_log_head(head: LogHead) -> bytes:
     """The bytes of a head.
 
@@ -155,27 +239,24 @@ def encode_log_head(head: LogHead) -> bytes:
         BadRequestError: the head breaks a rule.
     """
     head.validate()
-    policies = head.policies
+    owner = head.owner
     fields = {
-        "mode": head.mode.value,
-        "policies": {
-            "ensemble_size": policies.ensemble_size,
-            "write_quorum_size": policies.write_quorum_size,
-            "ack_quorum_size": policies.ack_quorum_size,
-            "digest_type": policies.digest_type.name,
-            "roll_bytes_max": policies.roll_bytes_max,
-            "roll_seconds_max": policies.roll_seconds_max,
-            "retention_seconds": policies.retention_seconds,
-            "retention_bytes": policies.retention_bytes,
-            "quota_bytes": policies.quota_bytes,
-        },
+        "log_id": head.log_id,
+        "epoch": head.epoch,
+        "owner": None if owner is None else _owner_fields(owner),
         "ranges": _range_rows(head.ranges),
         "first_chunk": head.first_chunk,
         "next_chunk": head.next_chunk,
+        "chunk_bytes": head.chunk_bytes,
         "start_offset": head.start_offset,
-        "transactions": dict(head.transactions),
+        **({"has_producers": True} if head.has_producers else {}),
     }
     return json_record.encode(_HEAD_FORMAT, _VERSION, fields)
+
+
+def _owner_fields(owner: LogOwner) -> dict[str, object]:
+    claim = {"claim": owner.claim} if owner.claim else {}
+    return {**claim, "name": owner.name, "since_ms": owner.since_ms}
 
 
 def decode_log_head(data: bytes) -> LogHead:
@@ -185,19 +266,25 @@ def decode_log_head(data: bytes) -> LogHead:
         FormatError: not a head, damaged, of a newer version, or against the rules.
     """
     fields = json_record.decode(_HEAD_FORMAT, _VERSION, data)
-    transactions = fields.inner("transactions")
+    owner = None
+    if fields.values.get("owner") is not None:
+        found = fields.inner("owner")
+        claim = found.text("claim") if "claim" in found.values else ""
+        owner = LogOwner(found.text("name"), found.integer("since_ms"), claim)
+    head = LogHead(
+        log_id=fields.text("log_id"),
+        epoch=fields.integer("epoch"),
+        owner=owner,
+        ranges=_decode_ranges(fields),
+        first_chunk=fields.integer("first_chunk"),
+        next_chunk=fields.integer("next_chunk"),
+        chunk_bytes=fields.integer("chunk_bytes"),
+        start_offset=fields.integer("start_offset"),
+        has_producers="has_producers" in fields.values and fields.boolean("has_producers"),
+    )
     try:
-        head = LogHead(
-            mode=LogMode(fields.text("mode")),
-            policies=_decode_policies(fields.inner("policies")),
-            ranges=_decode_ranges(fields),
-            first_chunk=fields.integer("first_chunk"),
-            next_chunk=fields.integer("next_chunk"),
-            start_offset=fields.integer("start_offset"),
-            transactions={name: transactions.integer(name) for name in transactions.names()},
-        )
         head.validate()
-    except (ValueError, KeyError, BadRequestError) as error:
+    except BadRequestError as error:
         raise FormatError(f"{_HEAD_FORMAT}: {error}") from error
     return head
 
@@ -236,6 +323,7 @@ def _check(holds: bool, rule: str) -> None:
 def _check_ranges(ranges: Sequence[LogRange], *, open_max: int) -> None:
     open_ranges = 0
     known_end = None
+    end_ms = NO_TIME_MS
     for index, one in enumerate(ranges):
         first, last, base = one.first_entry_id, one.last_entry_id, one.base_offset
         where = f"range {index} (ledger {one.ledger_id})"
@@ -245,53 +333,39 @@ def _check_ranges(ranges: Sequence[LogRange], *, open_max: int) -> None:
         _check((base is None) == bool(open_ranges), f"{where}: wrongly has or lacks a base offset")
         _check(base is None or 0 <= base <= MAX_ID, f"{where}: base offset out of range")
         _check(known_end is None or base == known_end, f"{where}: starts at another offset")
+        lacks_time, lacks_size = one.end_ms is None, one.size_bytes is None
+        is_whole = lacks_time == lacks_size == one.is_open
+        _check(is_whole, f"{where}: wrongly has or lacks end time or size")
+        if one.end_ms is not None:
+            _check(end_ms <= one.end_ms <= MAX_ID, f"{where}: its end time goes back")
+            end_ms = one.end_ms
+        _check(0 <= (one.size_bytes or 0) <= MAX_ID, f"{where}: its size is out of range")
         known_end = one.end_offset
         open_ranges += one.is_open
     _check(open_ranges <= open_max, f"{open_ranges} ranges are open, {open_max} may be")
 
 
-def _check_policies(policies: LogPolicies) -> None:
-    sizes = (policies.ack_quorum_size, policies.write_quorum_size, policies.ensemble_size)
-    _check(
-        0 <= sizes[0] <= sizes[1] <= sizes[2] and sizes[1] >= 1 and sizes[2] <= MAX_ID,
-        f"ack quorum {sizes[0]}, write quorum {sizes[1]} and ensemble {sizes[2]} do not ascend",
-    )
-    limits = (
-        policies.roll_bytes_max,
-        policies.roll_seconds_max,
-        policies.retention_seconds,
-        policies.retention_bytes,
-        policies.quota_bytes,
-    )
-    _check(
-        all(limit is None or 1 <= limit <= MAX_ID for limit in limits),
-        "a limit is not in 1 … 2^63-1",
-    )
-
-
 def _range_rows(ranges: Iterable[LogRange]) -> list[list[int | None]]:
-    return [[r.ledger_id, r.first_entry_id, r.last_entry_id, r.base_offset] for r in ranges]
+    return [
+        [
+            one.ledger_id,
+            one.first_entry_id,
+            one.last_entry_id,
+            one.base_offset,
+            one.end_ms,
+            one.size_bytes,
+        ]
+        for one in ranges
+    ]
 
 
 def _decode_ranges(fields: JsonFields) -> tuple[LogRange, ...]:
     ranges = []
-    for row in fields.rows("ranges", width=4):
-        ledger_id, first_entry_id, last_entry_id, base_offset = row
+    for row in fields.rows("ranges", width=6):
+        ledger_id, first_entry_id, last_entry_id, base_offset, end_ms, size_bytes = row
         if ledger_id is None or first_entry_id is None:
             raise FormatError(f"{fields.where}: a range has no ledger or no first entry")
-        ranges.append(LogRange(ledger_id, first_entry_id, last_entry_id, base_offset))
+        ranges.append(
+            LogRange(ledger_id, first_entry_id, last_entry_id, base_offset, end_ms, size_bytes)
+        )
     return tuple(ranges)
-
-
-def _decode_policies(fields: JsonFields) -> LogPolicies:
-    return LogPolicies(
-        ensemble_size=fields.integer("ensemble_size"),
-        write_quorum_size=fields.integer("write_quorum_size"),
-        ack_quorum_size=fields.integer("ack_quorum_size"),
-        digest_type=DigestType[fields.text("digest_type")],
-        roll_bytes_max=fields.optional_integer("roll_bytes_max"),
-        roll_seconds_max=fields.optional_integer("roll_seconds_max"),
-        retention_seconds=fields.optional_integer("retention_seconds"),
-        retention_bytes=fields.optional_integer("retention_bytes"),
-        quota_bytes=fields.optional_integer("quota_bytes"),
-    )

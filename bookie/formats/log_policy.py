@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, fields
 
 from bookie.errors import BadRequestError, FormatError
 from bookie.formats import json_record
+from bookie.formats.log_metadata import PARTITIONS_MAX
 
 _FORMAT = "bookie-log-policy"
 _VERSION = 1
@@ -39,13 +40,18 @@ class LogPolicy:
     """A log continues in a new ledger after this time; 0 means never."""
 
     retention_bytes: int | None = None
-    """At least this much of a log is kept; 0 means everything."""
+    """At least so many bytes of each partition are kept; 0 sets no limit by size.
+
+    With a size and a time, what is truncated is beyond both. With neither, everything is kept."""
 
     retention_seconds: int | None = None
-    """Records are kept at least this long; 0 means without limit."""
+    """Records are kept at least this long; 0 sets no limit by time."""
 
     quota_bytes: int | None = None
-    """A log of this size takes no more records; 0 means unlimited."""
+    """A partition of this size takes no more records; 0 means unlimited."""
+
+    partitions: int | None = None
+    """How many partitions a new log has."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -63,7 +69,11 @@ class LogPolicy:
             )
 
     def _check_number(self, name: str, value: object) -> None:
-        least, most = (1, _BOOKIES_MAX) if name.endswith("_size") else (0, 2**63 - 1)
+        least, most = (0, 2**63 - 1)
+        if name.endswith("_size"):
+            least, most = 1, _BOOKIES_MAX
+        elif name == "partitions":
+            least, most = 1, PARTITIONS_MAX
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
             raise BadRequestError(f"{name} is {value!r}, and must be in {least} … {most}")
 
@@ -89,6 +99,7 @@ DEFAULTS = LogPolicy(
     retention_bytes=0,
     retention_seconds=0,
     quota_bytes=0,
+    partitions=1,
 )
 """The defaults of decisions that were not made."""
 

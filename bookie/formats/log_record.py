@@ -6,7 +6,8 @@ Little endian:
 offset bytes meaning
 ====== ===== ====================================================================
 0      1     version, 1
-1      1     flags: 1 has a key, 2 has a producer
+1      1     flags: 1 has a key, 2 has a producer, 4 is late, 8 is a control record,
+             16 follows a control record
 2      2     number of headers (u16)
 4      4     key length (u32), 0 without a key
 8      4     length of all headers (u32)
@@ -14,12 +15,19 @@ offset bytes meaning
 14     2     reserved, 0
 16     8     timestamp in ms since 1970 (i64)
 24     8     producer's sequence number (i64), 0 without a producer
-32     …     producer id (UTF-8), key, headers, value
+32     8     only in a late record: the greatest timestamp so far, itself included (i64)
+…      …     producer id (UTF-8), key, headers, value
 ====== ===== ====================================================================
 
 Each header is {name length u16, value length u32, name (UTF-8), value}. The value is the rest. An
 absent key and an empty key are different things. A record without headers is parsed with one
 `struct` call and a few slices.
+
+**Late** is a record with a smaller timestamp than one before it. As every record tells the greatest
+timestamp so far, a reader finds a time by binary search. **Control records** are for writers, and
+readers skip them (:mod:`bookie.formats.producer_snapshot`). While a writer keeps the sequence
+numbers of producers, each record says so: one of the entries before it, in the same ledger, is a
+control record.
 """
 
 from __future__ import annotations
@@ -35,9 +43,19 @@ from bookie.formats.digest import BytesLike
 LOG_RECORD_VERSION = 1
 _FIXED = struct.Struct("<BBHIIHHqq")
 _HEADER = struct.Struct("<HI")
-_HAS_KEY = 1
+HAS_KEY = 1
+"""Flag of a record with a key."""
 _HAS_PRODUCER = 2
-_NO_HEADERS: Mapping[str, bytes] = MappingProxyType({})
+IS_LATE = 4
+"""Flag of a record with a smaller timestamp than one before it."""
+_IS_CONTROL = 8
+FOLLOWS_CONTROL = 16
+"""Flag of a record that comes after a control record."""
+_FLAGS = HAS_KEY | _HAS_PRODUCER | IS_LATE | _IS_CONTROL | FOLLOWS_CONTROL
+_TIME = struct.Struct("<q")
+_TIME_AT = 16
+NO_HEADERS: Mapping[str, bytes] = MappingProxyType({})
+"""The headers of a record without any."""
 
 
 class Producer(NamedTuple):
@@ -48,34 +66,66 @@ class Producer(NamedTuple):
     """Rises from record to record of one producer; never negative."""
 
 
+class LogPosition(NamedTuple):
+    """Where a record is. `offset` orders the records of a partition; ledger ids need not ascend."""
+
+    ledger_id: int
+    entry_id: int
+    offset: int
+    partition: int = 0
+
+
 class LogRecord(NamedTuple):
     """One record. A tuple, because a reader makes one for each entry."""
 
     timestamp_ms: int
     value: bytes
     key: bytes | None = None
-    headers: Mapping[str, bytes] = _NO_HEADERS
+    headers: Mapping[str, bytes] = NO_HEADERS
     producer: Producer | None = None
+    ledger_id: int = -1
+    """Where it was read; -1 before it is appended. So are `entry_id` and `offset`."""
+    entry_id: int = -1
+    offset: int = -1
+    partition: int = 0
+    """The number of the partition that it was read from."""
+
+    @property
+    def position(self) -> LogPosition:
+        """Where it was read."""
+        return LogPosition(self.ledger_id, self.entry_id, self.offset, self.partition)
 
 
-def encode_log_record(record: LogRecord) -> bytes:
-    """The bytes of `record`.
+def encode_log_record(
+    record: LogRecord,
+    *,
+    greatest_ms: int | None = None,
+    is_control: bool = False,
+    follows_control: bool = False,
+) -> bytes:
+    """The bytes of `record`; its position is left out.
+
+    `greatest_ms` is the greatest timestamp so far; None, or a smaller one, means the record's own.
 
     Raises:
         BadRequestError: a number, a name or a length does not fit its field.
     """
-    timestamp_ms, value, key, headers, producer = record
-    flags = 0
+    timestamp_ms, value, key, headers, producer = record[:5]
+    flags = (_IS_CONTROL if is_control else 0) | (FOLLOWS_CONTROL if follows_control else 0)
+    late = b""
     producer_id, sequence = b"", 0
     try:
         if producer is not None:
             flags |= _HAS_PRODUCER
             producer_id, sequence = producer.producer_id.encode(), producer.sequence
         if key is not None:
-            flags |= _HAS_KEY
-        packed = b"".join([_encode_header(name, headers[name]) for name in headers])
+            flags |= HAS_KEY
+        packed = b"".join([encode_header(name, headers[name]) for name in headers])
         if sequence < 0:
             raise BadRequestError(f"a producer's sequence number cannot be {sequence}")
+        if greatest_ms is not None and greatest_ms > timestamp_ms:
+            flags |= IS_LATE
+            late = _TIME.pack(greatest_ms)
         fixed = _FIXED.pack(
             LOG_RECORD_VERSION,
             flags,
@@ -89,11 +139,67 @@ def encode_log_record(record: LogRecord) -> bytes:
         )
     except (struct.error, UnicodeEncodeError) as error:
         raise BadRequestError(f"a log record cannot be encoded: {error}") from error
-    return b"".join((fixed, producer_id, key or b"", packed, value))
+    return b"".join((fixed, late, producer_id, key or b"", packed, value))
 
 
-def decode_log_record(data: BytesLike) -> LogRecord:
-    """The record in `data`, the payload of an entry.
+def plain_prefix(
+    timestamp_ms: int, *, greatest_ms: int | None = None, follows_control: bool = False
+) -> bytes:
+    """The bytes before the value of a record that has a timestamp and a value only.
+
+    It serves for any number of records: ``plain_prefix(now) + value``.
+    """
+    return encode_log_record(
+        LogRecord(timestamp_ms, b""), greatest_ms=greatest_ms, follows_control=follows_control
+    )
+
+
+def is_control(data: BytesLike) -> bool:
+    """Whether `data`, the payload of an entry, is a record that readers skip."""
+    return len(data) > 1 and bool(data[1] & _IS_CONTROL)
+
+
+def follows_control(data: BytesLike) -> bool:
+    """Whether a control record is among the entries before this one, or this is one itself."""
+    return len(data) > 1 and bool(data[1] & (FOLLOWS_CONTROL | _IS_CONTROL))
+
+
+def greatest_timestamp_ms(data: BytesLike) -> int:
+    """The greatest timestamp up to and with the record in `data`.
+
+    Raises:
+        FormatError: not a log record.
+    """
+    late = len(data) > 1 and data[1] & IS_LATE
+    try:
+        (found,) = _TIME.unpack_from(data, _FIXED.size if late else _TIME_AT)
+    except struct.error as error:
+        raise FormatError(f"{len(data)} bytes are too few for a log record") from error
+    return int(found)
+
+
+def with_greatest(data: bytes, greatest_ms: int) -> bytes:
+    """The same record, which tells at least this greatest timestamp; it may be 8 bytes longer.
+
+    Raises:
+        FormatError: not a log record.
+    """
+    if greatest_timestamp_ms(data) >= greatest_ms:
+        return data
+    at = _FIXED.size
+    rest = data[at + _TIME.size :] if data[1] & IS_LATE else data[at:]
+    flags = bytes((data[0], data[1] | IS_LATE))
+    return b"".join((flags, data[2:at], _TIME.pack(greatest_ms), rest))
+
+
+def decode_log_record(
+    data: BytesLike,
+    ledger_id: int = -1,
+    entry_id: int = -1,
+    offset: int = -1,
+    partition: int = 0,
+) -> LogRecord:
+    """The record in `data`, the payload of the entry that the other arguments name.
 
     Raises:
         FormatError: not a log record, damaged, or of a newer version.
@@ -115,9 +221,10 @@ def decode_log_record(data: BytesLike) -> LogRecord:
         raise FormatError(
             f"a log record has version {version}, and this program reads {LOG_RECORD_VERSION}"
         )
-    if flags & ~(_HAS_KEY | _HAS_PRODUCER) or reserved:
+    if flags & ~_FLAGS or reserved:
         raise FormatError(f"a log record has flags {flags}, which this version does not know")
-    key_at = _FIXED.size + producer_length
+    producer_at = _FIXED.size + (_TIME.size if flags & IS_LATE else 0)
+    key_at = producer_at + producer_length
     headers_at = key_at + key_length
     value_at = headers_at + headers_length
     if value_at > len(data):
@@ -126,24 +233,32 @@ def decode_log_record(data: BytesLike) -> LogRecord:
         )
     producer = None
     if flags & _HAS_PRODUCER:
-        producer_id = _text(data[_FIXED.size : key_at], "producer id")
+        producer_id = _text(data[producer_at:key_at], "producer id")
         if sequence < 0:
             raise FormatError(f"a log record has the producer sequence number {sequence}")
         producer = Producer(producer_id, sequence)
     elif producer_length or sequence:
         raise FormatError("a log record without a producer carries parts of one")
     key = None
-    if flags & _HAS_KEY:
+    if flags & HAS_KEY:
         key = bytes(data[key_at:headers_at])
     elif key_length:
         raise FormatError("a log record without a key has a key length")
-    headers = _NO_HEADERS
+    headers = NO_HEADERS
     if header_count or headers_length:
         headers = _decode_headers(bytes(data[headers_at:value_at]), header_count)
-    return LogRecord(timestamp_ms, bytes(data[value_at:]), key, headers, producer)
+    value = bytes(data[value_at:])
+    return LogRecord(
+        timestamp_ms, value, key, headers, producer, ledger_id, entry_id, offset, partition
+    )
 
 
-def _encode_header(name: str, value: bytes) -> bytes:
+def encode_header(name: str, value: bytes) -> bytes:
+    """One header as it stands in a record.
+
+    Raises:
+        struct.error, UnicodeEncodeError: the name is too long, or no text.
+    """
     encoded = name.encode()
     return _HEADER.pack(len(encoded), len(value)) + encoded + value
 

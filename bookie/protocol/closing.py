@@ -49,6 +49,17 @@ def end_of_writer(error: BookieError, ledger_id: int) -> BookieError:
     return ended
 
 
+def ended_unsynced(error: BookieError, last_add_confirmed: int) -> BookieError:
+    """Why a writer that `error` ended is not closed: entries were confirmed and are not synced."""
+    unsynced = type(error)(
+        f"entries after {last_add_confirmed} are written but not synced, so only a recovery may "
+        f"close the ledger: {error}"
+    )
+    unsynced.retryable = False
+    unsynced.__cause__ = error.__cause__
+    return unsynced
+
+
 def no_ack_quorum(
     ledger_id: int, seconds: float, causes: Sequence[str], limit_spent: int = 0
 ) -> BookieError:

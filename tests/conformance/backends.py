@@ -20,8 +20,8 @@ from bookie.metadata.local.backend import LocalStore
 from bookie.metadata.session_monitor import SessionMonitor
 from bookie.metadata.store import MetadataStore
 from bookie.metadata.zookeeper.backend import ZooKeeperStore
+from bookie.testing.faulty_memory import FaultyMemoryStore
 from tests.servers.etcd import EtcdServer
-from tests.servers.memory import FaultyMemoryStore
 from tests.servers.proxy import Direction, Proxy
 from tests.servers.zookeeper import ZooKeeperServer, expire_session, new_scope
 

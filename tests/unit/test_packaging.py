@@ -87,6 +87,8 @@ def test_pins_satisfy_what_the_project_asks_for() -> None:
         (project["project"]["dependencies"], core),
         (extras["test"], core | pins("test")),
         (extras["dev"], core | pins("test") | pins("dev")),
+        (extras["docs"], core | pins("test") | pins("dev") | pins("docs")),
+        (extras["spark"], core | pins("spark")),
         (project["build-system"]["requires"], pins("build")),
     ):
         for requirement in map(Requirement, requirements):
@@ -97,13 +99,13 @@ def test_pins_satisfy_what_the_project_asks_for() -> None:
 def test_extras_are_what_tests_and_checks_need() -> None:
     """An unused extra would install its distributions in vain."""
     project = tomllib.loads(text("pyproject.toml"))["project"]
-    assert set(project["optional-dependencies"]) == {"test", "dev"}
+    assert set(project["optional-dependencies"]) == {"test", "dev", "docs", "spark"}
 
 
 def test_no_distribution_is_pinned_to_two_versions() -> None:
     """The sets are installed into one environment."""
     seen: dict[str, Version] = {}
-    for name in ("build", "core", "test", "dev"):
+    for name in ("build", "core", "test", "dev", "docs", "spark"):
         for distribution, version in pins(name).items():
             assert seen.setdefault(distribution, version) == version, distribution
 

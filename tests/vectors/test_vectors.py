@@ -17,9 +17,33 @@ from bookie.formats.claim import Claim, ClaimMode, decode_claim, encode_claim
 from bookie.formats.cookie import Cookie, CookieState, decode_cookie, encode_cookie
 from bookie.formats.digest import DigestType, derive_key, digester_for_key
 from bookie.formats.entry import pack_batch, pack_lac, parse_header, unpack_lac, unpack_packet
+from bookie.formats.group_metadata import (
+    GroupAssignment,
+    MemberProfile,
+    decode_group_assignment,
+    decode_member_profile,
+    encode_group_assignment,
+    encode_member_profile,
+)
 from bookie.formats.ledger_metadata import Fragment, LedgerMetadata, LedgerState
-from bookie.formats.log_metadata import LogChunk, LogHead, LogMode, LogPolicies, LogRange
-from bookie.formats.log_record import LogRecord, Producer, decode_log_record, encode_log_record
+from bookie.formats.log_cursor import LogCursor, decode_log_cursor, encode_log_cursor
+from bookie.formats.log_metadata import (
+    LogChunk,
+    LogDefinition,
+    LogHead,
+    LogMode,
+    LogOwner,
+    LogRange,
+)
+from bookie.formats.log_record import (
+    LogRecord,
+    Producer,
+    decode_log_record,
+    encode_log_record,
+    follows_control,
+    greatest_timestamp_ms,
+    is_control,
+)
 from bookie.formats.registration import (
     Endpoint,
     Registration,
@@ -264,25 +288,57 @@ def check_log_record(fields: Fields, data: bytes) -> None:
         headers={name: bytes.fromhex(value) for name, value in fields["headers"].items()},
         producer=producer,
     )
-    assert encode_log_record(record) == data
+    encoded = encode_log_record(
+        record,
+        greatest_ms=fields["greatest_ms"],
+        is_control=fields["is_control"],
+        follows_control=fields["follows_control"],
+    )
+    assert encoded == data
     assert decode_log_record(data) == record
+    assert greatest_timestamp_ms(data) == fields["greatest_ms"]
+    assert is_control(data) == fields["is_control"]
+    assert follows_control(data) == (fields["follows_control"] or fields["is_control"])
 
 
 def check_log_metadata(fields: Fields, data: bytes) -> None:
-    """The head or chunk is written and read."""
+    """The definition, head or chunk is written and read."""
+    kind = fields.pop("record")
+    if kind == "definition":
+        definition = LogDefinition(**{**fields, "mode": LogMode(fields["mode"])})
+        assert log_metadata.encode_log_definition(definition) == data
+        assert log_metadata.decode_log_definition(data) == definition
+        return
     ranges = tuple(LogRange(*one) for one in fields["ranges"])
-    if fields.pop("record") == "chunk":
+    if kind == "chunk":
         chunk = LogChunk(fields["number"], ranges)
         assert log_metadata.encode_log_chunk(chunk) == data
         assert log_metadata.decode_log_chunk(data) == chunk
         return
-    digest_type = DigestType[fields["policies"]["digest_type"]]
-    policies = LogPolicies(**{**fields["policies"], "digest_type": digest_type})
-    head = LogHead(
-        **{**fields, "mode": LogMode(fields["mode"]), "policies": policies, "ranges": ranges}
-    )
+    assert kind == "head"
+    owner = None if fields["owner"] is None else LogOwner(**fields["owner"])
+    head = LogHead(**{**fields, "owner": owner, "ranges": ranges})
     assert log_metadata.encode_log_head(head) == data
     assert log_metadata.decode_log_head(data) == head
+
+
+def check_log_cursor(fields: Fields, data: bytes) -> None:
+    """The cursor is written and read."""
+    assert encode_log_cursor(LogCursor(**fields)) == data
+    assert decode_log_cursor(data) == LogCursor(**fields)
+
+
+def check_group(fields: Fields, data: bytes) -> None:
+    """The member or the assignment is written and read."""
+    if fields.pop("kind") == "member":
+        profile = MemberProfile(**{**fields, "logs": tuple(fields["logs"])})
+        assert encode_member_profile(profile) == data
+        assert decode_member_profile(data) == profile
+        return
+    shares = {member: tuple(share) for member, share in fields["shares"].items()}
+    assignment = GroupAssignment(**{**fields, "shares": shares})
+    assert encode_group_assignment(assignment) == data
+    assert decode_group_assignment(data) == assignment
 
 
 CHECKS: dict[str, Callable[[Fields, bytes], None]] = {
@@ -299,6 +355,8 @@ CHECKS: dict[str, Callable[[Fields, bytes], None]] = {
     "service_instances": check_service_instance,
     "log_records": check_log_record,
     "log_metadata": check_log_metadata,
+    "log_cursors": check_log_cursor,
+    "groups": check_group,
 }
 CASES = load()
 LEDGERS = [case for case in CASES if case.file == "ledger_metadata"]

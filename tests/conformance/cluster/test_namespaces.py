@@ -8,6 +8,7 @@ from collections.abc import Awaitable
 import pytest
 
 from bookie.cluster import keys
+from bookie.cluster.logs import LogManager, LogName
 from bookie.cluster.namespaces import NamespaceManager
 from bookie.errors import (
     BadRequestError,
@@ -68,11 +69,25 @@ async def test_each_level_decides_what_the_one_above_leaves_open(store: Metadata
         await namespaces.delete("n")
     await namespaces.clear_log_policy("n", "log")
     await namespaces.clear_log_policy("n", "log")
-    await store.put(f"{keys.LOGS}/n/log/head", b"")
-    with pytest.raises(ClusterInUseError, match="/logs/n"):
-        await namespaces.delete("n")
-    await store.delete(f"{keys.LOGS}/n/log/head")
     await namespaces.delete("n")
+
+
+async def test_a_namespace_with_logs_is_not_deleted(store: MetadataStore) -> None:
+    """Logs of other namespaces are no obstacle; those that are being deleted are one."""
+    namespaces, logs = NamespaceManager(store), LogManager(store)
+    await namespaces.create("n")
+    await logs.create(LogName("n-2", "log"))
+    name = LogName("n", "log")
+    await logs.create(name)
+    with pytest.raises(ClusterInUseError, match="n is not empty: there is /logs/n/log"):
+        await namespaces.delete("n")
+    await logs.mark_deleted(name)
+    with pytest.raises(ClusterInUseError, match="/logs/n/log"):
+        await namespaces.delete("n")
+    assert await namespaces.names() == ["n"]
+    await logs.remove(name)
+    await namespaces.delete("n")
+    assert await namespaces.names() == []
 
 
 async def test_a_log_has_no_policy_outside_a_namespace(store: MetadataStore) -> None:
@@ -170,6 +185,8 @@ async def test_what_is_no_name_is_refused(store: MetadataStore, name: str) -> No
         {"quota_bytes": 2**63},
         {"roll_bytes": True},
         {"roll_seconds": 1.5},
+        {"partitions": 0},
+        {"partitions": 1025},
     ],
 )
 async def test_a_policy_that_makes_no_sense_is_refused(

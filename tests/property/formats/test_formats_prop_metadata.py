@@ -16,15 +16,20 @@ from bookie.formats import ledger_metadata
 from bookie.formats.cookie import Cookie, CookieState, decode_cookie, encode_cookie
 from bookie.formats.digest import DigestType
 from bookie.formats.ledger_metadata import Fragment, LedgerMetadata, LedgerState
+from bookie.formats.log_cursor import LogCursor, decode_log_cursor, encode_log_cursor
 from bookie.formats.log_metadata import (
+    PARTITIONS_MAX,
     LogChunk,
+    LogDefinition,
     LogHead,
     LogMode,
-    LogPolicies,
+    LogOwner,
     LogRange,
     decode_log_chunk,
+    decode_log_definition,
     decode_log_head,
     encode_log_chunk,
+    encode_log_definition,
     encode_log_head,
 )
 from bookie.formats.log_record import (
@@ -32,6 +37,9 @@ from bookie.formats.log_record import (
     Producer,
     decode_log_record,
     encode_log_record,
+    follows_control,
+    greatest_timestamp_ms,
+    is_control,
 )
 from bookie.formats.registration import (
     Endpoint,
@@ -46,7 +54,6 @@ IDS = st.integers(0, MAX_ID)
 UTF8 = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 # Names by number: drawing them from a pattern takes most of the time otherwise.
 BOOKIES = st.integers(0, 10**6).map(lambda number: f"Bookie-{number}.example:3181")
-LIMITS = st.none() | st.integers(1, MAX_ID)
 
 
 @st.composite
@@ -76,41 +83,35 @@ def ledgers(draw: st.DrawFn) -> LedgerMetadata:
 
 
 @st.composite
-def ranges(draw: st.DrawFn, open_max: int) -> tuple[LogRange, ...]:
-    """Ranges that continue each other's offsets, the last ones open."""
+def ranges(draw: st.DrawFn, open_max: int, closed_min: int = 1) -> tuple[LogRange, ...]:
+    """Ranges that continue each other's offsets and times, the last ones open."""
     result: list[LogRange] = []
-    base: int | None = draw(st.integers(0, 2**60))
-    for count in draw(st.lists(st.integers(0, 2**40), min_size=1, max_size=4)):
-        assert base is not None
+    counts = draw(st.lists(st.integers(0, 2**40), min_size=closed_min, max_size=4))
+    times = sorted(draw(st.lists(I64, min_size=len(counts), max_size=len(counts))))
+    base: int = draw(st.integers(0, 2**60))
+    for count, end_ms in zip(counts, times, strict=True):
         first = draw(st.integers(0, 2**60))
-        result.append(LogRange(draw(IDS), first, first + count - 1, base))
+        last = first + count - 1
+        result.append(LogRange(draw(IDS), first, last, base, end_ms, draw(IDS)))
         base += count
-    for _ in range(draw(st.integers(0, open_max))):
-        result.append(LogRange(draw(IDS), draw(IDS), None, base))
-        base = None
+    opened = range(draw(st.integers(0, open_max)))
+    result += [LogRange(draw(IDS), draw(IDS), None, None if index else base) for index in opened]
     return tuple(result)
 
 
 @st.composite
 def heads(draw: st.DrawFn) -> LogHead:
     """Any head that may exist."""
-    mode = draw(st.sampled_from(LogMode))
-    sizes = sorted(draw(st.lists(st.integers(1, 20), min_size=3, max_size=3)))
     chunks = sorted(draw(st.tuples(IDS, IDS)))
     return LogHead(
-        mode=mode,
-        policies=LogPolicies(
-            sizes[2],
-            sizes[1],
-            sizes[0],
-            draw(st.sampled_from(DigestType)),
-            *(draw(LIMITS) for _ in range(5)),
-        ),
-        ranges=draw(ranges(2 if mode is LogMode.WRITER else 0)),
+        log_id=draw(UTF8),
+        epoch=draw(IDS),
+        owner=draw(st.none() | st.builds(LogOwner, UTF8, I64)),
+        ranges=draw(ranges(2, closed_min=0)),
         first_chunk=chunks[0],
         next_chunk=chunks[1],
+        chunk_bytes=draw(IDS),
         start_offset=draw(IDS),
-        transactions=draw(st.dictionaries(st.text(max_size=9), IDS, max_size=4)),
     )
 
 
@@ -150,8 +151,28 @@ LOG_RECORDS = st.builds(
     key=st.none() | st.binary(max_size=9),
     headers=st.dictionaries(UTF8, st.binary(max_size=9), max_size=4),
     producer=st.none() | st.builds(Producer, UTF8, IDS),
+    ledger_id=st.just(-1),
+    entry_id=st.just(-1),
+    offset=st.just(-1),
+    partition=st.just(0),
 )
 CHUNKS = st.builds(LogChunk, number=IDS, ranges=ranges(0))
+DEFINITIONS = st.builds(
+    LogDefinition,
+    log_id=st.text(min_size=1, max_size=64),
+    mode=st.sampled_from(LogMode),
+    partitions=st.integers(1, PARTITIONS_MAX),
+    created_ms=I64,
+    is_deleted=st.booleans(),
+)
+CURSORS = st.builds(
+    LogCursor,
+    offset=IDS,
+    epoch=IDS,
+    owner=st.text(max_size=9),
+    committed_ms=I64,
+    is_protected=st.booleans(),
+)
 
 Codec = tuple[st.SearchStrategy[Any], Callable[[Any], bytes], Callable[[bytes], Any]]
 
@@ -169,6 +190,8 @@ CODECS: dict[str, Codec] = {
     "cookie": (COOKIES, encode_cookie, decode_cookie),
     "registration": (REGISTRATIONS, encode_registration, decode_registration),
     "log record": (LOG_RECORDS, encode_log_record, decode_log_record),
+    "log definition": (DEFINITIONS, encode_log_definition, decode_log_definition),
+    "log cursor": (CURSORS, encode_log_cursor, decode_log_cursor),
     "log head": (heads(), encode_log_head, decode_log_head),
     "log chunk": (CHUNKS, encode_log_chunk, decode_log_chunk),
 }
@@ -207,6 +230,29 @@ def test_damaged_bytes_raise_only_format_errors(codec: Codec, data: st.DataObjec
         damaged[at : at + removed] = data.draw(st.binary(max_size=3))
     with contextlib.suppress(FormatError):
         decode(bytes(damaged))
+
+
+@given(LOG_RECORDS, st.none() | I64, st.booleans(), st.booleans())
+def test_what_goes_with_a_record_is_told_without_decoding_it(
+    record: LogRecord, greatest_ms: int | None, control: bool, follows: bool
+) -> None:
+    """Times and marks change neither the record nor each other."""
+    data = encode_log_record(
+        record, greatest_ms=greatest_ms, is_control=control, follows_control=follows
+    )
+    assert decode_log_record(data) == record
+    before = record.timestamp_ms if greatest_ms is None else greatest_ms
+    assert greatest_timestamp_ms(data) == max(record.timestamp_ms, before)
+    assert (is_control(data), follows_control(data)) == (control, control or follows)
+
+
+@given(st.binary(max_size=50))
+def test_reading_times_from_random_bytes_raises_only_format_errors(data: bytes) -> None:
+    """Marks are read from anything; a time is read, or a format error."""
+    is_control(data)
+    follows_control(data)
+    with contextlib.suppress(FormatError):
+        greatest_timestamp_ms(data)
 
 
 @given(st.sampled_from([b"1", b"2", b"3"]), st.binary(max_size=200))

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import fields
 
 import pytest
 
 from bookie.cluster import keys
 from bookie.cluster.layout import read_layout
+from bookie.cluster.logs import LogManager, LogName
+from bookie.formats.log_policy import LogPolicy
 from bookie.metadata.memory.backend import MemoryStore
 from tests.unit.cli.cli_store import bookie, on
 
@@ -52,6 +55,15 @@ def test_a_namespace_from_create_to_delete(uri: str, capsys: pytest.CaptureFixtu
         ("speed=7", 2),
         ("quota_bytes=many", 2),
         ("quota_bytes=-1", 2),
+        ("quota_bytes=1.5GiB", 2),
+        ("roll_bytes=1gb", 2),
+        ("roll_seconds=1GiB", 2),
+        ("retention_seconds=7w", 2),
+        ("retention_seconds=1.5s", 2),
+        ("partitions=2KiB", 2),
+        ("quota_bytes=8388608TiB", 1),
+        ("partitions=0", 1),
+        ("partitions=1025", 1),
         ("digest=md5", 1),
         ("ack_quorum_size=4", 1),
     ],
@@ -62,6 +74,68 @@ def test_what_cannot_be_decided_is_a_sentence(
     assert bookie("namespace", "create", "n", "--set", decision) == status
     assert "Traceback" not in capsys.readouterr().err
     assert on(uri, lambda store: store.get_children("/")) == []
+
+
+def test_bytes_may_have_a_unit(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """As in the settings; they are stored and shown as numbers."""
+    words = [
+        word
+        for decision in (
+            "roll_bytes=1GiB",
+            "quota_bytes=10TiB",
+            "retention_bytes=7",
+            "partitions=8",
+        )
+        for word in ("--set", decision)
+    ]
+    assert bookie("namespace", "create", "orders", *words) == 0
+    assert bookie("namespace", "set", "orders", "--log", "l", "--set", "roll_bytes=64MiB") == 0
+    shown = _shown(capsys, "orders")
+    assert shown["roll_bytes"] == (2**30, "namespace")
+    assert shown["quota_bytes"] == (10 * 2**40, "namespace")
+    assert shown["retention_bytes"] == (7, "namespace")
+    assert shown["partitions"] == (8, "namespace")
+    assert _shown(capsys, "orders", "--log", "l")["roll_bytes"] == (2**26, "log")
+
+
+def test_times_may_have_a_unit(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--set", "retention_seconds=7d", "--set", "roll_seconds=1.5h")
+    assert bookie("namespace", "create", "orders", *words) == 0
+    shown = _shown(capsys, "orders")
+    assert shown["retention_seconds"] == (7 * 86400, "namespace")
+    assert shown["roll_seconds"] == (5400, "namespace")
+
+
+def test_a_wrong_size_is_told_with_its_units(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bookie("namespace", "create", "n", "--set", "quota_bytes=many") == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "quota_bytes must be a number of bytes, or one with a unit" in said
+    assert "GiB" in said
+
+
+def test_the_help_names_every_decision(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bookie("namespace", "create", "--help") == 0
+    said = capsys.readouterr().out
+    for field in fields(LogPolicy):
+        assert field.name in said
+    assert "10GiB" in said
+
+
+def test_a_namespace_with_logs_is_not_deleted_by_a_command(
+    uri: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where the namespaces are in another store than the logs."""
+    name = LogName("orders", "log")
+    on(uri, lambda store: LogManager(store).create(name))
+    for configuration in (uri, f"{uri}-shared"):
+        monkeypatch.setenv("BOOKIE_METADATA__CONFIGURATION_URI", configuration)
+        assert bookie("namespace", "create", "orders") == 0
+        assert bookie("namespace", "delete", "orders", "--yes") == 1
+        assert "not empty: there is /logs/orders/log" in capsys.readouterr().err
+        assert bookie("namespace", "show", "orders") == 0
+    on(uri, lambda store: LogManager(store).mark_deleted(name))
+    on(uri, lambda store: LogManager(store).remove(name))
+    assert bookie("namespace", "delete", "orders", "--yes") == 0
 
 
 # ---- clusters

@@ -11,7 +11,7 @@ from typing import cast
 
 from bookie.client.pool import AddSender, BookiePool, OnAnswer
 from bookie.config import ClientSettings
-from bookie.errors import OperationTimeoutError
+from bookie.errors import ClientClosedError, OperationTimeoutError
 from bookie.formats.batch import EntryBatch
 from bookie.formats.digest import DigestType, digester_for_key
 from bookie.formats.entry import pack_batch
@@ -93,8 +93,10 @@ class FakeChannel:
         self._on_read = on_read
         self.lac_reply = LacReply(Status.NO_SUCH_LEDGER)
         """What the bookie says about the end of a ledger."""
+        self.lac_asked = 0
 
     async def read_lac(self, ledger_id: int, master_key: bytes, *, timeout: float) -> LacReply:
+        self.lac_asked += 1
         return self.lac_reply
 
     async def read(self, command: ReadCommand, *, timeout: float) -> ReadReply:
@@ -120,10 +122,10 @@ class FakeLacs:
     def unsubscribe(self, ledger_id: int, callback: OnLac) -> None:
         self._callbacks[ledger_id].remove(callback)
 
-    def hint(self, max_lac: int) -> None:
+    def hint(self, max_lac: int, packet: bytes = b"") -> None:
         """Tell everybody who follows the ledger."""
         for callback in self._callbacks[LEDGER_ID]:
-            callback(LacState(LEDGER_ID, max_lac, fenced=False))
+            callback(LacState(LEDGER_ID, max_lac, fenced=False, lac_packet=packet))
 
 
 class FakeConnection:
@@ -158,6 +160,7 @@ class FakePool:
     ) -> None:
         self.settings = settings
         self.tasks = tasks
+        self.is_closed = False
         self.connections: dict[str, FakeConnection] = {}
         self._on_read = on_read
         self._request_ids = count(1)
@@ -177,7 +180,8 @@ class FakePool:
         return self.tasks.create_task(work, name=name)
 
     def require_open(self) -> None:
-        pass
+        if self.is_closed:
+            raise ClientClosedError("the client is closed")
 
     def on_close(self, callback: Callable[[], None]) -> None:
         pass

@@ -12,7 +12,13 @@ import pytest
 from bookie.client.writer import WriterHandle
 from bookie.cluster.ledgers import LedgerManager
 from bookie.config import ClientSettings
-from bookie.errors import BookieError, LedgerFencedError, NotEnoughBookiesError, UnauthorizedError
+from bookie.errors import (
+    BookieError,
+    ClientClosedError,
+    LedgerFencedError,
+    NotEnoughBookiesError,
+    UnauthorizedError,
+)
 from bookie.formats.ledger_metadata import LedgerState, Versioned
 from bookie.ids import Status
 from tests.unit.client.fake_pool import UNNAMED, FakePool, fake_pool, metadata_of
@@ -124,3 +130,25 @@ async def test_a_fenced_writer_says_who_took_the_ledger() -> None:
             assert not error.retryable
             assert str(error).startswith("another client took ledger 9 over: ")
             assert str(error).endswith("create another ledger")
+
+
+async def test_a_writer_says_that_it_has_ended() -> None:
+    """One look is enough, whatever class its errors have; a refused call ends nothing."""
+    async with fake_pool(QUICK) as pool:
+        writer = writer_on(pool)
+        assert writer.failure is None
+        await failure_of(writer.append(cast("bytes", "text")))
+        assert writer.failure is None
+        waiting = await sent(pool, writer)
+        pool.lane(0).answer(Status.UNAUTHORIZED)
+        error = await waiting
+        assert isinstance(error, UnauthorizedError)
+        assert str(writer.failure) == str(error)
+
+
+async def test_a_writer_whose_client_was_closed_says_so() -> None:
+    """It takes no appends either."""
+    async with fake_pool(QUICK) as pool:
+        writer = writer_on(pool)
+        writer.abandon()
+        assert isinstance(writer.failure, ClientClosedError)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import replace
 
 import pytest
 
 from bookie.api import BookKeeper, WriterHandle, connect
-from bookie.client.pool import BookiePool
+from bookie.client.pool import BookieConnection, BookiePool
 from bookie.client.reader import ReaderHandle
 from bookie.config import ClientSettings, RpcSettings
 from bookie.errors import (
@@ -21,7 +22,7 @@ from bookie.errors import (
     WrongClusterError,
 )
 from bookie.formats.ledger_metadata import Fragment, Versioned
-from tests.unit.client.real_cluster import RealCluster, until
+from tests.unit.client.real_cluster import WAIT_SECONDS_MAX, RealCluster, until
 
 
 async def payloads_of(bk: BookKeeper, ledger_id: int) -> list[bytes]:
@@ -139,6 +140,38 @@ async def test_what_was_not_forced_is_not_promised(bk: BookKeeper, cluster: Real
     with pytest.raises(NotEnoughBookiesError):
         await writer.force()
     assert writer.last_add_confirmed == -1
+
+
+async def test_a_force_does_not_mean_a_later_life(bk: BookKeeper, cluster: RealCluster) -> None:
+    """Two bookies restart, and the client does not notice, as when a machine loses its power.
+
+    What they had not synced is gone then. So they must not answer a force for it.
+    """
+    writer = await bk.create_ledger(deferred_sync=True)
+    await writer.append(b"a")
+    await until(lambda: not writer._machine.window.retained)
+    for number in (0, 1):
+        connection = writer._pool.connection(f"b{number}")
+        for lane in connection._plain.values():
+            assert lane._stream is not None
+            lane._stream._on_broken = lambda _: None
+        await cluster.stop(number)
+        await cluster.start(number)
+        await _answers(connection)
+    assert not writer.is_under_replicated
+    with pytest.raises(NotEnoughBookiesError):
+        await writer.force()
+    assert writer.last_add_confirmed == -1
+
+
+async def _answers(connection: BookieConnection) -> None:
+    """Wait until the bookie answers calls."""
+    async with asyncio.timeout(WAIT_SECONDS_MAX):
+        while True:
+            with contextlib.suppress(BookieError):
+                await connection.channel().info(timeout=5)
+                return
+            await asyncio.sleep(0.01)
 
 
 async def test_another_cluster_is_refused(bk: BookKeeper) -> None:

@@ -11,10 +11,16 @@ import pytest
 
 from bookie.api import BookKeeper, connect
 from bookie.client.follow import Follower
+from bookie.client.lac import read_lac
 from bookie.cluster.ledgers import LedgerManager
 from bookie.config import ClientSettings
-from bookie.errors import BadRequestError, BookieUnreachableError
-from bookie.formats.entry import pack_batch
+from bookie.errors import (
+    BadRequestError,
+    BookieError,
+    BookieUnreachableError,
+    ClientClosedError,
+)
+from bookie.formats.entry import pack_batch, pack_lac
 from bookie.formats.ledger_metadata import Fragment, Versioned
 from bookie.ids import Status
 from bookie.metadata.memory.backend import MemoryStore
@@ -139,3 +145,38 @@ async def test_a_hint_is_no_proof(hinted: bool) -> None:
                     bookie.lacs.hint(99)
             assert await follower.advance(known) == proven
         await follower.aclose()
+
+
+async def test_a_hint_with_the_packet_needs_no_question() -> None:
+    """The digest proves it. A damaged packet, or another ledger's, makes the follower ask."""
+    packet = pack_lac(LEDGER_ID, 4, DIGESTER)
+    damaged = packet[:-1] + bytes([packet[-1] ^ 1])
+    foreign = pack_lac(LEDGER_ID + 1, 99, DIGESTER)
+    async with fake_pool(ClientSettings(tail_refresh_seconds=60)) as pool:
+        ledgers = LedgerManager(MemoryStore("nothing"))
+        follower = Follower(Versioned(metadata_of(), 0), pool.pool, ledgers, DIGESTER)
+        follower._subscribe()
+        bookie = pool.connection("b0")
+        bookie.lacs.hint(4, packet)
+        assert await follower.advance(2) == 4
+        assert bookie.channel().lac_asked == 0
+        for asked, (hint, wrong) in enumerate([(5, damaged), (99, foreign), (5, packet)], 1):
+            bookie.lacs.hint(hint, wrong)
+            assert await follower.advance(4) == 4
+            assert bookie.channel().lac_asked == asked
+        await follower.aclose()
+
+
+@pytest.mark.parametrize(
+    ("is_closed", "error"), [(True, ClientClosedError), (False, BadRequestError)]
+)
+async def test_the_end_for_a_client_that_is_closed(
+    is_closed: bool, error: type[BookieError]
+) -> None:
+    """Calls that end with the client look like bad requests, and the caller is told the truth."""
+    async with fake_pool() as pool:
+        for slot in range(3):
+            pool.connection(f"b{slot}").channel().lac_reply = LacReply(Status.BAD_REQUEST, "ended")
+        pool.is_closed = is_closed
+        with pytest.raises(error):
+            await read_lac(pool.pool, metadata_of(), DIGESTER)

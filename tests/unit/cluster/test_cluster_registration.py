@@ -21,7 +21,7 @@ from bookie.errors import (
 from bookie.formats.registration import Endpoint, Registration, encode_registration
 from bookie.metadata.model import Change, ChangeKind, Commit, Put
 from bookie.protocol.session import SessionEvent
-from tests.servers.memory import FaultyMemoryStore
+from bookie.testing.faulty_memory import FaultyMemoryStore
 
 _names = itertools.count()
 

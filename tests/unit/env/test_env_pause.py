@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from bookie.env import Pause
-from tests.sim.loop import simulated_loop
+from bookie.testing.simulation.loop import simulated_loop
 
 
 def waited(

@@ -8,10 +8,16 @@ import pytest
 
 from bookie.errors import BadRequestError, FormatError
 from bookie.formats.log_record import (
+    LogPosition,
     LogRecord,
     Producer,
     decode_log_record,
     encode_log_record,
+    follows_control,
+    greatest_timestamp_ms,
+    is_control,
+    plain_prefix,
+    with_greatest,
 )
 
 FULL = LogRecord(
@@ -48,6 +54,94 @@ def test_record_layout() -> None:
     assert encode_log_record(record) == fixed + b"app" + b"key" + header + b"value"
 
 
+def test_a_record_that_was_read_has_its_position() -> None:
+    """The position is not in the bytes: whoever reads them tells it."""
+    read = FULL._replace(ledger_id=7, entry_id=3, offset=103, partition=2)
+    assert encode_log_record(read) == encode_log_record(FULL)
+    assert decode_log_record(encode_log_record(FULL), 7, 3, 103, 2) == read
+    assert read.position == LogPosition(7, 3, 103, 2)
+    assert FULL.position == LogPosition(-1, -1, -1, 0)
+
+
+@pytest.mark.parametrize("record", [FULL, LogRecord(5, b"value")])
+def test_a_late_record_tells_the_greatest_timestamp(record: LogRecord) -> None:
+    """Its eight bytes lie between the fixed part and the producer's id."""
+    punctual = encode_log_record(record)
+    greatest_ms = record.timestamp_ms + 1
+    late = encode_log_record(record, greatest_ms=greatest_ms)
+    flags = punctual[1] | 4
+    time = struct.pack("<q", greatest_ms)
+    assert late == punctual[:1] + bytes([flags]) + punctual[2:32] + time + punctual[32:]
+    assert decode_log_record(late) == record
+    assert greatest_timestamp_ms(late) == greatest_ms
+    assert greatest_timestamp_ms(memoryview(late)) == greatest_ms
+    assert greatest_timestamp_ms(punctual) == record.timestamp_ms
+
+
+@pytest.mark.parametrize("greatest_ms", [None, -(2**63), 4, 5])
+def test_a_record_is_not_late_behind_smaller_timestamps(greatest_ms: int | None) -> None:
+    """Its own timestamp is the greatest then, and nothing is added."""
+    record = LogRecord(5, b"value")
+    assert encode_log_record(record, greatest_ms=greatest_ms) == encode_log_record(record)
+
+
+@pytest.mark.parametrize("record", [FULL, LogRecord(5, b"value")])
+def test_the_greatest_timestamp_of_a_record_can_be_raised(record: LogRecord) -> None:
+    """Nothing else of it changes, and it is never lowered."""
+    now = record.timestamp_ms
+    punctual = encode_log_record(record, follows_control=True)
+    late = with_greatest(punctual, now + 3)
+    assert late == encode_log_record(record, greatest_ms=now + 3, follows_control=True)
+    later = encode_log_record(record, greatest_ms=now + 9, follows_control=True)
+    assert with_greatest(late, now + 9) == later
+    for same in (now, now - 1, -(2**63)):
+        assert with_greatest(punctual, same) is punctual
+    assert with_greatest(later, now + 3) is later
+    with pytest.raises(FormatError):
+        with_greatest(b"short", 1)
+
+
+def test_smallest_timestamp_may_be_late() -> None:
+    """No value of a timestamp means that there is none."""
+    late = encode_log_record(LogRecord(-(2**63), b""), greatest_ms=-(2**63) + 1)
+    assert greatest_timestamp_ms(late) == -(2**63) + 1
+    assert decode_log_record(late) == LogRecord(-(2**63), b"")
+
+
+def test_control_records_and_those_that_follow_them_are_told_apart() -> None:
+    """A control record counts as following one."""
+    plain = encode_log_record(FULL)
+    follower = encode_log_record(FULL, follows_control=True)
+    control = encode_log_record(FULL, is_control=True)
+    both = encode_log_record(FULL, is_control=True, follows_control=True, greatest_ms=2**63 - 1)
+    seen = [(is_control(data), follows_control(data)) for data in (plain, follower, control, both)]
+    assert seen == [(False, False), (False, True), (True, True), (True, True)]
+    for data in (plain, follower, control, both):
+        assert decode_log_record(data) == FULL
+    for data in (b"", b"\x01"):
+        assert not is_control(data)
+        assert not follows_control(data)
+
+
+@pytest.mark.parametrize("greatest_ms", [None, 3, 9])
+@pytest.mark.parametrize("follows", [False, True])
+def test_a_prefix_serves_for_any_plain_record(greatest_ms: int | None, follows: bool) -> None:
+    """It is what `encode_log_record` puts before the value."""
+    prefix = plain_prefix(5, greatest_ms=greatest_ms, follows_control=follows)
+    for value in (b"", b"value"):
+        whole = encode_log_record(
+            LogRecord(5, value), greatest_ms=greatest_ms, follows_control=follows
+        )
+        assert prefix + value == whole
+
+
+@pytest.mark.parametrize("data", [b"", b"\x01", bytes(23), b"\x01\x04" + bytes(37)])
+def test_no_time_is_read_from_what_is_too_short(data: bytes) -> None:
+    """A late record is longer than another one."""
+    with pytest.raises(FormatError, match="too few for a log record"):
+        greatest_timestamp_ms(data)
+
+
 @pytest.mark.parametrize(
     "record",
     [
@@ -64,6 +158,12 @@ def test_what_does_not_fit_is_refused(record: LogRecord) -> None:
     """A field that is too large for its place is the caller's error."""
     with pytest.raises(BadRequestError):
         encode_log_record(record)
+
+
+def test_a_greatest_timestamp_that_does_not_fit_is_refused() -> None:
+    """It is a number of 64 bits like the record's own."""
+    with pytest.raises(BadRequestError):
+        encode_log_record(LogRecord(0, b""), greatest_ms=2**63)
 
 
 def fixed(
@@ -87,7 +187,9 @@ def fixed(
         (b"", "shorter than its header"),
         (fixed()[:-1], "shorter than its header"),
         (fixed(version=2), "version 2"),
-        (fixed(flags=4), "flags 4"),
+        (fixed(flags=32), "flags 32"),
+        (fixed(flags=128), "flags 128"),
+        (fixed(flags=4) + bytes(7), "announces 40"),
         (fixed(reserved=1), "does not know"),
         (fixed(flags=1, key=1), "announces 33"),
         (fixed(key=1) + b"k", "without a key"),

@@ -28,7 +28,7 @@ from bookie.metadata.export import (
     walk,
 )
 from bookie.metadata.model import TRANSACTION_OPERATIONS_MAX, VALUE_SIZE_BYTES_MAX
-from tests.servers.memory import FaultyMemoryStore
+from bookie.testing.faulty_memory import FaultyMemoryStore
 
 _names = itertools.count()
 

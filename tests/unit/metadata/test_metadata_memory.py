@@ -11,9 +11,11 @@ import pytest
 
 from bookie.env import SystemClock
 from bookie.errors import MetadataUnavailableError, SessionLostError
+from bookie.metadata.memory.backend import MemoryStore
+from bookie.metadata.memory.tree import forget_tree
 from bookie.metadata.model import Change, Commit, Resync
 from bookie.protocol.session import EXPIRY_EVENTS, SessionEvent
-from tests.servers.memory import FaultyMemoryStore
+from bookie.testing.faulty_memory import FaultyMemoryStore
 
 _names = itertools.count()
 
@@ -249,3 +251,16 @@ async def test_times_are_those_of_the_clock(store: FaultyMemoryStore, clock: Han
     written = await store.put("/a", b"")
     assert (created.created_ms, created.modified_ms) == (1_000_000, 1_000_000)
     assert (written.created_ms, written.modified_ms) == (1_000_000, 1_005_000)
+
+
+async def test_a_tree_that_is_forgotten_begins_anew() -> None:
+    """Stores that are open keep their records to themselves."""
+    name = "test-forgotten"
+    async with MemoryStore(name) as before:
+        await before.put("/key", b"value")
+        forget_tree(name)
+        async with MemoryStore(name) as after:
+            assert await after.get("/key") is None
+        assert await before.get("/key") is not None
+    forget_tree(name)
+    forget_tree(name)

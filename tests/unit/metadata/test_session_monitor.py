@@ -23,7 +23,7 @@ from bookie.protocol.session import (
     SessionEvent,
     SessionState,
 )
-from tests.sim.loop import Mode, simulated_loop
+from bookie.testing.simulation.loop import Mode, simulated_loop
 
 T = TypeVar("T")
 TIMEOUT = 6.0

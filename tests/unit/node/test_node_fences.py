@@ -127,6 +127,11 @@ async def test_watchers_hear_of_every_advance_and_of_the_fence(room: Room) -> No
     await room.bookie.fence(7, KEY)
     await room.bookie.fence(7, KEY)
     assert heard.of(7) == [(NO_ENTRY, False), (0, False), (2, False), (2, True)]
+    # The packet comes along where it is what the LAC is known by.
+    proof = pack_lac(7, 2, DIGESTER)
+    assert [u.lac_packet for u in heard.updates if u.ledger_id == 7] == [b"", b"", proof, proof]
+    await add(room.bookie, 7, [5], lac=3, recovery=True)
+    assert (heard.updates[-1].max_lac, heard.updates[-1].lac_packet) == (3, b"")
     await room.bookie.fence(8, KEY)
     assert heard.of(8)[-1] == (NO_ENTRY, True)
     assert heard.of(9) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from bookie.errors import MetadataUnavailableError
 from bookie.formats.ledger_metadata import LedgerMetadata, LedgerState, Versioned
 from bookie.ids import Status
 from bookie.metadata.store import MetadataStore
+from bookie.node.start import StartedBookie
 from bookie.storage.index.entry_index import (
     INTEGRITY_IN_LIMBO,
     INTEGRITY_SOUND,
@@ -21,7 +23,7 @@ from bookie.storage.index.entry_index import (
 )
 from tests.unit.node.node_room import add, add_command, add_unnamed, ids_of, read
 from tests.unit.node.started_bookie import metadata, stamped, started
-from tests.unit.storage.machine import Machine, batch, until
+from tests.unit.storage.machine import KEY, Machine, batch, until
 
 NO_SUCH_ENTRY, UNKNOWN = Status.NO_SUCH_ENTRY, Status.UNKNOWN_LEDGER_STATE
 OPEN, CLOSED = LedgerState.OPEN, LedgerState.CLOSED
@@ -292,12 +294,99 @@ async def test_a_closed_fragment_of_an_open_ledger_is_checked(
     await LedgerManager(store).create(metadata(1, OPEN, ("b1",), ("b2",)))
     async with started(machine, store) as one:
         await add(one.bookie, 1, range(98))
-        for _ in range(2):  # before and after the ledger is in limbo
+        for _ in range(2):
             report = await one.check.check()
             assert (report.incomplete, report.missing_entries, report.whole) == (1, 2, False)
+            assert one.engine.integrity.value == INTEGRITY_IN_LIMBO
+            assert gauges(machine) == (2, 0)
         assert (await add(one.bookie, 1, [98, 99], recovery=True)).status is Status.OK
         report = await one.check.check()
-        assert (report.waiting, report.missing_entries, report.whole) == (1, 0, False)
+        assert (report.waiting, report.missing_entries, report.whole) == (0, 0, True)
+
+
+ALL = ("b1", "b2", "b3")
+MISSED = (*range(40), *range(60, 105))
+"""Of a ledger whose second fragment begins at 100: b1 was away for twenty entries."""
+
+
+@asynccontextmanager
+async def away_for_a_while(machine: Machine, store: MetadataStore) -> AsyncIterator[StartedBookie]:
+    """b1 in doubt about ledger 1, after a loss, lacks some of ledger 2, which was made later."""
+    manager = LedgerManager(store)
+    await manager.create(metadata(1, OPEN, ("b1",)))
+    async with started(machine, store):
+        pass
+    shutil.rmtree(machine.index)
+    async with started(machine, store) as one:
+        await until(lambda: one.check.report)
+        await manager.create(metadata(2, OPEN, ALL, ALL, write_quorum=3))
+        await add(one.bookie, 2, MISSED)
+        yield one
+
+
+async def test_what_a_bookie_missed_in_an_open_ledger_is_denied(
+    machine: Machine, store: MetadataStore
+) -> None:
+    """It never acknowledged that. Its denials must count, or a second doubt stops a recovery."""
+    async with away_for_a_while(machine, store):
+        pass
+    for _ in range(2):
+        async with started(machine, store) as after:
+            report = await after.check.check()
+            assert (report.incomplete, report.missing_entries, report.waiting) == (1, 20, 1)
+            assert after.engine.needs_integrity_check
+            assert gauges(machine) == (20, 1)
+            fenced = await after.bookie.fence(2, KEY)
+            assert (fenced.status, fenced.fenced) == (Status.OK, True)
+            assert (await read(after.bookie, 2, 105, 105)).status is NO_SUCH_ENTRY
+            assert (await read(after.bookie, 2, 40, 40)).status is NO_SUCH_ENTRY
+            assert (await read(after.bookie, 1, 0, 0)).status is UNKNOWN
+
+
+async def test_a_ledger_that_a_bookie_never_heard_of_is_denied(
+    machine: Machine, store: MetadataStore
+) -> None:
+    """It was made after the loss, while the bookie was away."""
+    async with away_for_a_while(machine, store):
+        await LedgerManager(store).create(metadata(3, OPEN, ALL, ALL, write_quorum=3))
+    async with started(machine, store) as after:
+        assert (await after.check.check()).missing_entries == 120
+        assert (await read(after.bookie, 3, 100, 100)).status is Status.NO_SUCH_LEDGER
+
+
+async def test_a_known_loss_denies_nothing_that_was_missed_before(
+    machine: Machine, store: MetadataStore
+) -> None:
+    """The next loss may have taken entries of each ledger, whatever was missing before it."""
+    async with away_for_a_while(machine, store) as one:
+        assert (await one.check.check()).missing_entries == 20
+    shutil.rmtree(machine.index)
+    async with started(machine, store) as after:
+        await after.check.check()
+        assert gauges(machine) == (20, 2)
+        assert (await after.bookie.fence(2, KEY)).status is UNKNOWN
+        assert (await read(after.bookie, 2, 105, 105)).status is UNKNOWN
+
+
+async def test_what_damage_may_have_taken_is_unknown(tmp_path: Path, store: MetadataStore) -> None:
+    """Also in an open ledger. The scrubber's own passes are off: they would find no damage."""
+    machine = Machine(tmp_path / "m", changes={"scrub_bytes_per_second": 0})
+    async with away_for_a_while(machine, store) as one:
+        await one.engine.scrubber._report((3, 0), "a block is damaged")
+        await one.check.check()
+        assert gauges(machine) == (20, 2)
+        assert (await read(one.bookie, 2, 105, 105)).status is UNKNOWN
+
+
+async def test_what_was_deleted_here_by_mistake_is_unknown(
+    machine: Machine, store: MetadataStore
+) -> None:
+    """The metadata store names the ledger again: its entries were acknowledged, and are gone."""
+    async with away_for_a_while(machine, store) as one:
+        await one.engine.admission.delete(await one.engine.load(2), 1)
+    async with started(machine, store) as after:
+        assert (await after.check.check()).missing_entries == 100
+        assert (await read(after.bookie, 2, 104, 104)).status is UNKNOWN
 
 
 async def test_limbo_is_counted_as_it_comes_and_goes(

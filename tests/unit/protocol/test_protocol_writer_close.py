@@ -9,6 +9,7 @@ from bookie.errors import (
     LedgerClosedError,
     LedgerFencedError,
     MetadataUnavailableError,
+    NotEnoughBookiesError,
 )
 from bookie.formats.ledger_metadata import LedgerState
 from bookie.ids import Status
@@ -34,6 +35,7 @@ from bookie.protocol.writer_events import (
     ForceAnswered,
     ForceDone,
     LacAnswered,
+    Release,
     Resend,
     SendForce,
     SlotConnected,
@@ -247,6 +249,41 @@ def test_close_gives_up_when_the_force_fails() -> None:
     effects = writer.step(ForceAnswered(0, 2, Status.OK))
     assert kinds(effects) == [ForceDone, CloseFailed]
     assert kinds(writer.step(Close())) == [SendForce]
+
+
+def test_a_writer_that_fails_while_it_closes_cuts_nothing_off() -> None:
+    """Two streams break, so no force can come, and the batch's deadline ends the writer.
+
+    Its append has returned. The ledger stays open however often the close is repeated: a recovery
+    finds what is left.
+    """
+    writer = connected(deferred_sync=True)
+    writer.step(Append(1, 10))
+    ack(writer, 0, 0)
+    assert Confirmed(0) in ack(writer, 0, 1)
+    writer.step(Close())
+    writer.step(SlotDisconnected(1))
+    effects = writer.step(TimerFired(("add", 0)))
+    assert kinds(effects) == [Release, Failed, CloseFailed]
+    (error,) = (effect.error for effect in effects if isinstance(effect, CloseFailed))
+    assert isinstance(error, NotEnoughBookiesError)
+    assert not error.retryable
+    assert "not synced" in str(error)
+    assert kinds(writer.step(Close())) == [CloseFailed]
+    assert writer.state is WriterState.STUCK
+
+
+def test_a_failed_deferred_writer_closes_at_its_last_force() -> None:
+    """Everything that was confirmed is synced, so nothing is cut off that an append returned."""
+    writer = deferred()
+    writer.step(Force())
+    for slot in range(3):
+        writer.step(ForceAnswered(0, slot, Status.OK))
+    writer.step(Append(1, 10))
+    for slot in range(3):
+        ack(writer, 1, slot, Status.IO_ERROR)
+    assert kinds(writer.step(TimerFired(("add", 1)))) == [Release, Failed]
+    assert closing(writer).metadata.last_entry_id == 0
 
 
 def test_a_broken_stream_voids_unforced_acknowledgements_of_pending_batches() -> None:

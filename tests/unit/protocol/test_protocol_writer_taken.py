@@ -209,6 +209,22 @@ def test_without_an_ack_quorum_the_writer_fails() -> None:
     assert isinstance(failed_with(effects), NotEnoughBookiesError)
 
 
+def test_what_is_confirmed_does_not_end_the_writer() -> None:
+    """Its append has returned. One of its bookies lost it and the third is away: that is no reason
+    to fail. The writer goes on when the third one is back."""
+    writer = connected()
+    writer.step(SlotDisconnected(2))
+    writer.step(Append(1, 10))
+    ack(writer, 0, 0)
+    assert Confirmed in kinds(ack(writer, 0, 1))
+    writer.step(SlotLost(1))
+    assert Failed not in kinds(writer.step(TimerFired(("add", 0))))
+    writer.step(SlotConnected(2))
+    writer.step(Append(1, 10))
+    ack(writer, 1, 0)
+    assert Confirmed in kinds(ack(writer, 1, 2))
+
+
 def test_a_lost_bookie_voids_what_was_not_forced() -> None:
     """With deferred sync, also of what is confirmed."""
     writer = connected(deferred_sync=True)

@@ -45,6 +45,20 @@ async def test_a_negative_answer_is_a_reply(served: Served) -> None:
     assert (reply.status, reply.message) == (Status.NO_SUCH_ENTRY, "nothing here")
 
 
+async def test_a_force_is_for_one_life_of_the_bookie(served: Served) -> None:
+    """A stream of adds names the life. A force that means another one does not reach the node."""
+    opened = asyncio.Event()
+    stream = served.channel.add_stream(lambda *_: None, lambda _: None, opened.set)
+    await opened.wait()
+    assert stream.life
+    channel, node = served.channel, served.node
+    assert (await channel.force(5, timeout=5, life=stream.life)).status is Status.OK
+    reply = await channel.force(6, timeout=5, life="another")
+    assert reply.status is Status.WRONG_INCARNATION
+    assert "restarted" in reply.message
+    assert node.calls == [("force", 5)]
+
+
 async def test_lac_fence_force_and_write_lac_carry_their_arguments(served: Served) -> None:
     """Each of the small calls reaches the node's method of the same name."""
     channel, node = served.channel, served.node

@@ -11,8 +11,8 @@ import pytest
 from bookie.config.sections import SessionSettings
 from bookie.errors import SessionGivenUpError
 from bookie.server.session_policy import obey_session_policy
-from tests.servers.memory import FaultyMemoryStore
-from tests.sim.loop import simulated_loop
+from bookie.testing.faulty_memory import FaultyMemoryStore
+from bookie.testing.simulation.loop import simulated_loop
 
 TIMEOUT = 10.0
 

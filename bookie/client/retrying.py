@@ -1,0 +1,65 @@
+"""Calls that are repeated after an error that may pass."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from bookie.errors import BadRequestError, BookieError
+
+T = TypeVar("T")
+
+
+async def retry(
+    call: Callable[[], Awaitable[T]],
+    *,
+    attempts: int = 5,
+    first_pause_seconds: float = 0.1,
+    pause_seconds_max: float = 5.0,
+    deadline_seconds: float | None = None,
+) -> T:
+    """The result of ``call()``, which is repeated after errors whose `retryable` is true.
+
+    ::
+
+        reader = await retry(lambda: bk.open_ledger(ledger_id, recover=True))
+
+    It pauses between two attempts, for a random time between 0 and a bound. The bound begins with
+    `first_pause_seconds` and doubles each time, up to `pause_seconds_max`.
+
+    Do not wrap `append`. Every error of an append leaves its outcome unknown, so that a repetition
+    may store the entry twice. A writer's errors are never retryable anyway, because the writer has
+    ended. Another ledger with the same entries is right only where duplicates do no harm, or where
+    readers find them, as those of an idempotent producer do. `create_ledger` may leave a ledger
+    without a writer behind for each attempt.
+
+    Args:
+        call: makes a new awaitable each time.
+        attempts: how often it is called at most; at least 1.
+        first_pause_seconds: bound of the first pause.
+        pause_seconds_max: bound of every pause.
+        deadline_seconds: no attempt begins later than this after the first one; None is no limit.
+            An attempt that has begun is not cut off: use the timeouts of the client for that.
+
+    Raises:
+        BadRequestError: an argument is out of range.
+        BookieError: the error of the last attempt, or the first one that is not retryable. Other
+            errors and cancellation pass by.
+    """
+    if attempts < 1 or first_pause_seconds < 0 or pause_seconds_max < 0:
+        raise BadRequestError("a retry needs an attempt at least, and pauses of 0 seconds or more")
+    clock = asyncio.get_running_loop().time
+    deadline = None if deadline_seconds is None else clock() + deadline_seconds
+    bound = first_pause_seconds
+    for _ in range(attempts - 1):
+        try:
+            return await call()
+        except BookieError as error:
+            pause = random.uniform(0, min(bound, pause_seconds_max))  # noqa: S311  (jitter)
+            if not error.retryable or (deadline is not None and clock() + pause > deadline):
+                raise
+        await asyncio.sleep(pause)
+        bound *= 2
+    return await call()

@@ -1,0 +1,78 @@
+"""A call that runs among the client's tasks while its caller does something else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Generic, TypeVar
+
+from bookie.client.pool import BookiePool
+from bookie.errors import ClientClosedError
+
+T = TypeVar("T")
+
+
+class Background(Generic[T]):
+    """One call. Wait for its `result`, or `give_up`; do one of both.
+
+    It may begin in one task and end in another, as a part of an async generator does. So no task
+    group of the caller can hold it.
+    """
+
+    def __init__(self, pool: BookiePool, call: Coroutine[None, None, T], name: str) -> None:
+        """Begin the call.
+
+        Raises:
+            ClientClosedError: the client is closed.
+        """
+        self._call = call
+        self._results: list[T] = []
+        self._error: Exception | None = None
+        try:
+            pool.require_open()
+        except ClientClosedError:
+            call.close()
+            raise
+        self._task = pool.spawn(self._run(), name=name)
+
+    async def _run(self) -> None:
+        try:
+            self._results.append(await self._call)
+        except Exception as error:  # noqa: BLE001  (raised by `result`)
+            self._error = error
+
+    @property
+    def task(self) -> asyncio.Task[None]:
+        """What to wait for; it never fails."""
+        return self._task
+
+    async def result(self) -> T:
+        """What the call returned; raises what it raised.
+
+        Raises:
+            ClientClosedError: the client was closed meanwhile.
+        """
+        await asyncio.wait([self._task])
+        self._call.close()
+        if self._error is not None:
+            raise self._error
+        if not self._results:
+            raise ClientClosedError("the client was closed while a log was read")
+        return self._results[0]
+
+    async def give_up(self) -> None:
+        """Cancel the call and wait until it has ended, whatever it comes to.
+
+        A caller that is cancelled meanwhile waits all the same: the call may hold a generator that
+        cannot be closed before.
+        """
+        cancelled: asyncio.CancelledError | None = None
+        self._task.cancel()
+        while not self._task.done():
+            try:
+                await asyncio.wait([self._task])
+            except asyncio.CancelledError as error:
+                cancelled = error
+        self._call.close()  # one that was cancelled before it began was never awaited
+        if cancelled is not None:
+            raise cancelled

@@ -1,0 +1,184 @@
+"""What every part of a log needs: the client's ledgers, the logs' metadata, and their policies."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Mapping
+
+from bookie.client.ledger_client import LedgerClient, LedgerShape
+from bookie.cluster.logs import DEFAULT_NAMESPACE, LogManager, LogName, LogPartition
+from bookie.cluster.namespaces import NamespaceManager
+from bookie.coordination.participant import Participant
+from bookie.env import Clock, SystemClock
+from bookie.errors import (
+    BookieError,
+    ClientClosedError,
+    KeyExistsError,
+    LogExistsError,
+    NoSuchKeyError,
+    NoSuchLogError,
+)
+from bookie.formats.digest import DigestType
+from bookie.formats.log_metadata import LogDefinition, LogMode
+from bookie.formats.log_policy import DEFAULTS, LogPolicy
+from bookie.metadata.model import NOT_EXISTS
+from bookie.metadata.store import MetadataStore
+from bookie.protocol.quorum import Quorum
+
+LOG_TAG = "bookie.log"
+"""Key in the custom metadata of a log's ledgers: the log's name, a space, and its id."""
+
+PARTITION_TAG = "bookie.log.partition"
+"""Likewise: the number of the partition."""
+
+
+class LogClient:
+    """The logs of a connected client."""
+
+    def __init__(
+        self,
+        ledgers: LedgerClient,
+        store: MetadataStore,
+        configuration: MetadataStore | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """`configuration` is the store of the namespaces, if that is another one."""
+        self.ledgers = ledgers
+        self.store = store
+        self.clock = clock or SystemClock()
+        self.logs = LogManager(store, self.clock)
+        self.namespaces = NamespaceManager(configuration or store)
+        self.identity = f"{socket.gethostname()}:{os.getpid()}"
+        """What others are told about the owner of a partition or a cursor."""
+        self._leaving = asyncio.Event()
+        self._participant: asyncio.Future[Participant] | None = None
+        self._taking_part: asyncio.Task[None] | None = None
+
+    async def participant(self) -> Participant:
+        """This client's part in the coordination of consumers; begun with the first call.
+
+        Raises:
+            ClientClosedError: the client was closed.
+        """
+        if self._leaving.is_set():
+            raise ClientClosedError("the client was closed")
+        if self._participant is None:
+            self._participant = begun = asyncio.get_running_loop().create_future()
+            # In a task of its own: the caller may end, and be cancelled, before the others.
+            name = "part in the coordination of consumers"
+            self._taking_part = self.ledgers.pool.spawn(self._take_part(begun), name=name)
+        return await asyncio.shield(self._participant)
+
+    async def _take_part(self, begun: asyncio.Future[Participant]) -> None:
+        try:
+            async with Participant(self.store) as participant:
+                begun.set_result(participant)
+                await self._leaving.wait()
+        except BookieError as error:
+            if begun.done():
+                raise
+            self._participant = None  # the next caller tries again
+            begun.set_exception(error)
+            begun.exception()  # its callers may have been cancelled
+
+    async def aclose(self) -> None:
+        """Give up all cursors and memberships. Call it before the store is closed."""
+        self._leaving.set()
+        if self._taking_part is not None:
+            await asyncio.wait([self._taking_part])
+
+    async def create(
+        self,
+        name: LogName,
+        *,
+        mode: LogMode = LogMode.WRITER,
+        partitions: int | None = None,
+        policy: LogPolicy | None = None,
+    ) -> LogDefinition:
+        """Make a log. `policy` is what it decides itself; the namespace decides the rest.
+
+        Without `policy`, one that was set for this name before holds. `policy` replaces it, but
+        only once the log is made: a creation that fails changes nothing.
+
+        Raises:
+            LogExistsError: the name is taken.
+            NoSuchKeyError: there is no such namespace.
+            BadRequestError: a number is out of range, or the policy contradicts the namespace's.
+        """
+        decided = await self._decided(name.namespace, name.log if policy is None else None)
+        if policy is not None:
+            decided = policy.over(decided)
+        count = partitions if partitions is not None else decided.partitions
+        assert count is not None, "the defaults decide everything"
+        created = await self.logs.create(name, mode, count)
+        if policy is not None:
+            await self._decide(name, policy)
+        return created.value
+
+    async def _decide(self, name: LogName, policy: LogPolicy) -> None:
+        if policy == LogPolicy():
+            await self.namespaces.clear_log_policy(name.namespace, name.log)
+            return
+        if name.namespace == DEFAULT_NAMESPACE:
+            await self._make_default_namespace()
+        before = await self.namespaces.log_policy(name.namespace, name.log)
+        version = NOT_EXISTS if before is None else before.version
+        await self.namespaces.set_log_policy(name.namespace, name.log, policy, version)
+
+    async def _make_default_namespace(self) -> None:
+        try:
+            await self.namespaces.create(DEFAULT_NAMESPACE)
+        except KeyExistsError:
+            return
+
+    async def definition(self, name: LogName, *, create: bool = False) -> LogDefinition:
+        """What a log is; with `create`, it is made if it does not exist.
+
+        Raises:
+            NoSuchLogError: there is no such log.
+        """
+        try:
+            return (await self.logs.read(name)).value
+        except NoSuchLogError:
+            if not create:
+                raise
+        try:
+            return await self.create(name)
+        except LogExistsError:
+            return (await self.logs.read(name)).value
+
+    async def policy(self, name: LogName) -> LogPolicy:
+        """The whole policy of a log: its own, over its namespace's, over the defaults.
+
+        Raises:
+            NoSuchKeyError: there is no such namespace; the default one need not exist.
+        """
+        return await self._decided(name.namespace, name.log)
+
+    async def _decided(self, namespace: str, log: str | None) -> LogPolicy:
+        """The policy of a namespace, or of one of its logs, with the defaults."""
+        try:
+            return await self.namespaces.policy(namespace, log)
+        except NoSuchKeyError:
+            if namespace == DEFAULT_NAMESPACE:
+                return DEFAULTS
+            raise
+
+    def shape(self, policy: LogPolicy, password: bytes = b"") -> LedgerShape:
+        """How the ledgers of a log with this policy are written."""
+        assert policy.ensemble_size
+        assert policy.write_quorum_size
+        assert policy.ack_quorum_size
+        assert policy.digest
+        quorum = Quorum(policy.ensemble_size, policy.write_quorum_size, policy.ack_quorum_size)
+        return LedgerShape(quorum, DigestType[policy.digest.upper()], password)
+
+    @staticmethod
+    def tags(partition: LogPartition, log_id: str) -> Mapping[str, bytes]:
+        """Custom metadata by which a sweep knows the ledgers of a log."""
+        return {
+            LOG_TAG: f"{partition.name.namespace}/{partition.name.log} {log_id}".encode(),
+            PARTITION_TAG: str(partition.number).encode(),
+        }

@@ -1,0 +1,128 @@
+"""Records on their way into a partition: their bytes, and what each says about those before it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from bookie.client.arguments import Payload, checked_bytes
+from bookie.env import Clock
+from bookie.errors import BadRequestError
+from bookie.formats.log_record import LogRecord, Producer, encode_log_record, plain_prefix
+from bookie.formats.producer_snapshot import encode_producers
+from bookie.protocol.producer_windows import ProducerWindows
+
+SNAPSHOT_ENTRIES = 10_000
+"""A snapshot of producers is due after so many entries: the next owner reads back as many."""
+
+_NO_HEADERS: Mapping[str, bytes] = {}
+
+
+class NewRecord(NamedTuple):
+    """A record to append. Without a timestamp it gets the time of the append."""
+
+    value: bytes
+    key: bytes | None = None
+    headers: Mapping[str, bytes] = _NO_HEADERS
+    timestamp_ms: int | None = None
+
+
+class EncodedRecords(NamedTuple):
+    """The payloads of records, and their sizes in bytes."""
+
+    payloads: list[bytes]
+    sizes: list[int]
+    total_bytes: int
+
+
+class RecordEncoder:
+    """Encodes the records of one partition in their order.
+
+    State is kept only when a whole call succeeds: what is refused leaves no trace.
+    """
+
+    def __init__(
+        self, clock: Clock, windows: ProducerWindows, greatest_ms: int, size_bytes_max: int
+    ) -> None:
+        """`greatest_ms` is the greatest timestamp in the partition so far."""
+        self._clock = clock
+        self.windows = windows
+        self._greatest_ms = greatest_ms
+        self._size_bytes_max = size_bytes_max
+        self._has_producers = bool(windows)
+        self._entries_since_snapshot = SNAPSHOT_ENTRIES
+
+    def encode_many(
+        self, records: Sequence[Payload | NewRecord], producer: Producer | None = None
+    ) -> EncodedRecords:
+        """The payloads of at least one record; `producer` is the first one's, the others follow it.
+
+        Raises:
+            BadRequestError: one does not fit into an entry, or a field is of the wrong kind; none
+                of them counts as encoded.
+        """
+        if producer is not None or list(map(type, records)).count(bytes) != len(records):
+            return self._encode_each([as_record(one) for one in records], producer)
+        now_ms = self._clock.now_ms()
+        prefix = plain_prefix(
+            now_ms, greatest_ms=self._greatest_ms, follows_control=self._has_producers
+        )
+        encoded = self._checked([prefix + value for value in records])  # type: ignore[operator]
+        self._greatest_ms = max(self._greatest_ms, now_ms)
+        self._entries_since_snapshot += len(encoded.payloads)
+        return encoded
+
+    def _encode_each(
+        self, records: Sequence[NewRecord], producer: Producer | None
+    ) -> EncodedRecords:
+        now_ms = self._clock.now_ms()
+        greatest = self._greatest_ms
+        tracks = self._has_producers or producer is not None
+        payloads = []
+        for index, (value, key, headers, timestamp_ms) in enumerate(records):
+            at_ms = now_ms if timestamp_ms is None else timestamp_ms
+            whose = producer and Producer(producer.producer_id, producer.sequence + index)
+            record = LogRecord(at_ms, _checked(value), key, headers, whose)
+            payloads.append(encode_log_record(record, greatest_ms=greatest, follows_control=tracks))
+            greatest = max(greatest, at_ms)
+        encoded = self._checked(payloads)
+        self._greatest_ms, self._has_producers = greatest, tracks
+        self._entries_since_snapshot += len(payloads)
+        return encoded
+
+    def _checked(self, payloads: list[bytes]) -> EncodedRecords:
+        sizes = list(map(len, payloads))
+        total = sum(sizes)
+        if total > self._size_bytes_max and max(sizes) > self._size_bytes_max:
+            raise BadRequestError(
+                f"a record of {max(sizes)} bytes, header included, is larger than the "
+                f"{self._size_bytes_max} bytes that fit into an entry"
+            )
+        return EncodedRecords(payloads, sizes, total)
+
+    # -- snapshots of producers --------------------------------------------------------------------
+
+    def begin_ledger(self) -> None:
+        """The next records go to another ledger, which needs a snapshot of its own."""
+        self._entries_since_snapshot = SNAPSHOT_ENTRIES
+
+    @property
+    def is_snapshot_due(self) -> bool:
+        """Whether a snapshot has to go before the records that were encoded last."""
+        return self._has_producers and self._entries_since_snapshot >= SNAPSHOT_ENTRIES
+
+    def snapshot(self) -> bytes:
+        """A control record with what is known of producers now."""
+        self._entries_since_snapshot = 0
+        at_ms = min(self._greatest_ms, self._clock.now_ms())
+        record = LogRecord(at_ms, encode_producers(self.windows.state()))
+        return encode_log_record(record, greatest_ms=self._greatest_ms, is_control=True)
+
+
+def as_record(given: Payload | NewRecord) -> NewRecord:
+    """A record as it was given, or one of a value alone."""
+    return given if isinstance(given, NewRecord) else NewRecord(_checked(given))
+
+
+def _checked(value: Payload) -> bytes:
+    return value if type(value) is bytes else checked_bytes(value, "a record's value")

@@ -1,0 +1,53 @@
+"""Who of a group's members consumes which partitions: a pure rule, sticky and balanced.
+
+=========== ====================================================================================
+rule        meaning
+=========== ====================================================================================
+complete    each partition has one member, if there is any
+balanced    the numbers of partitions of two members differ by one at most
+sticky      of all such assignments, it is one that takes the fewest partitions from members that
+            are still there
+=========== ====================================================================================
+
+Equal arguments give equal results, whatever their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias
+
+Shares: TypeAlias = Mapping[str, Sequence[str]]
+"""The partitions of each member, both by name."""
+
+
+def assign(
+    members: Iterable[str], partitions: Iterable[str], before: Shares
+) -> dict[str, tuple[str, ...]]:
+    """Share `partitions` among `members`, who had those in `before`."""
+    names = sorted(set(members))
+    if not names:
+        return {}
+    free = set(partitions)
+    total = len(free)
+    kept: dict[str, list[str]] = {}
+    for name in names:
+        kept[name] = sorted(free.intersection(before.get(name, ())))
+        free.difference_update(kept[name])
+    sizes = _sizes(kept, total)
+    for name in names:
+        free.update(kept[name][sizes[name] :])
+    rest = iter(sorted(free))
+    shares = {}
+    for name in names:
+        own = kept[name][: sizes[name]]
+        own += [next(rest) for _ in range(sizes[name] - len(own))]
+        shares[name] = tuple(sorted(own))
+    return shares
+
+
+def _sizes(kept: Mapping[str, Sequence[str]], total: int) -> dict[str, int]:
+    """How many partitions each member gets: those that had most get one more, if some must."""
+    least, more = divmod(total, len(kept))
+    by_most = sorted(kept, key=lambda name: (-len(kept[name]), name))
+    return {name: least + (index < more) for index, name in enumerate(by_most)}

@@ -1,0 +1,75 @@
+"""Which ranges at the beginning of a partition may be truncated.
+
+============================== ==================================================================
+rule                           why
+============================== ==================================================================
+only whole ranges, from the    a chain has no holes, and a ledger is deleted as a whole
+first one on
+an open range stays            its end is not known
+at least `keep_bytes` are kept the policy's size, if it has one
+what ends at `keep_from_ms` or a range goes only when its last record is old enough; if the policy
+later is kept                  has a size and a time, a range has to be beyond both
+what ends behind               a protected cursor has not consumed it
+`keep_from_offset` is kept
+without a size and a time      a policy that decides nothing keeps everything
+nothing goes
+============================== ==================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from bookie.formats.log_cursor import LogCursor
+from bookie.formats.log_metadata import LogRange
+from bookie.formats.log_policy import LogPolicy
+from bookie.ids import MAX_ID
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionLimits:
+    """What is kept of a partition."""
+
+    keep_bytes: int = 0
+    """At least so many payload bytes."""
+    keep_from_ms: int = MAX_ID
+    """All records with this timestamp or a later one."""
+    keep_from_offset: int = MAX_ID
+    """All entries from this offset on."""
+
+
+def limits_of(
+    policy: LogPolicy, now_ms: int, cursors: Iterable[LogCursor]
+) -> RetentionLimits | None:
+    """The limits at a moment; None if the policy keeps everything."""
+    if not policy.retention_seconds and not policy.retention_bytes:
+        return None
+    from_ms = now_ms - 1000 * policy.retention_seconds if policy.retention_seconds else MAX_ID
+    protected = [cursor.offset for cursor in cursors if cursor.is_protected]
+    return RetentionLimits(
+        keep_bytes=policy.retention_bytes or 0,
+        keep_from_ms=from_ms,
+        keep_from_offset=min(protected, default=MAX_ID),
+    )
+
+
+def expired_count(ranges: Sequence[LogRange], total_bytes: int, limits: RetentionLimits) -> int:
+    """How many of the first of `ranges` may go.
+
+    `total_bytes` is the size of `ranges` and of all that follow them.
+    """
+    left = total_bytes
+    for index, one in enumerate(ranges):
+        end_offset, end_ms, size = one.end_offset, one.end_ms, one.size_bytes
+        if end_offset is None or end_ms is None or size is None:
+            return index
+        left -= size
+        is_kept = (
+            left < limits.keep_bytes
+            or end_ms >= limits.keep_from_ms
+            or end_offset > limits.keep_from_offset
+        )
+        if is_kept:
+            return index
+    return len(ranges)

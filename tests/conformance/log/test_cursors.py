@@ -1,0 +1,205 @@
+"""Cursors of a log: created, committed, moved, protected, listed, deleted."""
+
+from __future__ import annotations
+
+import pytest
+
+from bookie.cluster.logs import LogName, LogPartition
+from bookie.errors import (
+    BadRequestError,
+    BadVersionError,
+    CursorLostError,
+    KeyExistsError,
+    MetadataUnavailableError,
+    NoSuchCursorError,
+    NoSuchLogError,
+)
+from bookie.formats.log_record import LogPosition
+from bookie.log.cursor_record import CursorRecord, take_cursor
+from tests.conformance.log.conftest import FIRST, ORDERS, LogProcess, NewProcess
+from tests.conformance.log.fake_logs import CursorHistory
+
+SECOND = LogPartition(ORDERS, 1)
+
+
+@pytest.fixture
+async def two(process: LogProcess) -> LogProcess:
+    """A process, and a log of two partitions with 4 and 2 records."""
+    await process.client.create(ORDERS, partitions=2)
+    process.logs.append(FIRST, b"a", b"b", b"c", b"d")
+    process.logs.append(SECOND, b"x", b"y")
+    return process
+
+
+async def test_a_cursor_lives_from_create_to_delete(two: LogProcess) -> None:
+    cursors = two.cursors()
+    assert await cursors.all() == {}
+    with pytest.raises(NoSuchCursorError, match="no cursor billing on orders"):
+        await cursors.delete("billing")
+    await cursors.create("billing")
+    with pytest.raises(KeyExistsError, match="billing of the log orders exists"):
+        await cursors.create("billing")
+    await cursors.create("audit", "latest", protected=False)
+    assert {
+        name: {number: (one.offset, one.is_protected) for number, one in found.items()}
+        for name, found in (await cursors.all()).items()
+    } == {"audit": {0: (4, False), 1: (2, False)}, "billing": {0: (0, True), 1: (0, True)}}
+    await cursors.delete("audit")
+    assert list(await cursors.all()) == ["billing"]
+
+
+async def test_a_creation_that_was_cut_off_is_continued(two: LogProcess) -> None:
+    cursors = two.cursors()
+    await cursors.create("billing", "latest")
+    await two.client.logs.delete_cursor(SECOND, "billing")
+    await cursors.create("billing", "earliest")
+    offsets = {number: one.offset for number, one in (await cursors.all())["billing"].items()}
+    assert offsets == {0: 4, 1: 0}
+
+
+async def test_a_cursor_needs_a_log_and_a_name(process: LogProcess) -> None:
+    with pytest.raises(NoSuchLogError):
+        await process.cursors(LogName("default", "none")).create("billing")
+    await process.client.create(ORDERS)
+    with pytest.raises(BadRequestError, match="cannot name a cursor"):
+        await process.cursors().create("a/b")
+    with pytest.raises(BadRequestError, match="no partition 1"):
+        await process.cursors().commit("billing", 1, partition=1)
+
+
+async def test_commits_never_go_back(two: LogProcess) -> None:
+    cursors = two.cursors()
+    with pytest.raises(NoSuchCursorError):
+        await cursors.commit("billing", 1)
+    await cursors.create("billing")
+    await cursors.commit("billing", 3)
+    await cursors.commit("billing", 2)
+    await cursors.commit("billing", 1, partition=1)
+    assert {one.partition: (one.cursor.offset, one.lag) for one in await cursors.status()} == {
+        FIRST: (3, 1),
+        SECOND: (1, 1),
+    }
+    assert await cursors.lag("billing") == 2
+    with pytest.raises(NoSuchCursorError):
+        await cursors.lag("other")
+
+
+async def test_a_reset_moves_anywhere_and_begins_an_epoch(two: LogProcess) -> None:
+    cursors = two.cursors()
+    with pytest.raises(NoSuchCursorError):
+        await cursors.reset("billing", "latest")
+    await cursors.create("billing")
+    assert await cursors.reset("billing", "latest") == {0: 4, 1: 2}
+    assert await cursors.lag("billing") == 0
+    assert await cursors.reset("billing", "earliest", partition=1) == {1: 0}
+    assert await cursors.reset("billing", 1, partition=0) == {0: 1}
+    with pytest.raises(BadRequestError, match="name the partition"):
+        await cursors.reset("billing", 1)
+    assert await cursors.reset("billing", time=3) == {0: 3, 1: 2}
+    assert await cursors.reset("billing", LogPosition(1, 1, 1, 1)) == {1: 1}
+    found = (await cursors.all())["billing"]
+    assert {number: (one.offset, one.epoch) for number, one in found.items()} == {
+        0: (3, 3),
+        1: (1, 4),
+    }
+
+
+async def test_a_cursor_is_protected_and_released(two: LogProcess) -> None:
+    cursors = two.cursors()
+    await cursors.create("billing")
+    await cursors.commit("billing", 3)
+    held = await take_cursor(two.client, CursorRecord(two.client, FIRST, "billing"))
+    await cursors.protect("billing", protected=False)
+    # Its holder goes on.
+    await held.commit(4)
+    found = (await cursors.all())["billing"]
+    assert [(one.offset, one.is_protected) for one in found.values()] == [(4, False), (0, False)]
+
+
+# ---- holders
+
+
+async def test_each_holder_has_a_greater_token(two: LogProcess) -> None:
+    record = CursorRecord(two.client, FIRST, "billing")
+    with pytest.raises(NoSuchCursorError):
+        await take_cursor(two.client, record)
+
+    async def start() -> int:
+        return 2
+
+    first = await take_cursor(two.client, record, start)
+    assert (first.token, first.committed) == (1, 2)
+    await first.commit(3)
+    await first.commit(2)  # it never goes back
+    assert (first.committed, await two.committed()) == (3, 3)
+    second = await take_cursor(two.client, record, start)
+    assert (second.token, second.committed) == (2, 3)
+    with pytest.raises(CursorLostError, match=f"lost the cursor billing of {FIRST}"):
+        await first.commit(4)
+    await second.commit(4)
+    with pytest.raises(CursorLostError):
+        await first.commit(3)
+    assert await two.committed() == 4
+
+
+@pytest.mark.parametrize("lost", ["request", "reply"])
+async def test_a_commit_that_was_not_answered_is_made_once(two: LogProcess, lost: str) -> None:
+    record = CursorRecord(two.client, FIRST, "billing")
+    await two.cursors().create("billing")
+    setattr(two.store, f"lost_{'requests' if lost == 'request' else 'replies'}", 1)
+    held = await take_cursor(two.client, record)
+    assert held.token == 1
+    setattr(two.store, f"lost_{'requests' if lost == 'request' else 'replies'}", 1)
+    await held.commit(2)
+    assert await two.committed() == 2
+    await held.commit(3)
+    assert await two.committed() == 3
+
+
+async def test_a_late_commit_cannot_undo_a_later_one(
+    two: LogProcess, history: CursorHistory
+) -> None:
+    """The first write is on its way while the store seems dead; the second one comes first."""
+    record = CursorRecord(two.client, FIRST, "billing")
+    await two.cursors().create("billing")
+    held = await take_cursor(two.client, record)
+    two.store.session_timeout_seconds = 0.0
+    two.store.lost_requests = 1
+    with pytest.raises(MetadataUnavailableError):
+        await held.commit(2)
+    await held.commit(3)
+    (late,) = two.store.lost
+    with pytest.raises(BadVersionError):
+        await two.session.transaction(late)
+    await held.commit(4)
+    assert await two.committed() == 4
+    assert history.check() == 3
+
+
+async def test_two_who_take_at_once_get_different_tokens(
+    two: LogProcess, new_process: NewProcess, history: CursorHistory
+) -> None:
+    """Both read the same epoch; the one whose write comes second reads again."""
+    other = await new_process()
+    await two.cursors().create("billing")
+    seconds = []
+
+    async def take_between() -> None:
+        seconds.append(
+            await take_cursor(other.client, CursorRecord(other.client, FIRST, "billing"))
+        )
+
+    read = two.client.logs.read_cursor
+
+    async def read_then_lose(partition: LogPartition, cursor: str) -> object:
+        found = await read(partition, cursor)
+        if not seconds:
+            await take_between()
+        return found
+
+    two.client.logs.read_cursor = read_then_lose  # type: ignore[method-assign, assignment]
+    first = await take_cursor(two.client, CursorRecord(two.client, FIRST, "billing"))
+    assert (seconds[0].token, first.token) == (1, 2)
+    with pytest.raises(CursorLostError):
+        await seconds[0].commit(1)
+    assert history.check() == 4

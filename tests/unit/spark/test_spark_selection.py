@@ -1,0 +1,88 @@
+"""Options that say what is read, and between which places."""
+
+from __future__ import annotations
+
+import pytest
+
+from bookie.errors import BadRequestError
+from bookie.spark.options import SparkOptions
+from bookie.spark.places import take_end, take_start
+from bookie.spark.selection import LedgerSelection, LogSelection, parse_ledgers, take_selection
+from bookie.spark.stream_offsets import EARLIEST, LATEST
+
+
+def selected(**given: str) -> LogSelection | LedgerSelection:
+    """What options select."""
+    return take_selection(SparkOptions(given))
+
+
+def test_kafkas_names_select_the_same() -> None:
+    logs, pattern = ("orders", "returns"), "or.*"
+    partitions = {"orders": (0, 2)}
+    assert selected(logs="orders,returns,orders") == LogSelection(logs)
+    assert selected(subscribe="orders, returns") == LogSelection(logs, is_kafkas=True)
+    assert selected(logPattern=pattern) == LogSelection(pattern=pattern)
+    assert selected(subscribePattern=pattern) == LogSelection(pattern=pattern, is_kafkas=True)
+    text = '{"orders": [2, 0, 2]}'
+    assert selected(partitions=text) == LogSelection(("orders",), partitions=partitions)
+    assert selected(assign=text) == LogSelection(("orders",), partitions=partitions, is_kafkas=True)
+
+
+def test_a_log_is_found_by_each_of_its_names() -> None:
+    assert selected(log=" orders ") == selected(logs="default/orders") == LogSelection(("orders",))
+
+
+def test_ledgers_are_ids_and_ranges() -> None:
+    assert parse_ledgers("7, 1,10-20") == ((1, 1), (7, 7), (10, 20))
+    found = selected(ledgers="1,10-20")
+    assert isinstance(found, LedgerSelection)
+    assert [n for n in range(30) if n in found] == [1, *range(10, 21)]
+
+
+@pytest.mark.parametrize(
+    "text", ["", ",", "1,,2", "1;2", "2-1", "-1", "1-", "x", "99999999999999999999"]
+)
+def test_what_are_no_ledgers(text: str) -> None:
+    with pytest.raises(BadRequestError, match="ledger"):
+        parse_ledgers(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "{}", '{"a": []}', '{"a": [-1]}', '{"a": [true]}', '{"a": ["0"]}', "{"]
+)
+def test_what_are_no_partitions(text: str) -> None:
+    with pytest.raises(BadRequestError, match="the option assign is JSON such as"):
+        selected(assign=text)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "say what to read"),
+        ({"log": "a", "subscribe": "b"}, "either the option log or subscribe"),
+        ({"logPattern": "("}, "logPattern is no regular expression"),
+        ({"log": "a/b/c"}, "a/b/c"),
+        ({"log": "a b"}, "a b"),
+    ],
+)
+def test_what_selects_nothing(given: dict[str, str], message: str) -> None:
+    with pytest.raises(BadRequestError, match=message):
+        selected(**given)
+
+
+def test_places() -> None:
+    def start(**given: str) -> object:
+        return take_start(SparkOptions(given), LATEST)
+
+    assert take_start(SparkOptions({}), EARLIEST).everywhere == EARLIEST
+    assert take_start(SparkOptions({"startingoffsets": "Latest"}), EARLIEST).everywhere == LATEST
+    place = take_start(SparkOptions({"startingOffsets": '{"a": {"0": 7, "1": -2}}'}), LATEST)
+    assert place.offsets == {("a", 0): 7, ("a", 1): -2}
+    assert take_start(SparkOptions({"startingTimestamp": "1700000000000"}), 0).time == 1700000000000
+    for text in ("yesterday", "{", '{"a": 1}'):
+        with pytest.raises(BadRequestError, match=r"startingOffsets|offsets are JSON"):
+            start(startingOffsets=text)
+    with pytest.raises(BadRequestError):
+        start(startingTimestamp="yesterday")
+    with pytest.raises(BadRequestError, match="cannot end at the earliest"):
+        take_end(SparkOptions({"endingOffsets": '{"a": {"0": -2}}'}))
