@@ -20,6 +20,7 @@ __all__ = [
     "connect",
     "coordinate",
     "open_store",
+    "retry",
 ]
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
         connect,
         coordinate,
         open_store,
+        retry,
     )
 else:  # or a misspelt name would be one to a type checker
 

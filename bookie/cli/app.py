@@ -62,6 +62,11 @@ GROUPS: dict[str, tuple[str, str]] = {
         "bookie.cli.ledger",
         "Create, append to, read, tail, recover, explain and delete ledgers.",
     ),
+    "log": (
+        "bookie.cli.log",
+        "Create, append to, read, tail, roll, truncate and delete logs; their cursors.",
+    ),
+    "group": ("bookie.cli.group", "Groups of consumers that share logs."),
     "node": (
         "bookie.cli.node",
         "Ask one running bookie, switch it to read-only, let it check its data or free space.",
@@ -70,7 +75,9 @@ GROUPS: dict[str, tuple[str, str]] = {
     "rebuild": ("bookie.cli.rebuild", "Rebuild the index of a stopped bookie from its files."),
     "bench": ("bookie.cli.bench", "Load a cluster and print latencies."),
     "config": ("bookie.cli.config", "Show, check and explain the settings of a bookie."),
+    "spark": ("bookie.cli.spark", "Jobs on Spark: audit and repair all copies, statistics."),
     "demo": ("bookie.cli.demo", "Kill bookies under a writer, and get every byte back."),
+    "torture": ("bookie.cli.torture", "Break a local cluster under a log, and check its promises."),
     "doctor": ("bookie.cli.doctor", "Is this machine fit to run a bookie?"),
 }
 

@@ -17,12 +17,12 @@ from bookie.cli.options import (
     OutputFormat,
     WriteQuorum,
 )
-from bookie.cli.output import Record, print_record
+from bookie.cli.output import Record, print_record, print_records
 from bookie.cli.progress import progress_bar
 from bookie.cli.stores import on_cluster
 
 if TYPE_CHECKING:
-    from bookie.api import BookKeeper, WriterHandle
+    from bookie.api import BookKeeper, LogWriter, WriterHandle
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
@@ -114,7 +114,7 @@ def write(
     print_record({**kept, **measured.record()}, output)
 
 
-async def write_load(writers: Sequence[WriterHandle], shape: Shape) -> Measured:
+async def write_load(writers: Sequence[WriterHandle | LogWriter], shape: Shape) -> Measured:
     """Append through `writers` from `shape.in_flight` callers until the time is over."""
     measured = Measured()
     payload = bytes(range(256)) * (shape.entry_bytes // 256 + 1)
@@ -123,7 +123,7 @@ async def write_load(writers: Sequence[WriterHandle], shape: Shape) -> Measured:
     clock = asyncio.get_running_loop().time
     started = clock()
 
-    async def repeat(writer: WriterHandle) -> None:
+    async def repeat(writer: WriterHandle | LogWriter) -> None:
         while (began := clock()) < started + shape.seconds:
             if shape.batch == 1:
                 await writer.append(payload)
@@ -195,3 +195,35 @@ async def read_load(client: BookKeeper, ledger_id: int, rounds: int) -> Measured
     if not measured.latencies:
         raise typer.BadParameter(f"ledger {ledger_id} is empty", param_hint="--ledger")
     return measured
+
+
+@app.command("log")
+def log(
+    metadata: Metadata,
+    partitions: Annotated[int, typer.Option("--partitions", min=1, help="Of the log.")] = 1,
+    ensemble: Ensemble = 3,
+    write_quorum: WriteQuorum = 3,
+    ack_quorum: AckQuorum = 2,
+    size: Size = 1024,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Records of one call.")] = 1,
+    in_flight: Annotated[int, typer.Option("--in-flight", min=1, help="Calls at a time.")] = 1000,
+    seconds: Annotated[float, typer.Option("--seconds", min=0.1, help="How long to write.")] = 5.0,
+    keep: Annotated[bool, typer.Option("--keep", help="Do not delete the log.")] = False,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Write a log for a while, read it back, then tail it for as long as it was written.
+
+    Latencies are those of an append, of a batch that is read, and of a record's way from its
+    append to a reader that follows.
+    """
+    from bookie.cli.bench_log import bench_log
+    from bookie.formats.log_policy import LogPolicy
+
+    policy = LogPolicy(
+        ensemble_size=ensemble, write_quorum_size=write_quorum, ack_quorum_size=ack_quorum
+    )
+    shape = Shape(size, batch, in_flight, seconds)
+    records = on_cluster(
+        metadata, lambda client: bench_log(client, partitions, policy, shape, keep=keep)
+    )
+    print_records(records, output)

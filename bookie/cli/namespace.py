@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bookie.cli.log_arguments import parse_span
 from bookie.cli.options import Metadata, Output, OutputFormat, Yes, confirm, parse_pairs
 from bookie.cli.output import Record, print_records
-from bookie.cli.stores import on_configuration
+from bookie.cli.stores import on_configuration, on_store
 
 if TYPE_CHECKING:
     from bookie.formats.log_policy import LogPolicy
@@ -33,8 +34,9 @@ Decisions = Annotated[
         "--set",
         metavar="KEY=VALUE",
         help="Decide something: ensemble_size, write_quorum_size, ack_quorum_size, digest, "
-        "roll_bytes, roll_seconds, retention_bytes, retention_seconds or quota_bytes. 0 is no "
-        "limit; KEY= leaves it open again. May be given several times.",
+        "roll_bytes, roll_seconds, retention_bytes, retention_seconds, quota_bytes or partitions. "
+        "Bytes and seconds may have a unit, such as 10GiB or 7d. 0 is no limit; KEY= leaves it "
+        "open again. May be given several times.",
     ),
 ]
 
@@ -45,7 +47,7 @@ def create(name: Name, metadata: Metadata, decisions: Decisions = None) -> None:
     from bookie.cluster.namespaces import NamespaceManager
     from bookie.formats.log_policy import LogPolicy
 
-    policy = _changed(LogPolicy(), parse_pairs(decisions, "--set KEY=VALUE"))
+    policy = changed_policy(LogPolicy(), parse_pairs(decisions, "--set KEY=VALUE"))
     on_configuration(metadata, lambda store: NamespaceManager(store).create(name, policy))
 
 
@@ -64,10 +66,10 @@ async def _set(store: MetadataStore, name: str, log: str | None, changes: dict[s
     namespaces = NamespaceManager(store)
     if log is None:
         found = await namespaces.read(name)
-        await namespaces.write(name, _changed(found.value, changes), found.version)
+        await namespaces.write(name, changed_policy(found.value, changes), found.version)
         return
     own = await namespaces.log_policy(name, log)
-    policy = _changed(own.value if own is not None else LogPolicy(), changes)
+    policy = changed_policy(own.value if own is not None else LogPolicy(), changes)
     version = own.version if own is not None else NOT_EXISTS
     if policy == LogPolicy():
         await namespaces.clear_log_policy(name, log)
@@ -117,10 +119,14 @@ async def _show(store: MetadataStore, name: str, log: str | None) -> list[Record
 
 @app.command("delete")
 def delete(name: Name, metadata: Metadata, yes: Yes = False) -> None:
-    """Delete a namespace that holds no logs."""
-    from bookie.cluster.namespaces import NamespaceManager
+    """Delete a namespace that holds no logs.
+
+    Where several clusters share namespaces, only the logs of this cluster are looked for.
+    """
+    from bookie.cluster.namespaces import NamespaceManager, check_without_logs
 
     confirm(f"Delete the namespace {name}?", yes=yes)
+    on_store(metadata, lambda store: check_without_logs(store, name))
     on_configuration(metadata, lambda store: NamespaceManager(store).delete(name))
 
 
@@ -129,8 +135,8 @@ def _given(policy: LogPolicy) -> dict[str, int | str]:
     return {key: value for key, value in asdict(policy).items() if value is not None}
 
 
-def _changed(policy: LogPolicy, changes: dict[str, str]) -> LogPolicy:
-    """`policy` with `changes`."""
+def changed_policy(policy: LogPolicy, changes: dict[str, str]) -> LogPolicy:
+    """`policy` with `changes`, as words of --set give them."""
     from bookie.formats.log_policy import LogPolicy as Policy
 
     values = asdict(policy)
@@ -139,12 +145,26 @@ def _changed(policy: LogPolicy, changes: dict[str, str]) -> LogPolicy:
             raise typer.BadParameter(
                 f"{key!r} cannot be decided; there are {', '.join(values)}", param_hint="--set"
             )
-        if not text:
-            values[key] = None
-        elif key == "digest":
-            values[key] = text
-        elif text.isascii() and text.isdigit():
-            values[key] = int(text)
-        else:
-            raise typer.BadParameter(f"{key} must be a whole number", param_hint="--set")
+        values[key] = _decision(key, text) if text else None
     return Policy(**values)
+
+
+def _decision(key: str, text: str) -> object:
+    """The value of one decision; bytes and seconds may have a unit."""
+    from bookie.config.quantities import parse_size
+
+    if key == "digest":
+        return text
+    try:
+        if key.endswith("_bytes"):
+            return parse_size(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{key} {error}", param_hint="--set") from error
+    if key.endswith("_seconds") and not text.isdigit():
+        seconds = parse_span(text, f"--set {key}")
+        if seconds % 1:
+            raise typer.BadParameter(f"{key} must be whole seconds", param_hint="--set")
+        return int(seconds)
+    if not (text.isascii() and text.isdigit()):
+        raise typer.BadParameter(f"{key} must be a whole number", param_hint="--set")
+    return int(text)

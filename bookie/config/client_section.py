@@ -55,7 +55,7 @@ class ClientSettings(Section):
         description="Bytes of one ledger sent and not yet acknowledged.",
     )
     batch_entries_max: int = Field(
-        default=1024, ge=1, le=65536, description="The most entries in one request."
+        default=4096, ge=1, le=65536, description="The most entries in one request."
     )
     batch_bytes_max: Size = Field(
         default=BATCH_SIZE_BYTES_MAX,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bookie.env.clock import Clock, SystemClock, boot_time_seconds, jitter
+from bookie.env.clock import Clock, Moment, SystemClock, boot_time_seconds, jitter, moment_ms
 from bookie.env.disk import Buffer, Disk, DiskUsage, File, PosixDisk, Readable, is_disk_full
 from bookie.env.failpoints import Failpoints
 from bookie.env.gather import beside, gather
@@ -27,6 +27,7 @@ __all__ = [
     "Failpoints",
     "File",
     "KeyValueStore",
+    "Moment",
     "Outcome",
     "Pause",
     "PosixDisk",
@@ -41,6 +42,7 @@ __all__ = [
     "gather",
     "is_disk_full",
     "jitter",
+    "moment_ms",
     "open_lmdb",
     "system_environment",
 ]

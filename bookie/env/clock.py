@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import os
 import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
+from bookie.errors import BadRequestError
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+Moment: TypeAlias = datetime | int
+"""A point in time, as callers name it: a datetime with a time zone, or ms since 1970."""
 
 
 class Clock(Protocol):
@@ -46,6 +53,47 @@ class SystemClock:
             return _BOOT_ID.read_text().strip()
         except OSError:
             return ""
+
+
+def moment_ms(moment: object) -> int:
+    """The ms since 1970 of a `Moment`. Of a datetime, a part of a millisecond counts as a whole.
+
+    Raises:
+        BadRequestError: it is none, or a datetime without a time zone.
+    """
+    if isinstance(moment, datetime) and moment.tzinfo is not None:
+        since = moment - _EPOCH
+        return -(-since // timedelta(milliseconds=1))
+    if isinstance(moment, int) and not isinstance(moment, bool):
+        return moment
+    raise BadRequestError(
+        f"a time is a datetime with a time zone, or ms since 1970, not {moment!r}"
+    )
+
+
+def parse_moment(text: str) -> int:
+    """The ms since 1970 that `text` names: as a number, or as ISO 8601 with a time zone.
+
+    Raises:
+        BadRequestError: it names none.
+    """
+    if text.isascii() and text.isdigit():
+        return int(text)
+    try:
+        return moment_ms(datetime.fromisoformat(text))
+    except ValueError as error:
+        raise BadRequestError(
+            f"{text!r} is no time: write 2026-01-31T09:30:00Z, or ms since 1970"
+        ) from error
+
+
+def moment_text(milliseconds: int) -> str:
+    """Such ms as ISO 8601 text in UTC; just as a number if no calendar reaches it."""
+    try:
+        moment = _EPOCH + timedelta(milliseconds=milliseconds)
+    except OverflowError:
+        return f"{milliseconds} ms"
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def boot_time_seconds() -> float:

@@ -5,9 +5,15 @@ and intact. Other ledgers stay in limbo: their next recovery decides the end wit
 these the check reads only the fragments before the last. Missing entries must come from other
 bookies.
 
-A check covers all ledgers of the metadata store, because a recovery may have named this bookie
-since it lost data. Missing entries put the bookie in doubt, durably. When every ledger is whole the
-doubt ends, durably.
+A check covers all ledgers of the metadata store. Missing entries put the bookie in doubt, durably.
+When every ledger is whole the doubt ends, durably.
+
+Missing entries alone put no open ledger in limbo. This bookie may have been away when they were
+written. Each loss that it knows of put every ledger that named it in limbo before the next request.
+A ledger that named it later has no entries here from before the loss: a writer learns the
+incarnation of a newcomer after the ledger names it, and a recovery names it by closing the ledger.
+So denials outside of limbo are true, and recovery needs them: it finds no end if too many bookies
+deny nothing. `_may_be_lost` has the exceptions.
 """
 
 from __future__ import annotations
@@ -283,7 +289,8 @@ class IntegrityCheck:
             )
             if not state.limbo:
                 await self._doubt()
-                await self._set_limbo(state, in_limbo=True)
+                if self._may_be_lost(state, metadata):
+                    await self._set_limbo(state, in_limbo=True)
         elif state.limbo and not metadata.is_closed:
             found.count(f"ledger {ledger_id} is not closed", waiting=1)
         elif state.limbo:
@@ -291,6 +298,14 @@ class IntegrityCheck:
             await self._wait_for(state, self._engine.admission.fence(state, metadata.password_key))
             await self._set_limbo(state, in_limbo=False)
             found.count(released=1)
+
+    def _may_be_lost(self, state: LocalLedger, metadata: LedgerMetadata) -> bool:
+        """Whether missing entries of a ledger outside of limbo may have been acknowledged here.
+
+        Damage and a deletion here may have taken them. In a closed ledger any cause is assumed: its
+        end is known, so no recovery waits for a denial, and a reader is better told the doubt.
+        """
+        return metadata.is_closed or state.deleted or bool(self._engine.scrubber.findings)
 
     async def _unreadable(self, state: LocalLedger, metadata: LedgerMetadata) -> Missing:
         """Read all entries that should be here and verify their digests."""

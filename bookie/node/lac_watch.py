@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bookie.formats.commands import LacState
+from bookie.formats.entry import lac_packet_ids
 from bookie.ids import NO_ENTRY, Status
 from bookie.storage.ledger_state import LocalLedger
 
@@ -18,7 +19,10 @@ def lac_state(state: LocalLedger) -> LacState:
     """The ledger's state as watchers get it."""
     if state.deleted or not state.exists:
         return LacState(state.ledger_id, NO_ENTRY, state.fenced, Status.NO_SUCH_LEDGER)
-    return LacState(state.ledger_id, state.max_lac, state.fenced)
+    packet = state.lac_packet
+    if packet and lac_packet_ids(packet).last_add_confirmed < state.max_lac:
+        packet = b""
+    return LacState(state.ledger_id, state.max_lac, state.fenced, lac_packet=packet)
 
 
 class LacWatches:

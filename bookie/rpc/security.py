@@ -22,6 +22,7 @@ from bookie.ids import (
     BOOKIE_ID_METADATA_KEY,
     INCARNATION_METADATA_KEY,
     INSTANCE_ID_METADATA_KEY,
+    LIFE_METADATA_KEY,
 )
 
 ChannelOptions = list[tuple[str, int]]
@@ -119,17 +120,21 @@ def bind(server: Any, address: str) -> int:
     return port
 
 
-def call_metadata(instance_id: str, bookie_id: str = "", incarnation: str = "") -> Any:
+def call_metadata(
+    instance_id: str, bookie_id: str = "", incarnation: str = "", life: str = ""
+) -> Any:
     """What a client sends with each call; gRPC's own type, which it need not make for each.
 
     Addresses go from one bookie to another, so a call names the bookie that it means. What counts
-    on the bookie's memory names its incarnation as well.
+    on the bookie's memory names its incarnation as well, or the life of its process.
     """
     pairs = [(INSTANCE_ID_METADATA_KEY, instance_id)]
     if bookie_id:
         pairs.append((BOOKIE_ID_METADATA_KEY, bookie_id))
     if incarnation:
         pairs.append((INCARNATION_METADATA_KEY, incarnation))
+    if life:
+        pairs.append((LIFE_METADATA_KEY, life))
     return aio.Metadata(*pairs)
 
 

@@ -235,13 +235,20 @@ def encode_lac_state(state: LacState) -> bytes:
         max_lac=state.max_lac,
         fenced=state.fenced,
         status=_pb_status(state.status),
+        lac_packet=state.lac_packet,
     ).SerializeToString()
 
 
 def parse_lac_state(data: bytes) -> LacState:
     """One update to a watcher."""
     message = _parse(pb.LacUpdate, data)
-    return LacState(message.ledger_id, message.max_lac, message.fenced, _status(message.status))
+    return LacState(
+        message.ledger_id,
+        message.max_lac,
+        message.fenced,
+        _status(message.status),
+        message.lac_packet,
+    )
 
 
 # -- what messages share ---------------------------------------------------------------------------

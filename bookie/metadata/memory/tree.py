@@ -106,3 +106,9 @@ def tree_of(name: str) -> MemoryTree:
     """The records of that name, made at the first call."""
     with _trees_lock:
         return _trees.setdefault(name, MemoryTree())
+
+
+def forget_tree(name: str) -> None:
+    """Drop the records of that name. Stores that are open keep them to themselves."""
+    with _trees_lock:
+        _trees.pop(name, None)

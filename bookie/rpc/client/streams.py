@@ -40,6 +40,7 @@ from bookie.ids import (
     BOOKIE_ID_METADATA_KEY,
     INCARNATION_METADATA_KEY,
     JOINED_MESSAGES_METADATA,
+    LIFE_METADATA_KEY,
     Status,
 )
 from bookie.rpc import unary_codec
@@ -298,6 +299,8 @@ class AddStream(Stream):
         self._on_answer = on_answer
         self._bookie_id = bookie_id
         self._incarnation = incarnation
+        self.life = ""
+        """The life of the bookie that took the stream up last; empty if it named none."""
 
     def send(self, request: bytes) -> None:
         """Queue the bytes of one add request; they may be shared with other bookies' streams.
@@ -308,6 +311,7 @@ class AddStream(Stream):
         self.send_bytes(request)
 
     def _refusal_of(self, offered: tuple[tuple[str, str | bytes], ...]) -> BookieError | None:
+        self.life = named(offered, LIFE_METADATA_KEY)
         other = named(offered, BOOKIE_ID_METADATA_KEY)
         if self._bookie_id and other not in ("", self._bookie_id):
             # It says nothing about the one that is meant, which has moved or is away.

@@ -28,6 +28,7 @@ from bookie.ids import (
     BOOKIE_ID_METADATA_KEY,
     INCARNATION_METADATA_KEY,
     JOINED_MESSAGES_METADATA,
+    LIFE_METADATA_KEY,
 )
 from bookie.rpc.coalesce import COALESCED_MAX, join_messages, split_message
 from bookie.rpc.codec import encode_add_response, parse_add_request, request_id_of
@@ -45,8 +46,8 @@ class AddStreamHandler(StreamHandler):
     """Serves one call.
 
     `refusal` answers every request when the caller may not add at all. `is_named` says that the
-    caller named the bookie's incarnation. The initial metadata tells each caller the incarnation
-    and the bookie's id.
+    caller named the bookie's incarnation. The initial metadata tells each caller the incarnation,
+    the process's `life` and the bookie's id.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class AddStreamHandler(StreamHandler):
         refusal: BookieError | None,
         *,
         is_named: bool = False,
+        life: str = "",
     ) -> None:
         super().__init__()
         self._node = node
@@ -63,6 +65,8 @@ class AddStreamHandler(StreamHandler):
         self._offers = (JOINED_MESSAGES_METADATA, (BOOKIE_ID_METADATA_KEY, node.bookie_id))
         if node.incarnation:
             self._offers += ((INCARNATION_METADATA_KEY, node.incarnation),)
+        if life:
+            self._offers += ((LIFE_METADATA_KEY, life),)
         self._errors = errors
         self._refusal = refusal
         self._pending: deque[tuple[int, Outcome[Reply]]] = deque()

@@ -7,6 +7,7 @@ refusal looks. Errors are answered in band; `ErrorMapper` alone knows the status
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from operator import attrgetter
@@ -16,9 +17,9 @@ import grpc
 from grpc import aio
 
 from bookie.config import NodeSettings
-from bookie.errors import BookieError
+from bookie.errors import BookieError, WrongIncarnationError
 from bookie.formats.commands import Info, LacReply, ReadCommand, ReadReply, Reply
-from bookie.ids import INCARNATION_METADATA_KEY, NO_ENTRY, Status
+from bookie.ids import INCARNATION_METADATA_KEY, LIFE_METADATA_KEY, NO_ENTRY, Status
 from bookie.rpc import unary_codec
 from bookie.rpc.codec import encode_read_response, parse_read_request
 from bookie.rpc.interfaces import SERVICE, BookieNode, CallContext
@@ -59,6 +60,8 @@ class BookieService:
         self._streams: dict[StreamHandler, None] = {}
         """In the order in which they began."""
         self._ended = False
+        self._life = uuid.uuid4().hex
+        """The service lives as long as the engine, whose unsynced adds a force makes durable."""
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """What a gRPC server needs to serve this."""
@@ -110,7 +113,7 @@ class BookieService:
             _Call(
                 "Force",
                 unary_codec.parse_force_request,
-                lambda ledger_id, _: node.force(ledger_id),
+                self._force,
                 unary_codec.encode_reply,
                 lambda refusal: refusal,
             ),
@@ -162,6 +165,19 @@ class BookieService:
         charge.settle(reply)
         return reply
 
+    async def _force(self, ledger_id: int, context: CallContext) -> Reply:
+        """Force, unless the client means what an earlier process accepted and may have lost.
+
+        Raises:
+            WrongIncarnationError: The client does.
+        """
+        if named(context.invocation_metadata(), LIFE_METADATA_KEY) not in ("", self._life):
+            raise WrongIncarnationError(
+                f"bookie {self._node.bookie_id} was restarted, and may have lost what it "
+                "acknowledged without a sync"
+            )
+        return await self._node.force(ledger_id)
+
     async def _info(self, _request: None, _context: CallContext) -> tuple[Reply, Info | None]:
         return Reply(Status.OK), await self._node.info()
 
@@ -169,7 +185,9 @@ class BookieService:
         """Serve one stream of adds."""
         is_named = bool(named(context.invocation_metadata(), INCARNATION_METADATA_KEY))
         refusal = self._refusal(context)
-        stream = AddStreamHandler(self._node, self._errors, refusal, is_named=is_named)
+        stream = AddStreamHandler(
+            self._node, self._errors, refusal, is_named=is_named, life=self._life
+        )
         await self._serve(stream, context)
 
     async def _read_stream(self, _requests: Any, context: CallContext) -> None:

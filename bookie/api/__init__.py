@@ -1,0 +1,119 @@
+"""The public surface: connect to a cluster, create, open, list and delete ledgers; coordinate.
+
+::
+
+    async with connect("local:///var/lib/bookie/metadata") as bk:
+        async with bk.create_ledger() as writer:
+            entry_id = await writer.append(b"...")
+        reader = await bk.open_ledger(writer.ledger_id)
+        async for entry in reader.read():
+            print(entry.entry_id, entry.payload)
+
+Services that need locks, elections, groups, queues or counters of their own have them in a metadata
+store, with a scope of their own::
+
+    async with coordinate("etcd://127.0.0.1:2379/orders") as me:
+        async with await LockManager(me).acquire("/locks/billing") as lock:
+            ...
+
+Everything runs in the event loop that entered `connect` or `coordinate`. Any loop will do; uvloop
+is faster.
+"""
+
+from __future__ import annotations
+
+from bookie.api.bookkeeper import BookKeeper, DigestName
+from bookie.api.connecting import ClientOptions, connect, coordinate
+from bookie.client.explanation import LedgerExplanation
+from bookie.client.ledger_client import UNCLAIMED
+from bookie.client.reader import ReaderHandle
+from bookie.client.retrying import retry
+from bookie.client.writer import WriterHandle
+from bookie.coordination.barriers import DoubleBarrier
+from bookie.coordination.cache import JsonCodec, MetadataCache
+from bookie.coordination.counters import Counter
+from bookie.coordination.discovery import Discovery
+from bookie.coordination.election import Election, LeaderState
+from bookie.coordination.lock import Lock, LockState
+from bookie.coordination.locks import LockManager
+from bookie.coordination.membership import Group
+from bookie.coordination.participant import Participant
+from bookie.coordination.queues import Queue
+from bookie.coordination.read_write_locks import ReadWriteLocks
+from bookie.formats.entry import Entry
+from bookie.formats.ledger_metadata import LedgerMetadata
+from bookie.formats.log_policy import LogPolicy
+from bookie.formats.log_record import LogPosition, LogRecord
+from bookie.formats.service_instance import ServiceInstance
+from bookie.log.consumer import AutoCommit, LogConsumer
+from bookie.log.cursors import Cursors
+from bookie.log.group import GroupMember, GroupRecord, GroupStatus
+from bookie.log.partitions_reader import PartitionsReader
+from bookie.log.positions import LogPositions
+from bookie.log.publisher import LogPublisher
+from bookie.log.range_writer import PendingRange, RangeWriter
+from bookie.log.reader import LogReader
+from bookie.log.record_encoder import NewRecord
+from bookie.log.status import LogStatus
+from bookie.log.sweep import LogSweep
+from bookie.log.writer import LogWriter
+from bookie.metadata.connect import open_store
+from bookie.metadata.model import Check, Delete, Put, Record, Resync, Stat
+from bookie.metadata.store import MetadataStore
+
+__all__ = [
+    "UNCLAIMED",
+    "AutoCommit",
+    "BookKeeper",
+    "Check",
+    "ClientOptions",
+    "Counter",
+    "Cursors",
+    "Delete",
+    "DigestName",
+    "Discovery",
+    "DoubleBarrier",
+    "Election",
+    "Entry",
+    "Group",
+    "GroupMember",
+    "GroupRecord",
+    "GroupStatus",
+    "JsonCodec",
+    "LeaderState",
+    "LedgerExplanation",
+    "LedgerMetadata",
+    "Lock",
+    "LockManager",
+    "LockState",
+    "LogConsumer",
+    "LogPolicy",
+    "LogPosition",
+    "LogPositions",
+    "LogPublisher",
+    "LogReader",
+    "LogRecord",
+    "LogStatus",
+    "LogSweep",
+    "LogWriter",
+    "MetadataCache",
+    "MetadataStore",
+    "NewRecord",
+    "Participant",
+    "PartitionsReader",
+    "PendingRange",
+    "Put",
+    "Queue",
+    "RangeWriter",
+    "ReadWriteLocks",
+    "ReaderHandle",
+    "Record",
+    "Resync",
+    "ServiceInstance",
+    "Stat",
+    "WriterHandle",
+    "connect",
+    "coordinate",
+    "open_store",
+    "retry",
+]

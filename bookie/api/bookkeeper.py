@@ -1,0 +1,582 @@
+"""The client of a cluster: ledgers and logs.
+
+Its methods check arguments, and say what each call promises. What they do is in `bookie.client` and
+`bookie.log`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
+from typing import Literal
+
+from bookie.api.connection import ClusterConnection
+from bookie.api.maintenance import Maintenance
+from bookie.client.creating import creating
+from bookie.client.explain import explain_ledger
+from bookie.client.explanation import LedgerExplanation
+from bookie.client.ledger_client import LedgerShape
+from bookie.client.reader import ReaderHandle
+from bookie.client.writer import WriterHandle
+from bookie.cluster.groups import list_groups
+from bookie.cluster.logs import LogName, LogPartition
+from bookie.env import Moment, moment_ms
+from bookie.errors import (
+    BadRequestError,
+)
+from bookie.formats.digest import DigestType
+from bookie.formats.ledger_metadata import LedgerMetadata
+from bookie.formats.log_metadata import LogMode
+from bookie.formats.log_policy import LogPolicy
+from bookie.formats.log_record import LogPosition, LogRecord
+from bookie.log.consumer import AutoCommit, LogConsumer, consume
+from bookie.log.cursors import Cursors
+from bookie.log.deletion import delete_log
+from bookie.log.group import GroupMember, GroupStatus, group_status, join_group
+from bookie.log.partitions_reader import PartitionsReader, open_reader
+from bookie.log.places import LogStart
+from bookie.log.publisher import LogPublisher
+from bookie.log.range_writer import RangeWriter
+from bookie.log.reader import LogReader, OnTruncated
+from bookie.log.reading import LogReading
+from bookie.log.status import LogStatus, log_status
+from bookie.log.survey import LogSurvey, await_records
+from bookie.log.sweep import OLDER_THAN_SECONDS, LogSweep, sweep_logs
+from bookie.log.takeover import WriterOptions
+from bookie.log.truncation import truncate
+from bookie.log.writer import LogWriter, open_writer
+from bookie.protocol.quorum import Quorum
+
+DigestName = Literal["crc32c", "crc32", "hmac", "dummy"]
+
+
+class BookKeeper(ClusterConnection):
+    """A client of one cluster: an async context manager, made by `connect`.
+
+    The end of the context, or `aclose`, closes all connections and abandons writers that are still
+    open. Their ledgers stay open until a recovery. Appends that still wait raise ClientClosedError;
+    their outcome is unknown.
+    """
+
+    @creating
+    async def create_ledger(
+        self,
+        *,
+        ensemble_size: int = 3,
+        write_quorum_size: int = 3,
+        ack_quorum_size: int = 2,
+        password: bytes = b"",
+        digest_type: DigestName | DigestType = "crc32c",
+        custom_metadata: Mapping[str, bytes] | None = None,
+        ledger_id: int | None = None,
+        deferred_sync: bool = False,
+        allow_degraded: bool = False,
+    ) -> WriterHandle:
+        """Create a ledger and return its writer, the only one it will ever have.
+
+        Await it, or enter it: ``async with bk.create_ledger() as writer`` closes the ledger at the
+        end of the block.
+
+        Args:
+            ensemble_size: bookies that the ledger is spread over.
+            write_quorum_size: bookies that each entry is written to.
+            ack_quorum_size: bookies that must have stored an entry before `append` returns.
+            password: admits readers and recovery; stored as a derived key only.
+            digest_type: ``crc32c``, ``crc32``, ``hmac`` or ``dummy``.
+            custom_metadata: kept with the ledger, for the user.
+            ledger_id: a free id; None takes a fresh one.
+            deferred_sync: `append` returns before entries are durable; `force` makes them so. The
+                bookies of such a ledger are never replaced: one that fails is skipped.
+            allow_degraded: create the ledger even with fewer writable bookies than `ensemble_size`,
+                as long as each write set has an ack quorum of them. The slots that are left are
+                vacant (``vacant.2``), as if their bookies had failed: entries have fewer copies,
+                until bookies come.
+
+        Raises:
+            NotEnoughBookiesError: fewer writable bookies than `ensemble_size`, or than
+                `allow_degraded` needs, or `placement.enforce` forbids what there is.
+            LedgerExistsError: `ledger_id` is taken.
+            BadRequestError: sizes or digest type are wrong.
+            MetadataError: the metadata store failed; a ledger may have been created.
+        """
+        shape = LedgerShape(
+            Quorum(ensemble_size, write_quorum_size, ack_quorum_size),
+            _digest_type(digest_type),
+            password,
+            deferred_sync=deferred_sync,
+            allow_degraded=allow_degraded,
+        )
+        return await self._connected.create(shape, custom_metadata, ledger_id)
+
+    @creating
+    async def claim_ledger(self, ledger_id: int, *, password: bytes = b"") -> WriterHandle:
+        """Become the writer of a ledger that another client created without writing it.
+
+        Await it, or enter it, as `create_ledger`.
+
+        Such a ledger has the key `UNCLAIMED` in its custom metadata, and no entry. Of several
+        claims at once one wins: the key is removed by compare-and-set. The same step gives slots
+        that were left vacant (`allow_degraded`) to bookies that have come since.
+
+        Raises:
+            NoSuchLedgerError: it does not exist.
+            UnauthorizedError: the password is wrong.
+            LedgerClosedError: it has, or had, its one writer.
+            MetadataError: the metadata store failed; unknown whether it was claimed.
+        """
+        return await self._connected.claim(ledger_id, password)
+
+    async def open_ledger(
+        self, ledger_id: int, *, password: bytes = b"", recover: bool = False
+    ) -> ReaderHandle:
+        """Open a ledger for reading.
+
+        Without `recover` the writer goes on. An open ledger is read up to its last add confirmed,
+        and can be followed. With `recover` the ledger is taken from its writer and closed. Every
+        acknowledged entry is in it, and the writer gets LedgerFencedError.
+
+        Raises:
+            NoSuchLedgerError: it does not exist.
+            UnauthorizedError: the password is wrong.
+            NotEnoughBookiesError: too few bookies answered to tell where the ledger ends.
+            LedgerRecoveryError: likewise, while recovering; it may be tried again.
+            MetadataError: the metadata store failed.
+        """
+        return await self._connected.open(ledger_id, password, recover=recover)
+
+    async def delete_ledger(self, ledger_id: int) -> None:
+        """Delete a ledger: it can never be opened again, and bookies give its space back later.
+
+        A writer or reader that has it open is not warned. Bookies learn of deletions by listing
+        the cluster's ledgers, in seconds or, in a large cluster, minutes. Until then such a writer
+        may still be acknowledged; afterwards it is refused as if the ledger were fenced. Its
+        `close` says that the ledger is gone.
+
+        Raises:
+            NoSuchLedgerError: it does not exist.
+            MetadataError: the metadata store failed; unknown whether it was deleted.
+        """
+        await self._connected.ledgers.delete(ledger_id)
+
+    async def list_ledgers(self, *, after: int = -1) -> AsyncIterator[int]:
+        """The ids above `after` of all ledgers, ascending; complete, or it raises.
+
+        Raises:
+            MetadataError: the metadata store failed.
+        """
+        async for ledger_id in self._connected.ledgers.list_ids(after):
+            yield ledger_id
+
+    async def ledger_metadata(self, ledger_id: int) -> LedgerMetadata:
+        """The metadata of a ledger as of now.
+
+        Raises:
+            NoSuchLedgerError: it does not exist.
+            MetadataError: the metadata store failed.
+        """
+        return (await self._connected.ledgers.read(ledger_id)).value
+
+    async def explain_ledger(self, ledger_id: int) -> LedgerExplanation:
+        """What a recovery of the ledger would decide now. Nothing is fenced or written.
+
+        It asks the bookies of the last ensemble and tells what each of them says.
+
+        Raises:
+            NoSuchLedgerError: it does not exist.
+            MetadataError: the metadata store failed.
+        """
+        entered = self._connected
+        found = await entered.ledgers.read_latest(ledger_id)
+        return await explain_ledger(found, entered.pool, entered.ensembles)
+
+    # -- logs --------------------------------------------------------------------------------------
+
+    async def create_log(
+        self,
+        name: str,
+        *,
+        partitions: int | None = None,
+        transactional: bool = False,
+        policy: LogPolicy | None = None,
+    ) -> None:
+        """Make a log.
+
+        Args:
+            name: ``log``, or ``namespace/log``.
+            partitions: how many; None leaves it to the policy. It never changes.
+            transactional: the log takes published ranges (`publish`), and has no writer.
+            policy: what this log decides itself; its namespace decides the rest.
+
+        Raises:
+            LogExistsError: the name is taken.
+            NoSuchKeyError: there is no such namespace.
+            BadRequestError: a name or a number is wrong.
+        """
+        mode = LogMode.TRANSACTIONAL if transactional else LogMode.WRITER
+        await self._logs.create(
+            LogName.parse(name), mode=mode, partitions=partitions, policy=policy
+        )
+
+    @creating
+    async def open_log(
+        self,
+        name: str,
+        *,
+        partition: int | None = None,
+        password: bytes = b"",
+        owner: str = "",
+        patience_seconds: float = 30.0,
+        create: bool = True,
+    ) -> LogWriter:
+        """Own a log, and return its writer. Whoever owned it gets LogTakenOverError.
+
+        Await it, or enter it: ``async with bk.open_log("orders") as log`` closes the log at the end
+        of the block.
+
+        Args:
+            name: ``log``, or ``namespace/log``.
+            partition: own this partition only; None owns all.
+            password: of all ledgers of the log.
+            owner: what others are told about this owner; host and process by default.
+            patience_seconds: how long the writer waits for bookies, the metadata store or another
+                owner that opens the log at the same time. After that it ends.
+            create: make the log if it does not exist.
+
+        Raises:
+            NoSuchLogError: it does not exist, and `create` is False.
+            LogTakenOverError: others opened it again and again meanwhile.
+            UnauthorizedError: the password is another one.
+            BadRequestError: the log is transactional, or has no such partition.
+            UnavailableError: bookies did not answer.
+            MetadataError: the metadata store failed.
+        """
+        options = WriterOptions(password, owner, patience_seconds)
+        return await open_writer(
+            self._logs, LogName.parse(name), partition=partition, options=options, create=create
+        )
+
+    async def log_reader(
+        self,
+        name: str,
+        *,
+        start: LogStart = None,
+        start_time: Moment | None = None,
+        end: int | LogPosition | tuple[int, int] | None = None,
+        follow: bool = False,
+        partition: int | None = None,
+        password: bytes = b"",
+        on_truncated: OnTruncated = "raise",
+    ) -> LogReader | PartitionsReader:
+        """A reader of a log: iterate it, or its `batches`; it can `seek` and tell its `lag`.
+
+        It never fences or writes. A reader of several partitions merges them as records arrive;
+        each partition stays in its order.
+
+        Args:
+            name: ``log``, or ``namespace/log``.
+            start: ``earliest`` (or None), ``latest``, an offset, a record's position, or
+                (ledger id, entry id).
+            start_time: instead of `start`: the first record of this time or later. A time is a
+                datetime with a zone, or ms since 1970.
+            end: an offset or a position; its record and later ones are not read.
+            follow: go on for ever, or up to `end`. Otherwise the reader ends with the last record
+                that is confirmed when it gets there.
+            partition: read this partition only.
+            password: of the log's ledgers.
+            on_truncated: ``raise`` LogTruncatedError if the next record was truncated, or ``skip``
+                to the earliest one.
+
+        Raises:
+            NoSuchLogError: it does not exist.
+            BadRequestError: an argument is wrong.
+            MetadataError: the metadata store failed.
+        """
+        return await open_reader(
+            self._logs,
+            LogName.parse(name),
+            partition,
+            start=start,
+            start_time=start_time,
+            end=end,
+            follow=follow,
+            password=password,
+            on_truncated=on_truncated,
+        )
+
+    async def read_log(
+        self,
+        name: str,
+        *,
+        start: LogStart = None,
+        start_time: Moment | None = None,
+        end: int | LogPosition | tuple[int, int] | None = None,
+        follow: bool = False,
+        partition: int | None = None,
+        password: bytes = b"",
+        on_truncated: OnTruncated = "raise",
+    ) -> AsyncGenerator[LogRecord, None]:
+        """The records of a log, one by one, in their order. See `log_reader`.
+
+        Leave the loop, or close the generator, to stop.
+
+        Raises:
+            LogTruncatedError: the next record was truncated; the error names the earliest one.
+            NoSuchLogError: there is no such log, or it was deleted meanwhile.
+            UnavailableError, CorruptionError: a record could not be read from any bookie.
+        """
+        reader = await self.log_reader(
+            name,
+            start=start,
+            start_time=start_time,
+            end=end,
+            follow=follow,
+            partition=partition,
+            password=password,
+            on_truncated=on_truncated,
+        )
+        async with aclosing(reader.records()) as records:
+            async for record in records:
+                yield record
+
+    def consume(
+        self,
+        name: str,
+        *,
+        cursor: str,
+        partition: int | None = None,
+        start: LogStart = None,
+        start_time: Moment | None = None,
+        create: bool = True,
+        auto_commit: AutoCommit | None = None,
+        password: bytes = b"",
+        on_truncated: OnTruncated = "raise",
+    ) -> LogConsumer:
+        """A consumer of one partition; enter it to hold the cursor, and iterate it.
+
+        ``async with bk.consume("orders", cursor="billing") as consumer``: it begins where the
+        cursor is. `LogConsumer.commit` moves the cursor behind the records that were handed out.
+        Another consumer of the cursor waits until this one ends. A consumer that was stopped for
+        too long cannot move the cursor: it gets CursorLostError.
+
+        Args:
+            name: ``log``, or ``namespace/log``.
+            cursor: its name.
+            partition: its number; needed if the log has several.
+            start: where a new cursor begins; see `log_reader`.
+            start_time: or at the first record of this time or later.
+            create: make the cursor if it does not exist.
+            auto_commit: when finished records are committed without a call; None: never.
+            password: of the log's ledgers.
+            on_truncated: see `log_reader`.
+
+        Raises:
+            BadRequestError: a name or the start is wrong.
+        """
+        reading = LogReading(self._logs, password, on_truncated)
+        return consume(
+            self._logs,
+            name,
+            reading,
+            cursor=cursor,
+            partition=partition,
+            start=start,
+            start_time=start_time,
+            create=create,
+            auto_commit=auto_commit,
+        )
+
+    def join_group(
+        self,
+        group: str,
+        *,
+        logs: Iterable[str] = (),
+        pattern: str = "",
+        member: str = "",
+        start: LogStart = None,
+        start_time: Moment | None = None,
+        auto_commit: AutoCommit | None = None,
+        on_change: Callable[[frozenset[LogPartition]], object] = lambda _: None,
+        password: bytes = b"",
+        on_truncated: OnTruncated = "raise",
+    ) -> GroupMember:
+        """A member of a group that shares logs; enter it to belong to the group, and iterate it.
+
+        Each partition has one member at a time. When members come and go, as few partitions as
+        possible change hands. The group's cursors have its name.
+
+        Args:
+            group: its name.
+            logs: the names of logs. Those that do not exist are consumed when they are made.
+            pattern: further logs of one namespace: ``orders-*``, ``sales/*``.
+            member: a name that no other member has; made up if empty. A member that comes back
+                under its name gets its former partitions, as far as that is fair.
+            start: where the group begins in a partition that is new to it; see `log_reader`.
+            start_time: or at the first record of this time or later.
+            auto_commit: when finished records are committed without a call; None: never.
+            on_change: called with this member's partitions after each change; it must not raise.
+            password: of the ledgers of all these logs.
+            on_truncated: see `log_reader`.
+
+        Raises:
+            BadRequestError: a name is wrong, or neither logs nor a pattern are given.
+        """
+        reading = LogReading(self._logs, password, on_truncated)
+        return join_group(
+            self._logs,
+            group,
+            reading,
+            logs=logs,
+            pattern=pattern,
+            member=member,
+            start=start,
+            start_time=start_time,
+            auto_commit=auto_commit,
+            on_change=on_change,
+        )
+
+    def cursors(self, name: str, *, password: bytes = b"") -> Cursors:
+        """The cursors of a log: create, reset, delete them, see their lag."""
+        return Cursors(self._logs, LogName.parse(name), LogReading(self._logs, password))
+
+    async def group_status(self, group: str, *, password: bytes = b"") -> GroupStatus:
+        """What a group does now: its members, their partitions, and what they have not consumed.
+
+        Raises:
+            NoSuchKeyError: there never was such a group.
+            UnavailableError: the bookies did not tell where a partition ends.
+        """
+        return await group_status(self._logs, group, LogReading(self._logs, password))
+
+    async def list_groups(self) -> Sequence[str]:
+        """The names of all groups that ever had a member."""
+        return await list_groups(self._logs.store)
+
+    async def list_logs(self, namespace: str | None = None) -> AsyncIterator[str]:
+        """The names of all logs, or of those of a namespace."""
+        async for name in self._logs.logs.list_logs(namespace):
+            yield str(name)
+
+    # -- transactional logs ------------------------------------------------------------------------
+
+    def publisher(self, name: str) -> LogPublisher:
+        """Publishes batches of ranges to a transactional log, each once."""
+        return LogPublisher(self._logs, LogName.parse(name))
+
+    async def open_range_writer(
+        self, name: str, application: str, *, partition: int = 0, password: bytes = b""
+    ) -> RangeWriter:
+        """Writes records of one partition of a transactional log, for a later `publisher.publish`.
+
+        Nobody reads them before that. Enter it to close its ledger at the end of the block.
+
+        Args:
+            name: ``log``, or ``namespace/log``.
+            application: the id under which the ranges will be published.
+            partition: its number.
+            password: of all ledgers of the log.
+
+        Raises:
+            NoSuchLogError: there is no such log.
+            BadRequestError: the log is not transactional, or has no such partition.
+        """
+        place = LogPartition(LogName.parse(name), partition)
+        return await RangeWriter.open(self._logs, place, application, password=password)
+
+    # -- keeping house -----------------------------------------------------------------------------
+
+    def maintenance(self) -> Maintenance:
+        """Listings of all that the cluster has, audits and repairs of copies."""
+        return Maintenance(self._logs)
+
+    async def log_status(self, name: str, *, password: bytes = b"") -> LogStatus:
+        """What a log is, and how far each of its partitions goes, as of now.
+
+        Raises:
+            NoSuchLogError: there is no such log.
+            NotEnoughBookiesError: too few bookies answered to tell where a partition ends.
+        """
+        return await log_status(self._logs, LogName.parse(name), password)
+
+    async def survey_log(self, name: str, *, password: bytes = b"") -> LogSurvey:
+        """Where the records of a log are, for those who split the work of reading it.
+
+        Raises:
+            NoSuchLogError: there is no such log.
+        """
+        return await LogSurvey.open(self._logs, LogName.parse(name), password)
+
+    async def await_records(
+        self,
+        offsets: Mapping[tuple[str, int], int],
+        *,
+        password: bytes = b"",
+        timeout_seconds: float,
+    ) -> bool:
+        """Wait for a record at the offset of some (log, partition), or behind it.
+
+        Returns whether there is one; False after the timeout. Nothing is fenced or written.
+
+        Raises:
+            NoSuchLogError: a log does not exist.
+        """
+        places = {LogPartition(LogName.parse(log), at): n for (log, at), n in offsets.items()}
+        return await await_records(
+            self._logs, places, password=password, timeout_seconds=timeout_seconds
+        )
+
+    async def truncate_log(
+        self,
+        name: str,
+        *,
+        partition: int = 0,
+        before: int | LogPosition | None = None,
+        before_time: Moment | None = None,
+    ) -> int:
+        """Truncate a partition before an offset, a position or a time; returns its first offset.
+
+        Readers of earlier records get LogTruncatedError. A writer goes on. With `before_time`, all
+        ledgers at the beginning go of which every record is older.
+
+        Raises:
+            NoSuchLogError: there is no such log.
+            BadRequestError: not exactly one bound is given; or the offset is in the ledger that is
+                written now: roll the log first.
+            MetadataError: the metadata store failed; truncate again to be sure.
+        """
+        before_ms = None if before_time is None else moment_ms(before_time)
+        place = LogPartition(LogName.parse(name), partition)
+        return await truncate(self._logs, place, before=before, before_ms=before_ms)
+
+    async def delete_log(self, name: str) -> None:
+        """Delete a log with all its ledgers and cursors. A call that was cut off may be repeated.
+
+        Its writer and its readers get NoSuchLogError.
+
+        Raises:
+            NoSuchLogError: there is no such log.
+            MetadataError: the metadata store failed; delete it again to finish.
+        """
+        await delete_log(self._logs, LogName.parse(name))
+
+    async def sweep_logs(
+        self, *, older_than_seconds: float = OLDER_THAN_SECONDS, dry_run: bool = False
+    ) -> LogSweep:
+        """Delete ledgers of logs that no log names, and apply retention to all logs.
+
+        Run it once a day. Ledgers younger than `older_than_seconds` stay: their writers may be
+        about to add or to publish them. With `dry_run` nothing is deleted.
+
+        Raises:
+            MetadataError: the logs or the ledgers cannot be listed.
+        """
+        return await sweep_logs(self._logs, older_than_seconds=older_than_seconds, dry_run=dry_run)
+
+
+def _digest_type(named: str | DigestType) -> DigestType:
+    if isinstance(named, DigestType):
+        return named
+    try:
+        return DigestType[str(named).upper()]
+    except KeyError:
+        names = ", ".join(digest_type.name.lower() for digest_type in DigestType)
+        raise BadRequestError(f"{named!r} is not a digest type; use one of {names}") from None

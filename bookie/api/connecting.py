@@ -1,0 +1,93 @@
+"""Connect to a cluster; take part in the coordination of a service."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TypedDict, Unpack
+
+from bookie.api.bookkeeper import BookKeeper
+from bookie.config import RpcSettings, Sources, load_settings
+from bookie.coordination.participant import Participant
+from bookie.metadata.connect import SESSION_TIMEOUT_SECONDS, open_store
+from bookie.metadata.security import security_of
+
+
+class ClientOptions(TypedDict, total=False):
+    """Keywords of `connect`: the settings of the section ``[client]``."""
+
+    add_timeout_seconds: float
+    replace_after_seconds: float
+    changes_per_minute_max: int
+    read_timeout_seconds: float
+    connect_timeout_seconds: float
+    speculative_read_seconds: float
+    in_flight_entries_max: int
+    in_flight_bytes_max: int | str
+    batch_entries_max: int
+    batch_bytes_max: int | str
+    tail_refresh_seconds: float
+
+
+def connect(
+    metadata_uri: str,
+    *,
+    session_timeout_seconds: float = SESSION_TIMEOUT_SECONDS,
+    rpc: RpcSettings | None = None,
+    **settings: Unpack[ClientOptions],
+) -> BookKeeper:
+    """A client of the cluster whose metadata is at `metadata_uri`; enter it to connect.
+
+    Args:
+        metadata_uri: ``local:///directory``, ``zk://host:2181/scope``, ``etcd://host:2379/scope``
+            or ``memory://name``. What servers need besides, TLS and credentials, comes from the
+            settings of the section [metadata].
+        session_timeout_seconds: of the session with the metadata store.
+        rpc: message sizes and keepalive; those of the section ``[rpc]`` when None.
+        settings: of the section ``[client]``, such as ``add_timeout_seconds=10``. What is not given
+            comes from variables such as ``BOOKIE_CLIENT__ADD_TIMEOUT_SECONDS``, from the file that
+            ``BOOKIE_CONFIG`` names, or has its default.
+
+    Raises:
+        ConfigurationError: a setting or the URI is wrong. Entering the client may raise it, too.
+    """
+    given = {f"client.{key}": str(value) for key, value in settings.items()}
+    sources = Sources.read(None, given)
+    loaded = sources.settings()
+    return BookKeeper(
+        metadata_uri,
+        sources,
+        rpc or loaded.rpc,
+        session_timeout_seconds=session_timeout_seconds,
+        security=security_of(loaded.metadata),
+    )
+
+
+@asynccontextmanager
+async def coordinate(
+    metadata_uri: str, *, session_timeout_seconds: float = SESSION_TIMEOUT_SECONDS
+) -> AsyncIterator[Participant]:
+    """This process's part in a service's coordination; every recipe is made with it.
+
+    It has a session of its own. At the end of the block, or of the session, it releases everything:
+    locks, leadership, memberships, and items that are not done. A stopped process learns late that
+    it has lost a lock. So guard what the lock protects: by `Lock.token`, or by `Lock.check` in a
+    transaction of `Participant.store`.
+
+    Args:
+        metadata_uri: as for `connect`, but with a scope that no cluster of bookies uses. Foreign
+            keys in a cluster's scope prevent its removal.
+        session_timeout_seconds: how long others wait for a process that died or cannot be reached.
+
+    Raises:
+        ConfigurationError: the URI or a setting of [metadata] is wrong.
+        MetadataUnavailableError: the store does not answer.
+    """
+    security = security_of(load_settings(None).metadata)
+    async with (
+        open_store(
+            metadata_uri, session_timeout_seconds=session_timeout_seconds, security=security
+        ) as store,
+        Participant(store) as participant,
+    ):
+        yield participant

@@ -1,0 +1,136 @@
+"""The life of a client: what it opens when it connects, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Self
+
+from bookie.client.ensembles import Ensembles
+from bookie.client.ledger_client import LedgerClient
+from bookie.client.pool import BookiePool
+from bookie.cluster.cookies import CookieManager
+from bookie.cluster.directory import BookieDirectory
+from bookie.cluster.instance import read_instance_id
+from bookie.cluster.ledger_ids import LedgerIdGenerator
+from bookie.cluster.ledgers import LedgerManager
+from bookie.cluster.placement_view import PlacementView
+from bookie.config import RpcSettings, Sources
+from bookie.errors import (
+    BadRequestError,
+    ClientClosedError,
+)
+from bookie.formats.registration import Registration
+from bookie.log.log_client import LogClient
+from bookie.metadata.connect import open_store
+from bookie.metadata.security import MetadataSecurity
+
+
+class ClusterConnection:
+    """The life of a client: entered to connect, left or `aclose`d to end.
+
+    The end of the context, or `aclose`, closes all connections and abandons writers that are still
+    open. Their ledgers stay open until a recovery. Appends that still wait raise ClientClosedError;
+    their outcome is unknown.
+    """
+
+    def __init__(
+        self,
+        metadata_uri: str,
+        sources: Sources,
+        rpc: RpcSettings,
+        *,
+        session_timeout_seconds: float,
+        security: MetadataSecurity | None = None,
+    ) -> None:
+        self._metadata_uri = metadata_uri
+        self._session_timeout_seconds = session_timeout_seconds
+        self._security = security
+        self._sources = sources
+        self._rpc = rpc
+        self._tasks = asyncio.TaskGroup()
+        self._resources = AsyncExitStack()
+        self._entered: LogClient | None = None
+
+    async def __aenter__(self) -> Self:
+        if self._entered is not None:
+            raise BadRequestError("the client is connected already")
+        async with AsyncExitStack() as stack:
+            store = await stack.enter_async_context(
+                open_store(
+                    self._metadata_uri,
+                    session_timeout_seconds=self._session_timeout_seconds,
+                    security=self._security,
+                )
+            )
+            configuration = store
+            if uri := self._sources.settings().metadata.configuration_uri:
+                configuration = await stack.enter_async_context(
+                    open_store(uri, security=self._security)
+                )
+            instance_id = await read_instance_id(store)
+            directory = await stack.enter_async_context(BookieDirectory(store))
+            placement = await stack.enter_async_context(
+                PlacementView(store, directory, self._sources)
+            )
+            self._tasks = asyncio.TaskGroup()
+            await self._tasks.__aenter__()
+            settings = self._sources.settings().client
+            pool = BookiePool(directory, instance_id, self._tasks, settings, self._rpc)
+            ledgers = LedgerClient(
+                instance_id,
+                directory,
+                Ensembles(directory, placement, CookieManager(store)),
+                pool,
+                LedgerManager(store),
+                LedgerIdGenerator(store),
+            )
+            self._entered = LogClient(ledgers, store, configuration)
+            self._resources = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Do what the end of the context does. It has no effect before the client is connected."""
+        entered, self._entered = self._entered, None
+        if entered is None:
+            return
+        async with AsyncExitStack() as steps:
+            # The last one comes first. Each is taken although one before it fails or is cancelled.
+            steps.push_async_callback(self._resources.aclose)
+            # The group does not get the error of the body, because it would wrap it.
+            steps.push_async_callback(self._tasks.__aexit__, None, None, None)
+            steps.push_async_callback(entered.ledgers.pool.aclose)
+            steps.push_async_callback(entered.aclose)
+
+    def __repr__(self) -> str:
+        state = "not connected" if self._entered is None else "connected"
+        return f"<{type(self).__name__} {self._metadata_uri!r}, {state}>"
+
+    @property
+    def instance_id(self) -> str:
+        """The id of the cluster."""
+        return self._connected.instance_id
+
+    def bookies(self) -> Mapping[str, Registration]:
+        """The registered bookies by id, read-only ones included, as of now."""
+        return self._connected.directory.all()
+
+    @property
+    def _connected(self) -> LedgerClient:
+        return self._logs.ledgers
+
+    @property
+    def _logs(self) -> LogClient:
+        if self._entered is None:
+            raise ClientClosedError("the client is not connected; use it as `async with`")
+        return self._entered

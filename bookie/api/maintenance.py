@@ -1,0 +1,179 @@
+"""What keeps a cluster well: lists of all it has, audits, repairs, compactions. For jobs and tools.
+
+Listings read metadata only, and ask no bookie. `BookKeeper.maintenance` makes one.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from bookie.client.replica_audit import ReplicaAudit, ReplicaVerdict
+from bookie.client.replica_plan import AuditItem, plan_ledger, quorum_of
+from bookie.client.replica_repair import CopyDamage, RepairOutcome, ReplicaRepair
+from bookie.cluster.logs import LogName, LogPartition
+from bookie.env import gather
+from bookie.errors import BadRequestError, NoSuchLogError
+from bookie.formats.ledger_metadata import LedgerMetadata, Versioned, encode
+from bookie.formats.log_cursor import LogCursor
+from bookie.formats.log_metadata import LogDefinition, LogHead, LogRange
+from bookie.log.compaction import (
+    CompactionGroup,
+    CompactionPlan,
+    CopiedGroup,
+    PublishedCompaction,
+    copy_group,
+    plan_compaction,
+    publish_compaction,
+)
+from bookie.log.log_client import LogClient
+from bookie.log.unnamed_ledgers import read_chain
+from bookie.protocol.compaction import CompactionLimits
+
+READS_AT_ONCE = 64
+"""Records of the metadata store that are read at the same time."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListedPartition:
+    """A partition of a log as the metadata store has it; nothing is asked about open ledgers."""
+
+    name: str
+    definition: LogDefinition
+    number: int
+    head: LogHead
+
+
+@dataclass(frozen=True, slots=True)
+class ListedCursor:
+    """A cursor in one partition."""
+
+    log: str
+    partition: int
+    name: str
+    cursor: LogCursor
+
+
+class Maintenance:
+    """Lists, compacts, audits and repairs what a cluster has."""
+
+    def __init__(self, client: LogClient) -> None:
+        self._client = client
+
+    # -- listings ----------------------------------------------------------------------------------
+
+    async def ledgers(
+        self, on_damaged: Callable[[int], object]
+    ) -> AsyncIterator[Versioned[LedgerMetadata]]:
+        """All ledgers by id; calls `on_damaged` for those whose metadata is damaged."""
+        async for found in self._client.ledgers.ledgers.list_readable(on_damaged):
+            yield found
+
+    async def partitions(self) -> list[ListedPartition]:
+        """All partitions of all logs, but of those that are being deleted."""
+        logs = self._client.logs
+        names = [name async for name in logs.list_logs()]
+        found: list[ListedPartition] = []
+        for start in range(0, len(names), READS_AT_ONCE):
+            some = names[start : start + READS_AT_ONCE]
+            for listed in await gather(self._of_log(name) for name in some):
+                found += listed
+        return found
+
+    async def _of_log(self, name: LogName) -> list[ListedPartition]:
+        logs = self._client.logs
+        try:
+            definition = (await logs.read(name)).value
+            return [
+                ListedPartition(
+                    str(name),
+                    definition,
+                    number,
+                    (await logs.read_head(LogPartition(name, number), definition.log_id)).value,
+                )
+                for number in range(definition.partitions)
+            ]
+        except NoSuchLogError:
+            return []  # it was deleted meanwhile
+
+    async def cursors(self) -> list[ListedCursor]:
+        """All cursors of all logs."""
+        return [
+            ListedCursor(one.name, one.number, name, cursor.value)
+            for one in await self.partitions()
+            for name, cursor in (
+                await self._client.logs.cursors(LogPartition(LogName.parse(one.name), one.number))
+            ).items()
+        ]
+
+    async def history(self, log: str) -> list[tuple[int, LogRange]]:
+        """All ranges of a log that still exist, by partition and in order.
+
+        Raises:
+            NoSuchLogError: there is no such log.
+        """
+        name = LogName.parse(log)
+        definition = await self._client.definition(name)
+        ranges: list[tuple[int, LogRange]] = []
+        for number in range(definition.partitions):
+            partition = LogPartition(name, number)
+            found, chunks = await read_chain(self._client, partition, definition.log_id)
+            ranges += [(number, one) for chunk in chunks for one in chunk.ranges]
+            ranges += [(number, one) for one in found.value.ranges]
+        return ranges
+
+    async def applications(self, log: str) -> Mapping[str, int]:
+        """The last batch of each application that published to a log."""
+        return await self._client.logs.applications(LogName.parse(log))
+
+    # -- compaction --------------------------------------------------------------------------------
+
+    async def plan_compaction(self, log: str, limits: CompactionLimits) -> CompactionPlan:
+        """What is worth joining in a log; see `bookie.log.compaction`."""
+        return await plan_compaction(self._client, LogName.parse(log), limits)
+
+    async def copy_group(self, group: CompactionGroup, password: bytes = b"") -> CopiedGroup:
+        """Copy ranges into a new ledger; also in another process than the one that planned."""
+        return await copy_group(self._client, group, password)
+
+    async def publish_compaction(
+        self, partition: LogPartition, copies: Sequence[CopiedGroup]
+    ) -> PublishedCompaction:
+        """Name the new ledgers of a partition in place of the old ones, and delete those."""
+        return await publish_compaction(self._client, partition, copies)
+
+    # -- audits and repairs ------------------------------------------------------------------------
+
+    async def plan(
+        self, item_bytes: int, wanted: Callable[[int], bool], on_damaged: Callable[[int], object]
+    ) -> list[AuditItem]:
+        """The work of an audit of the `wanted` ledgers; asks no bookie."""
+        items: list[AuditItem] = []
+        async for found in self.ledgers(lambda one: on_damaged(one) if wanted(one) else None):
+            if wanted(found.value.ledger_id):
+                quorum_of(found.value)  # absurd sizes end here, before any work is sent
+                items += plan_ledger(found.value, encode(found.value), item_bytes)
+        return items
+
+    async def audit(self, items: Iterable[AuditItem]) -> list[ReplicaVerdict]:
+        """Read and verify all copies that the items name; see `ReplicaAudit`."""
+        return await ReplicaAudit(self._client.ledgers).run(items)
+
+    async def require_repairs_enabled(self) -> None:
+        """Refuse if an operator has disabled repairs.
+
+        Raises:
+            BadRequestError: they are disabled.
+        """
+        if not await self._repair().is_enabled():
+            raise BadRequestError("repairs are disabled in this cluster; enable them first")
+
+    async def repair(self, ledger_id: int, damages: Sequence[CopyDamage]) -> list[RepairOutcome]:
+        """Give bookies back what they lack of one ledger; see `ReplicaRepair`."""
+        return await self._repair().run(ledger_id, damages)
+
+    def _repair(self) -> ReplicaRepair:
+        worker = f"{socket.gethostname()}:{os.getpid()}"
+        return ReplicaRepair(self._client.ledgers, self._client.store, worker)

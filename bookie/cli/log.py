@@ -1,0 +1,550 @@
+"""``bookie log``: named logs, which survive their writers: make, append, read, tail, tidy up.
+
+A log has one owner at a time. ``append`` and ``roll`` take it over, which ends the writer that had
+it. They ask first if the log has an owner. Everything that reads leaves the owner alone.
+
+A place in a log is ``earliest``, ``latest``, an offset, or ``LEDGER:ENTRY``. With ``--output json``
+each record tells its offset and its position in these forms.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bookie.cli.log_arguments import (
+    LogArgument,
+    PartitionOption,
+    parse_place,
+    parse_span,
+    parse_time,
+)
+from bookie.cli.namespace import Decisions, changed_policy
+from bookie.cli.options import (
+    Metadata,
+    Output,
+    OutputFormat,
+    PasswordFile,
+    Yes,
+    confirm,
+    parse_pairs,
+    read_password,
+)
+from bookie.cli.output import Record, print_record, print_records
+from bookie.cli.stores import on_cluster, on_store
+from bookie.errors import FormatError
+
+if TYPE_CHECKING:
+    from bookie.api import BookKeeper
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
+
+KeySeparator = Annotated[
+    str,
+    typer.Option(
+        "--key-separator", metavar="SEP", help="What is between a record's key and value."
+    ),
+]
+Start = Annotated[
+    str | None,
+    typer.Option(
+        "--start",
+        metavar="PLACE",
+        help="The first record: earliest, latest, OFFSET or LEDGER:ENTRY; earliest by default.",
+    ),
+]
+StartTime = Annotated[
+    str | None,
+    typer.Option(
+        "--start-time",
+        metavar="TIME",
+        help="Or the first record of this time or later: ISO 8601 with a zone, or ms since 1970.",
+    ),
+]
+
+
+# --- logs and their records ---------------------------------------------------------------------
+
+
+@app.command("create")
+def create(
+    log: LogArgument,
+    metadata: Metadata,
+    partitions: Annotated[
+        int | None,
+        typer.Option(
+            "--partitions", min=1, help="How many; the policy decides by default. Never changes."
+        ),
+    ] = None,
+    transactional: Annotated[
+        bool,
+        typer.Option(
+            "--transactional", help="Many publishers add ranges in transactions, and no writer."
+        ),
+    ] = False,
+    decisions: Decisions = None,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Make a log. What --set leaves open, its namespace decides."""
+    from bookie.formats.log_policy import LogPolicy
+
+    changes = parse_pairs(decisions, "--set KEY=VALUE")
+    policy = changed_policy(LogPolicy(), changes) if changes else None
+
+    async def make(bk: BookKeeper) -> Record:
+        from bookie.cli.log_access import partitions_of
+
+        await bk.create_log(log, partitions=partitions, transactional=transactional, policy=policy)
+        definition, numbered = await partitions_of(bk, log, None)
+        return {
+            "log": str(numbered[0].name),
+            "mode": definition.mode.value,
+            "partitions": definition.partitions,
+        }
+
+    record = on_cluster(metadata, make)
+    if output is OutputFormat.JSON:
+        print(json.dumps(record))
+
+
+@app.command("append")
+def append(
+    log: LogArgument,
+    metadata: Metadata,
+    file: Annotated[
+        Path | None,
+        typer.Argument(metavar="[FILE]", help="The file to append; standard input by default."),
+    ] = None,
+    key_separator: KeySeparator = "",
+    producer: Annotated[
+        str,
+        typer.Option(
+            "--producer",
+            metavar="ID",
+            help="Number the lines as records of this producer. The same lines, appended again "
+            "with the same ID, are not in the log twice.",
+        ),
+    ] = "",
+    partition: PartitionOption = None,
+    password_file: PasswordFile = None,
+    yes: Yes = False,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Own the log, append lines as records, and give the log up again.
+
+    Every record is durable on the ack quorum when this returns. Records with a key go to the key's
+    partition, the others to the partitions in turn. If the log has an owner, it asks first.
+    """
+    from bookie.cli.log_records import append_lines
+    from bookie.server.loop import run
+
+    password = read_password(password_file)
+    _confirm_takeover(metadata, log, partition, yes=yes, question="Append to {log}?", always=False)
+    done = run(
+        append_lines(
+            metadata,
+            log,
+            file,
+            key_separator=key_separator.encode(),
+            producer=producer,
+            partition=partition,
+            password=password,
+        )
+    )
+    if output is OutputFormat.JSON:
+        print(json.dumps(done.record()))
+    else:
+        print(done.sentence(), file=sys.stderr)
+
+
+def _confirm_takeover(
+    metadata: str, log: str, partition: int | None, *, yes: bool, question: str, always: bool
+) -> None:
+    """Ask before a log is taken from its owner; without an owner only if `always`."""
+    from bookie.cli.log_show import owners_of
+
+    owners = on_store(metadata, lambda store: owners_of(store, log, partition))
+    if owners or always:
+        asked = question.format(log=log)
+        warning = f"It ends the writer {owners}, if that is alive. " if owners else ""
+        confirm(warning + asked, yes=yes)
+
+
+@app.command("read")
+def read(
+    log: LogArgument,
+    metadata: Metadata,
+    start: Start = None,
+    start_time: StartTime = None,
+    end: Annotated[
+        str | None,
+        typer.Option(
+            "--end",
+            metavar="PLACE",
+            help="The record behind the last one: OFFSET or LEDGER:ENTRY; all by default.",
+        ),
+    ] = None,
+    partition: PartitionOption = None,
+    key_separator: KeySeparator = "",
+    password_file: PasswordFile = None,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Print records, a value a line. The owner goes on.
+
+    Records of several partitions come as they arrive, each partition in its order. With
+    --key-separator a line begins with the key. With --output json each line is an object with key,
+    headers, timestamp, offset, position, partition and value.
+    """
+    _print(log, metadata, start, start_time, end, partition, key_separator, password_file, output)
+
+
+@app.command("tail")
+def tail(
+    log: LogArgument,
+    metadata: Metadata,
+    start: Start = None,
+    start_time: StartTime = None,
+    new: Annotated[
+        bool, typer.Option("--new", help="Start at the next new record instead.")
+    ] = False,
+    partition: PartitionOption = None,
+    key_separator: KeySeparator = "",
+    password_file: PasswordFile = None,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Print all records, then new ones as they come, until Ctrl-C. See `bookie log read`."""
+    if new and (start is not None or start_time is not None):
+        raise typer.BadParameter("give --start, --start-time or --new, not two of them")
+    place = "latest" if new else start
+    _print(
+        log,
+        metadata,
+        place,
+        start_time,
+        None,
+        partition,
+        key_separator,
+        password_file,
+        output,
+        follow=True,
+    )
+
+
+def _print(
+    log: str,
+    metadata: str,
+    start: str | None,
+    start_time: str | None,
+    end: str | None,
+    partition: int | None,
+    key_separator: str,
+    password_file: Path | None,
+    output: OutputFormat,
+    *,
+    follow: bool = False,
+) -> None:
+    from bookie.cli.log_records import print_log
+    from bookie.server.loop import run
+
+    if start is not None and start_time is not None:
+        raise typer.BadParameter("give --start or --start-time, not both")
+    run(
+        print_log(
+            metadata,
+            log,
+            start=parse_place(start, "--start"),
+            start_time=parse_time(start_time, "--start-time"),
+            end=parse_place(end, "--end", words=False),
+            partition=partition,
+            follow=follow,
+            key_separator=key_separator.encode(),
+            password=read_password(password_file),
+            output=output,
+        )
+    )
+
+
+@app.command("list")
+def list_(
+    metadata: Metadata,
+    namespace: Annotated[
+        str | None, typer.Option("--namespace", metavar="NAMESPACE", help="Only logs of this one.")
+    ] = None,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """List logs by name.
+
+    The list omits logs with damaged metadata; the exit status is then 1.
+    """
+    from bookie.cli.log_show import list_all
+
+    damaged: list[str] = []
+    records = on_store(metadata, lambda store: list_all(store, namespace, damaged.append))
+    print_records(records, output, empty="there are no logs")
+    if damaged:
+        raise FormatError(f"not listed, because their metadata is damaged: {', '.join(damaged)}")
+
+
+@app.command("show")
+def show(
+    log: LogArgument,
+    metadata: Metadata,
+    password_file: PasswordFile = None,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Show what a log is, its whole policy with the origin of each value, and its partitions.
+
+    `earliest` is the first offset that was not truncated, `end` the offset behind the last record;
+    it is unknown while too few bookies answer. `bytes` counts ledgers that are closed. An owner
+    that crashed is shown until another one opens the log.
+    """
+    from bookie.cli.log_show import describe_log
+
+    password = read_password(password_file)
+    on_cluster(metadata, lambda bk: describe_log(bk, log, password, output))
+
+
+# --- what changes a log ---------------------------------------------------------------------------
+
+
+@app.command("roll")
+def roll(
+    log: LogArgument,
+    metadata: Metadata,
+    partition: PartitionOption = None,
+    password_file: PasswordFile = None,
+    yes: Yes = False,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Take the log over and leave it closed, so that the next writer begins a new ledger.
+
+    Use it to close the ledgers of a writer that crashed, so that they can be truncated. A writer
+    that is alive gets LogTakenOverError; its program has to open the log again. Asks first.
+    """
+    password = read_password(password_file)
+    _confirm_takeover(
+        metadata, log, partition, yes=yes, question="Roll the log {log}?", always=True
+    )
+
+    async def take_over(bk: BookKeeper) -> list[Record]:
+        async with bk.open_log(log, partition=partition, password=password, create=False) as writer:
+            return [
+                {
+                    "partition": number,
+                    "epoch": writer.epoch(number),
+                    "end": writer.next_offset(number),
+                }
+                for number in writer.partitions
+            ]
+
+    print_records(on_cluster(metadata, take_over), output)
+
+
+@app.command("truncate")
+def truncate(
+    log: LogArgument,
+    metadata: Metadata,
+    before: Annotated[
+        str | None,
+        typer.Option(
+            "--before", metavar="PLACE", help="The first record that stays: OFFSET or LEDGER:ENTRY."
+        ),
+    ] = None,
+    before_time: Annotated[
+        str | None,
+        typer.Option(
+            "--before-time",
+            metavar="TIME",
+            help="Or all records of this time and later stay, and some before.",
+        ),
+    ] = None,
+    partition: PartitionOption = None,
+    password_file: PasswordFile = None,
+    yes: Yes = False,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Remove the oldest records; the owner goes on. Asks first.
+
+    Ledgers that are open stay: `bookie log roll` closes them. Cursors do not prevent it.
+    """
+    if (before is None) == (before_time is None):
+        raise typer.BadParameter("give --before or --before-time")
+    place = parse_place(before, "--before", words=False)
+    moment = parse_time(before_time, "--before-time")
+    password = read_password(password_file)
+    confirm(f"Remove the records of {log} before {before or before_time}?", yes=yes)
+
+    async def run(bk: BookKeeper) -> list[Record]:
+        from bookie.cli.log_access import partitions_of, truncate_partition
+
+        _, partitions = await partitions_of(bk, log, partition, place)
+        return [
+            {
+                "partition": one.number,
+                "earliest": await truncate_partition(bk, one, place, moment, password),
+            }
+            for one in partitions
+        ]
+
+    print_records(on_cluster(metadata, run), output)
+
+
+@app.command("delete")
+def delete(
+    log: LogArgument,
+    metadata: Metadata,
+    yes: Yes = False,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Delete a log with all its records, cursors and its policy. Asks first.
+
+    A deletion that was cut off is finished by the next one, or by a sweep.
+    """
+    confirm(f"Delete the log {log} with all its records?", yes=yes)
+
+    on_cluster(metadata, lambda bk: bk.delete_log(log))
+    if output is OutputFormat.JSON:
+        print(json.dumps({"log": log, "deleted": True}))
+
+
+# --- cursors ----------------------------------------------------------------------------------
+
+
+@app.command("cursors")
+def cursors(log: LogArgument, metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
+    """List the cursors of a log: how far they have come, and who took them last."""
+
+    async def run(bk: BookKeeper) -> list[Record]:
+        from bookie.env.clock import moment_text
+
+        return [
+            {
+                "cursor": name,
+                "partition": number,
+                "offset": cursor.offset,
+                "protected": cursor.is_protected,
+                "epoch": cursor.epoch,
+                "changed": moment_text(cursor.committed_ms),
+                "owner": cursor.owner,
+            }
+            for name, found in (await bk.cursors(log).all()).items()
+            for number, cursor in sorted(found.items())
+        ]
+
+    print_records(on_cluster(metadata, run), output, empty=f"the log {log} has no cursors")
+
+
+@app.command("reset")
+def reset(
+    log: LogArgument,
+    cursor: Annotated[str, typer.Argument(metavar="CURSOR", help="The cursor's name.")],
+    metadata: Metadata,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            "--to",
+            metavar="PLACE",
+            help="The next record to consume: earliest, latest, OFFSET or LEDGER:ENTRY.",
+        ),
+    ] = None,
+    to_time: Annotated[
+        str | None,
+        typer.Option(
+            "--to-time", metavar="TIME", help="Or the first record of this time or later."
+        ),
+    ] = None,
+    partition: PartitionOption = None,
+    password_file: PasswordFile = None,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Move a cursor, forwards or back. A consumer that holds it loses it.
+
+    Members of a group go on at the new place by themselves.
+    """
+    if (to is None) == (to_time is None):
+        raise typer.BadParameter("give --to or --to-time")
+    place, moment = parse_place(to, "--to"), parse_time(to_time, "--to-time")
+    password = read_password(password_file)
+
+    async def run(bk: BookKeeper) -> list[Record]:
+        from bookie.cli.log_access import partitions_of
+
+        await partitions_of(bk, log, partition, place)
+        offsets = await bk.cursors(log, password=password).reset(
+            cursor, place, time=moment, partition=partition
+        )
+        return [{"partition": number, "offset": at} for number, at in sorted(offsets.items())]
+
+    print_records(on_cluster(metadata, run), output)
+
+
+@app.command("lag")
+def lag(
+    log: LogArgument,
+    metadata: Metadata,
+    cursor: Annotated[
+        str | None, typer.Argument(metavar="[CURSOR]", help="One cursor; all by default.")
+    ] = None,
+    password_file: PasswordFile = None,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Show how many records of each partition a cursor has not consumed."""
+    password = read_password(password_file)
+
+    async def run(bk: BookKeeper) -> list[Record]:
+        return [
+            {
+                "cursor": one.name,
+                "partition": one.partition.number,
+                "offset": one.cursor.offset,
+                "end": one.end_offset,
+                "lag": one.lag,
+            }
+            for one in await bk.cursors(log, password=password).status(cursor)
+        ]
+
+    print_records(on_cluster(metadata, run), output, empty=f"the log {log} has no cursors")
+
+
+# --- sweep ------------------------------------------------------------------------------------
+
+
+@app.command("sweep")
+def sweep(
+    metadata: Metadata,
+    older_than: Annotated[
+        str,
+        typer.Option(
+            "--older-than", metavar="SPAN", help="Only ledgers of this age: 90s, 15m, 24h or 7d."
+        ),
+    ] = "24h",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what it would do.")] = False,
+    output: Output = OutputFormat.TABLE,
+) -> int:
+    """Finish what crashed processes left behind in logs, and apply every log's retention.
+
+    Run it once a day. It deletes ledgers of logs that no log names, and continues deletions.
+
+    Exit status 1 means that something was left for the next sweep.
+    """
+    seconds = parse_span(older_than, "--older-than")
+
+    done = on_cluster(
+        metadata, lambda bk: bk.sweep_logs(older_than_seconds=seconds, dry_run=dry_run)
+    )
+    print_record(
+        {
+            "dry_run": dry_run,
+            "ledgers": sorted(done.ledgers),
+            "chunks": {str(one): numbers for one, numbers in done.chunks.items()},
+            "deletions": [str(name) for name in done.deletions],
+            "truncated": {str(one): offset for one, offset in done.truncated.items()},
+            "failures": dict(done.failures),
+        },
+        output,
+    )
+    return int(bool(done.failures))

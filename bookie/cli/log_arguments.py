@@ -1,0 +1,127 @@
+"""Words of ``bookie log``: the names of logs, places and times in them, and spans of time."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from bookie.formats.log_metadata import LogDefinition
+    from bookie.log.places import LogStart
+    from bookie.metadata.store import MetadataStore
+
+_ENTRY = re.compile(r"(\d{1,19}):(\d{1,19})", re.ASCII)
+_SPAN = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d)", re.ASCII)
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def complete_log(ctx: typer.Context, incomplete: str) -> list[str]:
+    """The names of logs that begin with what was typed. A shell must never see an error."""
+    from bookie.cli.stores import on_store
+    from bookie.errors import BookieError
+
+    uri = ctx.params.get("metadata")
+    if not uri:
+        return []
+    try:
+        names = on_store(uri, _names)
+    except (BookieError, OSError):
+        return []
+    return [name for name in names if name.startswith(incomplete)]
+
+
+async def _names(store: MetadataStore) -> list[str]:
+    from bookie.cluster.logs import LogManager
+
+    return [str(name) async for name in LogManager(store).list_logs()]
+
+
+LogArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME",
+        help="The log: LOG, or NAMESPACE/LOG.",
+        autocompletion=complete_log,
+    ),
+]
+
+PartitionOption = Annotated[
+    int | None,
+    typer.Option(
+        "--partition", "-p", min=0, metavar="N", help="Only this partition; all by default."
+    ),
+]
+
+
+def parse_place(text: str | None, option: str, *, words: bool = True) -> LogStart:
+    """The place that ``earliest``, ``latest``, ``OFFSET`` or ``LEDGER:ENTRY`` names.
+
+    Raises:
+        typer.BadParameter: it names none, or a word where `words` are not allowed.
+    """
+    if text is None:
+        return None
+    if words and text == "earliest":
+        return "earliest"
+    if words and text == "latest":
+        return "latest"
+    if text.isascii() and text.isdigit():
+        return int(text)
+    if entry := _ENTRY.fullmatch(text):
+        return int(entry[1]), int(entry[2])
+    forms = "earliest, latest, OFFSET or LEDGER:ENTRY" if words else "OFFSET or LEDGER:ENTRY"
+    raise typer.BadParameter(f"{text!r} must look like {forms}", param_hint=option)
+
+
+def parse_time(text: str | None, option: str) -> int | None:
+    """The ms since 1970 that a number, or ISO 8601 with a time zone, names.
+
+    Raises:
+        typer.BadParameter: it names none.
+    """
+    from bookie.env.clock import parse_moment
+    from bookie.errors import BadRequestError
+
+    if text is None:
+        return None
+    try:
+        return parse_moment(text)
+    except BadRequestError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from error
+
+
+def parse_span(text: str, option: str) -> float:
+    """The seconds of a span of time, such as ``90s``, ``15m``, ``24h`` or ``7d``.
+
+    Raises:
+        typer.BadParameter: it is none.
+    """
+    span = _SPAN.fullmatch(text)
+    if span is None:
+        raise typer.BadParameter(
+            f"{text!r} must be a number with a unit s, m, h or d", param_hint=option
+        )
+    return float(span[1]) * _SECONDS[span[2]]
+
+
+def check_partition(
+    name: object, definition: LogDefinition, partition: int | None, *places: LogStart
+) -> None:
+    """An offset or an entry is a place in one partition, which the command has to name.
+
+    Raises:
+        typer.BadParameter: it does not, or the log has no such partition.
+    """
+    count = definition.partitions
+    if partition is not None and partition >= count:
+        raise typer.BadParameter(
+            f"the log {name} has {count} partitions, and no partition {partition}",
+            param_hint="--partition",
+        )
+    if partition is None and count > 1 and any(isinstance(one, int | tuple) for one in places):
+        raise typer.BadParameter(
+            f"the log {name} has {count} partitions; an offset or an entry needs one of them",
+            param_hint="--partition",
+        )

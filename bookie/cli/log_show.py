@@ -1,0 +1,159 @@
+"""What ``bookie log list`` and ``bookie log show`` tell about logs, and who owns them."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from bookie.cli.options import OutputFormat
+from bookie.cli.output import Cell, Record, print_record, print_records
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from bookie.api import BookKeeper
+    from bookie.cluster.logs import LogPartition
+    from bookie.formats.log_metadata import LogDefinition, LogHead
+    from bookie.log.seek import LogExtent
+    from bookie.metadata.store import MetadataStore
+
+
+async def list_all(
+    store: MetadataStore, namespace: str | None, on_damaged: Callable[[str], object]
+) -> list[Record]:
+    """All logs, or those of a namespace; `on_damaged` gets those that cannot be read."""
+    from bookie.cluster.instance import read_instance_id
+    from bookie.cluster.logs import LogManager
+    from bookie.env.clock import moment_text
+    from bookie.errors import FormatError
+
+    await read_instance_id(store)  # "no logs" would hide a mistyped address
+    logs = LogManager(store)
+    records: list[Record] = []
+    async for name in logs.list_logs(namespace):
+        try:
+            found = await logs.find(name)
+        except FormatError:
+            on_damaged(str(name))
+            continue
+        if found is not None:
+            records.append(
+                {
+                    "log": str(name),
+                    "mode": found.value.mode.value,
+                    "partitions": found.value.partitions,
+                    "created": moment_text(found.value.created_ms),
+                    "deleting": found.value.is_deleted,
+                }
+            )
+    return records
+
+
+async def owners_of(store: MetadataStore, log: str, partition: int | None) -> str:
+    """Who owns a log, in words; empty if nobody does.
+
+    An owner that crashed is among them: nothing tells it from one that is slow.
+    """
+    from bookie.cli.log_arguments import check_partition
+    from bookie.cluster.logs import LogManager, LogName, LogPartition
+    from bookie.env.clock import moment_text
+
+    logs, name = LogManager(store), LogName.parse(log)
+    definition = (await logs.read(name)).value
+    check_partition(name, definition, partition)
+    owners = {}
+    for number in range(definition.partitions) if partition is None else [partition]:
+        head = await logs.read_latest_head(LogPartition(name, number), definition.log_id)
+        if (owner := head.value.owner) is not None:
+            owners[owner.name] = moment_text(owner.since_ms)
+    return ", ".join(f"{name} since {since}" for name, since in owners.items())
+
+
+async def describe_log(bk: BookKeeper, log: str, password: bytes, output: OutputFormat) -> None:
+    """Print what a log is, which policy holds for it, and what each partition holds."""
+    from bookie.cli.log_access import client_of, partitions_of
+    from bookie.env.clock import moment_text
+
+    definition, partitions = await partitions_of(bk, log, None)
+    name = partitions[0].name
+    summary: dict[str, Cell] = {
+        "log": str(name),
+        "namespace": name.namespace,
+        "mode": definition.mode.value,
+        "created": moment_text(definition.created_ms),
+        "log_id": definition.log_id,
+    }
+    policy = await _policy(bk, name.namespace, name.log)
+    logs = client_of(bk).logs
+    details = []
+    for one in partitions:
+        head = await logs.read_latest_head(one, definition.log_id)
+        extent = await _extent(bk, one, definition, password)
+        details.append(_describe(one, head.value, extent))
+    if output is OutputFormat.JSON:
+        whole = {**summary, "policy": policy, "partitions": details}
+        print(json.dumps(whole, indent=2))
+        return
+    print_record(summary, output)
+    print()
+    print_records(policy, output)
+    print()
+    print_records(details, output)
+
+
+async def _policy(bk: BookKeeper, namespace: str, log: str) -> list[Record]:
+    """Every value of the policy that holds for a log, and who decided it."""
+    from bookie.cli.log_access import client_of
+    from bookie.cluster.logs import LogName
+    from bookie.errors import NoSuchKeyError
+
+    client = client_of(bk)
+    whole = asdict(await client.policy(LogName(namespace, log)))
+    decided: dict[str, str] = {}
+    with suppress(NoSuchKeyError):  # the default namespace need not exist
+        decided |= _origins(asdict((await client.namespaces.read(namespace)).value), "namespace")
+    own = await client.namespaces.log_policy(namespace, log)
+    if own is not None:
+        decided |= _origins(asdict(own.value), "log")
+    return [
+        {"key": key, "value": value, "decided_by": decided.get(key, "default")}
+        for key, value in whole.items()
+    ]
+
+
+def _origins(policy: dict[str, object], origin: str) -> dict[str, str]:
+    return {key: origin for key, value in policy.items() if value is not None}
+
+
+async def _extent(
+    bk: BookKeeper, partition: LogPartition, definition: LogDefinition, password: bytes
+) -> LogExtent | None:
+    """What a partition holds; None if bookies do not tell where it ends."""
+    from bookie.cli.log_access import client_of
+    from bookie.errors import UnavailableError
+    from bookie.log.seek import log_extent
+
+    try:
+        return await log_extent(client_of(bk), partition, definition, password)
+    except UnavailableError:
+        return None
+
+
+def _describe(partition: LogPartition, head: LogHead, extent: LogExtent | None) -> Record:
+    from bookie.env.clock import moment_text
+    from bookie.protocol.chain import live_bytes
+
+    return {
+        "partition": partition.number,
+        "owner": None if head.owner is None else head.owner.name,
+        "since": None if head.owner is None else moment_text(head.owner.since_ms),
+        "epoch": head.epoch,
+        "earliest": head.start_offset,
+        "end": None if extent is None else extent.end_offset,
+        "ranges": len(head.ranges),
+        "chunks": head.next_chunk - head.first_chunk,
+        "bytes": live_bytes(head),
+        "open_ledgers": [one.ledger_id for one in head.open_ranges],
+    }

@@ -1,0 +1,446 @@
+"""``bookie spark``: jobs on Spark, in this process or on a cluster of Spark's.
+
+Each command starts a session on ``--master``, runs one function of `bookie.spark.jobs`, and stops.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bookie.cli.options import Metadata, Output, OutputFormat, parse_pairs
+from bookie.cli.output import Record, print_record, print_records
+from bookie.cli.stores import on_cluster, on_store
+from bookie.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from bookie.spark.session import Session
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
+
+EXIT_DAMAGED = 1
+"""Damage was found or is left, or not every copy could be judged."""
+
+Master = Annotated[
+    str,
+    typer.Option(
+        "--master",
+        metavar="URL",
+        help="Where Spark runs: local[*] is this process; spark://HOST:PORT, yarn or k8s://… are "
+        "clusters, sc://HOST:PORT is a Spark Connect server.",
+    ),
+]
+
+Conf = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--conf",
+        metavar="KEY=VALUE",
+        help="A setting of Spark, such as spark.executor.memory=2g. May be given several times.",
+    ),
+]
+
+Report = Annotated[
+    str,
+    typer.Option(
+        "--report", metavar="DIR", help="The report's directory, also as hdfs:// or s3a://."
+    ),
+]
+
+Page = Annotated[
+    str | None,
+    typer.Option(
+        "--page",
+        metavar="FILE",
+        help="Where the one-page summary goes, as HTML. It is beside the report if that is on this "
+        "machine.",
+    ),
+]
+
+Checkpoint = Annotated[
+    str,
+    typer.Option(
+        "--checkpoint",
+        metavar="DIR",
+        help="Where Spark keeps how far this job has come; of this job alone.",
+    ),
+]
+
+Create = Annotated[
+    bool, typer.Option("--create", help="Make the log if it does not exist, transactional.")
+]
+
+
+@contextmanager
+def spark_session(
+    name: str, metadata: str, master: str, conf: list[str] | None
+) -> Iterator[Session]:
+    """A session of Spark for one command on the cluster of `metadata`.
+
+    The cluster is looked for first, because a session takes seconds to start.
+
+    Raises:
+        ConfigurationError: pyspark is not installed.
+        CannotStartError: Spark does not start.
+        BookieError: there is no such cluster, or Spark failed; one sentence says why.
+    """
+    _require_spark()
+    settings = parse_pairs(conf, "--conf KEY=VALUE")
+    from bookie.cluster.instance import read_instance_id
+    from bookie.spark.session import open_session, plain_error
+
+    on_store(metadata, read_instance_id)
+
+    session = open_session(name, master, settings)
+    try:
+        yield session
+    except Exception as error:
+        plain = plain_error(error)
+        if plain is None:
+            raise
+        raise plain from error
+    finally:
+        session.stop()
+
+
+def _require_spark() -> None:
+    if find_spec("pyspark") is None or find_spec("pyarrow") is None:
+        raise ConfigurationError(
+            "Spark is missing: install it with `pip install 'bookie[spark]'`; it also needs Java 17"
+        )
+
+
+@app.command("audit")
+def audit(
+    metadata: Metadata,
+    report: Report,
+    master: Master = "local[*]",
+    conf: Conf = None,
+    ledgers: Annotated[
+        str | None,
+        typer.Option("--ledgers", metavar="IDS", help="Only these, such as 1,2,10-20."),
+    ] = None,
+    page: Page = None,
+    output: Output = OutputFormat.TABLE,
+) -> int:
+    """Read every copy of every entry from its own bookie, and verify its digest.
+
+    Verdicts are written as Parquet to DIR/verdicts. Exit status: 0 if every copy is right, 1 if
+    there is damage, or if a bookie did not answer.
+    """
+    with spark_session("audit", metadata, master, conf) as spark:
+        from bookie.spark.jobs.audit import audit as run
+        from bookie.spark.jobs.audit import audit_page, write_page
+
+        found = run(spark, metadata, report, ledgers=ledgers)
+    written = write_page(audit_page(found), report, "audit.html", page)
+    records: list[Record] = [asdict(one) for one in found.counts]
+    if output is OutputFormat.JSON:
+        print_record(
+            {
+                "ledgers": found.ledgers,
+                "damaged_ledgers": found.damaged_ledgers,
+                "verdicts": {f"{one.bookie} {one.verdict}": one.entries for one in found.counts},
+            },
+            output,
+        )
+    else:
+        print_records(records, output, empty="there are no ledgers")
+        print()
+        for one in found.examples:
+            words = f"ledger {one.ledger_id}: {one.entries} entries {one.verdict}"
+            where = f" on {one.bookie}" if one.bookie else ""
+            why = f" ({one.detail})" if one.detail else ""
+            print(f"{words}{where}: {one.ranges}{why}")
+        print(f"{found.sentence}. The page is {written}." if written else f"{found.sentence}.")
+    return EXIT_DAMAGED if found.has_damage or not found.is_complete else 0
+
+
+@app.command("repair")
+def repair(
+    metadata: Metadata,
+    report: Report,
+    master: Master = "local[*]",
+    conf: Conf = None,
+    output: Output = OutputFormat.TABLE,
+) -> int:
+    """Copy what an audit found missing, misplaced or corrupt to the bookies that should have it.
+
+    Entries are copied byte for byte from a verified copy. A run may be cut off and repeated.
+    Outcomes are written as Parquet to DIR/repairs. Exit status: 1 if damage is left.
+    """
+    with spark_session("repair", metadata, master, conf) as spark:
+        from bookie.spark.jobs.repair import repair as run
+
+        done = run(spark, metadata, report)
+    print_record(
+        {**done.copies, "entries": done.entries, "packet_bytes": done.packet_bytes}, output
+    )
+    return 0 if done.is_whole else EXIT_DAMAGED
+
+
+@app.command("compact")
+def compact(
+    log: Annotated[str, typer.Argument(metavar="LOG", help="The log's name.")],
+    metadata: Metadata,
+    small_bytes: Annotated[
+        str, typer.Option("--small-bytes", metavar="SIZE", help="Only what is smaller is joined.")
+    ] = "64MiB",
+    target_bytes: Annotated[
+        str, typer.Option("--target-bytes", metavar="SIZE", help="The most that a ledger gets.")
+    ] = "1GiB",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only tell what would be joined.")
+    ] = False,
+    password_file: Annotated[
+        str | None,
+        typer.Option("--password-file", metavar="FILE", help="A file on every executor."),
+    ] = None,
+    master: Master = "local[*]",
+    conf: Conf = None,
+    output: Output = OutputFormat.TABLE,
+) -> int:
+    """Copy many small ledgers of a log into few, and name those in their place.
+
+    Records and offsets stay, and writers and readers go on. A run may be cut off and repeated; two
+    at once do no harm. Exit status: 1 if small ledgers are left that should have been joined.
+    """
+    from bookie.protocol.compaction import CompactionLimits
+
+    limits = CompactionLimits(
+        _size(small_bytes, "--small-bytes"), _size(target_bytes, "--target-bytes")
+    )
+    limits.validate()
+    if dry_run:
+        plan = on_cluster(metadata, lambda bk: bk.maintenance().plan_compaction(log, limits))
+        groups: list[Record] = [
+            {
+                "partition": one.partition.number,
+                "offset": one.ranges[0].base_offset,
+                "ranges": len(one.ranges),
+                "ledgers": one.ledgers,
+                "entries": one.entries,
+                "bytes": one.size_bytes,
+            }
+            for one in plan.groups
+        ]
+        print_records(groups, output, empty="there is nothing to join")
+        for reason in plan.left.values():
+            print(f"left: {reason}", file=sys.stderr)
+        return int(bool(plan.left))
+    with spark_session("compact", metadata, master, conf) as spark:
+        from bookie.spark.jobs.compact import compact as run
+
+        done = run(spark, metadata, log, limits, password_file=password_file)
+    print_record({**asdict(done), "left": list(done.left)}, output)
+    return int(bool(done.left))
+
+
+def _size(text: str, option: str) -> int:
+    from bookie.config.quantities import parse_size
+
+    try:
+        found = parse_size(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r} {error}", param_hint=option) from error
+    assert isinstance(found, int), "what is text becomes a number"
+    return found
+
+
+@app.command("stats")
+def stats(
+    metadata: Metadata,
+    master: Master = "local[*]",
+    conf: Conf = None,
+    page: Page = None,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Sizes, rates and skew; copies by bookie and rack. Reads metadata only."""
+    with spark_session("stats", metadata, master, conf) as spark:
+        from bookie.spark.jobs.audit import write_page
+        from bookie.spark.jobs.stats import stats as run
+        from bookie.spark.jobs.stats import stats_page
+
+        found = run(spark, metadata)
+    if page is not None:
+        write_page(stats_page(found), "", "", page)
+    totals: Record = {
+        "ledgers": found.ledgers,
+        "open_ledgers": found.open_ledgers,
+        "entries": found.entries,
+        "payload_bytes": found.payload_bytes,
+        "median_ledger_bytes": found.median_bytes,
+        "p95_ledger_bytes": found.p95_bytes,
+        "largest_ledger_bytes": found.largest_bytes,
+        "skew": found.skew,
+        "bytes_by_rack": found.racks,
+    }
+    if output is OutputFormat.JSON:
+        lists = ("bookies", "logs", "days")
+        print(json.dumps({**totals, **{name: asdict(found)[name] for name in lists}}, indent=2))
+        return
+    print_record({**totals, "bytes_by_rack": {k or "-": v for k, v in found.racks.items()}}, output)
+    for rows in (found.bookies, found.logs, found.days):
+        print()
+        print_records([asdict(one) for one in rows], output)
+
+
+@app.command("package")
+def package(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where the zip is written.")],
+) -> None:
+    """Write a zip of this package for `spark-submit --py-files`, for machines without the wheel.
+
+    The libraries that it needs have compiled parts. Install them on every machine: the list is
+    printed on standard error.
+    """
+    _require_spark()
+    from bookie.spark.package import requirements, write_package
+
+    print(write_package(directory))
+    print("the executors also need:", *requirements(), sep="\n  ", file=sys.stderr)
+    print(
+        "register the source in your job: spark.dataSource.register(BookKeeperSource)",
+        file=sys.stderr,
+    )
+
+
+@app.command("export")
+def export(
+    log: Annotated[str, typer.Argument(metavar="LOG", help="The log's name.")],
+    target: Annotated[
+        str, typer.Argument(metavar="DIR", help="Where data and quarantine are written.")
+    ],
+    metadata: Metadata,
+    checkpoint: Checkpoint,
+    value_format: Annotated[
+        str, typer.Option("--value-format", metavar="FORMAT", help="bytes, json or csv.")
+    ] = "bytes",
+    schema: Annotated[
+        str | None,
+        typer.Option(
+            "--schema",
+            metavar="DDL",
+            help="The columns of json and csv, such as 'id BIGINT, name STRING'.",
+        ),
+    ] = None,
+    partition_by: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--partition-by",
+            metavar="COLUMN",
+            help="A column that becomes a directory. Repeatable.",
+        ),
+    ] = None,
+    password_file: Annotated[
+        str | None,
+        typer.Option("--password-file", metavar="FILE", help="A file on every machine."),
+    ] = None,
+    master: Master = "local[*]",
+    conf: Conf = None,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Write what is new in a log as Parquet, each record once.
+
+    The next run with the same checkpoint goes on where this one ended. Rows whose value does not
+    fit the schema go to DIR/quarantine.
+    """
+    with spark_session("export", metadata, master, conf) as spark:
+        from bookie.spark.jobs.export import ExportPlan, export_log, parse_schema
+
+        columns = None if schema is None else parse_schema(schema)
+        plan = ExportPlan(target, value_format, columns, tuple(partition_by or ()))
+        rows = export_log(
+            spark, metadata, log, plan, checkpoint=checkpoint, password_file=password_file
+        )
+    print_record({"rows": rows}, output)
+
+
+@app.command("ingest")
+def ingest(
+    files: Annotated[
+        str, typer.Argument(metavar="FILES", help="A directory or pattern, also as s3a://.")
+    ],
+    log: Annotated[str, typer.Argument(metavar="LOG", help="A transactional log.")],
+    metadata: Metadata,
+    checkpoint: Checkpoint,
+    file_format: Annotated[
+        str,
+        typer.Option("--format", metavar="FORMAT", help="text, json, csv, parquet or binaryFile."),
+    ] = "text",
+    key: Annotated[
+        str | None, typer.Option("--key", metavar="COLUMN", help="The column that is the key.")
+    ] = None,
+    create: Create = False,
+    master: Master = "local[*]",
+    conf: Conf = None,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Write new files of a directory to a log, each row once.
+
+    The next run with the same checkpoint takes only files that have come since. Lines of text are
+    values; rows of other formats become JSON.
+    """
+    with spark_session("ingest", metadata, master, conf) as spark:
+        from bookie.spark.jobs.ingest import ingest_files
+
+        rows = ingest_files(
+            spark,
+            metadata,
+            files,
+            log,
+            file_format=file_format,
+            checkpoint=checkpoint,
+            key=key,
+            create=create,
+        )
+    print_record({"rows": rows}, output)
+
+
+@app.command("migrate-from-kafka")
+def migrate_from_kafka(
+    brokers: Annotated[str, typer.Argument(metavar="BROKERS", help="HOST:PORT,… of Kafka.")],
+    topics: Annotated[
+        str, typer.Argument(metavar="TOPICS", help="Names with commas between them.")
+    ],
+    metadata: Metadata,
+    checkpoint: Checkpoint,
+    log: Annotated[
+        str | None,
+        typer.Option("--log", metavar="LOG", help="One log for all; else each topic has its own."),
+    ] = None,
+    keep_partitions: Annotated[
+        bool,
+        typer.Option("--keep-partitions", help="Records keep the number of their partition."),
+    ] = False,
+    create: Create = False,
+    master: Master = "local[*]",
+    conf: Conf = None,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Write what is new in topics of Kafka to logs, each record once.
+
+    Spark needs its package for Kafka: --conf spark.jars.packages=…; without it the error names it.
+    """
+    with spark_session("migrate-from-kafka", metadata, master, conf) as spark:
+        from bookie.spark.jobs.ingest import migrate_from_kafka as run
+
+        rows = run(
+            spark,
+            metadata,
+            brokers,
+            topics,
+            log,
+            checkpoint=checkpoint,
+            keeps_partitions=keep_partitions,
+            create=create,
+        )
+    print_record({"rows": rows}, output)

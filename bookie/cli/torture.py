@@ -1,0 +1,79 @@
+"""``bookie torture``: a local cluster is broken again and again under a log.
+
+Bookies are killed, stopped for a while and cut off. One of them loses its disks. Writers are
+killed, or replaced while they are stopped. Meanwhile readers follow, consumers take turns with a
+cursor, and members come to a group and leave it. In the end it is checked what they were told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import sys
+import tempfile
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bookie.cli.options import Output, OutputFormat
+from bookie.cli.output import print_record
+from bookie.cli.progress import progress_bar
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command("torture")
+def torture(
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=1, help="For how long things break.")
+    ] = 60.0,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            "--seed",
+            min=0,
+            help="Draws the same faults as the run that printed it; else by chance.",
+        ),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            "--data", "-d", metavar="DIR", help="Keep everything here; without it nothing is kept."
+        ),
+    ] = None,
+    output: Output = OutputFormat.TABLE,
+) -> int:
+    """Break a local cluster under writers and readers of a log, and check that nothing was lost.
+
+    Checked are: no acknowledged record is lost, and none is in the log twice. All readers see one
+    order. Cursors never go back, and what they passed was consumed. After each fault, appends go
+    on. A seed draws the same faults, but not the moments at which they meet the clients.
+
+    Exit status 1 means that a promise was broken.
+    """
+    from bookie.cli.torture_run import Torture
+
+    chosen = secrets.randbelow(2**32) if seed is None else seed
+    with (
+        nullcontext(data) if data is not None else tempfile.TemporaryDirectory() as directory,
+        progress_bar("torturing", total=int(seconds), unit="s") as advance,
+    ):
+        home = Path(directory).absolute()
+        home.mkdir(parents=True, exist_ok=True)
+        found = asyncio.run(Torture(home, seconds, chosen).run(advance))
+    print_record(
+        {
+            "seed": chosen,
+            "faults": dict(sorted(found.faults.items())),
+            "acknowledged": found.acknowledged,
+            "records": found.records,
+            "owners": found.owners,
+            "kept": not found.findings,
+        },
+        output,
+    )
+    for finding in found.findings:
+        print(f"broken: {finding}", file=sys.stderr)
+    return int(bool(found.findings))

@@ -1,0 +1,148 @@
+"""The clients of ``bookie torture`` that read: readers, consumers with a cursor, and a group.
+
+Each has a connection of its own. What bookies and sessions do to it, it survives: it tries again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import aclosing
+
+from bookie.api import BookKeeper, LogRecord, connect
+from bookie.cli.log_access import client_of
+from bookie.cli.torture_judge import PartitionHistory, Seen
+from bookie.cli.torture_writer import sequence_of
+from bookie.cluster.logs import LogName, LogPartition
+from bookie.errors import BookieError
+
+CURSOR = "consumer"
+GROUP = "members"
+MEMBERS = 2
+TURN_BATCHES_MAX = 30
+"""After at most so many batches a consumer or a member leaves, and another one comes."""
+
+_PAUSE_SECONDS = 0.1
+
+
+class TortureClients:
+    """The readers of one log, and what they see."""
+
+    def __init__(
+        self, uri: str, log: str, histories: Mapping[int, PartitionHistory], seed: int
+    ) -> None:
+        self._uri = uri
+        self._log = log
+        self._histories = histories
+        self._chance = random.Random(seed)  # noqa: S311  (faults, no secrets)
+
+    def works(self) -> list[Coroutine[None, None, None]]:
+        """What runs until it is cancelled."""
+        return [
+            *(self._follow(f"reader {number}", number) for number in self._histories),
+            self._follow("reader of all", None),
+            *(self._consume(number) for number in self._histories),
+            *(self._belong() for _ in range(MEMBERS)),
+            self._watch_cursors(),
+        ]
+
+    async def _follow(self, name: str, partition: int | None) -> None:
+        """Read from the first record on, for ever."""
+        for number in self._histories if partition is None else [partition]:
+            self._histories[number].readers[name] = []
+        async with connect(self._uri) as bk:
+            reader = await bk.log_reader(self._log, partition=partition, follow=True)
+            while True:
+                try:
+                    async with aclosing(reader.batches()) as batches:
+                        async for batch in batches:
+                            for record in batch:
+                                self._histories[record.partition].readers[name].append(seen(record))
+                except BookieError:
+                    await asyncio.sleep(_PAUSE_SECONDS)
+
+    async def _consume(self, partition: int) -> None:
+        """One consumer after another, each with the same cursor."""
+        async with connect(self._uri) as bk:
+            while True:
+                try:
+                    async with bk.consume(self._log, cursor=CURSOR, partition=partition) as one:
+                        turn = self._turn()
+                        async for batch in one.batches():
+                            self._note(CURSOR, partition, batch.records)
+                            await one.commit()
+                            turn -= 1
+                            if not turn:
+                                break
+                except BookieError:
+                    await asyncio.sleep(_PAUSE_SECONDS)
+
+    async def _belong(self) -> None:
+        """One member of the group after another."""
+        async with connect(self._uri) as bk:
+            while True:
+                try:
+                    async with bk.join_group(GROUP, logs=[self._log]) as member:
+                        turn = self._turn()
+                        async for batch in member.batches():
+                            self._note(GROUP, batch.partition.number, batch.records)
+                            await member.commit(batch)
+                            turn -= 1
+                            if not turn:
+                                break
+                except BookieError:
+                    await asyncio.sleep(_PAUSE_SECONDS)
+
+    def _turn(self) -> int:
+        return self._chance.randint(1, TURN_BATCHES_MAX)
+
+    def _note(self, cursor: str, partition: int, records: Sequence[LogRecord]) -> None:
+        consumed = self._histories[partition].consumed.setdefault(cursor, set())
+        consumed.update(record.offset for record in records)
+
+    async def _watch_cursors(self) -> None:
+        """Look at all cursors again and again."""
+        async with connect(self._uri) as bk:
+            while True:
+                await self.look_at_cursors(bk)
+                await asyncio.sleep(_PAUSE_SECONDS)
+
+    async def look_at_cursors(self, bk: BookKeeper) -> None:
+        """Note where each cursor is."""
+        logs, name = client_of(bk).logs, LogName.parse(self._log)
+        for number, history in self._histories.items():
+            try:
+                cursors = await logs.cursors(LogPartition(name, number))
+            except BookieError:
+                continue
+            for cursor, found in cursors.items():
+                history.commits.setdefault(cursor, []).append(found.value.offset)
+
+    def behind(self) -> list[str]:
+        """Who has not yet come to the end of what there is, and how far each of them is."""
+        found = []
+        for number, history in self._histories.items():
+            for name, records in history.readers.items():
+                if len(records) < len(history.log):
+                    found.append(f"{name} has {len(records)} of {len(history.log)} records")
+            end = history.log[-1][0] + 1 if history.log else 0
+            for cursor in (CURSOR, GROUP):
+                offset = history.commits.get(cursor, [0])[-1]
+                if offset < end:
+                    found.append(
+                        f"the cursor {cursor} of partition {number} is at {offset} of {end}"
+                    )
+        return found
+
+
+def seen(record: LogRecord) -> Seen:
+    """What is remembered of a record."""
+    return record.offset, sequence_of(record.partition, record.value)
+
+
+async def read_all(bk: BookKeeper, log: str, partition: int) -> list[Seen]:
+    """A whole partition, by a reader that comes when all is over."""
+    reader = await bk.log_reader(log, partition=partition)
+    async with aclosing(reader.batches()) as batches:
+        return [seen(record) async for batch in batches for record in batch]

@@ -1,0 +1,99 @@
+"""What a torture of logs must show, as rules on what its clients were told and saw.
+
+============ =====================================================================================
+rule         broken if
+============ =====================================================================================
+lost         a record that was acknowledged is not in the log, or is at another offset than told
+twice        a record of a producer is in the log more than once
+producer     the records of the producer are in another order than it numbered them
+order        a reader saw other records, or in another order, than a reader of the whole log
+cursor       a cursor went back
+consumed     a record before a cursor was given to no consumer
+============ =====================================================================================
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+Seen = tuple[int, int]
+"""The offset of a record, and its producer's number; -1 if its bytes are not what was written."""
+
+EXAMPLES_MAX = 5
+"""So many numbers stand in a finding; they are enough to look at the log."""
+
+
+@dataclass(slots=True)
+class PartitionHistory:
+    """What is known of one partition, which one producer wrote."""
+
+    acknowledged: dict[int, set[int]] = field(default_factory=dict)
+    """By number: the offsets that writers were told; more than one would be wrong."""
+    log: list[Seen] = field(default_factory=list)
+    """The whole partition, read when all was over."""
+    readers: dict[str, list[Seen]] = field(default_factory=dict)
+    """What each reader saw that followed the partition from its first record on."""
+    commits: dict[str, list[int]] = field(default_factory=dict)
+    """By cursor: its offsets as they were seen, one after another."""
+    consumed: dict[str, set[int]] = field(default_factory=dict)
+    """By cursor: the offsets that consumers were given."""
+
+
+def judge(histories: Mapping[int, PartitionHistory]) -> list[str]:
+    """The findings against the rules, each a sentence; none if all was kept."""
+    return [
+        f"{rule}: partition {number}: {sentence}"
+        for number, history in sorted(histories.items())
+        for rule, sentence in _findings(history)
+    ]
+
+
+def _findings(history: PartitionHistory) -> Iterator[tuple[str, str]]:
+    offsets = {sequence: offset for offset, sequence in history.log}
+    lost = [
+        sequence
+        for sequence, told in history.acknowledged.items()
+        if told != {offsets.get(sequence)}
+    ]
+    if lost:
+        yield "lost", f"{_some(lost)} were acknowledged and are not there"
+    counts = Counter(sequence for _, sequence in history.log)
+    twice = [sequence for sequence, count in counts.items() if count > 1]
+    if twice:
+        yield "twice", f"{_some(twice)} are in the log more than once"
+    disordered = [
+        after
+        for before, after in pairwise(history.log)
+        if after[0] <= before[0] or after[1] <= before[1]
+    ]
+    if disordered:
+        yield "producer", f"{_some(disordered)} come after greater ones"
+    for reader, seen in history.readers.items():
+        if seen != history.log:
+            wrong = [one for one, right in zip(seen, history.log, strict=False) if one != right]
+            yield (
+                "order",
+                f"{reader} saw {len(seen)} of {len(history.log)} records; {_some(wrong)} differ",
+            )
+    yield from _cursor_findings(history)
+
+
+def _cursor_findings(history: PartitionHistory) -> Iterator[tuple[str, str]]:
+    for cursor, commits in history.commits.items():
+        back = [after for before, after in pairwise(commits) if after < before]
+        if back:
+            yield "cursor", f"the cursor {cursor} went back to {_some(back)}"
+        given = history.consumed.get(cursor, set())
+        end = commits[-1] if commits else 0
+        missed = [offset for offset, _ in history.log if offset < end and offset not in given]
+        if missed:
+            yield "consumed", f"{_some(missed)} are before the cursor {cursor}, and nobody got them"
+
+
+def _some(found: Sequence[object]) -> str:
+    words = ", ".join(map(str, found[:EXAMPLES_MAX]))
+    more = len(found) - EXAMPLES_MAX
+    return f"{words} and {more} more" if more > 0 else words or "none"

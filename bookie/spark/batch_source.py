@@ -1,0 +1,184 @@
+"""The batch source: logs between two places, or ledgers.
+
+What is read is decided once, when Spark plans the frame. It stays so for each action on that frame;
+load it again to see later records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from bookie.errors import LogTruncatedError
+from bookie.spark.columns import LedgerBatches, LogBatches, joined
+from bookie.spark.ledger_reading import find_ledgers, require_named
+from bookie.spark.places import resolve
+from bookie.spark.selection import Surveys, survey
+from bookie.spark.source_options import READ_SECONDS_MAX, LedgerSource, LogSource
+from bookie.spark.splits import LogSlice, cut, cut_ids, task_bytes
+from bookie.spark.stream_offsets import LogOffsets
+
+
+@dataclass
+class LogSplit(InputPartition):
+    """What one task reads of a log."""
+
+    slice: LogSlice
+
+    def __init__(self, part: LogSlice) -> None:
+        self.slice = part
+
+
+@dataclass
+class LedgerSplit(InputPartition):
+    """What one task reads of a ledger."""
+
+    ledger_id: int
+    first_entry_id: int
+    last_entry_id: int
+
+    def __init__(self, ledger_id: int, first_entry_id: int, last_entry_id: int) -> None:
+        self.ledger_id = ledger_id
+        self.first_entry_id = first_entry_id
+        self.last_entry_id = last_entry_id
+
+
+class LogBatchReader(DataSourceReader):
+    """Reads logs. Made in the planner; tasks have a copy."""
+
+    def __init__(self, source: LogSource) -> None:
+        self.source = source
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """One for each task.
+
+        Raises:
+            BadRequestError, LogTruncatedError: a place is wrong.
+            BookieError: what a survey raises.
+        """
+        source = self.source
+        assert source.end is not None, "a batch has an end"
+        client, password = source.connection.client(), source.connection.password()
+        surveys = survey(client, source.selection, password)
+        start, end = resolve(source.start, surveys), resolve(source.end, surveys)
+        return [LogSplit(one) for one in plan(source, surveys, start, end)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """In a task: the records of a split. Nothing is fenced or written."""
+        return read_split(self.source, partition)
+
+
+def plan(source: LogSource, surveys: Surveys, start: LogOffsets, end: LogOffsets) -> list[LogSlice]:
+    """Cut what lies between two offsets into tasks; what `start` leaves out begins at 0.
+
+    Raises:
+        LogTruncatedError: something of it was truncated, and `failOnDataLoss` is set.
+    """
+    spans = {}
+    for (log, partition), last in sorted(end.items()):
+        first = start.get((log, partition), 0)
+        if first < last and not source.fail_on_data_loss:
+            first = max(first, surveys.bounds()[log, partition][0])
+        if first < last:
+            with telling_of_loss():
+                spans[log, partition] = surveys.by_log[log].spans(partition, first, last)
+    total = sum(one.size_bytes for found in spans.values() for one in found)
+    size_bytes = task_bytes(total, source.split_bytes, source.tasks_min)
+    return [part for (log, at), found in spans.items() for part in cut(log, at, found, size_bytes)]
+
+
+def read_split(source: LogSource, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    """The records of a split, in Arrow batches.
+
+    Raises:
+        LogTruncatedError: they were truncated meanwhile, and `failOnDataLoss` is set.
+        BookieError: what a read raises; Spark tries the task again.
+    """
+    if not isinstance(partition, LogSplit):
+        return  # Spark makes one task although there is nothing to read
+    part = partition.slice
+    client = source.connection.client()
+    batches = LogBatches(source.columns, part.log, part.partition)
+    reader = client.log_reader(
+        part.log,
+        partition=part.partition,
+        start=part.start,
+        end=part.end,
+        # The planner knew these to be confirmed. A bookie that this task asks may learn it later.
+        follow=True,
+        password=source.connection.password(),
+        on_truncated="raise" if source.fail_on_data_loss else "skip",
+        timeout=READ_SECONDS_MAX,
+    )
+    with reader, telling_of_loss():
+        yield from joined(chain.from_iterable(map(batches.encode, reader.batches())))
+
+
+@contextmanager
+def telling_of_loss() -> Iterator[None]:
+    """Records that are gone are an error, which says how to go on without them."""
+    try:
+        yield
+    except LogTruncatedError as error:
+        raise LogTruncatedError(
+            f"{error}; set failOnDataLoss to false to go on without what is lost",
+            earliest_offset=error.earliest_offset,
+        ) from error
+
+
+class LedgerBatchReader(DataSourceReader):
+    """Reads ledgers; of an open one, what is confirmed when the frame is planned."""
+
+    def __init__(self, source: LedgerSource) -> None:
+        self.source = source
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """One for each task.
+
+        Raises:
+            NoSuchLedgerError: a ledger that is named alone does not exist.
+            BookieError: what opening a ledger raises.
+        """
+        source, connection = self.source, self.source.connection
+        found = find_ledgers(connection.client(), source.selection, connection.password())
+        total = sum(one.size_bytes for one in found)
+        size_bytes = task_bytes(total, source.split_bytes, source.tasks_min)
+        return [
+            LedgerSplit(one.ledger_id, part.start, part.stop - 1)
+            for one in found
+            for part in cut_ids(0, one.last_entry_id, one.size_bytes, size_bytes)
+        ]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """In a task: the entries of a split. Nothing is fenced or written."""
+        if not isinstance(partition, LedgerSplit):
+            return
+        connection = self.source.connection
+        ledger_id = partition.ledger_id
+        ledger = connection.client().open_ledger(ledger_id, password=connection.password())
+        batches = LedgerBatches(self.source.columns, ledger_id)
+        # The planner knew these to be confirmed. A bookie may learn it later.
+        found = ledger.read_acknowledged(
+            partition.first_entry_id, partition.last_entry_id, timeout=READ_SECONDS_MAX
+        )
+        with found:
+            yield from joined(chain.from_iterable(map(batches.encode, found)))
+
+
+def check_exists(source: LogSource | LedgerSource) -> None:
+    """Look for what the options name.
+
+    Raises:
+        NoSuchLogError, NoSuchLedgerError: it does not exist.
+        BadRequestError: a log has no such partition.
+    """
+    client = source.connection.client()
+    if isinstance(source, LogSource):
+        survey(client, source.selection, source.connection.password())
+    else:
+        require_named(client, source.selection)

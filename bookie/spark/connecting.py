@@ -1,0 +1,78 @@
+"""How the processes of Spark reach the cluster: by one client for each process."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+import bookie
+from bookie.errors import BadRequestError, ConfigurationError
+from bookie.metadata.uri import require_shared
+from bookie.spark.options import SparkOptions
+from bookie.sync import SyncBookKeeper, shared_client
+
+
+@dataclass(frozen=True, slots=True)
+class SparkConnection:
+    """Where the cluster is, and what its ledgers are opened with. It travels to the executors.
+
+    Secrets travel as paths of files, which each machine reads for itself.
+    """
+
+    metadata_uri: str
+    password_file: str = ""
+    version: str = bookie.__version__
+    """The package that planned the query. A task of another one refuses it."""
+
+    def client(self) -> SyncBookKeeper:
+        """The client that this process shares.
+
+        Raises:
+            ConfigurationError: the package here has another version than the one that planned.
+        """
+        if self.version != bookie.__version__:
+            host = socket.gethostname()
+            raise ConfigurationError(
+                package_differs(f"executor {host}", bookie.__version__, self.version)
+            )
+        return shared_client(self.metadata_uri)
+
+    def password(self) -> bytes:
+        """The password of the ledgers, as this machine's file says.
+
+        Raises:
+            BadRequestError: the file cannot be read.
+        """
+        if not self.password_file:
+            return b""
+        try:
+            return Path(self.password_file).read_bytes().rstrip(b"\r\n")
+        except OSError as error:
+            raise BadRequestError(
+                f"the option passwordFile names {self.password_file}, which cannot be read: "
+                f"{error.strerror}"
+            ) from error
+
+
+def take_connection(options: SparkOptions) -> SparkConnection:
+    """The options that each use of the source has.
+
+    Raises:
+        BadRequestError, ConfigurationError: one is missing or wrong.
+    """
+    uri = options.take("metadata", "metadataServiceUri")
+    if uri is None:
+        raise BadRequestError("the option metadata is missing: the URI of the metadata store")
+    require_shared(uri)
+    connection = SparkConnection(uri, options.take("passwordFile") or "")
+    connection.password()
+    return connection
+
+
+def package_differs(where: str, found: str, wanted: str) -> str:
+    """A sentence about a process that has another version of the package than the driver."""
+    return (
+        f"{where} has bookie {found}, and the driver has {wanted}; install one version "
+        "everywhere, or pass --py-files with the zip of `bookie spark package`"
+    )

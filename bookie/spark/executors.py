@@ -1,0 +1,70 @@
+"""What a job asks of its executors before it starts: how many cores, and which bookie they have."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812  (the field's name for it)
+
+import bookie
+from bookie.errors import ConfigurationError
+from bookie.spark.connecting import package_differs
+
+
+def cores(spark: SparkSession) -> int:
+    """The tasks that Spark runs at the same time, as far as it says; Connect does not say."""
+    try:
+        return spark.sparkContext.defaultParallelism
+    except Exception:  # noqa: BLE001  (Connect raises one of several kinds)
+        return 2
+
+
+def check_executors(spark: SparkSession) -> None:
+    """Ask the executors which package they have, by one task for each core.
+
+    It starts a job of Spark's, which takes a second or so. An executor that comes later is not
+    asked. Its first task then says the same.
+
+    Raises:
+        ConfigurationError: an executor has no package bookie, another version of it, or lacks a
+            library; the message names the executor.
+    """
+    tasks = cores(spark)
+    # Without Arrow, so that an executor without pyarrow can say so.
+    asked = F.udf(_look(), "string", useArrow=False)
+    rows = spark.range(0, tasks, 1, tasks).select(asked("id").alias("found")).distinct().collect()
+    for host, version, problem in sorted(json.loads(row["found"]) for row in rows):
+        if problem is not None:
+            raise ConfigurationError(package_problem(f"executor {host}", problem))
+        if version != bookie.__version__:
+            raise ConfigurationError(
+                package_differs(f"executor {host}", version, bookie.__version__)
+            )
+
+
+def package_problem(where: str, problem: str) -> str:
+    """A sentence about a process that cannot load the package; `problem` is what Python says."""
+    if "'bookie'" in problem:
+        return (
+            f"{where} has no package bookie; pass --py-files with the zip of `bookie spark package`"
+        )
+    return f"{where} cannot load bookie: {problem}; install what `bookie spark package` lists"
+
+
+def _look() -> Callable[[int], str]:
+    def look(_number: int) -> str:
+        # A function inside a function travels as a whole: it needs nothing of this package.
+        import json
+        import socket
+
+        host = socket.gethostname()
+        try:
+            import bookie
+            import bookie.spark.source
+        except ImportError as error:
+            return json.dumps([host, None, str(error)])
+        return json.dumps([host, bookie.__version__, None])
+
+    return look

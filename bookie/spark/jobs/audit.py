@@ -1,0 +1,220 @@
+"""Audit: read every copy of every entry from its own bookie, and verify its digest.
+
+The verdicts (see `bookie.client.replica_audit`) are written as Parquet below the report's
+directory, and everything else is counted from there. Nothing is fenced or written to the cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  (the field's name for it)
+
+from bookie.client.replica_audit import DAMAGE
+from bookie.spark.executors import cores
+from bookie.spark.jobs import pictures
+
+VERDICTS = "verdicts"
+"""The directory of the verdicts, below that of the report."""
+
+DAMAGED_ROWS_SHOWN = 50
+"""Verdicts on the page; all are in the Parquet files."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictCount:
+    """What one verdict comes to on one bookie."""
+
+    bookie: str
+    verdict: str
+    ledgers: int
+    entries: int
+    packet_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class DamagedCopy:
+    """A verdict other than ``ok``, for people."""
+
+    ledger_id: int
+    bookie: str
+    verdict: str
+    entries: int
+    ranges: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class AuditSummary:
+    """What an audit found."""
+
+    report: str
+    ledgers: int
+    """Ledgers that have a verdict."""
+    damaged_ledgers: int
+    counts: tuple[VerdictCount, ...]
+    examples: tuple[DamagedCopy, ...]
+    """The first `DAMAGED_ROWS_SHOWN` verdicts other than ``ok``."""
+
+    @property
+    def has_damage(self) -> bool:
+        """Whether something is damaged."""
+        return any(one.verdict in DAMAGE for one in self.counts)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every copy could be judged."""
+        return not any(one.verdict == "unreachable" for one in self.counts)
+
+    @property
+    def verified_entries(self) -> int:
+        """Entries whose digests were right, each copy counted."""
+        return sum(one.entries for one in self.counts if one.verdict == "ok")
+
+    @property
+    def verified_bytes(self) -> int:
+        """The bytes of their packets."""
+        return sum(one.packet_bytes for one in self.counts)
+
+    def entries(self, verdict: str) -> int:
+        """Entries with a verdict, each copy counted."""
+        return sum(one.entries for one in self.counts if one.verdict == verdict)
+
+    @property
+    def sentence(self) -> str:
+        """What it comes to, in one sentence."""
+        checked = (
+            f"{self.verified_entries} copies of entries of {self.ledgers} ledgers are right "
+            f"({pictures.size_text(self.verified_bytes)})"
+        )
+        if self.has_damage:
+            return f"{self.damaged_ledgers} ledgers are damaged; {checked}"
+        if not self.is_complete:
+            return f"no damage was found, but bookies did not answer; {checked}"
+        return f"no damage was found; {checked}"
+
+
+def audit(
+    spark: SparkSession,
+    metadata: str,
+    report: str,
+    *,
+    ledgers: str | None = None,
+    bytes_of_a_task: str | None = None,
+) -> AuditSummary:
+    """Audit a cluster and write the report; a former report there is replaced.
+
+    Args:
+        spark: the session.
+        metadata: the URI of the metadata store, as the executors reach it.
+        report: a directory of any file system that Spark knows.
+        ledgers: ids and ranges, such as ``1,2,10-20``; None for all.
+        bytes_of_a_task: how much one task reads, such as ``256m``.
+    """
+    verdicts(spark, metadata, ledgers=ledgers, bytes_of_a_task=bytes_of_a_task).write.mode(
+        "overwrite"
+    ).parquet(f"{report}/{VERDICTS}")
+    return summarize(spark, report)
+
+
+def verdicts(
+    spark: SparkSession,
+    metadata: str,
+    *,
+    ledgers: str | None = None,
+    bytes_of_a_task: str | None = None,
+) -> DataFrame:
+    """The verdicts as a frame. Each action on it audits again: write it first."""
+    reader = spark.read.format("bookkeeper").option("metadata", metadata).option("table", "audit")
+    if ledgers is not None:
+        reader = reader.option("ledgers", ledgers)
+    if bytes_of_a_task is not None:
+        reader = reader.option("maxBytesPerPartition", bytes_of_a_task)
+    return reader.option("minPartitions", str(4 * cores(spark))).load()
+
+
+def summarize(spark: SparkSession, report: str) -> AuditSummary:
+    """Count what an audit has written."""
+    found = spark.read.parquet(f"{report}/{VERDICTS}")
+    damage = F.col("verdict").isin(*DAMAGE)
+    totals = found.agg(
+        F.countDistinct("ledgerId"), F.countDistinct(F.when(damage, F.col("ledgerId")))
+    ).first()
+    assert totals is not None, "an aggregate has one row"
+    rows = (
+        found.groupBy("bookie", "verdict")
+        .agg(F.countDistinct("ledgerId"), F.sum("entries"), F.sum("bytes"))
+        .orderBy("bookie", "verdict")
+        .collect()
+    )
+    wrong = found.where("verdict <> 'ok'").orderBy("ledgerId", "bookie", "verdict")
+    examples = [
+        DamagedCopy(
+            row["ledgerId"],
+            row["bookie"],
+            row["verdict"],
+            row["entries"],
+            _ranges_text([(one["first"], one["last"]) for one in row["ranges"]]),
+            row["detail"] or (f"found on {', '.join(row['foundOn'])}" if row["foundOn"] else ""),
+        )
+        for row in wrong.limit(DAMAGED_ROWS_SHOWN).collect()
+    ]
+    counts = tuple(VerdictCount(*row) for row in rows)
+    return AuditSummary(report, totals[0], totals[1], counts, tuple(examples))
+
+
+def _ranges_text(ranges: Sequence[tuple[int, int]], shown: int = 6) -> str:
+    words = [f"{first}-{last}" if last > first else str(first) for first, last in ranges[:shown]]
+    return ", ".join([*words, "…"] if len(ranges) > shown else words)
+
+
+def audit_picture(summary: AuditSummary) -> str:
+    """Copies of entries by bookie, as SVG."""
+    drawn = []
+    for bookie in sorted({one.bookie for one in summary.counts if one.bookie}):
+        of_bookie = [one for one in summary.counts if one.bookie == bookie]
+        right = sum(one.entries for one in of_bookie if one.verdict == "ok")
+        wrong = sum(one.entries for one in of_bookie if one.verdict in DAMAGE)
+        silent = sum(one.entries for one in of_bookie if one.verdict == "unreachable")
+        parts = [(right, pictures.OK), (wrong, pictures.BAD), (silent, pictures.OPEN)]
+        text = f"{right} right, {wrong} damaged" + (f", {silent} unknown" if silent else "")
+        drawn.append((bookie, parts, text))
+    return pictures.bars(drawn)
+
+
+def audit_page(summary: AuditSummary) -> str:
+    """One page of HTML for people."""
+    counts = [
+        (one.bookie or "—", one.verdict, one.ledgers, one.entries, one.packet_bytes)
+        for one in summary.counts
+    ]
+    parts_of_page = [
+        pictures.sentence(summary.sentence, "bad" if summary.has_damage else "good"),
+        pictures.heading("Copies of entries by bookie"),
+        audit_picture(summary),
+        pictures.heading("Verdicts"),
+        pictures.table(("bookie", "verdict", "ledgers", "entries", "bytes"), counts),
+    ]
+    if summary.examples:
+        rows = [
+            (one.ledger_id, one.bookie or "—", one.verdict, one.entries, one.ranges, one.detail)
+            for one in summary.examples
+        ]
+        parts_of_page += [
+            pictures.heading(f"The first {len(rows)} that are not right"),
+            pictures.table(("ledger", "bookie", "verdict", "entries", "ids", "detail"), rows),
+        ]
+    return pictures.page("Audit of a bookie cluster", parts_of_page)
+
+
+def write_page(page: str, report: str, name: str, path: str | None) -> str | None:
+    """Write a page beside its report if that is on this machine, or to `path`; returns where."""
+    if path is None and "://" in report:
+        return None
+    target = Path(path) if path is not None else Path(report) / name
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(page, encoding="utf-8")
+    return str(target)

@@ -1,0 +1,154 @@
+"""Compact: many small ledgers of a log into few, without a change of any record or offset.
+
+The driver chooses runs of small ranges. Each task copies one run into a new ledger. Then the driver
+publishes all copies of a partition in one step and deletes the old ledgers. Partitions are worked
+on a few at a time, so that their old ledgers go before the next ones are copied. A run that was cut
+off is simply repeated: see `bookie.log.compaction`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from bookie.cluster.logs import LogName, LogPartition
+from bookie.formats.log_metadata import (
+    LogChunk,
+    LogRange,
+    decode_log_chunk,
+    encode_log_chunk,
+)
+from bookie.log.compaction import CompactionGroup, CopiedGroup
+from bookie.protocol.compaction import CompactionLimits
+from bookie.spark.connecting import SparkConnection
+from bookie.spark.executors import cores
+
+GROUPS = "number BIGINT, partition INT, logId STRING, ranges BINARY"
+COPIES = "number BIGINT, copied BINARY, reason STRING"
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionSummary:
+    """What a compaction did."""
+
+    ledgers_before: int
+    ledgers_after: int
+    joined: int
+    """Runs of ranges that are one range now."""
+    copied_bytes: int
+    """Payload bytes of these ranges."""
+    overtaken: int
+    """Runs that were truncated, or joined by another compaction, meanwhile."""
+    left: tuple[str, ...]
+    """Why other small ranges stay as they are."""
+
+
+def compact(
+    spark: SparkSession,
+    metadata: str,
+    log: str,
+    limits: CompactionLimits | None = None,
+    *,
+    password_file: str | None = None,
+) -> CompactionSummary:
+    """Compact a log, each partition by itself.
+
+    Args:
+        spark: the session.
+        metadata: the URI of the metadata store, as the executors reach it.
+        log: the log's name.
+        limits: what is joined; None for the defaults.
+        password_file: a file on every machine that holds the password of the log's ledgers.
+
+    Raises:
+        BadRequestError: the limits are none.
+        NoSuchLogError: there is no such log.
+        MetadataError: the metadata store failed; compact again.
+    """
+    connection = SparkConnection(metadata, password_file or "")
+    maintenance = connection.client().maintenance()
+    plan = maintenance.plan_compaction(log, limits or CompactionLimits())
+    left = list(plan.left.values())
+    joined = copied_bytes = overtaken = 0
+    for some in _rounds(list(plan.by_partition().items()), 4 * cores(spark)):
+        groups = [group for _, of_partition in some for group in of_partition]
+        copies = _copy(spark, connection, log, groups)
+        for partition, _ in some:
+            ours = [one for one in copies if one.group.partition == partition]
+            done = maintenance.publish_compaction(partition, ours)
+            joined += done.joined
+            copied_bytes += done.size_bytes
+            overtaken += done.overtaken
+            left += done.failures
+    ledgers = {one.ledger_id for _, one in maintenance.history(log)}
+    return CompactionSummary(
+        plan.ledgers, len(ledgers), joined, copied_bytes, overtaken, tuple(left)
+    )
+
+
+_Work = tuple[LogPartition, Sequence[CompactionGroup]]
+
+
+def _rounds(work: Sequence[_Work], groups_min: int) -> Iterator[list[_Work]]:
+    """Whole partitions, with enough groups in each round to keep Spark busy."""
+    some: list[_Work] = []
+    for one in work:
+        some.append(one)
+        if sum(len(groups) for _, groups in some) >= groups_min:
+            yield some
+            some = []
+    if some:
+        yield some
+
+
+def _copy(
+    spark: SparkSession, connection: SparkConnection, log: str, groups: Sequence[CompactionGroup]
+) -> list[CopiedGroup]:
+    """Copy groups, each in a task of its own; one result for each of them."""
+    rows = [
+        (at, one.partition.number, one.log_id, encode_log_chunk(LogChunk(0, one.ranges)))
+        for at, one in enumerate(groups)
+    ]
+    frame = spark.createDataFrame(rows, GROUPS).repartition(len(rows))
+    return [
+        CopiedGroup(groups[row["number"]], _range_of(row["copied"]), row["reason"])
+        for row in frame.mapInArrow(_copying(connection, log), COPIES).collect()
+    ]
+
+
+def _copying(
+    connection: SparkConnection, log: str
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """What each task runs. It travels to the executors."""
+
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        maintenance = connection.client().maintenance()
+        for batch in batches:
+            for row in batch.to_pylist():
+                group = CompactionGroup(
+                    LogPartition(LogName.parse(log), row["partition"]),
+                    row["logId"],
+                    decode_log_chunk(row["ranges"]).ranges,
+                )
+                copy = maintenance.copy_group(group, connection.password())
+                after = None if copy.after is None else _bytes_of(copy.after)
+                yield pa.RecordBatch.from_pydict(
+                    {
+                        "number": pa.array([row["number"]], pa.int64()),
+                        "copied": pa.array([after], pa.binary()),
+                        "reason": pa.array([copy.reason], pa.string()),
+                    }
+                )
+
+    return run
+
+
+def _bytes_of(one: LogRange) -> bytes:
+    return encode_log_chunk(LogChunk(0, (one,)))
+
+
+def _range_of(data: bytes | None) -> LogRange | None:
+    return None if data is None else decode_log_chunk(bytes(data)).ranges[0]

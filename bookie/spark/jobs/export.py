@@ -1,0 +1,147 @@
+"""Export: the records of a log as Parquet, each once, and only what is new.
+
+A checkpoint keeps how far the export has come. Each run reads what was published since, as
+batches, and ends. A batch is written below ``data/batch=N``, and a batch that is repeated replaces
+its own directory. So a run that was cut off leaves nothing double and nothing out.
+
+Values become columns in one of three ways. Rows whose value does not fit go to ``quarantine``, with
+all columns of the log and their bytes as they were.
+
+====== ====================================================================================
+format columns
+====== ====================================================================================
+bytes  those of the source; the value stays bytes
+json   those of the schema, and log, partition, offset, timestamp as ``_log``, ``_partition``, …
+csv    likewise
+====== ====================================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  (the field's name for it)
+from pyspark.sql.types import StringType, StructField, StructType
+
+from bookie.errors import BadRequestError
+from bookie.spark.lag import rows_read
+
+VALUE_FORMATS = ("bytes", "json", "csv")
+
+ORIGIN = ("log", "partition", "offset", "timestamp", "key")
+"""Columns of the source that stand beside parsed ones, with an underscore before them."""
+
+CORRUPT = "_corrupt_record"
+"""What Spark's parsers fill in when a text does not fit the schema."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExportPlan:
+    """What is written where."""
+
+    target: str
+    """A directory of any file system that Spark knows: ``data`` and ``quarantine`` are below it."""
+    value_format: str = "bytes"
+    schema: StructType | None = None
+    partition_by: tuple[str, ...] = ()
+
+    def validate(self) -> None:
+        """Check it before anything is read.
+
+        Raises:
+            BadRequestError: something is missing or contradictory.
+        """
+        if self.value_format not in VALUE_FORMATS:
+            raise BadRequestError(f"values are {', '.join(VALUE_FORMATS)}, not {self.value_format}")
+        if (self.schema is None) != (self.value_format == "bytes"):
+            raise BadRequestError("json and csv need a schema, and bytes take none")
+        names = set() if self.schema is None else set(self.schema.names)
+        if CORRUPT in names:
+            raise BadRequestError(f"the schema may not have a column {CORRUPT}")
+
+
+def export_log(
+    spark: SparkSession,
+    metadata: str,
+    log: str,
+    plan: ExportPlan,
+    *,
+    checkpoint: str,
+    password_file: str | None = None,
+) -> int:
+    """Export what is new in a log; returns the number of rows that were read.
+
+    Args:
+        spark: the session.
+        metadata: the URI of the metadata store, as the executors reach it.
+        log: the log's name.
+        plan: what is written where.
+        checkpoint: a directory that belongs to this export alone.
+        password_file: a file on every machine that holds the password of the log's ledgers.
+    """
+    plan.validate()
+    reader = spark.readStream.format("bookkeeper").option("metadata", metadata).option("log", log)
+    if password_file is not None:
+        reader = reader.option("passwordFile", password_file)
+    query = (
+        reader.option("startingOffsets", "earliest")
+        .load()
+        .writeStream.foreachBatch(lambda frame, batch: write_batch(frame, batch, plan))
+        .option("checkpointLocation", checkpoint)
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    return rows_read(query)
+
+
+def parse_schema(text: str) -> StructType:
+    """Columns from text such as ``id BIGINT, name STRING``; needs a session.
+
+    Raises:
+        BadRequestError: Spark does not understand it.
+    """
+    try:
+        schema = StructType.fromDDL(text)
+    except PySparkException as error:
+        reason = str(error).strip().splitlines()[0]
+        raise BadRequestError(f"the schema {text!r} is no list of columns: {reason}") from error
+    assert isinstance(schema, StructType)
+    return schema
+
+
+def write_batch(frame: DataFrame, batch: int, plan: ExportPlan) -> None:
+    """Write one batch; writing it again replaces it."""
+    if plan.value_format == "bytes":
+        _write(frame, f"{plan.target}/data/batch={batch}", plan.partition_by)
+        return
+    parsed = frame.withColumn("_parsed", _parse(plan)).persist()
+    bad = F.col("_parsed").isNull() | F.col(f"_parsed.{CORRUPT}").isNotNull()
+    origin = [F.col(name).alias(f"_{name}") for name in ORIGIN if name in frame.columns]
+    good = parsed.where(~bad).select("_parsed.*", *origin).drop(CORRUPT)
+    _write(good, f"{plan.target}/data/batch={batch}", plan.partition_by)
+    # An empty quarantine replaces what a repeated batch has left.
+    _write(parsed.where(bad).drop("_parsed"), f"{plan.target}/quarantine/batch={batch}", ())
+    parsed.unpersist()
+
+
+def _parse(plan: ExportPlan) -> Column:
+    assert plan.schema is not None
+    schema = StructType([*plan.schema.fields, StructField(CORRUPT, StringType())])
+    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
+    text = F.col("value").cast("string")
+    if plan.value_format == "json":
+        return F.from_json(text, schema, options)
+    return F.from_csv(text, _ddl(schema), options)
+
+
+def _ddl(schema: StructType) -> str:
+    return ", ".join(f"`{one.name}` {one.dataType.simpleString()}" for one in schema.fields)
+
+
+def _write(frame: DataFrame, path: str, partition_by: Sequence[str]) -> None:
+    writer = frame.write.mode("overwrite")
+    (writer.partitionBy(*partition_by) if partition_by else writer).parquet(path)

@@ -1,0 +1,98 @@
+"""One-page reports: HTML with pictures drawn as SVG. Pure, without any library."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+BAR_HEIGHT = 18
+LABEL_WIDTH = 220
+BARS_WIDTH = 420
+FONT = "font-family='sans-serif' font-size='12'"
+
+OK = "#2b8a3e"
+BAD = "#c92a2a"
+OPEN = "#e67700"
+
+Part = tuple[float, str]
+"""How long a part of a bar is, and its colour."""
+
+Bar = tuple[str, Sequence[Part], str]
+"""What a bar is about, its parts, and what is written behind it."""
+
+_STYLE = (
+    "body{font-family:sans-serif;margin:2em;max-width:60em}"
+    "table{border-collapse:collapse}td,th{padding:.2em .8em;text-align:left;"
+    "border-bottom:1px solid #ddd}td.n{text-align:right}.good{color:#2b8a3e}.bad{color:#c92a2a}"
+)
+
+
+def bars(rows: Sequence[Bar]) -> str:
+    """Bars below each other, the longest as long as there is room."""
+    longest = max((sum(size for size, _ in parts) for _, parts, _ in rows), default=0) or 1
+    height = (BAR_HEIGHT + 6) * len(rows) + 6
+    width = LABEL_WIDTH + BARS_WIDTH + 160
+    shapes = []
+    for number, (label, parts, text) in enumerate(rows):
+        top = 6 + number * (BAR_HEIGHT + 6)
+        left: float = LABEL_WIDTH
+        middle = top + BAR_HEIGHT - 5
+        shapes.append(
+            f"<text x='{LABEL_WIDTH - 8}' y='{middle}' text-anchor='end' {FONT}>"
+            f"{escape(label)}</text>"
+        )
+        for size, colour in parts:
+            # What is there stays visible, however small it is.
+            length = max(2.0, BARS_WIDTH * size / longest) if size else 0.0
+            shapes.append(
+                f"<rect x='{left:.1f}' y='{top}' width='{length:.1f}' height='{BAR_HEIGHT}' "
+                f"fill='{colour}'/>"
+            )
+            left += length
+        shapes.append(f"<text x='{left + 8:.1f}' y='{middle}' {FONT}>{escape(text)}</text>")
+    return (
+        f"<svg xmlns='http://www.w3.org/2000/svg' width='{width}' height='{height}'>"
+        + "".join(shapes)
+        + "</svg>"
+    )
+
+
+def table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A table; numbers to the right."""
+    head = "".join(f"<th>{escape(title)}</th>" for title in titles)
+    body = "".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in rows)
+    return f"<table><tr>{head}</tr>{body}</table>"
+
+
+def page(title: str, parts: Sequence[str]) -> str:
+    """A whole page."""
+    return (
+        "<!DOCTYPE html><html><head><meta charset='utf-8'>"
+        f"<title>{escape(title)}</title><style>{_STYLE}</style></head>"
+        f"<body><h1>{escape(title)}</h1>{''.join(parts)}</body></html>\n"
+    )
+
+
+def sentence(text: str, kind: str = "") -> str:
+    """A paragraph; `kind` is ``good``, ``bad`` or nothing."""
+    return f"<p class='{kind}'>{escape(text)}</p>"
+
+
+def heading(text: str) -> str:
+    """A title within a page."""
+    return f"<h2>{escape(text)}</h2>"
+
+
+def size_text(count: float) -> str:
+    """A size for people: ``1.5 GiB``."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(count) < 1024 or unit == "TiB":
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    raise AssertionError("the last unit ends the loop")
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return f"<td class='n'>{value}</td>"
+    return f"<td>{escape(str(value))}</td>"

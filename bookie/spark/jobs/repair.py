@@ -1,0 +1,117 @@
+"""Repair: give bookies back what an audit found missing, misplaced or corrupt.
+
+Each task repairs some ledgers, one after the other, under the lock that repair workers share. What
+was mended meanwhile is left alone. So a run that was cut off is simply repeated, and two runs at
+once do no harm. Bookies that are gone for good are not replaced: that changes ensembles, and is no
+copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812  (the field's name for it)
+
+from bookie.client.replica_audit import REPAIRABLE
+from bookie.client.replica_plan import merged
+from bookie.client.replica_repair import CopyDamage
+from bookie.spark.connecting import SparkConnection
+from bookie.spark.executors import cores
+from bookie.spark.jobs.audit import VERDICTS
+
+REPAIRS = "repairs"
+"""The directory of the outcomes, below that of the report."""
+
+LEDGERS_OF_A_TASK = 100
+"""About how many damaged ledgers one task repairs."""
+
+OUTCOMES = (
+    "ledgerId BIGINT, bookie STRING, outcome STRING, entries BIGINT, bytes BIGINT, detail STRING"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RepairSummary:
+    """What became of all damage."""
+
+    copies: Mapping[str, int]
+    """Copies by outcome: see `RepairOutcome`."""
+    entries: int
+    packet_bytes: int
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no damage is left that a copy could mend."""
+        return not self.copies.keys() - {"repaired", "was-fine", "deleted"}
+
+
+def repair(spark: SparkSession, metadata: str, report: str) -> RepairSummary:
+    """Repair what the report of an audit names; the outcomes replace those of a former run.
+
+    Raises:
+        BadRequestError: an operator has disabled repairs.
+    """
+    connection = SparkConnection(metadata)
+    connection.client().maintenance().require_repairs_enabled()
+    damage = (
+        spark.read.parquet(f"{report}/{VERDICTS}")
+        .where(F.col("verdict").isin(*REPAIRABLE))
+        .groupBy("ledgerId")
+        .agg(F.collect_list(F.struct("bookie", "ranges", "foundOn")).alias("damages"))
+    ).cache()
+    tasks = max(1, min(4 * cores(spark), -(-damage.count() // LEDGERS_OF_A_TASK)))
+    damage.repartition(tasks).mapInArrow(_repairing(connection), OUTCOMES).write.mode(
+        "overwrite"
+    ).parquet(f"{report}/{REPAIRS}")
+    damage.unpersist()
+    done = spark.read.parquet(f"{report}/{REPAIRS}")
+    rows = done.groupBy("outcome").agg(F.count("*"), F.sum("entries"), F.sum("bytes")).collect()
+    return RepairSummary(
+        {row[0]: row[1] for row in rows}, sum(row[2] for row in rows), sum(row[3] for row in rows)
+    )
+
+
+def damages_of(rows: Sequence[Mapping[str, Any]]) -> list[CopyDamage]:
+    """The damage of one ledger by bookie, from its verdicts."""
+    by_bookie: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        by_bookie.setdefault(row["bookie"], []).append(row)
+    return [
+        CopyDamage(
+            bookie,
+            tuple(merged((one["first"], one["last"]) for row in some for one in row["ranges"])),
+            tuple(sorted({name for row in some for name in row["foundOn"]})),
+        )
+        for bookie, some in sorted(by_bookie.items())
+    ]
+
+
+def _repairing(
+    connection: SparkConnection,
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """What each task runs. It travels to the executors."""
+
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        maintenance = connection.client().maintenance()
+        for batch in batches:
+            outcomes = [
+                outcome
+                for row in batch.to_pylist()
+                for outcome in maintenance.repair(row["ledgerId"], damages_of(row["damages"]))
+            ]
+            yield pa.RecordBatch.from_pydict(
+                {
+                    "ledgerId": pa.array([one.ledger_id for one in outcomes], pa.int64()),
+                    "bookie": pa.array([one.bookie_id for one in outcomes], pa.string()),
+                    "outcome": pa.array([one.outcome for one in outcomes], pa.string()),
+                    "entries": pa.array([one.entries for one in outcomes], pa.int64()),
+                    "bytes": pa.array([one.packet_bytes for one in outcomes], pa.int64()),
+                    "detail": pa.array([one.detail for one in outcomes], pa.string()),
+                }
+            )
+
+    return run

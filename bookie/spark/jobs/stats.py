@@ -1,0 +1,192 @@
+"""Statistics: sizes, rates, skew, and copies by bookie and rack. Metadata only; no bookie is asked.
+
+Bytes are payload bytes of closed ledgers. What open ledgers hold is unknown to the metadata store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  (the field's name for it)
+
+from bookie.spark.jobs import pictures
+
+DAYS_SHOWN = 30
+"""Days of the rates, the newest ones."""
+
+LOGS_SHOWN = 30
+"""The largest logs."""
+
+
+@dataclass(frozen=True, slots=True)
+class BookieShare:
+    """What one bookie should store."""
+
+    bookie: str
+    state: str
+    rack: str
+    copies: int
+    """Fragments of which it should have a copy."""
+    stored_bytes: int
+    free_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogShare:
+    """What the ledgers of one log hold; an empty name stands for ledgers of no log."""
+
+    log: str
+    ledgers: int
+    entries: int
+    payload_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class DayShare:
+    """What the ledgers that were created on one day hold."""
+
+    day: str
+    ledgers: int
+    payload_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterStats:
+    """What a cluster holds."""
+
+    ledgers: int
+    open_ledgers: int
+    entries: int
+    payload_bytes: int
+    median_bytes: int
+    """Of closed ledgers, and their 95th percentile and greatest size."""
+    p95_bytes: int
+    largest_bytes: int
+    bookies: tuple[BookieShare, ...]
+    logs: tuple[LogShare, ...]
+    days: tuple[DayShare, ...]
+
+    @property
+    def skew(self) -> float:
+        """How much the fullest bookie stores, as a multiple of the mean; 1 is even."""
+        return skew_of([one.stored_bytes for one in self.bookies])
+
+    @property
+    def racks(self) -> dict[str, int]:
+        """Stored bytes by rack."""
+        found: dict[str, int] = {}
+        for one in self.bookies:
+            found[one.rack] = found.get(one.rack, 0) + one.stored_bytes
+        return dict(sorted(found.items()))
+
+
+def skew_of(sizes: Sequence[int]) -> float:
+    """The greatest as a multiple of the mean; 1 if there is nothing."""
+    whole = sum(sizes)
+    return max(sizes) * len(sizes) / whole if whole else 1.0
+
+
+def stats(spark: SparkSession, metadata: str) -> ClusterStats:
+    """Count what the cluster holds."""
+    ledgers = _table(spark, metadata, "ledgers").cache()
+    closed = ledgers.where("length IS NOT NULL")
+    totals = ledgers.agg(
+        F.count("*"),
+        F.count_if(F.col("length").isNull()),
+        F.coalesce(F.sum("entries"), F.lit(0)),
+        F.coalesce(F.sum("length"), F.lit(0)),
+        F.percentile_approx("length", [0.5, 0.95, 1.0]),
+    ).first()
+    assert totals is not None, "an aggregate has one row"
+    logs = closed.groupBy(F.coalesce("log", F.lit("")).alias("log")).agg(
+        F.count("*"), F.sum("entries"), F.sum("length").alias("bytes")
+    )
+    day = F.date_format("createdAt", "yyyy-MM-dd").alias("day")
+    days = closed.where("createdAt IS NOT NULL").groupBy(day)
+    sums = days.agg(F.count("*"), F.sum("length")).orderBy(F.desc("day")).limit(DAYS_SHOWN)
+    median, p95, largest = totals[4] or (0, 0, 0)
+    found = ClusterStats(
+        totals[0],
+        totals[1],
+        totals[2],
+        totals[3],
+        median,
+        p95,
+        largest,
+        bookies=_shares(spark, metadata),
+        logs=tuple(
+            LogShare(*row)
+            for row in logs.orderBy(F.desc("bytes"), "log").limit(LOGS_SHOWN).collect()
+        ),
+        days=tuple(DayShare(*row) for row in reversed(sums.collect())),
+    )
+    ledgers.unpersist()
+    return found
+
+
+def _shares(spark: SparkSession, metadata: str) -> tuple[BookieShare, ...]:
+    """Every bookie that is registered, or that a ledger names."""
+    stored = (
+        _table(spark, metadata, "replicas")
+        .groupBy("bookie")
+        .agg(F.count("*").alias("copies"), F.sum("estimatedBytes").alias("bytes"))
+    )
+    registered = _table(spark, metadata, "bookies").select("bookie", "state", "rack", "freeBytes")
+    joined = registered.join(stored, "bookie", "full_outer").orderBy("bookie")
+    return tuple(
+        BookieShare(
+            row["bookie"],
+            row["state"] or "lost",
+            row["rack"] or "",
+            row["copies"] or 0,
+            row["bytes"] or 0,
+            row["freeBytes"] or 0,
+        )
+        for row in joined.collect()
+    )
+
+
+def _table(spark: SparkSession, metadata: str, table: str) -> DataFrame:
+    reader = spark.read.format("bookkeeper").option("metadata", metadata)
+    return reader.option("table", table).load()
+
+
+def stats_page(found: ClusterStats) -> str:
+    """One page of HTML for people."""
+    size = pictures.size_text
+    summary = (
+        f"{found.ledgers} ledgers ({found.open_ledgers} open) hold {found.entries} entries and "
+        f"{size(found.payload_bytes)}. A closed ledger has {size(found.median_bytes)} in the "
+        f"middle, {size(found.p95_bytes)} at the 95th percentile, {size(found.largest_bytes)} at "
+        f"most. The fullest bookie stores {found.skew:.2f} times the mean."
+    )
+    bookies = [
+        (
+            f"{one.bookie} ({one.rack})" if one.rack else one.bookie,
+            [(one.stored_bytes, pictures.OK if one.state != "lost" else pictures.BAD)],
+            f"{size(one.stored_bytes)}, {one.copies} copies, {one.state}",
+        )
+        for one in found.bookies
+    ]
+    racks = [
+        (rack or "no rack", [(stored, pictures.OK)], size(stored))
+        for rack, stored in found.racks.items()
+    ]
+    logs = [
+        (one.log or "no log", [(one.payload_bytes, pictures.OK)], size(one.payload_bytes))
+        for one in found.logs
+    ]
+    days = [
+        (one.day, [(one.payload_bytes, pictures.OK)], size(one.payload_bytes)) for one in found.days
+    ]
+    parts = [pictures.sentence(summary)]
+    for title, rows in (
+        ("Copies by bookie", bookies),
+        ("Copies by rack", racks),
+        ("Largest logs", logs),
+        ("Created by day", days),
+    ):
+        parts += [pictures.heading(title), pictures.bars(rows)]
+    return pictures.page("Statistics of a bookie cluster", parts)

@@ -1,0 +1,49 @@
+"""How far a stream has come and is behind its logs, from what Spark reports of the query."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bookie.spark.stream_offsets import LogOffsets, from_json
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLag:
+    """Offsets between what a query has read and the ends of its partitions."""
+
+    min_offsets_behind_latest: int
+    max_offsets_behind_latest: int
+    avg_offsets_behind_latest: float
+    by_partition: Mapping[tuple[str, int], int]
+
+
+def stream_lag(progress: Any, source: int = 0) -> StreamLag | None:
+    """The lag of a query: ``stream_lag(query.lastProgress)``; None if it is not known yet.
+
+    `progress` is a ``StreamingQueryProgress`` or its dict; `source` is the number of the source in
+    the query. The figures have the meaning of those of Kafka's source.
+    """
+    given = json.loads(progress.json) if hasattr(progress, "json") else progress
+    if not given:
+        return None
+    one = given["sources"][source]
+    end, latest = _offsets(one.get("endOffset")), _offsets(one.get("latestOffset"))
+    if not latest:
+        return None
+    behind = {key: max(0, offset - end.get(key, 0)) for key, offset in latest.items()}
+    counts = behind.values()
+    return StreamLag(min(counts), max(counts), sum(counts) / len(behind), behind)
+
+
+def rows_read(query: Any) -> int:
+    """How many rows a query has read, over the batches that Spark remembers."""
+    # The item of the same name is empty in Spark Connect; the property is not.
+    return sum(int(one.numInputRows) for one in query.recentProgress)
+
+
+def _offsets(given: Any) -> LogOffsets:
+    """Spark gives them as text or as what the text says."""
+    return from_json(json.loads(given) if isinstance(given, str) else given or {})

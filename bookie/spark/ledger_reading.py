@@ -1,0 +1,86 @@
+"""Which ledgers a selection names, and how large they are."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from bookie.errors import NoSuchLedgerError
+from bookie.spark.selection import CALLS_AT_A_TIME, LedgerSelection
+from bookie.sync import SyncBookKeeper, SyncReader
+
+SAMPLE_ENTRIES = 64
+"""So many entries tell the mean size of those in a ledger that is still open."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundLedger:
+    """A ledger with entries."""
+
+    ledger_id: int
+    last_entry_id: int
+    size_bytes: int
+    """Payload bytes; an estimate if the ledger is open."""
+
+
+def find_ledgers(
+    client: SyncBookKeeper, selection: LedgerSelection, password: bytes
+) -> list[FoundLedger]:
+    """The ledgers of a selection, without empty ones, by id. Nothing is fenced.
+
+    Raises:
+        NoSuchLedgerError: one that is named alone does not exist.
+        BookieError: what opening a ledger raises.
+    """
+    named = _named(selection)
+
+    def look(ledger_id: int) -> FoundLedger | None:
+        try:
+            ledger = client.open_ledger(ledger_id, password=password)
+        except NoSuchLedgerError:
+            if ledger_id in named:
+                raise
+            return None  # deleted since it was listed
+        last = ledger.last_entry_id
+        return FoundLedger(ledger_id, last, _size_of(ledger)) if last >= 0 else None
+
+    with ThreadPoolExecutor(CALLS_AT_A_TIME) as threads:
+        looks = list(threads.map(look, _ids(client, selection, named)))
+    return [one for one in looks if one is not None]
+
+
+def require_named(client: SyncBookKeeper, selection: LedgerSelection) -> None:
+    """Refuse ledgers that are named alone and do not exist.
+
+    Raises:
+        NoSuchLedgerError: there is one.
+    """
+    with ThreadPoolExecutor(CALLS_AT_A_TIME) as threads:
+        list(threads.map(client.ledger_metadata, sorted(_named(selection))))
+
+
+def _named(selection: LedgerSelection) -> set[int]:
+    """The ids that stand alone; those of ranges need not exist."""
+    return {first for first, last in selection.ranges if first == last}
+
+
+def _ids(client: SyncBookKeeper, selection: LedgerSelection, named: set[int]) -> list[int]:
+    """Ranges may be wide, so the cluster is listed once for all of them."""
+    wide = [one for one in selection.ranges if one[0] < one[1]]
+    found = set(named)
+    if wide:
+        first, last = min(wide)[0], max(last for _, last in wide)
+        for ledger_id in client.list_ledgers(after=first - 1):
+            if ledger_id > last:
+                break
+            if ledger_id in selection:
+                found.add(ledger_id)
+    return sorted(found)
+
+
+def _size_of(ledger: SyncReader) -> int:
+    if ledger.is_closed:
+        return max(1, ledger.metadata.length)
+    count = ledger.last_entry_id + 1
+    sizes = [len(one.payload) for one in ledger.read(0, min(count, SAMPLE_ENTRIES) - 1)]
+    return max(1, count * sum(sizes) // len(sizes))

@@ -1,0 +1,109 @@
+"""Options as Spark passes them: text by names in any case; checked, each used once.
+
+Spark lowers the case of names. Errors here come when the frame is made: they name the option as the
+documentation spells it. An option that nobody knows is an error, with the nearest known name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import TypeVar
+
+from bookie.errors import BadRequestError
+
+T = TypeVar("T")
+
+SPARKS_OWN = ("checkpointlocation", "provider", "owner", "path", "queryname")
+"""What Spark adds by itself."""
+
+_BYTE_UNITS = {"": 1, "b": 1, "k": 1 << 10, "kb": 1 << 10, "kib": 1 << 10}
+_BYTE_UNITS |= {"m": 1 << 20, "mb": 1 << 20, "mib": 1 << 20}
+_BYTE_UNITS |= {"g": 1 << 30, "gb": 1 << 30, "gib": 1 << 30}
+
+
+class SparkOptions:
+    """Options by name; each `take` remembers that its names are known.
+
+    A name may have aliases, which are Kafka's where the meaning is the same. Giving an option twice
+    under two of its names is an error.
+    """
+
+    def __init__(self, given: Mapping[str, str]) -> None:
+        self._given = {name.lower(): str(value) for name, value in given.items()}
+        self._known: list[str] = []
+
+    def take(self, name: str, *aliases: str) -> str | None:
+        """The text of an option; None if it is not given."""
+        names = (name, *aliases)
+        self._known += names
+        found = [one for one in names if one.lower() in self._given]
+        if len(found) > 1:
+            raise BadRequestError(f"the options {found[0]} and {found[1]} mean the same; give one")
+        return self._given[found[0].lower()] if found else None
+
+    def take_choice(self, name: str, choices: Sequence[str], default: str) -> str:
+        """One of `choices`, in any case."""
+        text = self.take(name)
+        if text is None:
+            return default
+        if text.lower() not in choices:
+            raise BadRequestError(f"the option {name} is one of {', '.join(choices)}, not {text!r}")
+        return text.lower()
+
+    def take_flag(self, name: str, default: bool) -> bool:
+        """``true`` or ``false``."""
+        return self.take_choice(name, ("true", "false"), str(default).lower()) == "true"
+
+    def take_count(self, name: str, *aliases: str, least: int = 1) -> int | None:
+        """A whole number of at least `least`."""
+        text = self.take(name, *aliases)
+        if text is None:
+            return None
+        if not text.strip().isdigit() or int(text) < least:
+            raise BadRequestError(f"the option {name} is a number from {least} on, not {text!r}")
+        return int(text)
+
+    def take_bytes(self, name: str, *aliases: str) -> int | None:
+        """A number of bytes, also as ``64m`` or ``1GiB``."""
+        text = self.take(name, *aliases)
+        if text is None:
+            return None
+        number = text.strip().rstrip("bBiIkKmMgG")
+        unit = _BYTE_UNITS.get(text.strip()[len(number) :].lower())
+        if not number.strip().isdigit() or unit is None or int(number) < 1:
+            raise BadRequestError(f"the option {name} is a size such as 64m, not {text!r}")
+        return int(number) * unit
+
+    def take_names(self, name: str, *aliases: str) -> list[str] | None:
+        """Names with commas between them."""
+        text = self.take(name, *aliases)
+        if text is None:
+            return None
+        names = [one.strip() for one in text.split(",") if one.strip()]
+        if not names:
+            raise BadRequestError(f"the option {name} names nothing")
+        return names
+
+    def take_one(self, names: Iterable[str]) -> str | None:
+        """Which of several options is given; None if none is.
+
+        Raises:
+            BadRequestError: two are.
+        """
+        given = [name for name in names if name.lower() in self._given]
+        if len(given) > 1:
+            raise BadRequestError(f"give either the option {given[0]} or {given[1]}, not both")
+        return given[0] if given else None
+
+    def refuse_others(self) -> None:
+        """Refuse what no `take` has asked for.
+
+        Raises:
+            BadRequestError: there is such an option.
+        """
+        known = {name.lower(): name for name in self._known}
+        for name in sorted(self._given.keys() - known.keys() - {*SPARKS_OWN}):
+            near = get_close_matches(name, known, 1)
+            hint = f"; do you mean {known[near[0]]}?" if near else ""
+            raise BadRequestError(f"there is no option {name}{hint}")

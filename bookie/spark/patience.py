@@ -1,0 +1,48 @@
+"""Waiting for what may pass, because one error of a source ends Spark's query."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from bookie.env import SystemClock
+from bookie.errors import BookieError
+from bookie.telemetry import event_log
+
+T = TypeVar("T")
+
+OUTAGE_SECONDS_MAX = 300.0
+"""A stream lives through outages of bookies and of the metadata store of this length."""
+
+PAUSE_SECONDS = 1.0
+"""Between two tries."""
+
+_log = event_log(__name__)
+
+
+def pause(seconds: float) -> None:
+    """Do nothing for a while."""
+    threading.Event().wait(seconds)
+
+
+def patiently(
+    look: Callable[[], T],
+    *,
+    sleep: Callable[[float], object] = pause,
+    now: Callable[[], float] = SystemClock.monotonic,
+) -> T:
+    """What `look` returns. Errors that may pass are logged, and it is called again.
+
+    Raises:
+        BookieError: what `look` raises, if it cannot pass or has not passed for too long.
+    """
+    give_up_at = now() + OUTAGE_SECONDS_MAX
+    while True:
+        try:
+            return look()
+        except BookieError as error:
+            if not error.retryable or now() >= give_up_at:
+                raise
+            _log.warning("spark_source_waits", reason=str(error))
+        sleep(PAUSE_SECONDS)

@@ -1,0 +1,197 @@
+"""What is read: logs by name or pattern, some of their partitions, or ledgers.
+
+====================== ========================== ==================================================
+option                 Kafka's name               what it selects
+====================== ========================== ==================================================
+``log``                                           one log
+``logs``               ``subscribe``              logs, with commas between the names
+``logPattern``         ``subscribePattern``       logs whose whole name matches; also later ones
+``partitions``         ``assign``                 JSON: ``{"orders": [0, 2]}``
+``ledgers``                                       ledgers by id: ``1,2,10-20``
+====================== ========================== ==================================================
+
+With one of Kafka's names the column with the name of the log is called ``topic``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from bookie.cluster.logs import LogName, LogPartition
+from bookie.errors import BadRequestError, NoSuchLogError
+from bookie.ids import MAX_ID
+from bookie.spark.options import SparkOptions
+from bookie.sync import SyncBookKeeper, SyncLogSurvey
+
+LOG_OPTIONS = ("log", "logs", "subscribe", "logPattern", "subscribePattern", "partitions", "assign")
+CALLS_AT_A_TIME = 16
+"""Logs or ledgers that a planner looks at together."""
+
+KAFKAS = ("subscribe", "subscribePattern", "assign")
+
+
+@dataclass(frozen=True, slots=True)
+class LogSelection:
+    """Logs. Either names or a pattern."""
+
+    names: tuple[str, ...] = ()
+    pattern: str = ""
+    partitions: Mapping[str, tuple[int, ...]] | None = None
+    """By log: only these partitions; None for all of them."""
+    is_kafkas: bool = False
+    """Whether one of Kafka's options selected them."""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerSelection:
+    """Ledgers: ranges of ids, each with both ends."""
+
+    ranges: tuple[tuple[int, int], ...]
+
+    def __contains__(self, ledger_id: int) -> bool:
+        return any(first <= ledger_id <= last for first, last in self.ranges)
+
+
+@dataclass(frozen=True, slots=True)
+class Surveys:
+    """The selected logs as of now."""
+
+    by_log: Mapping[str, SyncLogSurvey]
+    selection: LogSelection
+    _bounds: dict[str, Sequence[tuple[int, int]]] = field(default_factory=dict)
+
+    def bounds(self) -> Mapping[tuple[str, int], tuple[int, int]]:
+        """By log and partition: the earliest offset, and where it ends; asked for once.
+
+        Raises:
+            BookieError: what `SyncLogSurvey.bounds` raises.
+        """
+        if self.by_log and not self._bounds:
+            with ThreadPoolExecutor(CALLS_AT_A_TIME) as threads:
+                found = threads.map(lambda one: one.bounds(), self.by_log.values())
+                self._bounds.update(zip(self.by_log, found, strict=True))
+        return {
+            (log, number): bounds[number]
+            for log, bounds in self._bounds.items()
+            for number in self.partitions(log)
+        }
+
+    def partitions(self, log: str) -> Sequence[int]:
+        """The partitions of a log that are read."""
+        if self.selection.partitions is not None:
+            return self.selection.partitions[log]
+        return range(self.by_log[log].definition.partitions)
+
+
+def take_selection(options: SparkOptions) -> LogSelection | LedgerSelection:
+    """What the options select.
+
+    Raises:
+        BadRequestError: nothing, or not one thing.
+    """
+    given = options.take_one((*LOG_OPTIONS, "ledgers"))
+    log = options.take("log")
+    names = options.take_names("logs", "subscribe")
+    pattern = options.take("logPattern", "subscribePattern")
+    partitions = options.take("partitions", "assign")
+    ledgers = options.take("ledgers")
+    is_kafkas = given in KAFKAS
+    if log is not None:
+        return LogSelection((_checked(log.strip()),))
+    if names is not None:
+        return LogSelection(tuple(dict.fromkeys(map(_checked, names))), is_kafkas=is_kafkas)
+    if pattern is not None:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise BadRequestError(f"the option {given} is no regular expression: {error}") from None
+        return LogSelection(pattern=pattern, is_kafkas=is_kafkas)
+    if partitions is not None:
+        chosen = _parse_partitions(str(given), partitions)
+        return LogSelection(tuple(chosen), partitions=chosen, is_kafkas=is_kafkas)
+    if ledgers is not None:
+        return LedgerSelection(parse_ledgers(ledgers))
+    raise BadRequestError(
+        "say what to read by one of the options log, logs, logPattern, partitions, ledgers or table"
+    )
+
+
+def survey(client: SyncBookKeeper, selection: LogSelection, password: bytes) -> Surveys:
+    """Look at the selected logs; those of a pattern are the ones that exist now.
+
+    Raises:
+        NoSuchLogError: a log that is named does not exist.
+        BadRequestError: a partition that is named does not exist.
+    """
+    names = selection.names
+    if selection.pattern:
+        matching = re.compile(selection.pattern)
+        names = tuple(one for one in client.list_logs() if matching.fullmatch(one))
+
+    def look(name: str) -> SyncLogSurvey | None:
+        try:
+            return client.survey_log(name, password=password)
+        except NoSuchLogError:
+            if selection.pattern:
+                return None  # deleted since it was listed
+            raise
+
+    with ThreadPoolExecutor(CALLS_AT_A_TIME) as threads:
+        looks = dict(zip(names, threads.map(look, names), strict=True))
+    found = {name: one for name, one in looks.items() if one is not None}
+    for name, numbers in (selection.partitions or {}).items():
+        count = found[name].definition.partitions
+        for number in numbers:
+            if number >= count:
+                raise BadRequestError(f"the log {name} has {count} partitions, and no {number}")
+    return Surveys(found, selection)
+
+
+def parse_ledgers(text: str) -> tuple[tuple[int, int], ...]:
+    """Ranges of ids, ascending, from ``1,2,10-20``.
+
+    Raises:
+        BadRequestError: it is no such list.
+    """
+    ranges: list[tuple[int, int]] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part, re.ASCII)
+        if match is None:
+            raise BadRequestError(f"the option ledgers is a list such as 1,2,10-20, not {text!r}")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if not first <= last <= MAX_ID:
+            raise BadRequestError(f"{part.strip()} is no range of ledger ids")
+        ranges.append((first, last))
+    return tuple(sorted(ranges))
+
+
+def _parse_partitions(option: str, text: str) -> dict[str, tuple[int, ...]]:
+    wrong = BadRequestError(f'the option {option} is JSON such as {{"orders": [0, 2]}}')
+    try:
+        given = json.loads(text)
+    except ValueError:
+        raise wrong from None
+    if not isinstance(given, dict) or not given:
+        raise wrong
+    found: dict[str, tuple[int, ...]] = {}
+    for log, numbers in sorted(given.items()):
+        if not isinstance(numbers, list) or not numbers:
+            raise wrong
+        if not all(type(one) is int and one >= 0 for one in numbers):
+            raise wrong
+        found[_checked(log)] = tuple(sorted(set(numbers)))
+    return found
+
+
+def _checked(log: str) -> str:
+    """The name as the cluster lists it.
+
+    Raises:
+        BadRequestError: it is no name of a log.
+    """
+    LogPartition(LogName.parse(log))
+    return str(LogName.parse(log))

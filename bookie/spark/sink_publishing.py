@@ -1,0 +1,89 @@
+"""What the driver does with the ranges of all tasks: publish them, or delete their ledgers.
+
+Each log is published by a transaction of its own, under the same number. If the driver dies between
+two logs, the batch comes again: the first log drops it, and the second one publishes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from pyspark.sql.datasource import WriterCommitMessage
+
+from bookie.errors import BookieError
+from bookie.log.range_writer import PendingRange
+from bookie.spark.sink_options import SinkSettings
+from bookie.spark.sink_task import LogRanges
+from bookie.telemetry import event_log
+
+_log = event_log(__name__)
+
+
+@dataclass(frozen=True)
+class WrittenRanges(WriterCommitMessage):
+    """What a task has written. It has numbers and names only."""
+
+    application: str
+    ranges: LogRanges
+
+
+Messages = Iterable[WriterCommitMessage | None]
+"""Those of the tasks, in the order of their partitions; None for a task that failed."""
+
+
+def publish_batch(settings: SinkSettings, batch: int, messages: Messages) -> list[str]:
+    """Publish what all tasks wrote, once; what was published before is dropped.
+
+    Returns the logs that were written to.
+
+    Raises:
+        BookieError: some log has not published its part. Publish the same batch again.
+    """
+    client = settings.connection.client()
+    found = sorted(_by_log(messages).items())
+    for (log, application), ranges in found:
+        publisher = client.publisher(log)
+        if publisher.publish(application, batch, ranges):
+            _log.info("spark_batch_published", log=log, application=application, batch=batch)
+            continue
+        _log.info("spark_batch_dropped", log=log, application=application, batch=batch)
+        with suppress(BookieError):  # a sweep deletes them later
+            publisher.abort(ranges)
+    return [log for (log, _), _ in found]
+
+
+def forget_application(settings: SinkSettings, application: str, logs: Iterable[str]) -> None:
+    """Delete what the logs keep of an application that publishes nothing more.
+
+    A record that stays does no harm, so an error is only logged.
+    """
+    client = settings.connection.client()
+    for log in logs:
+        try:
+            client.publisher(log).forget(application)
+        except BookieError as error:
+            _log.warning("spark_application_kept", log=log, reason=str(error))
+
+
+def abort_batch(settings: SinkSettings, messages: Messages) -> None:
+    """Delete the ledgers of a batch that failed, unless something in them is published.
+
+    Spark also calls this for a batch whose publication succeeded, if anything failed after it.
+    """
+    client = settings.connection.client()
+    for (log, _), ranges in sorted(_by_log(messages).items()):
+        try:
+            client.publisher(log).abort(ranges)
+        except BookieError as error:
+            _log.warning("spark_batch_not_aborted", log=log, reason=str(error))
+
+
+def _by_log(messages: Messages) -> dict[tuple[str, str], list[PendingRange]]:
+    found: dict[tuple[str, str], list[PendingRange]] = {}
+    for message in messages:
+        if isinstance(message, WrittenRanges):
+            for log, ranges in message.ranges.items():
+                found.setdefault((log, message.application), []).extend(ranges)
+    return found

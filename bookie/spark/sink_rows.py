@@ -1,0 +1,226 @@
+"""Arrow batches → the payloads of log records, mostly without Python work per row.
+
+Arrow joins the parts of all records in C. Rows with headers cost Python, and so do keys in logs of
+several partitions, whose CRC32C is taken one by one.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from bookie.errors import BadRequestError
+from bookie.formats.log_record import encode_header, plain_prefix
+from bookie.formats.log_record_columns import FIXED_SIZE_BYTES, LATE_SIZE_BYTES, record_starts
+from bookie.log.writer import partition_of
+from bookie.spark.sink_options import SinkColumns
+
+_NOTHING = pa.scalar(b"", pa.binary())
+
+_HEADERS_MAX = 2**16 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class SinkRows:
+    """Rows of one Arrow batch, in columns; columns that are missing are None."""
+
+    value: pa.Array
+    key: pa.Array | None = None
+    headers: pa.Array | None = None
+    timestamp: pa.Array | None = None
+    log: pa.Array | None = None
+    partition: pa.Array | None = None
+
+    def take(self, places: NDArray[np.int64]) -> SinkRows:
+        """The rows at these places, in this order."""
+        some = pa.array(places)
+        return SinkRows(*(None if one is None else one.take(some) for one in self._columns()))
+
+    def pieces(self, rows: int) -> Iterator[SinkRows]:
+        """The same rows, at most so many at once."""
+        if len(self.value) <= rows:
+            yield self
+            return
+        for start in range(0, len(self.value), rows):
+            columns = (None if one is None else one.slice(start, rows) for one in self._columns())
+            yield SinkRows(*columns)
+
+    def _columns(self) -> tuple[pa.Array | None, ...]:
+        return self.value, self.key, self.headers, self.timestamp, self.log, self.partition
+
+    def groups(self, codes: NDArray[np.int64]) -> Iterator[tuple[int, SinkRows]]:
+        """The rows by their codes, one of which each row has; the order within a code stays."""
+        first = int(codes[0])
+        if (codes == first).all():
+            yield first, self
+            return
+        order = np.argsort(codes, kind="stable")
+        found, starts = np.unique(codes[order], return_index=True)
+        for code, places in zip(found.tolist(), np.split(order, starts[1:]), strict=True):
+            yield code, self.take(places)
+
+
+def read_rows(batch: pa.RecordBatch, columns: SinkColumns) -> SinkRows:
+    """The rows of a batch.
+
+    Raises:
+        BadRequestError: a value is null.
+    """
+
+    def column(place: int | None) -> pa.Array | None:
+        return None if place is None else batch.column(place)
+
+    value = _as_binary(batch.column(columns.value))
+    if value.null_count:
+        raise BadRequestError(
+            "a row has a null in the column value; filter such rows out, or write "
+            "coalesce(value, lit(''))"
+        )
+    key = column(columns.key)
+    return SinkRows(
+        value,
+        None if key is None else _as_binary(key),
+        column(columns.headers),
+        column(columns.timestamp),
+        column(columns.log),
+        column(columns.partition),
+    )
+
+
+def by_log(rows: SinkRows) -> Iterator[tuple[str, SinkRows]]:
+    """The rows by the column log.
+
+    Raises:
+        BadRequestError: it is null in a row.
+    """
+    assert rows.log is not None
+    if rows.log.null_count:
+        raise BadRequestError(
+            'a row has a null in the column log; set .option("log", NAME), or fill the column'
+        )
+    coded = rows.log.dictionary_encode()
+    names = coded.dictionary.to_pylist()
+    for code, some in rows.groups(coded.indices.to_numpy(zero_copy_only=False).astype(np.int64)):
+        yield names[code], some
+
+
+def choose_partitions(rows: SinkRows, partitions: int, turn: int) -> NDArray[np.int64]:
+    """The partition of each row: what its column says, or its key. The others take `turn`.
+
+    Raises:
+        BadRequestError: the column names a partition that the log does not have.
+    """
+    chosen = np.full(len(rows.value), turn, np.int64)
+    if partitions > 1 and rows.key is not None and rows.key.null_count < len(rows.key):
+        keys = rows.key.to_pylist()
+        chosen[:] = [turn if key is None else partition_of(key, partitions) for key in keys]
+    if rows.partition is not None:
+        said = pc.fill_null(rows.partition, -1).to_numpy(zero_copy_only=False)
+        is_said = pc.is_valid(rows.partition).to_numpy(zero_copy_only=False)
+        wrong = said[is_said & ((said < 0) | (said >= partitions))]
+        if len(wrong):
+            raise BadRequestError(
+                f"the column partition has {wrong[0]}, and the log has {partitions} partitions, "
+                "from 0 on"
+            )
+        chosen[is_said] = said[is_said]
+    return chosen
+
+
+def encode_rows(rows: SinkRows, now_ms: int, greatest_ms: int) -> tuple[list[bytes], int]:
+    """The payloads of the records, and the greatest timestamp up to the last one.
+
+    Raises:
+        BadRequestError: the headers of a row cannot be written.
+    """
+    if rows.key is None and rows.headers is None and rows.timestamp is None:
+        prefix = pa.scalar(plain_prefix(now_ms, greatest_ms=greatest_ms), pa.binary())
+        return _join(prefix, rows.value), max(now_ms, greatest_ms)
+    count = len(rows.value)
+    none = np.zeros(count, np.int64)
+    counts, packed = (none, None) if rows.headers is None else _pack_headers(rows.headers)
+    is_keyed = np.zeros(count, np.bool_)
+    if rows.key is not None:
+        is_keyed = rows.key.is_valid().to_numpy(zero_copy_only=False)
+    starts = record_starts(
+        _milliseconds(rows, now_ms),
+        greatest_ms,
+        is_keyed,
+        none if rows.key is None else _lengths(rows.key),
+        counts,
+        none if packed is None else _lengths(packed),
+    )
+    parts = [_fixed_width(starts.fixed, FIXED_SIZE_BYTES, count)]
+    if starts.is_late.any():
+        late = _fixed_width(starts.late, LATE_SIZE_BYTES, count)
+        parts.append(pc.if_else(pa.array(starts.is_late), late, _NOTHING))
+    parts += [one for one in (rows.key, packed) if one is not None]
+    return _join(*parts, rows.value), starts.greatest_ms
+
+
+def _join(*parts: Any) -> list[bytes]:
+    joined = pc.binary_join_element_wise(
+        *parts, _NOTHING, null_handling="replace", null_replacement=b""
+    )
+    found: list[bytes] = joined.to_pylist()
+    return found
+
+
+def _as_binary(column: pa.Array) -> pa.Array:
+    """Text as its UTF-8 bytes, which costs nothing."""
+    return column if column.type == pa.binary() else column.cast(pa.binary())
+
+
+def _fixed_width(data: bytes, width: int, count: int) -> pa.Array:
+    kind = pa.binary(width)
+    fixed = pa.Array.from_buffers(kind, count, [None, pa.py_buffer(data)])
+    return fixed.cast(pa.binary())
+
+
+def _lengths(column: pa.Array) -> NDArray[np.int64]:
+    lengths = pc.fill_null(pc.binary_length(column), 0)
+    return lengths.to_numpy(zero_copy_only=False).astype(np.int64)  # type: ignore[no-any-return]
+
+
+def _milliseconds(rows: SinkRows, now_ms: int) -> NDArray[np.int64]:
+    if rows.timestamp is None:
+        return np.full(len(rows.value), now_ms, np.int64)
+    microseconds = rows.timestamp.cast(pa.timestamp("us", rows.timestamp.type.tz)).cast(pa.int64())
+    filled = pc.fill_null(microseconds, now_ms * 1000).to_numpy(zero_copy_only=False)
+    return filled // 1000  # type: ignore[no-any-return]
+
+
+def _pack_headers(column: pa.Array) -> tuple[NDArray[np.int64], pa.Array]:
+    """How many headers each row has, and their bytes."""
+    given = column.to_pylist()
+    counts = np.array([len(one or ()) for one in given], np.int64)
+    return counts, pa.array(list(map(_packed, given)), pa.binary())
+
+
+def _packed(headers: list[dict[str, Any]] | None) -> bytes:
+    if not headers:
+        return b""
+    for header in headers:
+        if header is None or header["key"] is None or header["value"] is None:
+            raise BadRequestError(
+                "the column headers has a null in a row; filter such headers out: "
+                "filter(headers, lambda h: h.key.isNotNull() & h.value.isNotNull())"
+            )
+    by_name = {header["key"]: header["value"] for header in headers}
+    if len(by_name) < len(headers):
+        raise BadRequestError(
+            "a row has two headers of one name, and a record has one of each; rename the second"
+        )
+    if len(by_name) > _HEADERS_MAX:
+        raise BadRequestError(f"a row has {len(by_name)} headers, the most is {_HEADERS_MAX}")
+    try:
+        return b"".join([encode_header(name, value) for name, value in by_name.items()])
+    except (struct.error, UnicodeEncodeError) as error:
+        raise BadRequestError(f"a header cannot be written: {error}") from error

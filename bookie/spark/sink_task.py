@@ -1,0 +1,182 @@
+"""One attempt of a task of the sink: rows → ranges that nobody sees yet.
+
+All that an attempt writes is in ranges of its own. An attempt that fails leaves records behind that
+no range names, so a second attempt doubles nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from bookie.env import SystemClock
+from bookie.errors import BadRequestError, LogExistsError, NoSuchLogError
+from bookie.formats.log_metadata import NO_TIME_MS, LogDefinition
+from bookie.log.range_writer import PendingRange
+from bookie.spark.sink_options import SinkSettings, check_log
+from bookie.spark.sink_rows import SinkRows, by_log, choose_partitions, encode_rows, read_rows
+from bookie.spark.task_writers import TaskWriters, WriterKey, close_quietly
+from bookie.sync import SyncBookKeeper, SyncRangeWriter
+
+UNDER_WAY_BYTES_MAX = 16 << 20
+"""What a task has written and not confirmed; enough for all bookies to be busy."""
+
+PIECE_ROWS = 4096
+"""Rows that are encoded and sent at once, so that encoding and sending overlap."""
+
+PIECE_BYTES = 900 << 10
+"""Likewise the bytes of their values: with its headers a piece fits into one batch of a ledger."""
+
+TASK_RANGES_MAX = 256
+"""Each has a ledger that is open at the same time."""
+
+LogRanges = dict[str, list[PendingRange]]
+"""What was written, by log."""
+
+
+def find_log(client: SyncBookKeeper, name: str, *, creates: bool) -> LogDefinition:
+    """What a transactional log is; made if it is missing and `creates` says so.
+
+    Raises:
+        NoSuchLogError: there is no such log.
+        BadRequestError: it is not transactional, or has too many partitions.
+    """
+    publisher = client.publisher(name)
+    try:
+        found = publisher.definition()
+    except NoSuchLogError:
+        if not creates:
+            raise NoSuchLogError(
+                f"there is no log {name}; make one with bookie log create {name} --transactional, "
+                'or set .option("createLog", "true")'
+            ) from None
+        with suppress(LogExistsError):  # another task was faster
+            client.create_log(name, transactional=True)
+        found = publisher.definition()
+    check_log(name, found)
+    return found
+
+
+@dataclass(slots=True)
+class _OpenRange:
+    """The range of one partition that rows are added to."""
+
+    key: WriterKey
+    writer: SyncRangeWriter
+    greatest_ms: int = NO_TIME_MS
+
+
+class SinkTask:
+    """Writes the rows of one attempt. It ends with `finish`, or with `fail` after any error."""
+
+    def __init__(
+        self,
+        settings: SinkSettings,
+        application: str,
+        writers: TaskWriters,
+        client: SyncBookKeeper,
+        turn: int,
+    ) -> None:
+        """`turn` is where rows without a key begin; other tasks and batches have others."""
+        self._settings = settings
+        self._application = application
+        self._writers = writers
+        self._client = client
+        self._turn = turn
+        self._logs: dict[str, LogDefinition] = {}
+        self._ranges: dict[tuple[str, int], _OpenRange] = {}
+        self._under_way: deque[tuple[Future[None], int]] = deque()
+        self._under_way_bytes = 0
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Write the rows of a batch. They may be on their way when it returns."""
+        if not batch.num_rows:
+            return
+        rows = read_rows(batch, self._settings.columns)
+        named = by_log(rows) if self._settings.log is None else [(self._settings.log, rows)]
+        for log, some in named:
+            partitions = self._definition(log).partitions
+            turn = self._turn % partitions
+            for partition, those in some.groups(choose_partitions(some, partitions, turn)):
+                self._append(self._open(log, partition), those)
+        # A batch stays together, so that ranges are few and long.
+        self._turn += 1
+
+    def finish(self) -> LogRanges:
+        """The ranges, when all of them are durable."""
+        while self._under_way:
+            self._settle()
+        cut: LogRanges = {}
+        for (log, _), one in sorted(self._ranges.items()):
+            if pending := one.writer.cut():
+                cut.setdefault(log, []).append(pending)
+        for one in self._ranges.values():
+            self._writers.give_back(one.key, one.writer)
+        self._ranges.clear()
+        return cut
+
+    def fail(self) -> None:
+        """Drop what was written. No later range may begin among its last entries."""
+        for one in self._ranges.values():
+            close_quietly(one.writer)
+        self._ranges.clear()
+
+    def _definition(self, log: str) -> LogDefinition:
+        if log not in self._logs:
+            creates = self._settings.creates_logs
+            self._logs[log] = find_log(self._client, log, creates=creates)
+        return self._logs[log]
+
+    def _open(self, log: str, partition: int) -> _OpenRange:
+        found = self._ranges.get((log, partition))
+        if found is None:
+            if len(self._ranges) >= TASK_RANGES_MAX:
+                raise BadRequestError(
+                    f"one task writes to more than {TASK_RANGES_MAX} partitions of logs; "
+                    'repartition by the log before the write: df.repartition("log")'
+                )
+            uri = self._settings.connection.metadata_uri
+            key = WriterKey(uri, self._application, self._logs[log].log_id, partition)
+            writer = self._writers.take(key) or self._client.open_range_writer(
+                log,
+                self._application,
+                partition=partition,
+                password=self._settings.connection.password(),
+            )
+            found = self._ranges[log, partition] = _OpenRange(key, writer)
+        return found
+
+    def _append(self, to: _OpenRange, rows: SinkRows) -> None:
+        now_ms = SystemClock().now_ms()
+        fitting = PIECE_BYTES * len(rows.value) // max(1, rows.value.nbytes)
+        for piece in rows.pieces(max(1, min(PIECE_ROWS, fitting))):
+            payloads, to.greatest_ms = encode_rows(piece, now_ms, to.greatest_ms)
+            size_bytes = sum(map(len, payloads))
+            while self._under_way and self._under_way_bytes + size_bytes > UNDER_WAY_BYTES_MAX:
+                self._settle()
+            sent = to.writer.append_encoded(payloads, to.greatest_ms)
+            self._under_way.append((sent, size_bytes))
+            self._under_way_bytes += size_bytes
+
+    def _settle(self) -> None:
+        """Wait for the oldest write; raises what it raised."""
+        sent, size_bytes = self._under_way.popleft()
+        self._under_way_bytes -= size_bytes
+        sent.result()
+
+
+def write_rows(task: SinkTask, batches: Iterator[Any]) -> LogRanges:
+    """All of an attempt."""
+    try:
+        for batch in batches:
+            task.add(batch)
+        return task.finish()
+    except BaseException:
+        task.fail()
+        raise

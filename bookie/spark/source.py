@@ -1,0 +1,71 @@
+"""What Spark finds under the name ``bookkeeper``."""
+
+from __future__ import annotations
+
+from pyspark.sql.datasource import DataSource, DataSourceReader
+from pyspark.sql.types import StructType
+
+from bookie.spark.batch_sink import BatchSink
+from bookie.spark.batch_source import LedgerBatchReader, LogBatchReader, check_exists
+from bookie.spark.options import SparkOptions
+from bookie.spark.sink_options import SinkSettings, take_sink
+from bookie.spark.sink_task import find_log
+from bookie.spark.source_options import LedgerSource, LogSource, take_source
+from bookie.spark.stream_sink import StreamSink
+from bookie.spark.stream_source import LogStreamReader
+from bookie.spark.tables.columns import table_schema
+from bookie.spark.tables.reading import TableReader, take_table
+
+
+class BookKeeperSource(DataSource):
+    """``format("bookkeeper")``. Making one does nothing; Spark makes it several times."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The name of the format."""
+        return "bookkeeper"
+
+    def schema(self) -> StructType:
+        """The columns that the options ask for.
+
+        Spark asks when the frame is made. So what does not exist is an error then.
+        """
+        if (table := take_table(SparkOptions(self.options))) is not None:
+            return table_schema(table.table)
+        source = take_source(SparkOptions(self.options), is_stream=False)
+        check_exists(source)
+        return source.columns.schema()
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """What reads a batch."""
+        del schema
+        if (table := take_table(SparkOptions(self.options))) is not None:
+            return TableReader(table)
+        source = take_source(SparkOptions(self.options), is_stream=False)
+        if isinstance(source, LedgerSource):
+            return LedgerBatchReader(source)
+        return LogBatchReader(source)
+
+    def streamReader(self, schema: StructType) -> LogStreamReader:
+        """What reads a stream."""
+        del schema
+        source = take_source(SparkOptions(self.options), is_stream=True)
+        assert isinstance(source, LogSource), "a stream reads logs"
+        return LogStreamReader(source)
+
+    def writer(self, schema: StructType, overwrite: bool) -> BatchSink:
+        """What writes a frame."""
+        return BatchSink(self._sink(schema, overwrite=overwrite, is_stream=False))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamSink:
+        """What writes the batches of a stream."""
+        return StreamSink(self._sink(schema, overwrite=overwrite, is_stream=True))
+
+    def _sink(self, schema: StructType, *, overwrite: bool, is_stream: bool) -> SinkSettings:
+        columns = [(one.name, one.dataType.simpleString()) for one in schema.fields]
+        options = SparkOptions(self.options)
+        settings = take_sink(options, columns, overwrite=overwrite, is_stream=is_stream)
+        if settings.log is not None:
+            client = settings.connection.client()
+            find_log(client, settings.log, creates=settings.creates_logs)
+        return settings

@@ -1,0 +1,86 @@
+"""What a reading query asks for, checked when the frame is made; it travels to the tasks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bookie.errors import BadRequestError
+from bookie.spark.columns import SourceColumns, take_ledger_columns, take_log_columns
+from bookie.spark.connecting import SparkConnection, take_connection
+from bookie.spark.options import SparkOptions
+from bookie.spark.places import ReadPlace, refuse_end, take_end, take_start
+from bookie.spark.selection import LedgerSelection, LogSelection, take_selection
+from bookie.spark.stream_offsets import EARLIEST, LATEST
+
+SPLIT_BYTES = 64 << 20
+"""What a task reads at most, by default."""
+
+READ_SECONDS_MAX = 120.0
+"""A task that gets no record for so long fails, and is tried again."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogSource:
+    """A query that reads logs."""
+
+    connection: SparkConnection
+    selection: LogSelection
+    columns: SourceColumns
+    start: ReadPlace
+    end: ReadPlace | None
+    """None for a stream."""
+    fail_on_data_loss: bool
+    split_bytes: int
+    tasks_min: int | None
+    rows_per_trigger: int | None = None
+    bytes_per_trigger: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerSource:
+    """A query that reads ledgers."""
+
+    connection: SparkConnection
+    selection: LedgerSelection
+    columns: SourceColumns
+    split_bytes: int
+    tasks_min: int | None
+
+
+def take_source(options: SparkOptions, *, is_stream: bool) -> LogSource | LedgerSource:
+    """What the options ask for.
+
+    Raises:
+        BadRequestError, ConfigurationError: something is wrong; the message says what to write.
+    """
+    connection = take_connection(options)
+    selection = take_selection(options)
+    split_bytes = options.take_bytes("maxBytesPerPartition") or SPLIT_BYTES
+    tasks_min = options.take_count("minPartitions")
+    source: LogSource | LedgerSource
+    if isinstance(selection, LedgerSelection):
+        columns = take_ledger_columns(options)
+        source = LedgerSource(connection, selection, columns, split_bytes, tasks_min)
+    else:
+        start = take_start(options, LATEST if is_stream else EARLIEST)
+        end = None
+        if is_stream:
+            refuse_end(options)
+        else:
+            end = take_end(options)
+        source = LogSource(
+            connection,
+            selection,
+            take_log_columns(options, is_kafkas=selection.is_kafkas),
+            start,
+            end,
+            options.take_flag("failOnDataLoss", True),
+            split_bytes,
+            tasks_min,
+            options.take_count("maxEntriesPerTrigger", "maxOffsetsPerTrigger"),
+            options.take_bytes("maxBytesPerTrigger"),
+        )
+    options.refuse_others()
+    if is_stream and isinstance(source, LedgerSource):
+        raise BadRequestError("a stream reads logs; read ledgers with spark.read, or name a log")
+    return source

@@ -1,0 +1,68 @@
+"""Cut what is to be read into tasks: few, large, and of about the same size.
+
+A task costs Spark some 50 ms, so one should have at least a second of work. Too few leave cores
+idle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from bookie.log.survey import LogSpan
+
+
+@dataclass(frozen=True, slots=True)
+class LogSlice:
+    """Consecutive records of one partition, for one task."""
+
+    log: str
+    partition: int
+    start: int
+    end: int
+    """The record at this offset is not read."""
+
+
+def task_bytes(total_bytes: int, bytes_max: int, tasks_min: int | None) -> int:
+    """How many bytes a task gets; at most `bytes_max`.
+
+    With `tasks_min` there are at least so many tasks, however little they read. Without it there
+    are as few as possible, all of about the same size.
+    """
+    tasks = tasks_min or -(-total_bytes // bytes_max)
+    share = -(-total_bytes // max(1, tasks))
+    if tasks_min is None:
+        share += share // 64  # else what is rounded off would be one more task
+    return max(1, min(bytes_max, share))
+
+
+def cut(log: str, partition: int, spans: Sequence[LogSpan], size_bytes: int) -> list[LogSlice]:
+    """Cut the spans of a partition, which follow each other, into slices of about `size_bytes`."""
+    if not spans:
+        return []
+    found: list[LogSlice] = []
+    start, room = spans[0].offset, float(size_bytes)
+    for span in spans:
+        at, count = span.offset, span.end_offset - span.offset
+        mean = span.size_bytes / count if count else 0.0
+        while at < span.end_offset:
+            taken = span.end_offset - at
+            if mean > 0 and taken * mean > room:
+                taken = max(1 if at == start else 0, int(room / mean))
+            at += taken
+            room -= taken * mean
+            if at < span.end_offset:
+                found.append(LogSlice(log, partition, start, at))
+                start, room = at, float(size_bytes)
+    if start < spans[-1].end_offset:
+        found.append(LogSlice(log, partition, start, spans[-1].end_offset))
+    return found
+
+
+def cut_ids(first: int, last: int, size_bytes: int, task_size_bytes: int) -> Iterable[range]:
+    """Cut the entries ``first … last`` of a ledger into parts of about `task_size_bytes`."""
+    count = last - first + 1
+    parts = max(1, min(count, -(-size_bytes // task_size_bytes)))
+    step = -(-count // parts)
+    for begin in range(first, last + 1, step):
+        yield range(begin, min(begin + step, last + 1))

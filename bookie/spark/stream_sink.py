@@ -1,0 +1,61 @@
+"""The sink of streams: each micro-batch is published once, under the id of the query.
+
+Spark does not tell `write` which batch it writes. The local properties of the task do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceStreamArrowWriter
+
+from bookie.errors import BadRequestError
+from bookie.spark.sink_options import SinkSettings
+from bookie.spark.sink_publishing import Messages, WrittenRanges, abort_batch, publish_batch
+from bookie.spark.sink_task import SinkTask, write_rows
+from bookie.spark.task_writers import task_writers
+
+QUERY_PROPERTY = "sql.streaming.queryId"
+BATCH_PROPERTY = "streaming.sql.batchId"
+
+
+class StreamSink(DataSourceStreamArrowWriter):
+    """Writes the micro-batches of one query. Spark makes one in each process that needs it."""
+
+    def __init__(self, settings: SinkSettings) -> None:
+        self.settings = settings
+
+    def write(self, iterator: Iterator[Any]) -> WrittenRanges:
+        """Write the rows of a task, on an executor."""
+        context = task_context()
+        application = self.settings.application or _property(context, QUERY_PROPERTY)
+        turn = context.partitionId() + int(_property(context, BATCH_PROPERTY))
+        client = self.settings.connection.client()
+        task = SinkTask(self.settings, application, task_writers(), client, turn)
+        return WrittenRanges(application, write_rows(task, iterator))
+
+    def commit(self, messages: Messages, batchId: int) -> None:
+        """Publish a batch, in a process of the driver; Spark repeats it after a crash."""
+        publish_batch(self.settings, batchId, messages)
+
+    def abort(self, messages: Messages, batchId: int) -> None:
+        """Give up a batch."""
+        abort_batch(self.settings, messages)
+
+
+def task_context() -> TaskContext:
+    """The context of the running task."""
+    context = TaskContext.get()
+    assert context is not None, "Spark calls this in a task"
+    return context
+
+
+def _property(context: TaskContext, name: str) -> str:
+    found = context.getLocalProperty(name)
+    if found is None:
+        raise BadRequestError(
+            f"this version of Spark does not tell tasks their {name}; use PySpark 4.3"
+        )
+    return str(found)

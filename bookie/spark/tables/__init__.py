@@ -1,0 +1,12 @@
+"""Tables about the cluster: ``option("table", …)``.
+
+The planner lists the metadata store once, and the rows travel in a few partitions. No bookie is
+asked, but for ``audit``. A frame shows the cluster as of its first action; load it again to see
+changes.
+
+| module | what it holds |
+|---|---|
+| `columns` | the columns of each table |
+| `rows` | rows from what the store has; pure |
+| `reading` | what Spark calls |
+"""

@@ -1,0 +1,201 @@
+"""What Spark calls to read a table about the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from bookie.client.replica_audit import unreadable
+from bookie.client.replica_plan import AuditItem, pack_items
+from bookie.errors import BadRequestError
+from bookie.formats.ledger_metadata import LedgerMetadata
+from bookie.spark.connecting import SparkConnection, take_connection
+from bookie.spark.options import SparkOptions
+from bookie.spark.tables import rows
+from bookie.spark.tables.columns import TABLES, table_schema
+from bookie.spark.tables.rows import Row
+
+ROWS_OF_A_PARTITION = 20_000
+"""Rows that one task turns into Arrow. A task costs as much as these."""
+
+BYTES_OF_A_PARTITION = 256 * 1024 * 1024
+"""What one task of an audit reads, all copies together."""
+
+ITEMS_AT_ONCE = 512
+"""Items of an audit whose verdicts are made into one batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableOptions:
+    """Which table is read, and how."""
+
+    connection: SparkConnection
+    table: str
+    log: str | None
+    ledgers: tuple[tuple[int, int], ...] | None
+    """Ranges of ledger ids; None for all."""
+    bytes_of_a_partition: int
+    partitions_min: int
+
+    def wants(self, ledger_id: int) -> bool:
+        """Whether a ledger is asked for."""
+        if self.ledgers is None:
+            return True
+        return any(first <= ledger_id <= last for first, last in self.ledgers)
+
+
+def take_table(options: SparkOptions) -> TableOptions | None:
+    """The table that the options ask for; None if they ask for entries or records.
+
+    Raises:
+        BadRequestError: an option is wrong.
+    """
+    table = options.take_choice("table", tuple(TABLES), "")
+    if not table:
+        return None
+    connection = take_connection(options)
+    log = options.take("log") if table == "history" else None
+    if table == "history" and log is None:
+        raise BadRequestError("the table history needs the option log: the name of a log")
+    ledgers = None
+    if table in ("ledgers", "fragments", "replicas", "audit"):
+        text = options.take_names("ledgers", "ledgerId")
+        ledgers = None if text is None else tuple(map(_ids, text))
+    size, least = BYTES_OF_A_PARTITION, 1
+    if table == "audit":
+        size = options.take_bytes("maxBytesPerPartition") or size
+        least = options.take_count("minPartitions") or least
+    options.refuse_others()
+    return TableOptions(connection, table, log, ledgers, size, least)
+
+
+def _ids(text: str) -> tuple[int, int]:
+    first, dash, last = text.partition("-")
+    last = last if dash else first
+    if not (first.isdigit() and last.isdigit() and int(first) <= int(last)):
+        raise BadRequestError(f"the option ledgers is ids and ranges such as 1,2,10-20, not {text}")
+    return int(first), int(last)
+
+
+@dataclass
+class RowsPartition(InputPartition):
+    """Rows that the planner has listed."""
+
+    rows: list[Row]
+
+
+@dataclass
+class AuditPartition(InputPartition):
+    """Copies that one task reads and verifies."""
+
+    items: list[AuditItem]
+    damaged: list[int]
+    """Ledgers whose metadata is damaged."""
+
+
+class TableReader(DataSourceReader):
+    """Lists in the planner; tasks only make Arrow of the rows, or audit."""
+
+    def __init__(self, options: TableOptions) -> None:
+        self._options = options
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """The listing, in a few parts."""
+        if self._options.table == "audit":
+            return self._audit_partitions()
+        found = list(_LISTINGS[self._options.table](self._options))
+        return [RowsPartition(part) for part in rows.in_parts(found, ROWS_OF_A_PARTITION)]
+
+    def _audit_partitions(self) -> list[InputPartition]:
+        options = self._options
+        damaged: list[int] = []
+        items = (
+            options.connection.client()
+            .maintenance()
+            .plan(min(64 << 20, options.bytes_of_a_partition), options.wants, damaged.append)
+        )
+        bins = pack_items(items, options.bytes_of_a_partition, options.partitions_min)
+        parts: list[InputPartition] = [AuditPartition(one, []) for one in bins]
+        return [*parts, AuditPartition([], damaged)] if damaged or not parts else parts
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one partition."""
+        schema = table_schema(self._options.table)
+        if isinstance(partition, RowsPartition):
+            yield _batch(partition.rows, schema)
+        elif isinstance(partition, AuditPartition):
+            maintenance = self._options.connection.client().maintenance()
+            yield _batch([rows.verdict_row(unreadable(one)) for one in partition.damaged], schema)
+            for start in range(0, len(partition.items), ITEMS_AT_ONCE):
+                verdicts = maintenance.audit(partition.items[start : start + ITEMS_AT_ONCE])
+                yield _batch(list(map(rows.verdict_row, verdicts)), schema)
+
+
+def _batch(found: Sequence[Row], schema: StructType) -> pa.RecordBatch:
+    arrow = to_arrow_schema(schema, timezone="UTC")
+    columns = list(zip(*found, strict=True)) if found else [()] * len(arrow)
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, arrow, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=arrow)
+
+
+def _ledgers(options: TableOptions) -> Iterator[Row]:
+    damaged: list[int] = []
+    for metadata in _listed(options, damaged):
+        yield rows.ledger_row(metadata)
+    yield from map(rows.unreadable_row, damaged)
+
+
+def _fragments(options: TableOptions) -> Iterator[Row]:
+    for metadata in _listed(options, []):
+        yield from rows.fragment_rows(metadata)
+
+
+def _replicas(options: TableOptions) -> Iterator[Row]:
+    states = {row[0]: row[1] for row in _bookies(options)}
+    for metadata in _listed(options, []):
+        yield from rows.replica_rows(metadata, states)
+
+
+def _listed(options: TableOptions, damaged: list[int]) -> Iterator[LedgerMetadata]:
+    def note(ledger_id: int) -> None:
+        if options.wants(ledger_id):
+            damaged.append(ledger_id)
+
+    for found in options.connection.client().maintenance().ledgers(note):
+        if options.wants(found.value.ledger_id):
+            yield found.value
+
+
+def _bookies(options: TableOptions) -> Iterator[Row]:
+    for registration in options.connection.client().bookies().values():
+        yield rows.bookie_row(registration, "read-only" if registration.read_only else "writable")
+
+
+def _logs(options: TableOptions) -> Iterator[Row]:
+    yield from map(rows.log_row, options.connection.client().maintenance().partitions())
+
+
+def _cursors(options: TableOptions) -> Iterator[Row]:
+    yield from map(rows.cursor_row, options.connection.client().maintenance().cursors())
+
+
+def _history(options: TableOptions) -> Iterator[Row]:
+    assert options.log is not None
+    maintenance = options.connection.client().maintenance()
+    yield from rows.history_rows(options.log, maintenance.history(options.log))
+
+
+_LISTINGS: dict[str, Callable[[TableOptions], Iterator[Row]]] = {
+    "ledgers": _ledgers,
+    "fragments": _fragments,
+    "replicas": _replicas,
+    "bookies": _bookies,
+    "logs": _logs,
+    "cursors": _cursors,
+    "history": _history,
+}

@@ -1,0 +1,203 @@
+"""Rows of the tables, from what the metadata store has. Pure; a row is a tuple in column order.
+
+Moments are microseconds since 1970, as Arrow takes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from bookie.api.maintenance import ListedCursor, ListedPartition
+from bookie.client.replica_audit import ReplicaVerdict
+from bookie.client.replica_plan import fragment_ends, quorum_of
+from bookie.cluster.logs import LogName
+from bookie.errors import BadRequestError
+from bookie.formats.ledger_metadata import LedgerMetadata
+from bookie.formats.log_metadata import NO_TIME_MS, LogRange
+from bookie.formats.registration import Registration
+from bookie.log.log_client import LOG_TAG
+from bookie.protocol.chain import live_bytes
+from bookie.protocol.quorum import Stripe
+
+Row = tuple[Any, ...]
+
+UNREADABLE = "UNREADABLE"
+"""The state of a ledger whose metadata is damaged."""
+
+
+def ledger_row(metadata: LedgerMetadata) -> Row:
+    """One row of ``ledgers``."""
+    closed = metadata.is_closed
+    return (
+        metadata.ledger_id,
+        metadata.state.name,
+        metadata.ensemble_size,
+        metadata.write_quorum_size,
+        metadata.ack_quorum_size,
+        metadata.digest_type.name,
+        bool(metadata.password_key),
+        len(metadata.fragments),
+        metadata.last_entry_id if closed else None,
+        metadata.last_entry_id + 1 if closed else None,
+        metadata.length if closed else None,
+        _moment(metadata.ctime_ms if metadata.ctime_ms >= 0 else None),
+        log_of(metadata),
+        list(metadata.custom_metadata.items()),
+    )
+
+
+def unreadable_row(ledger_id: int) -> Row:
+    """The row of a ledger whose metadata is damaged."""
+    return (ledger_id, UNREADABLE, *[None] * 11, [])
+
+
+def log_of(metadata: LedgerMetadata) -> str | None:
+    """The log that a ledger was made for; None without one."""
+    tag = metadata.custom_metadata.get(LOG_TAG)
+    if tag is None:
+        return None
+    text = tag.decode("utf-8", "replace").partition(" ")[0]
+    try:
+        return str(LogName.parse(text))  # as all other tables call it
+    except BadRequestError:
+        return text
+
+
+def fragment_rows(metadata: LedgerMetadata) -> Iterator[Row]:
+    """Rows of ``fragments``: one for each fragment that has entries, or is written."""
+    for first, bookies, last in fragment_ends(metadata):
+        entries = None if last is None else last - first + 1
+        yield (metadata.ledger_id, first, last, entries, list(bookies))
+
+
+def replica_rows(metadata: LedgerMetadata, states: Mapping[str, str]) -> Iterator[Row]:
+    """Rows of ``replicas``: one for each bookie of each fragment. Bytes follow from the mean."""
+    quorum = quorum_of(metadata)
+    mean = 0.0
+    if metadata.is_closed and metadata.last_entry_id >= 0:
+        mean = metadata.length / (metadata.last_entry_id + 1)
+    for first, bookies, last in fragment_ends(metadata):
+        for slot, bookie in enumerate(bookies):
+            count = None if last is None else stripe_count(quorum.stripe_of(slot), first, last)
+            size = None if count is None else round(count * mean)
+            state = states.get(bookie, "lost")
+            yield (metadata.ledger_id, first, slot, bookie, state, last, count, size)
+
+
+def stripe_count(stripe: Stripe, first: int, last: int) -> int:
+    """How many ids of a stripe lie between `first` and `last`, both inclusive."""
+    if last < first:
+        return 0
+    if stripe.modulus == 0:
+        return last - first + 1
+    return _below(stripe, last + 1) - _below(stripe, first)
+
+
+def _below(stripe: Stripe, end: int) -> int:
+    """Ids of the stripe from `first_residue` - `modulus` up to `end`, which is not included."""
+    whole, rest = divmod(end - stripe.first_residue + stripe.modulus, stripe.modulus)
+    return whole * stripe.count + min(rest, stripe.count)
+
+
+def bookie_row(registration: Registration, state: str) -> Row:
+    """One row of ``bookies``."""
+    endpoint = registration.endpoint("bookie")
+    address = None if endpoint is None else f"{endpoint.host}:{endpoint.port}"
+    labels = registration.labels
+    return (
+        registration.bookie_id,
+        state,
+        address,
+        labels.get("rack"),
+        labels.get("zone"),
+        list(labels.items()),
+        registration.total_bytes,
+        registration.free_bytes,
+        registration.incarnation,
+    )
+
+
+def log_row(listed: ListedPartition) -> Row:
+    """One row of ``logs``: a partition. The end is unknown while the last ledger is open."""
+    head, owner = listed.head, listed.head.owner
+    end = head.ranges[-1].end_offset if head.ranges else head.start_offset
+    return (
+        listed.name,
+        listed.number,
+        listed.definition.mode.value,
+        listed.definition.log_id,
+        _moment(listed.definition.created_ms),
+        head.epoch,
+        None if owner is None else owner.name,
+        None if owner is None else _moment(owner.since_ms),
+        head.start_offset,
+        end,
+        live_bytes(head),
+        len(head.ranges),
+        head.next_chunk - head.first_chunk,
+        [one.ledger_id for one in head.open_ranges],
+        _moment(head.end_ms),
+    )
+
+
+def cursor_row(listed: ListedCursor) -> Row:
+    """One row of ``cursors``."""
+    cursor = listed.cursor
+    return (
+        listed.log,
+        listed.partition,
+        listed.name,
+        cursor.offset,
+        cursor.epoch,
+        cursor.owner,
+        _moment(cursor.committed_ms or None),
+        cursor.is_protected,
+    )
+
+
+def history_rows(log: str, ranges: Iterable[tuple[int, LogRange]]) -> Iterator[Row]:
+    """Rows of ``history``: the ranges of each partition, numbered in order."""
+    numbers: dict[int, int] = {}
+    for partition, one in ranges:
+        number = numbers.get(partition, 0)
+        numbers[partition] = number + 1
+        yield (
+            log,
+            partition,
+            number,
+            one.ledger_id,
+            one.first_entry_id,
+            one.last_entry_id,
+            one.base_offset,
+            one.end_offset,
+            one.count,
+            one.size_bytes,
+            _moment(one.end_ms),
+        )
+
+
+def verdict_row(verdict: ReplicaVerdict) -> Row:
+    """One row of ``audit``."""
+    return (
+        verdict.ledger_id,
+        verdict.fragment,
+        verdict.bookie_id,
+        verdict.first_entry_id,
+        verdict.last_entry_id,
+        verdict.verdict,
+        verdict.entries,
+        verdict.packet_bytes,
+        [{"first": first, "last": last} for first, last in verdict.ranges],
+        list(verdict.found_on),
+        verdict.detail,
+    )
+
+
+def in_parts(rows: Sequence[Row], size: int) -> list[list[Row]]:
+    """Rows in parts of at most `size`; one empty part without rows."""
+    return [list(rows[start : start + size]) for start in range(0, max(len(rows), 1), size)]
+
+
+def _moment(ms: int | None) -> int | None:
+    return None if ms is None or ms == NO_TIME_MS else ms * 1000

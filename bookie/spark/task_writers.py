@@ -1,0 +1,127 @@
+"""The range writers of a worker process, which stay open from one micro-batch to the next.
+
+Without them each task of each batch would make a ledger. A worker runs one task after the other.
+A task takes the writers that it needs and gives them back; those that nobody takes are closed.
+Spark ends idle workers after a minute, and does not tell them. So they are closed before.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from bookie.env import SystemClock
+from bookie.errors import BookieError
+from bookie.sync import SyncRangeWriter
+
+IDLE_SECONDS_MAX = 40.0
+"""A writer that no task takes for so long is closed."""
+
+IDLE_WRITERS_MAX = 256
+"""A process keeps no more; those that were given back first are closed."""
+
+CLOSE_SECONDS_MAX = 10.0
+"""A ledger that is not closed by then stays open. What was cut in it may be published."""
+
+
+class WriterKey(NamedTuple):
+    """Which writers serve one another's tasks."""
+
+    metadata_uri: str
+    application: str
+    log_id: str
+    """A log that was deleted and made again has another one."""
+    partition: int
+
+
+class ClosesItsLedger(Protocol):
+    """What this module needs of a writer."""
+
+    def close(self, *, timeout: float | None = None) -> None:
+        """Close its ledger; what was not cut is dropped."""
+
+
+@dataclass(slots=True)
+class _Idle:
+    writer: SyncRangeWriter
+    since: float
+
+
+class TaskWriters:
+    """The open writers that no task uses now. Any thread may call it."""
+
+    def __init__(
+        self,
+        *,
+        idle_seconds_max: float = IDLE_SECONDS_MAX,
+        idle_writers_max: int = IDLE_WRITERS_MAX,
+        monotonic: Callable[[], float] | None = None,
+        timer: Callable[[float, Callable[[], None]], threading.Thread] = threading.Timer,
+    ) -> None:
+        self.pid = os.getpid()
+        self._idle_seconds_max = idle_seconds_max
+        self._idle_writers_max = idle_writers_max
+        self._monotonic = monotonic or SystemClock().monotonic
+        self._make_timer = timer
+        self._idle: dict[WriterKey, _Idle] = {}
+        """In the order in which they were given back."""
+        self._lock = threading.Lock()
+        self._timer: threading.Thread | None = None
+
+    def take(self, key: WriterKey) -> SyncRangeWriter | None:
+        """An open writer, which is the caller's until it is given back; None if there is none."""
+        with self._lock:
+            found = self._idle.pop(key, None)
+        return found.writer if found else None
+
+    def give_back(self, key: WriterKey, writer: SyncRangeWriter) -> None:
+        """Keep a writer whose range is cut."""
+        with self._lock:
+            former = self._idle.pop(key, None)
+            self._idle[key] = _Idle(writer, self._monotonic())
+            over = [former] if former else []
+            while len(self._idle) > self._idle_writers_max:
+                over.append(self._idle.pop(next(iter(self._idle))))
+            self._set_timer(self._idle_seconds_max)
+        for one in over:
+            close_quietly(one.writer)
+
+    def close_idle(self) -> None:
+        """Close what nobody took for too long."""
+        due: list[_Idle] = []
+        with self._lock:
+            self._timer = None
+            before = self._monotonic() - self._idle_seconds_max
+            for key, one in list(self._idle.items()):
+                if one.since > before:
+                    self._set_timer(one.since - before)
+                    break
+                due.append(self._idle.pop(key))
+        for one in due:
+            close_quietly(one.writer)
+
+    def _set_timer(self, seconds: float) -> None:
+        if self._timer is None:
+            self._timer = self._make_timer(seconds, self.close_idle)
+            self._timer.daemon = True
+            self._timer.start()
+
+
+def close_quietly(writer: ClosesItsLedger) -> None:
+    """Close a writer; if that fails its ledger stays open, and a sweep deletes it if it may."""
+    with suppress(BookieError):
+        writer.close(timeout=CLOSE_SECONDS_MAX)
+
+
+_writers: list[TaskWriters] = []
+
+
+def task_writers() -> TaskWriters:
+    """Those of this process. After a fork they are others."""
+    if not _writers or _writers[0].pid != os.getpid():
+        _writers[:] = [TaskWriters()]
+    return _writers[0]

@@ -1,0 +1,86 @@
+"""The verbs of `bookie.api` for callers without an event loop: scripts, notebooks, Spark executors.
+
+::
+
+    import bookie.sync
+
+    with bookie.sync.connect("local:///var/lib/bookie/metadata") as bk:
+        with bk.create_ledger() as writer:
+            entry_id = writer.append(b"...")
+        for entry in bk.open_ledger(writer.ledger_id).read():
+            print(entry.entry_id, entry.payload)
+
+        with bk.open_log("orders") as log:
+            position = log.append(b"...", key=b"shop-1")
+        for record in bk.read_log("orders"):
+            print(record.offset, record.value)
+        with bk.consume("orders", cursor="billing") as consumer:
+            for record in consumer:
+                consumer.commit()
+
+Each process has one daemon thread with one event loop (uvloop, if it is installed). It begins with
+the first use; importing this module starts nothing. Every object may be used from many threads.
+
+**Waiting.** Ctrl-C in a waiting call cancels the call in the loop and raises KeyboardInterrupt. A
+call with ``timeout=`` (seconds) raises OperationTimeoutError when the time is over. After either,
+the outcome is unknown, as after every error of an append. A thread with a running event loop must
+not wait: there every call raises BadRequestError. The kernel of a notebook is the exception,
+because each cell blocks its loop anyway.
+
+**Forks.** Connect after the fork, as the workers of Spark do. The child makes a thread, a loop and
+clients of its own at first use, and an object that was made before the fork raises
+ClientClosedError there. If the parent had opened any client before, `connect` in the child raises
+ConfigurationError: gRPC does not survive the fork, and would hang. Start such children with spawn.
+
+**Wrapping more.** An async handle becomes a synchronous one as a subclass of `SyncHandle`: a method
+that awaits is ``return self._run(self._handle.verb(...))``, and one that iterates is
+``return self._iterate(self._handle.verb(...), ahead=...)``. An async context manager, such as
+a consumer, is entered and left by a `Resident`: one task of the loop does both, as task groups and
+timeouts inside it need.
+
+| module | what it holds |
+|---|---|
+| `loop_thread` | the loop of this process, forks, `Resident` |
+| `iterator` | async generators as plain iterators |
+| `handles` | `SyncHandle`, writers and readers of ledgers |
+| `log_handles` | writers and publishers of logs, cursors |
+| `given_records` | records of batches, one by one |
+| `log_reader` | readers of logs |
+| `log_survey` | where their records are |
+| `consumers` | consumers and members of groups |
+| `maintenance` | listings, audits, repairs |
+| `client` | `connect`, `shared_client` |
+"""
+
+from __future__ import annotations
+
+from bookie.sync.client import SyncBookKeeper, connect, shared_client
+from bookie.sync.consumers import SyncGroupMember, SyncLogConsumer
+from bookie.sync.handles import SyncHandle, SyncReader, SyncWriter
+from bookie.sync.iterator import SyncIterator
+from bookie.sync.log_handles import (
+    SyncCursors,
+    SyncLogPublisher,
+    SyncLogWriter,
+    SyncRangeWriter,
+)
+from bookie.sync.log_reader import SyncLogReader
+from bookie.sync.log_survey import SyncLogSurvey
+
+__all__ = [
+    "SyncBookKeeper",
+    "SyncCursors",
+    "SyncGroupMember",
+    "SyncHandle",
+    "SyncIterator",
+    "SyncLogConsumer",
+    "SyncLogPublisher",
+    "SyncLogReader",
+    "SyncLogSurvey",
+    "SyncLogWriter",
+    "SyncRangeWriter",
+    "SyncReader",
+    "SyncWriter",
+    "connect",
+    "shared_client",
+]

@@ -1,0 +1,68 @@
+"""Records on their way from batches to a plain loop, at the speed of a list."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from operator import length_hint
+from typing import Generic, TypeVar
+
+R = TypeVar("R")
+
+
+class GivenRecords(Generic[R]):
+    """Gives the records of batches out one by one, and knows which one it gave out last.
+
+    `fetch` gives the next batch, which is not empty, or raises StopIteration at the end. It is all
+    the Python that runs, once for each batch. For one thread at a time.
+    """
+
+    def __init__(self, fetch: Callable[[], Sequence[R]]) -> None:
+        self._fetch = fetch
+        self._batch: Sequence[R] = ()
+        self._rest: Iterator[R] = iter(())
+        """What of `_batch` was not given out; loops take from it directly."""
+        self._last: R | None = None
+        """The last record before `_batch`."""
+
+    def __iter__(self) -> Iterator[R]:
+        """The records that follow; a loop that was left goes on in the next one."""
+        return chain.from_iterable(chain((self._rest,), iter(self._next_rest, None)))
+
+    def batches(self) -> Iterator[Sequence[R]]:
+        """The same records in batches; what is left of one comes first."""
+        return iter(self._next_batch, ())
+
+    @property
+    def last(self) -> R | None:
+        """The record that was given out last; None before the first one."""
+        given = len(self._batch) - length_hint(self._rest)
+        return self._batch[given - 1] if given else self._last
+
+    @property
+    def rest(self) -> Sequence[R]:
+        """What was fetched and not given out yet."""
+        left = length_hint(self._rest)
+        return self._batch[-left:] if left else ()
+
+    def drop_rest(self) -> Sequence[R]:
+        """Never give out what is left of the batch; returns it. A loop goes on with the next."""
+        self._last = self.last
+        self._batch = ()
+        return tuple(self._rest)
+
+    def _next_rest(self) -> Iterator[R]:
+        # A list tells how much of it was taken.
+        self._take(list(self._fetch()))
+        self._rest = iter(self._batch)
+        return self._rest
+
+    def _next_batch(self) -> Sequence[R]:
+        if rest := tuple(self._rest):
+            return rest
+        self._take(self._fetch())
+        return self._batch
+
+    def _take(self, batch: Sequence[R]) -> None:
+        self._last = self.last
+        self._batch, self._rest = batch, iter(())

@@ -1,0 +1,229 @@
+"""Handles of writers and readers without an event loop, and their base."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Sequence
+from itertools import chain
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from bookie.client.arguments import Payload
+from bookie.client.reader import ReaderHandle
+from bookie.client.writer import WriterHandle
+from bookie.errors import BookieError
+from bookie.formats.entry import Entry
+from bookie.formats.ledger_metadata import LedgerMetadata
+from bookie.sync.iterator import Pump, SyncIterator
+from bookie.sync.loop_thread import LoopThread
+
+T = TypeVar("T")
+
+BATCHES_AHEAD = 2
+"""Whole batches that are read before they are asked for; the reader itself has more under way."""
+
+ITEMS_AHEAD = 1024
+"""Likewise single entries of a tail, and ledger ids."""
+
+
+class SyncHandle:
+    """What synchronous handles have in common: the loop in which their async handle lives."""
+
+    def __init__(self, home: LoopThread) -> None:
+        self._home = home
+
+    def _run(self, work: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
+        """Run `work` in the loop and wait for its result; raises what it raises."""
+        return self._home.run(work, timeout)
+
+    def _iterate(
+        self,
+        source: AsyncIterator[T],
+        *,
+        ahead: int = ITEMS_AHEAD,
+        timeout: float | None = None,
+    ) -> SyncIterator[T]:
+        """Iterate over an async generator, at most `ahead` items ahead."""
+        pump = self._pump(source, ahead, timeout)
+        return SyncIterator(pump, pump)
+
+    def _pump(self, source: AsyncIterator[T], ahead: int, timeout: float | None) -> Pump[T]:
+        self._home.require_caller()
+        assert isinstance(source, AsyncGenerator)
+        pump = Pump(self._home, source, ahead)
+        pump.timeout = timeout
+        return pump
+
+
+class SyncWriter(SyncHandle):
+    """`bookie.api.WriterHandle` without an event loop; made by `SyncBookKeeper.create_ledger`.
+
+    `with` closes the ledger at the end. Errors are those of the async writer. Appends of several
+    threads are ordered as they arrive in the loop.
+    """
+
+    def __init__(self, home: LoopThread, handle: WriterHandle) -> None:
+        super().__init__(home)
+        self._handle = handle
+
+    def __repr__(self) -> str:
+        return f"<SyncWriter {self._handle!r}>"
+
+    @property
+    def ledger_id(self) -> int:
+        """The ledger's id."""
+        return self._handle.ledger_id
+
+    @property
+    def metadata(self) -> LedgerMetadata:
+        """The ledger's metadata as this writer last saw it."""
+        return self._handle.metadata
+
+    @property
+    def last_add_confirmed(self) -> int:
+        """The last entry that is durable, and before which all are; -1 if none is."""
+        return self._handle.last_add_confirmed
+
+    @property
+    def last_entry_id(self) -> int:
+        """The last entry that was appended, durable or not; -1 if none was."""
+        return self._handle.last_entry_id
+
+    @property
+    def length(self) -> int:
+        """Payload bytes up to the last add confirmed."""
+        return self._handle.length
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the ledger was closed by this writer."""
+        return self._handle.is_closed
+
+    @property
+    def is_under_replicated(self) -> bool:
+        """Whether a bookie of the ensemble is skipped, so that entries get fewer copies."""
+        return self._handle.is_under_replicated
+
+    @property
+    def failure(self) -> BookieError | None:
+        """Why the writer takes no appends, also after `close`; None while it does."""
+        return self._handle.failure
+
+    def append(self, payload: Payload, *, timeout: float | None = None) -> int:
+        """Append one entry and return its id; see `WriterHandle.append`.
+
+        A call waits for its entry to be durable: `append_many` is the fast way.
+        """
+        return self._run(self._handle.append(payload), timeout)
+
+    def append_many(self, payloads: Iterable[Payload], *, timeout: float | None = None) -> range:
+        """Append many entries in order and return their ids; see `WriterHandle.append_many`."""
+        # An iterable may block, and must do so in the caller's thread.
+        return self._run(self._handle.append_many(list(payloads)), timeout)
+
+    def force(self, *, timeout: float | None = None) -> None:
+        """Make durable what was appended with deferred sync; see `WriterHandle.force`."""
+        self._run(self._handle.force(), timeout)
+
+    def close(self, *, timeout: float | None = None) -> LedgerMetadata:
+        """Confirm what is pending, then close the ledger; see `WriterHandle.close`."""
+        return self._run(self._handle.close(), timeout)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class SyncReader(SyncHandle):
+    """`bookie.api.ReaderHandle` without an event loop; made by `SyncBookKeeper.open_ledger`."""
+
+    def __init__(self, home: LoopThread, handle: ReaderHandle) -> None:
+        super().__init__(home)
+        self._handle = handle
+
+    def __repr__(self) -> str:
+        return f"<SyncReader {self._handle!r}>"
+
+    @property
+    def ledger_id(self) -> int:
+        """The ledger's id."""
+        return self._handle.ledger_id
+
+    @property
+    def metadata(self) -> LedgerMetadata:
+        """The ledger's metadata as this reader last saw it."""
+        return self._handle.metadata
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the ledger's end is decided."""
+        return self._handle.is_closed
+
+    @property
+    def last_add_confirmed(self) -> int:
+        """The last entry that is known to be confirmed; -1 if none is."""
+        return self._handle.last_add_confirmed
+
+    @property
+    def last_entry_id(self) -> int:
+        """The last entry that may be read now; -1 in an empty ledger."""
+        return self._handle.last_entry_id
+
+    def refresh(self, *, timeout: float | None = None) -> int:
+        """Look for newer metadata and a newer LAC; see `ReaderHandle.refresh`."""
+        return self._run(self._handle.refresh(), timeout)
+
+    def read(
+        self,
+        first_entry_id: int = 0,
+        last_entry_id: int | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> SyncIterator[Entry]:
+        """Entries in order; see `ReaderHandle.read`. They cross the threads in whole batches."""
+        source = self._handle.read_batches(first_entry_id, last_entry_id)
+        pump = self._pump(source, BATCHES_AHEAD, timeout)
+        return SyncIterator(pump, chain.from_iterable(pump))
+
+    def read_batches(
+        self,
+        first_entry_id: int = 0,
+        last_entry_id: int | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> SyncIterator[Sequence[Entry]]:
+        """The same entries, some at a time, for speed; see `ReaderHandle.read_batches`."""
+        source = self._handle.read_batches(first_entry_id, last_entry_id)
+        return self._iterate(source, ahead=BATCHES_AHEAD, timeout=timeout)
+
+    def read_acknowledged(
+        self, first_entry_id: int, last_entry_id: int, *, timeout: float | None = None
+    ) -> SyncIterator[Sequence[Entry]]:
+        """Entries that are known to be acknowledged; see `ReaderHandle.read_acknowledged`."""
+        source = self._handle.read_acknowledged(first_entry_id, last_entry_id)
+        return self._iterate(source, ahead=BATCHES_AHEAD, timeout=timeout)
+
+    def read_unconfirmed(
+        self,
+        first_entry_id: int = 0,
+        last_entry_id: int | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> SyncIterator[Entry]:
+        """Entries that bookies store, confirmed or not; see `ReaderHandle.read_unconfirmed`."""
+        source = self._handle.read_unconfirmed(first_entry_id, last_entry_id)
+        return self._iterate(source, timeout=timeout)
+
+    def tail(self, start: int = 0, *, timeout: float | None = None) -> SyncIterator[Entry]:
+        """Entries from `start` on until the ledger is closed; see `ReaderHandle.tail`.
+
+        With a timeout, OperationTimeoutError says that no entry came for so long. The next call
+        waits again.
+        """
+        return self._iterate(self._handle.tail(start), timeout=timeout)

@@ -1,0 +1,176 @@
+"""Async generators as plain iterators: read ahead in the loop, taken in any thread."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections import deque
+from collections.abc import AsyncGenerator, Iterator
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+from bookie.sync.loop_thread import LoopThread, late
+
+T = TypeVar("T")
+
+
+class Pump(Generic[T]):
+    """Moves the items of an async generator into a buffer, from which another thread takes them.
+
+    The buffer holds about `ahead` items. Nothing in the loop refers to whoever takes them.
+    """
+
+    def __init__(self, home: LoopThread, source: AsyncGenerator[T, None], ahead: int) -> None:
+        self.home = home
+        self.timeout: float | None = None
+        self._source = source
+        self._low = ahead // 2
+        self._ahead = ahead
+        self._items: deque[T] = deque()
+        self._ready = threading.Event()
+        """Set when there may be an item, or the end."""
+        self._room = asyncio.Event()
+        self._is_full = False
+        self._is_closed = False
+        self.is_spent = False
+        """Whether the end of the generator was raised where its items are taken."""
+        self._error: BaseException | None = None
+        self._ended = threading.Event()
+        self._task: asyncio.Task[Any] | None = None
+        self.future: Future[None] = asyncio.run_coroutine_threadsafe(self._run(), home.loop)
+
+    def __iter__(self) -> Iterator[T]:
+        return self
+
+    def __next__(self) -> T:
+        """The next item.
+
+        Raises:
+            OperationTimeoutError: none came within the timeout; a later call may get it.
+        """
+        while True:
+            try:
+                item = self._items.popleft()
+            except IndexError:
+                self._wait()
+                continue
+            if self._is_full and len(self._items) <= self._low:
+                self._is_full = False
+                self.home.loop.call_soon_threadsafe(self._room.set)
+            return item
+
+    def _wait(self) -> None:
+        """Wait for an item; at the end, raise."""
+        if self._ended.is_set():
+            if self._items:
+                return
+            error, self._error = self._error, None
+            self.is_spent = True
+            raise error or StopIteration
+        self.home.require_caller()
+        self._ready.clear()
+        # What was put before the flag went down would not set it again.
+        if not (self._items or self._ended.is_set() or self._ready.wait(self.timeout)):
+            raise late(self.timeout)
+
+    def cancel(self) -> None:
+        """End the generator soon; from any thread, without waiting."""
+        self._is_closed = True
+        if self.home.pid == os.getpid() and not self._ended.is_set():
+            self.home.loop.call_soon_threadsafe(self._cancel_task)
+
+    def wait_for_end(self) -> None:
+        """Wait until the generator has ended, then forget the items that nobody took."""
+        if not self.home.is_here:
+            self.home.require_caller()
+            self._ended.wait()
+        self._items.clear()
+        self._error = None
+
+    def stop(self) -> list[T]:
+        """End the generator; returns the items that nobody took."""
+        self.cancel()
+        self.home.require_caller()
+        self._ended.wait()
+        items = []
+        while self._items:
+            items.append(self._items.popleft())
+        self._error = None
+        return items
+
+    @property
+    def waiting(self) -> deque[T]:
+        """The items that nobody has taken; for the thread of the loop, which adds to them."""
+        return self._items.copy()
+
+    def _cancel_task(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        self._task = asyncio.current_task()
+        try:
+            if not self._is_closed:
+                await self._fill()
+        except Exception as error:  # noqa: BLE001  (raised where the items are taken)
+            self._error = error
+        finally:
+            try:
+                await self._source.aclose()
+            finally:
+                self._task = None
+                self._ended.set()
+                self._ready.set()
+
+    async def _fill(self) -> None:
+        async for item in self._source:
+            self._items.append(item)
+            if not self._ready.is_set():
+                self._ready.set()
+            if len(self._items) < self._ahead:
+                continue
+            self._room.clear()
+            self._is_full = True
+            while len(self._items) > self._low and self._is_full:
+                await self._room.wait()
+                self._room.clear()
+
+
+class SyncIterator(Iterator[T]):
+    """A plain iterator over what an async generator yields, read ahead by a bounded amount.
+
+    It ends with `close`, at the end of its `with` block, or when it is dropped; each cancels the
+    generator in the loop. With a timeout, a wait for the next item that takes longer raises
+    OperationTimeoutError, and the iteration may go on.
+    """
+
+    def __init__(self, pump: Pump[Any], items: Iterator[T]) -> None:
+        self._pump = pump
+        self._items = items
+
+    def __del__(self) -> None:
+        pump: Pump[Any] | None = getattr(self, "_pump", None)
+        if pump is not None:
+            pump.cancel()
+
+    def __next__(self) -> T:
+        return next(self._items)
+
+    def close(self) -> None:
+        """Stop reading; afterwards the iteration is over. Closing twice has no effect."""
+        self._pump.cancel()
+        self._pump.wait_for_end()
+        self._items = iter(())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,268 @@
+"""Handles of what writes to logs without an event loop, and of their cursors."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Self
+
+from bookie.client.arguments import Payload
+from bookie.env import Moment
+from bookie.errors import BookieError
+from bookie.formats.log_cursor import LogCursor
+from bookie.formats.log_metadata import LogDefinition
+from bookie.formats.log_record import NO_HEADERS, LogPosition
+from bookie.log.cursors import Cursors, CursorStatus
+from bookie.log.places import LogStart
+from bookie.log.positions import LogPositions
+from bookie.log.publisher import LogPublisher
+from bookie.log.range_writer import PendingRange, RangeWriter
+from bookie.log.record_encoder import NewRecord
+from bookie.log.writer import LogWriter
+from bookie.sync.handles import SyncHandle
+from bookie.sync.loop_thread import LoopThread
+
+
+class SyncLogWriter(SyncHandle):
+    """`bookie.api.LogWriter` without an event loop; made by `SyncBookKeeper.open_log`.
+
+    `with` closes the log at the end. Errors are those of the async writer. Appends of several
+    threads are ordered as they arrive in the loop.
+    """
+
+    def __init__(self, home: LoopThread, handle: LogWriter) -> None:
+        super().__init__(home)
+        self._handle = handle
+
+    def __repr__(self) -> str:
+        return f"<SyncLogWriter {self._handle!r}>"
+
+    @property
+    def name(self) -> str:
+        """The log's name."""
+        return self._handle.name
+
+    @property
+    def partitions(self) -> Sequence[int]:
+        """The numbers of the partitions that this writer owns."""
+        return self._handle.partitions
+
+    @property
+    def error(self) -> BookieError | None:
+        """Why some partition takes no more records; None while all do."""
+        return self._handle.error
+
+    def next_offset(self, partition: int | None = None) -> int:
+        """The offset that the next record of a partition gets, as of now."""
+        return self._handle.next_offset(partition)
+
+    def epoch(self, partition: int | None = None) -> int:
+        """The fencing token of this owner: greater than that of every owner before."""
+        return self._handle.epoch(partition)
+
+    def append(
+        self,
+        value: Payload,
+        *,
+        key: bytes | None = None,
+        headers: Mapping[str, bytes] = NO_HEADERS,
+        timestamp: Moment | None = None,
+        producer: tuple[str, int] | None = None,
+        partition: int | None = None,
+        timeout: float | None = None,
+    ) -> LogPosition:
+        """Append one record and return its position; see `LogWriter.append`.
+
+        A call waits for its record to be durable: `append_many` is the fast way.
+        """
+        appending = self._handle.append(
+            value,
+            key=key,
+            headers=headers,
+            timestamp=timestamp,
+            producer=producer,
+            partition=partition,
+        )
+        return self._run(appending, timeout)
+
+    def append_many(
+        self,
+        records: Iterable[Payload | NewRecord],
+        *,
+        producer: tuple[str, int] | None = None,
+        partition: int | None = None,
+        timeout: float | None = None,
+    ) -> LogPositions:
+        """Append many records in order and return their positions; see `LogWriter.append_many`."""
+        # An iterable may block, and must do so in the caller's thread.
+        appending = self._handle.append_many(list(records), producer=producer, partition=partition)
+        return self._run(appending, timeout)
+
+    def roll(self, *, timeout: float | None = None) -> None:
+        """Go on in a new ledger in each partition; see `LogWriter.roll`."""
+        self._run(self._handle.roll(), timeout)
+
+    def close(self, *, timeout: float | None = None) -> None:
+        """Confirm what is pending, then give the log up; see `LogWriter.close`."""
+        self._run(self._handle.close(), timeout)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._run(self._handle.__aexit__(exc_type, exc, traceback))
+
+
+class SyncRangeWriter(SyncHandle):
+    """`bookie.api.RangeWriter` without an event loop; made by `SyncBookKeeper.open_range_writer`.
+
+    `with` closes its ledger at the end. What `cut` returns may be published afterwards.
+    """
+
+    def __init__(self, home: LoopThread, handle: RangeWriter) -> None:
+        super().__init__(home)
+        self._handle = handle
+
+    def append(
+        self,
+        value: Payload,
+        *,
+        key: bytes | None = None,
+        headers: Mapping[str, bytes] | None = None,
+        timestamp: Moment | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        """Write one record; see `RangeWriter.append`."""
+        appending = self._handle.append(value, key=key, headers=headers, timestamp=timestamp)
+        self._run(appending, timeout)
+
+    def append_many(
+        self, records: Iterable[Payload | NewRecord], *, timeout: float | None = None
+    ) -> int:
+        """Write records in order, and return how many; see `RangeWriter.append_many`."""
+        return self._run(self._handle.append_many(list(records)), timeout)
+
+    def append_encoded(self, payloads: list[bytes], greatest_ms: int) -> Future[None]:
+        """Begin to write encoded records; see `RangeWriter.append_encoded`.
+
+        It waits for nothing. The future ends when they are durable. The caller bounds how many
+        calls are under way; `cut` waits for all of them.
+        """
+        self._home.require_caller()
+        appending = self._handle.append_encoded(payloads, greatest_ms)
+        return asyncio.run_coroutine_threadsafe(appending, self._home.loop)
+
+    def cut(self, *, timeout: float | None = None) -> PendingRange | None:
+        """End the range and return it; see `RangeWriter.cut`."""
+        return self._run(self._handle.cut(), timeout)
+
+    def discard(self) -> None:
+        """Drop what was written since the last cut, also after a failure."""
+        self._handle.discard()
+
+    def close(self, *, timeout: float | None = None) -> None:
+        """Close the ledger; what was not cut is dropped. Closing twice is no error."""
+        self._run(self._handle.aclose(), timeout)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class SyncLogPublisher(SyncHandle):
+    """`bookie.api.LogPublisher` without an event loop; made by `SyncBookKeeper.publisher`."""
+
+    def __init__(self, home: LoopThread, handle: LogPublisher) -> None:
+        super().__init__(home)
+        self._handle = handle
+
+    def definition(self) -> LogDefinition:
+        """What the log is; see `LogPublisher.definition`."""
+        return self._run(self._handle.definition())
+
+    def last_batch(self, application_id: str) -> int:
+        """The last batch that an application published; -1 before any."""
+        return self._run(self._handle.last_batch(application_id))
+
+    def publish(self, application_id: str, batch: int, ranges: Iterable[PendingRange]) -> bool:
+        """Publish a batch, once; see `LogPublisher.publish`.
+
+        Ctrl-C leaves the outcome unknown. Then publish the same batch again.
+        """
+        return self._run(self._handle.publish(application_id, batch, list(ranges)))
+
+    def forget(self, application_id: str) -> None:
+        """Delete the record of an application; see `LogPublisher.forget`."""
+        self._run(self._handle.forget(application_id))
+
+    def abort(self, ranges: Iterable[PendingRange]) -> list[int]:
+        """Delete the ledgers of ranges that will not be published; see `LogPublisher.abort`."""
+        return self._run(self._handle.abort(list(ranges)))
+
+
+class SyncCursors(SyncHandle):
+    """`bookie.api.Cursors` without an event loop; made by `SyncBookKeeper.cursors`."""
+
+    def __init__(self, home: LoopThread, handle: Cursors) -> None:
+        super().__init__(home)
+        self._handle = handle
+
+    def create(
+        self,
+        cursor: str,
+        start: LogStart = None,
+        *,
+        time: Moment | None = None,
+        protected: bool = True,
+    ) -> None:
+        """Make a cursor on each partition; see `Cursors.create`."""
+        self._run(self._handle.create(cursor, start, time=time, protected=protected))
+
+    def commit(self, cursor: str, offset: int, *, partition: int = 0) -> None:
+        """The next consumer begins at `offset`; see `Cursors.commit`."""
+        self._run(self._handle.commit(cursor, offset, partition=partition))
+
+    def reset(
+        self,
+        cursor: str,
+        start: LogStart = None,
+        *,
+        time: Moment | None = None,
+        partition: int | None = None,
+    ) -> Mapping[int, int]:
+        """Move a cursor anywhere; returns the offsets by partition. See `Cursors.reset`."""
+        return self._run(self._handle.reset(cursor, start, time=time, partition=partition))
+
+    def protect(self, cursor: str, *, protected: bool = True) -> None:
+        """Whether retention keeps what the cursor has not consumed; see `Cursors.protect`."""
+        self._run(self._handle.protect(cursor, protected=protected))
+
+    def delete(self, cursor: str) -> None:
+        """Delete a cursor on all partitions; see `Cursors.delete`."""
+        self._run(self._handle.delete(cursor))
+
+    def all(self) -> Mapping[str, Mapping[int, LogCursor]]:
+        """All cursors by name, each by partition."""
+        return self._run(self._handle.all())
+
+    def status(self, cursor: str | None = None) -> list[CursorStatus]:
+        """All cursors, or one, with their lag; see `Cursors.status`."""
+        return self._run(self._handle.status(cursor))
+
+    def lag(self, cursor: str) -> int:
+        """How many entries of all partitions the cursor has not consumed; see `Cursors.lag`."""
+        return self._run(self._handle.lag(cursor))

@@ -1,0 +1,136 @@
+"""Readers of logs without an event loop: they read ahead, and yet know where the caller is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Self
+
+from bookie.env import Moment
+from bookie.errors import BadRequestError
+from bookie.formats.log_record import LogPosition, LogRecord
+from bookie.log.partitions_reader import PartitionsReader
+from bookie.log.places import LogStart
+from bookie.log.reader import LogReader
+from bookie.sync.given_records import GivenRecords
+from bookie.sync.handles import BATCHES_AHEAD, SyncHandle
+from bookie.sync.iterator import Pump
+from bookie.sync.loop_thread import LoopThread
+
+
+class SyncLogReader(SyncHandle):
+    """A reader of a log without an event loop; made by `SyncBookKeeper.log_reader`.
+
+    Iterate it, or its `batches`, in one thread at a time. A loop that was left goes on with the
+    next record in the next loop, also after an error. Batches are read ahead; `position`, `lag` and
+    `seek` speak about what the caller was given. It ends with `close`, at the end of its `with`
+    block, or when it is dropped.
+    """
+
+    def __init__(
+        self, home: LoopThread, reader: LogReader | PartitionsReader, timeout: float | None
+    ) -> None:
+        """`timeout` bounds each wait for records."""
+        super().__init__(home)
+        self._reader = reader
+        self._timeout = timeout
+        self._batches: Pump[Sequence[LogRecord]] | None = None
+        self._given = GivenRecords(self._fetch)
+        self._is_closed = False
+
+    def __repr__(self) -> str:
+        return f"<SyncLogReader {self._reader!r}>"
+
+    def __del__(self) -> None:
+        batches: Pump[Sequence[LogRecord]] | None = getattr(self, "_batches", None)
+        if batches is not None:
+            batches.cancel()
+
+    @property
+    def position(self) -> LogPosition | None:
+        """Where the record is that was given out last; None before the first one."""
+        last = self._given.last
+        return None if last is None else last.position
+
+    def __iter__(self) -> Iterator[LogRecord]:
+        """The records one by one; errors are those of `LogReader.batches`.
+
+        With a timeout, OperationTimeoutError says that no record came for so long. The next loop
+        waits again.
+        """
+        return iter(self._given)
+
+    def batches(self) -> Iterator[Sequence[LogRecord]]:
+        """The same records, some at a time, for speed; no batch is empty."""
+        return self._given.batches()
+
+    def seek(
+        self, to: LogStart = None, *, time: Moment | None = None, partition: int | None = None
+    ) -> None:
+        """The next record comes from there, also in a loop that goes on; see `LogReader.seek`.
+
+        Raises:
+            BadRequestError: that is no place in a log, or there is no such partition.
+        """
+        self._home.require_caller()
+        self._put_back()
+        if isinstance(self._reader, PartitionsReader):
+            self._reader.seek(to, time=time, partition=partition)
+        elif partition in (None, self._reader.partition.number):
+            self._reader.seek(to, time=time)
+        else:
+            raise BadRequestError(f"{self._reader.partition} alone is read, not {partition}")
+
+    def lag(self, *, timeout: float | None = None) -> int:
+        """How many entries the caller was not given yet; see `LogReader.lag`."""
+        return self._run(self._find_lag(), timeout)
+
+    async def _find_lag(self) -> int:
+        behind_read_ahead = await self._reader.lag()
+        waiting = () if self._batches is None else self._batches.waiting
+        return behind_read_ahead + sum(map(len, waiting)) + len(self._given.rest)
+
+    def close(self) -> None:
+        """Stop reading; loops over it end. Closing twice has no effect."""
+        self._is_closed = True
+        batches, self._batches = self._batches, None
+        if batches is not None:
+            batches.stop()
+        self._given.drop_rest()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _fetch(self) -> Sequence[LogRecord]:
+        if self._is_closed:
+            raise StopIteration
+        if self._batches is None:
+            self._batches = self._pump(self._reader.batches(), BATCHES_AHEAD, self._timeout)
+        batches = self._batches
+        try:
+            return next(batches)
+        finally:
+            if batches.is_spent:
+                self._batches = None
+
+    def _put_back(self) -> None:
+        """Stop reading ahead; what was read ahead of the caller is to be read again."""
+        batches, self._batches = self._batches, None
+        unread = [self._given.drop_rest(), *(() if batches is None else batches.stop())]
+        firsts: dict[int, int] = {}
+        for batch in unread:
+            for record in batch[:1]:
+                firsts.setdefault(record.partition, record.offset)
+        for partition, offset in firsts.items():
+            if isinstance(self._reader, PartitionsReader):
+                self._reader.seek(offset, partition=partition)
+            else:
+                self._reader.seek(offset)

@@ -1,0 +1,259 @@
+"""The thread that runs all synchronous clients of a process, and what a fork does to it."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import sys
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager, suppress
+from typing import Any, Generic, Protocol, TypeVar
+
+from bookie.errors import (
+    BadRequestError,
+    BookieError,
+    ClientClosedError,
+    ConfigurationError,
+    OperationTimeoutError,
+)
+
+T = TypeVar("T")
+
+END_SECONDS_MAX = 5.0
+"""How long the end of the process waits for shared clients to close."""
+
+
+class LoopThread:
+    """The daemon thread that runs all clients of one process."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.loop = _new_loop()
+        self.was_used = False
+        """Whether a client was ever opened. Threads of gRPC may run from then on."""
+        self._thread = threading.Thread(target=self._serve, name="bookie-sync", daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.set_exception_handler(_report)
+        self.loop.run_forever()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the calling thread is this one."""
+        return threading.get_ident() == self._thread.ident
+
+    def require_caller(self) -> None:
+        """Refuse callers that must not wait for this loop.
+
+        Raises:
+            BadRequestError: an event loop runs in the calling thread.
+            ClientClosedError: the thread belongs to the process before a fork, or has ended.
+        """
+        if self.pid != os.getpid():
+            raise ClientClosedError(
+                f"the client belongs to process {self.pid} and does not survive a fork; connect "
+                f"again in this process"
+            )
+        if _has_running_loop():
+            raise BadRequestError(
+                "a call of bookie.sync would block the event loop of this thread; use "
+                "bookie.connect there"
+            )
+        if not self._thread.is_alive():
+            raise ClientClosedError("the process is ending")
+
+    def run(self, work: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
+        """Run `work` in the loop and wait for its result.
+
+        Raises:
+            OperationTimeoutError: it did not end in time; it is cancelled, its outcome is unknown.
+        """
+        try:
+            self.require_caller()
+        except BookieError:
+            work.close()
+            raise
+        future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        try:
+            return future.result(timeout)
+        except TimeoutError:
+            # It may be the error of `work` itself, or `work` may have ended just now.
+            if future.cancel():
+                raise late(timeout) from None
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def end(self) -> None:
+        """Stop the loop; what runs in it is dropped."""
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(END_SECONDS_MAX)
+
+
+class Resident(Generic[T]):
+    """An async context manager that lives in a task of its own, which enters it and leaves it."""
+
+    def __init__(self, home: LoopThread, manager: AbstractAsyncContextManager[T]) -> None:
+        self._home = home
+        self._manager = manager
+        self._close_requested = asyncio.Event()
+        self._life: Future[None] | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it was entered and not left, in this process."""
+        life = self._life
+        return life is not None and not life.done() and self._home.pid == os.getpid()
+
+    def open(self, timeout: float | None = None) -> T:
+        """Enter it, once; returns what entering gives and raises what it raises.
+
+        Raises:
+            BadRequestError: it was entered before.
+            OperationTimeoutError: it took too long; it is left again.
+        """
+        self._home.require_caller()
+        if self._life is not None:
+            raise BadRequestError("it is open already, or was closed; make another")
+        entered: Future[T] = Future()
+        self._life = asyncio.run_coroutine_threadsafe(self._live(entered), self._home.loop)
+        try:
+            return entered.result(timeout)
+        except TimeoutError:
+            # It may be an error of entering, which may also have ended just now.
+            if not entered.cancel():
+                return entered.result()
+            self._life.cancel()
+            raise late(timeout) from None
+        except BaseException:
+            self._life.cancel()
+            raise
+
+    def close(self, timeout: float | None = None) -> None:
+        """Leave it, and wait until it is left; twice is no error. Raises what leaving raises.
+
+        Raises:
+            OperationTimeoutError: it took too long, and goes on.
+        """
+        self._home.require_caller()
+        if self._life is None or self._life.done():
+            return
+        self._home.loop.call_soon_threadsafe(self._close_requested.set)
+        try:
+            self._life.result(timeout)
+        except TimeoutError:
+            raise late(timeout) from None
+
+    async def _live(self, entered: Future[T]) -> None:
+        self._home.was_used = True
+        try:
+            async with self._manager as value:
+                if entered.set_running_or_notify_cancel():
+                    entered.set_result(value)
+                await self._close_requested.wait()
+        except Exception as error:
+            if entered.done():
+                raise
+            entered.set_exception(error)
+
+
+class Closeable(Protocol):
+    """What the end of the process closes."""
+
+    def close(self, *, timeout: float | None = None) -> None:
+        """Close it, within `timeout` seconds."""
+
+
+class ThisProcess:
+    """The loop and the shared objects of the process that runs now; a fork begins anew."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.shared: dict[tuple[object, ...], Closeable] = {}
+        """What is closed at the end of the process."""
+        self._home: LoopThread | None = None
+        self._is_watching = False
+        self._has_lost_grpc = False
+        """A process before this one was forked after it had opened clients."""
+
+    def home(self) -> LoopThread:
+        """The loop of this process, which begins with the first call.
+
+        Raises:
+            ConfigurationError: gRPC did not survive the fork that made this process.
+        """
+        with self.lock:
+            if self._has_lost_grpc:
+                raise ConfigurationError(
+                    "the parent process had opened clients before it was forked, and gRPC does not "
+                    "survive that; connect only after forks, or start processes with spawn"
+                )
+            if not self._is_watching:
+                self._is_watching = True
+                os.register_at_fork(after_in_child=self._after_fork)
+                atexit.register(self._end)
+            if self._home is None:
+                self._home = LoopThread()
+            return self._home
+
+    def _after_fork(self) -> None:
+        home, self._home = self._home, None
+        self._has_lost_grpc |= home is not None and home.was_used
+        # A thread that does not exist here may have held it.
+        self.lock = threading.RLock()
+        self.shared = {}
+
+    def _end(self) -> None:
+        """Close what is shared, then stop the loop."""
+        home = self._home
+        if home is None:
+            return
+        for shared in self.shared.values():
+            with suppress(BookieError):
+                shared.close(timeout=END_SECONDS_MAX)
+        home.end()
+
+
+this_process = ThisProcess()
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop
+
+
+def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log what a callback raised, except for one complaint of gRPC.
+
+    All loops of a process share its queue of events. An event for a loop that its owner has closed,
+    as `asyncio.run` does, raises in whichever loop takes it. Each other event wakes a loop again.
+    """
+    error = context.get("exception")
+    if not (isinstance(error, RuntimeError) and str(error) == "Event loop is closed"):
+        loop.default_exception_handler(context)
+
+
+def _has_running_loop() -> bool:
+    """Whether waiting here would block an event loop that is not the kernel's of a notebook."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return "ipykernel.kernelapp" not in sys.modules
+
+
+def late(timeout: float | None) -> OperationTimeoutError:
+    """The error of a call that was given up."""
+    return OperationTimeoutError(
+        f"the call did not end within {timeout} seconds; its outcome is unknown"
+    )

@@ -1,0 +1,74 @@
+"""Real bookies for tests of your own code: in this process, ready in a tenth of a second.
+
+::
+
+    import bookie.testing
+
+    async def test_orders_survive_a_dead_bookie():
+        async with bookie.testing.cluster(bookies=4) as c, c.connect() as bk:
+            async with bk.create_ledger() as writer:
+                await writer.append(b"before")
+                await c.kill(0)
+                await writer.append(b"after")
+
+Each bookie has the real node, engine and gRPC server, on loopback and in a temporary directory. The
+metadata is in memory. What is simulated is the network of each bookie, by a relay, and its end:
+see the verbs of `BookieCluster`. `sync_cluster` is the same for `bookie.sync`. With pytest there
+are the fixtures `bookie_cluster` and `sync_bookie_cluster`.
+
+| module | what it holds |
+|---|---|
+| `bookie_cluster`, `sync_bookie_cluster` | the clusters and their verbs |
+| `bookie_lives` | one bookie over all of its lives |
+| `link` | the relay in front of a bookie |
+| `mortal_disk` | files that a killed bookie cannot reach |
+| `faulty_memory` | the metadata store in memory, with what networks do to a session |
+| `simulation` | whole clusters in virtual time |
+| `pytest_plugin` | the fixtures |
+
+`simulate` runs code of yours in a cluster that is simulated as a whole: in virtual time, with
+faults that follow from a seed.
+
+Names are loaded at their first use: pytest loads this package for everybody who has installed it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+__all__ = [
+    "FAULTS",
+    "SIMULATED_URI",
+    "BookieCluster",
+    "SimulationOutcome",
+    "SyncBookieCluster",
+    "cluster",
+    "simulate",
+    "sync_cluster",
+]
+
+if TYPE_CHECKING:
+    from bookie.testing.bookie_cluster import BookieCluster, cluster
+    from bookie.testing.simulation.cluster_faults import FAULTS
+    from bookie.testing.simulation.simulate import SimulationOutcome, simulate
+    from bookie.testing.simulation.simulated_cluster import SIMULATED_URI
+    from bookie.testing.sync_bookie_cluster import SyncBookieCluster, sync_cluster
+else:
+    _HOMES = {
+        "BookieCluster": "bookie_cluster",
+        "cluster": "bookie_cluster",
+        "FAULTS": "simulation.cluster_faults",
+        "SimulationOutcome": "simulation.simulate",
+        "simulate": "simulation.simulate",
+        "SIMULATED_URI": "simulation.simulated_cluster",
+        "SyncBookieCluster": "sync_bookie_cluster",
+        "sync_cluster": "sync_bookie_cluster",
+    }
+
+    def __getattr__(name: str) -> object:
+        """Load a public name on first use."""
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from importlib import import_module
+
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,0 +1,198 @@
+"""One bookie of a test, over all of its lives: its start, its orderly stop, its sudden end."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from functools import cache
+from pathlib import Path
+
+from bookie.cluster.cookies import CookieManager
+from bookie.cluster.instance import read_instance_id
+from bookie.cluster.ledgers import LedgerManager
+from bookie.cluster.registration import BookieRegistration
+from bookie.config import NodeSettings, RpcSettings, StorageSettings
+from bookie.env import ThreadWorkers, beside
+from bookie.errors import BadRequestError, CannotStartError, StorageFailedError
+from bookie.formats.registration import Endpoint
+from bookie.node.start import StartedBookie, start_bookie
+from bookie.rpc.server.grpc_server import hold_port
+from bookie.server.readiness import Readiness
+from bookie.server.registration_updater import RegistrationUpdater, keep_registered
+from bookie.telemetry import Metrics
+from bookie.testing.faulty_memory import FaultyMemoryStore
+from bookie.testing.link import NetworkLink
+from bookie.testing.mortal_disk import Mortality, mortal_environment
+
+MIB = 1024 * 1024
+_LIMITS = NodeSettings(disk_usage_max=1.0)
+"""A bookie of a test does not turn read-only because the machine's disk is rather full."""
+_RPC = RpcSettings(drain_seconds=0.5)
+
+
+@cache
+def _metrics() -> Metrics:
+    """The metrics of all bookies: nobody looks at them, and making some takes 50 ms."""
+    return Metrics()
+
+
+class BookieLives:
+    """A bookie that can be started again and again on the same directories."""
+
+    def __init__(
+        self,
+        bookie_id: str,
+        directory: Path,
+        store_name: str,
+        tasks: asyncio.TaskGroup,
+        fsync: bool,
+    ) -> None:
+        self.bookie_id = bookie_id
+        self._directory = directory
+        self._store_name = store_name
+        self._tasks = tasks
+        self._fsync = fsync
+        self._mortality = Mortality(fsync=fsync)
+        self._link = NetworkLink(self._tasks)
+        self._session: FaultyMemoryStore | None = None
+        self._started: StartedBookie | None = None
+        self._begun = asyncio.Event()
+        """Set when it serves, or has ended before."""
+        self._stop = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it is between a start and its end."""
+        return self._task is not None
+
+    async def start(self) -> None:
+        """Start it, and return once it is registered.
+
+        Raises:
+            BadRequestError: it runs.
+            CannotStartError: it ended by itself; the task group raises why.
+        """
+        if self._task is not None:
+            raise BadRequestError(f"{self.bookie_id} runs already")
+        self._mortality = Mortality(fsync=self._fsync)
+        self._link = NetworkLink(self._tasks)
+        self._begun, self._stop = asyncio.Event(), asyncio.Event()
+        self._task = self._tasks.create_task(self._live(), name=self.bookie_id)
+        await self._begun.wait()
+        if self._started is None:
+            raise CannotStartError(f"{self.bookie_id} did not start")
+
+    async def stop(self) -> None:
+        """Stop it in order, as SIGTERM does."""
+        task = self._require_running()
+        self.resume()
+        self._stop.set()
+        await asyncio.wait([task])
+        self._task = None
+
+    async def kill(self) -> None:
+        """End it at once, as SIGKILL does; returns when its directories are free again."""
+        task = self._require_running()
+        assert self._session is not None
+        assert self._started is not None
+        # In this turn of the loop: nothing that it does from now on is seen by anybody.
+        self._mortality.is_dead = True
+        self._started.engine.failure = StorageFailedError(f"{self.bookie_id} was killed")
+        self._sever(self._session)
+        await self._link.cut()
+        task.cancel()
+        await asyncio.wait([task])
+        self._task = None
+
+    def pause(self) -> None:
+        """Let nothing in or out, while it stays registered."""
+        self._require_running()
+        self._link.silence()
+
+    def resume(self) -> None:
+        """End a pause or a partition."""
+        self._require_running()
+        if self._session is not None:
+            self._session.reconnect()
+        self._link.resume()
+
+    def partition(self) -> None:
+        """Cut it off from clients and from the metadata store, where its session ends at once."""
+        self.pause()
+        assert self._session is not None
+        self._sever(self._session)
+
+    async def wipe(self, cookies: CookieManager) -> None:
+        """Replace its disks by empty ones, and delete its cookie as an operator does."""
+        if self.is_running:
+            await self.kill()
+        cookie = await cookies.read(self.bookie_id)
+        if cookie is not None:
+            await cookies.delete(self.bookie_id, cookie.version)
+        shutil.rmtree(self._directory)
+
+    def _require_running(self) -> asyncio.Task[None]:
+        if self._task is None:
+            raise BadRequestError(f"{self.bookie_id} does not run")
+        return self._task
+
+    @staticmethod
+    def _sever(session: FaultyMemoryStore) -> None:
+        session.disconnect()
+        session.expire_session()
+
+    async def _live(self) -> None:
+        """From start to end. The end of a killed bookie is no error."""
+        try:
+            await self._serve()
+        except BaseException:
+            if not self._mortality.is_dead:
+                raise
+        finally:
+            self._session = self._started = None
+            self._begun.set()
+
+    async def _serve(self) -> None:
+        """As `bookie.server.daemon` does it."""
+        storage, metrics = self._storage(), _metrics()
+        async with (
+            hold_port("127.0.0.1", 0, _RPC) as held,
+            FaultyMemoryStore(self._store_name) as store,
+            ThreadWorkers() as workers,
+            start_bookie(
+                mortal_environment(workers, self._mortality),
+                storage,
+                _LIMITS,
+                metrics,
+                cookies=CookieManager(store),
+                ledgers=LedgerManager(store),
+                bookie_id=self.bookie_id,
+                instance_id=await read_instance_id(store),
+            ) as started,
+            held.serve(started.bookie, metrics),
+        ):
+            self._session, self._started = store, started
+            await self._link.open(held.port)
+            endpoint = Endpoint("bookie", "127.0.0.1", self._link.port, "grpc")
+            updater = RegistrationUpdater(started.bookie, (endpoint,), {}, {})
+            try:
+                async with (
+                    BookieRegistration(store, await updater.registration()) as registered,
+                    beside([keep_registered(updater, registered, metrics, Readiness())]),
+                ):
+                    self._begun.set()
+                    await self._stop.wait()
+            finally:
+                await self._link.cut()
+
+    def _storage(self) -> StorageSettings:
+        """Small files in the bookie's directory, which is made."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        return StorageSettings(
+            journal_dir=self._directory / "journal",
+            ledgers_dir=self._directory / "ledgers",
+            journal_allocate_bytes=MIB,
+            index_map_bytes=1024 * MIB,
+            reserve_bytes=0,
+        )

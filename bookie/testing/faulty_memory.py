@@ -1,0 +1,191 @@
+"""The store in memory with what servers and networks do to a session.
+
+====================== ===========================================================================
+``expire_session``     the server ends the session at once
+``disconnect``         nothing comes through until ``reconnect``; the session is doubtful, lost
+                       after 5/6 of its timeout, and ended by the server after all of it
+``latency_seconds``    each request takes so long
+``lost_requests``      so many of the next writes never arrive
+``lost_replies``       so many of the next writes happen, but their replies are lost
+``hold_watches``       events stay away (a lagging follower) until ``release_watches``
+====================== ===========================================================================
+
+All of it runs in the caller's event loop, so a test with virtual time needs no real second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from bookie.env import Clock, SystemClock
+from bookie.errors import MetadataUnavailableError
+from bookie.metadata.memory.backend import MemoryStore
+from bookie.metadata.model import Commit, Operation, Stat
+from bookie.protocol.session import (
+    Announce,
+    Answered,
+    Disconnected,
+    Expired,
+    MonitorEvent,
+    Renewed,
+    SessionMachine,
+    SessionState,
+    Tick,
+)
+
+
+class FaultyMemoryStore(MemoryStore):
+    """A session that a test can disturb.
+
+    Args:
+        name: whose records; the same name is the same store.
+        session_timeout_seconds: how long a store that is cut off keeps its session.
+        clock: counts that time and stamps records. After moving it by hand, call `let_time_pass`.
+    """
+
+    def __init__(
+        self, name: str, *, session_timeout_seconds: float = 30.0, clock: Clock | None = None
+    ) -> None:
+        super().__init__(name, session_timeout_seconds=session_timeout_seconds)
+        self.latency_seconds = 0.0
+        self.lost_requests = 0
+        self.lost_replies = 0
+        self._clock = clock or SystemClock()
+        if clock is not None:
+            self._tree.clock = clock
+        self._outage: SessionMachine | None = None
+        """Counts for as long as the connection is cut."""
+        self._server_deadline = float("inf")
+        """When the server ends the session of a store that is cut off."""
+        self._alarm: asyncio.TimerHandle | None = None
+        self._held: list[Commit] | None = None
+
+    async def __aexit__(self, *_: object) -> None:
+        self._set_alarm(None)
+        await super().__aexit__(None, None, None)
+
+    @property
+    def is_session_certain(self) -> bool:
+        """See `MetadataStore.is_session_certain`."""
+        return super().is_session_certain and self._outage is None
+
+    async def transaction(self, operations: Sequence[Operation]) -> list[Stat | None]:
+        """See `MetadataStore.transaction`."""
+        if self.lost_requests > 0:
+            self.lost_requests -= 1
+            raise MetadataUnavailableError("the metadata store does not answer")
+        stats = await super().transaction(operations)
+        if self.lost_replies > 0:
+            self.lost_replies -= 1
+            raise MetadataUnavailableError("the metadata store does not answer any more")
+        return stats
+
+    def expire_session(self) -> None:
+        """End the session as a server would: ephemeral records vanish, a new session begins.
+
+        During an outage no event tells of it, and the new session begins at `reconnect`.
+        """
+        with self._tree.lock:
+            self._tree.end_session(self._session)
+        if self._outage is None:
+            self._outage = self._new_machine()
+            self._come_back()
+
+    def disconnect(self) -> None:
+        """Cut the connection: operations fail and watches stay silent until `reconnect`."""
+        if self._outage is not None:
+            return
+        self._server_deadline = self._clock.monotonic() + self.session_timeout_seconds
+        self._outage = self._new_machine()
+        self._step(Disconnected())
+
+    def reconnect(self) -> None:
+        """Restore the connection: watches resync, and an expired session is replaced."""
+        if self._outage is None:
+            return
+        self._step(Tick())
+        self._end_overdue_sessions()
+        self._watches.resync()
+        self._come_back()
+
+    def let_time_pass(self) -> None:
+        """Act on what the clock shows now."""
+        self._end_overdue_sessions()
+        if self._outage is not None:
+            self._step(Tick())
+
+    def hold_watches(self) -> None:
+        """Keep events from the watches, in order, until `release_watches`."""
+        self._held = [] if self._held is None else self._held
+
+    def release_watches(self) -> None:
+        """Deliver what was held."""
+        held, self._held = self._held or [], None
+        for commit in held:
+            self.deliver(commit)
+
+    def deliver(self, commit: Commit) -> None:
+        """Hand a commit to the watches, unless they are cut off or held."""
+        if self._outage is not None:
+            return
+        if self._held is not None:
+            self._held.append(commit)
+        else:
+            super().deliver(commit)
+
+    async def _reach(self) -> None:
+        """Take the time of a request, then fail if the store is unreachable."""
+        if self.latency_seconds:
+            await asyncio.sleep(self.latency_seconds)
+        await super()._reach()
+        if self._outage is not None:
+            raise MetadataUnavailableError("the metadata store does not answer")
+        self._end_overdue_sessions()
+
+    def _end_overdue_sessions(self) -> None:
+        """Do what the server does to all stores of this name that are cut off."""
+        with self._tree.lock:
+            for store in list(self._tree.stores):
+                if isinstance(store, FaultyMemoryStore) and store._is_overdue():
+                    self._tree.end_session(store._session)
+
+    def _is_overdue(self) -> bool:
+        return self._clock.monotonic() >= self._server_deadline
+
+    def _new_machine(self) -> SessionMachine:
+        return SessionMachine(self.session_timeout_seconds, self._clock.monotonic(), lambda: 0.0)
+
+    def _come_back(self) -> None:
+        """The server answers again: what becomes of the session, and of the outage."""
+        assert self._outage is not None
+        self._server_deadline = float("inf")
+        with self._tree.lock:
+            is_alive = self._session in self._tree.alive
+            if not is_alive and self._outage.state is not SessionState.LOST:
+                self._step(Expired())
+            if not is_alive:
+                self._session = self._tree.begin_session()
+        now = self._clock.monotonic()
+        is_lost = self._outage.state is SessionState.LOST
+        self._step(Renewed(now) if is_lost else Answered(now))
+        self._outage = None
+        self._set_alarm(None)
+
+    def _step(self, event: MonitorEvent) -> None:
+        """Let the machine of an outage take `event`, and see to it that it gets its ticks."""
+        machine = self._outage
+        assert machine is not None
+        now = self._clock.monotonic()
+        for effect in machine.step(event, now):
+            if isinstance(effect, Announce):
+                self._session_watches.announce(effect.event)
+        deadline = machine.deadline
+        self._set_alarm(None if deadline is None else max(0.0, deadline - now))
+
+    def _set_alarm(self, seconds: float | None) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        if seconds is not None and self._loop is not None:
+            self._alarm = self._loop.call_later(seconds, self.let_time_pass)

@@ -1,0 +1,78 @@
+"""The network between one bookie and everybody else: a relay that stops, resumes, or is cut."""
+
+from __future__ import annotations
+
+import asyncio
+
+_HOST = "127.0.0.1"
+_PIECE_BYTES = 256 * 1024
+
+
+class NetworkLink:
+    """Listens on a port of the loopback device and relays its connections to a bookie's port.
+
+    While it is silent nothing comes through: open connections hang, and a new one gets no answer.
+    What was sent meanwhile arrives afterwards, as TCP would deliver it. Its tasks are those of
+    `tasks`.
+    """
+
+    def __init__(self, tasks: asyncio.TaskGroup) -> None:
+        self.port = 0
+        self._tasks = tasks
+        self._target_port = 0
+        self._flows = asyncio.Event()
+        self._flows.set()
+        self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+
+    async def open(self, target_port: int) -> None:
+        """Listen on a free port, which is `port` then, and relay to `target_port`."""
+        self._target_port = target_port
+        self._server = await asyncio.start_server(self._accept, _HOST, 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    def silence(self) -> None:
+        """Let nothing through until `resume`."""
+        self._flows.clear()
+
+    def resume(self) -> None:
+        """Let everything through."""
+        self._flows.set()
+
+    async def cut(self) -> None:
+        """Reset all connections and stop listening, as the end of a process does."""
+        if self._server is not None:
+            self._server.close()
+        running = set(self._connections)
+        for task in running:
+            task.cancel()
+        if running:
+            await asyncio.wait(running)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = self._tasks.create_task(self._serve(reader, writer))
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Relay one connection until a side closes it."""
+        try:
+            await self._flows.wait()
+            there, back = await asyncio.open_connection(_HOST, self._target_port)
+            try:
+                async with asyncio.TaskGroup() as both:
+                    both.create_task(self._copy(reader, back))
+                    both.create_task(self._copy(there, writer))
+            finally:
+                back.transport.abort()
+        except* OSError:
+            pass  # one side has closed or reset the connection
+        finally:
+            writer.transport.abort()
+
+    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(_PIECE_BYTES):
+            await self._flows.wait()
+            writer.write(data)
+            await writer.drain()
+        raise ConnectionResetError  # ends the other direction, too

@@ -1,0 +1,40 @@
+"""Fixtures for pytest, which finds this module by itself once bookie is installed.
+
+====================== ============================================================================
+`bookie_cluster`       the function `bookie.testing.cluster`, to be entered in the test's own loop:
+                       ``async with bookie_cluster(bookies=3) as c``. So it serves every plugin that
+                       runs async tests on asyncio
+`sync_bookie_cluster`  three bookies that run, for `bookie.sync`
+====================== ============================================================================
+
+Nothing of bookie is loaded before a test asks for a fixture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+
+    from bookie.testing import BookieCluster, SyncBookieCluster
+
+
+@pytest.fixture
+def bookie_cluster() -> Callable[..., AbstractAsyncContextManager[BookieCluster]]:
+    """The function that makes a cluster of real bookies; see `bookie.testing.cluster`."""
+    from bookie.testing import cluster
+
+    return cluster
+
+
+@pytest.fixture
+def sync_bookie_cluster() -> Iterator[SyncBookieCluster]:
+    """Three real bookies, for `bookie.sync`."""
+    from bookie.testing import sync_cluster
+
+    with sync_cluster() as running:
+        yield running

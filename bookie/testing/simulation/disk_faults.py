@@ -1,0 +1,54 @@
+"""What goes wrong in calls of a simulated disk, and how much its devices hold."""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import dataclass
+
+GIB = 1024**3
+
+
+@dataclass(slots=True)
+class Fault:
+    """Something that goes wrong in calls of `name` on paths that contain `part`.
+
+    Kinds:
+
+    * ``error``: fails with `errno`. A write leaves its first half, and a sync loses the bytes that
+      it should have written.
+    * ``revert``: a sync fails, and the cache shows the old bytes again.
+    * ``stall``: takes `seconds`.
+    * ``lost``: the device forgets a write.
+    * ``misdirected``: a write lands elsewhere, `shift` bytes further, in the file that
+      `SimulatedDisk.lands_in` names.
+    * ``flip``: a bit changes on the way.
+    """
+
+    name: str
+    part: str
+    kind: str = "error"
+    errno: int = errno.EIO
+    passes: int = 0
+    times: int = 1
+    seconds: float = 0.0
+    shift: int = 4096
+    struck: int = 0
+
+    def strikes(self, name: str, path: str) -> bool:
+        """Whether this call is hit."""
+        if self.times <= 0 or name != self.name or self.part not in path:
+            return False
+        if self.passes:
+            self.passes -= 1
+            return False
+        self.times -= 1
+        self.struck += 1
+        return True
+
+
+@dataclass(slots=True)
+class Room:
+    """A device: the directories whose paths begin with `prefix`, and how much goes into them."""
+
+    prefix: str
+    total_bytes: int = GIB

@@ -1,0 +1,370 @@
+"""An event loop in virtual time that runs what is ready in an order that a seed chooses.
+
+It works without selector, threads and signals. When nothing is ready the clock jumps to the next
+timer. Without a timer the simulation is stuck and says where. Callbacks belong to *lanes*: one for
+each task, one for each simulated thread. Within a lane the order is kept, as every asyncio program
+may expect; between lanes it is the seed's, in one of three modes:
+
+========  ====================================================================================
+mode      which lane runs next
+========  ====================================================================================
+FIFO      the one that waits longest: what asyncio itself does
+UNIFORM   any, each with the same probability
+PRIORITY  the one with the highest random priority; at a few random steps the running one falls
+          to the lowest. Finds races that need few, but particular, changes of turn.
+========  ====================================================================================
+
+The same seed gives the same order of steps, in any process: nothing here depends on addresses or on
+hashes of strings. `trace` is a running checksum of everything that happened, to compare by.
+
+Source: A randomized scheduler with probabilistic guarantees of finding bugs (Burckhardt et al.).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import heapq
+import random
+from asyncio import events
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator
+from contextvars import Context, ContextVar, copy_context
+from typing import Any, TypeVar
+from zlib import crc32
+
+T = TypeVar("T")
+
+_LANE: ContextVar[int] = ContextVar("lane", default=0)
+MAIN_LANE = 0
+
+PRIORITY_CHANGES = 12
+"""Times at which the running lane falls to the lowest priority, within `PRIORITY_SPAN` steps."""
+PRIORITY_SPAN = 2000
+PRIORITY_STEPS_MAX = 64
+"""Steps in a row after which a lane falls, so that one that waits by spinning starves nobody."""
+
+STEPS_MAX = 2_000_000
+"""A run that takes more is taken to go round in circles."""
+
+
+class Mode(enum.Enum):
+    """How the next lane is chosen."""
+
+    FIFO = "fifo"
+    UNIFORM = "uniform"
+    PRIORITY = "priority"
+
+
+class SimulationStuckError(AssertionError):
+    """The main task is unfinished, and nothing is ready or scheduled."""
+
+
+class _Future(asyncio.Future[T]):
+    """A future whose place in a set does not depend on its address."""
+
+    def __init__(self, number: int, loop: asyncio.AbstractEventLoop) -> None:
+        self._number = number
+        super().__init__(loop=loop)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
+class _Task(asyncio.Task[T]):
+    """A task whose place in a set does not depend on its address."""
+
+    def __init__(
+        self,
+        number: int,
+        coro: Generator[Any, None, T] | Coroutine[Any, Any, T],
+        loop: asyncio.AbstractEventLoop,
+        name: str,
+        context: Context,
+    ) -> None:
+        self._number = number
+        super().__init__(coro, loop=loop, name=name, context=context)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
+def simulated_loop(seed: int = 0, mode: Mode = Mode.FIFO) -> SimulatedLoop:
+    """A loop at virtual time 0."""
+    # What it does not have (sockets, signals, processes) raises NotImplementedError.
+    return SimulatedLoop(seed, mode)  # type: ignore[abstract]
+
+
+class SimulatedLoop(asyncio.AbstractEventLoop):
+    """See the module; made by `simulated_loop`."""
+
+    def __init__(self, seed: int, mode: Mode) -> None:
+        self._random = random.Random(f"loop/{seed}")
+        self._mode = mode
+        self._now = 0.0
+        self._ready: dict[int, deque[asyncio.Handle]] = {}
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._numbers = 0
+        self._lanes = MAIN_LANE
+        self._priorities: dict[int, float] = {}
+        self._lowest = 0.0
+        self._falls = set(self._random.sample(range(PRIORITY_SPAN), PRIORITY_CHANGES))
+        self._same_lane_steps = 0
+        self._last_lane = -1
+        self._entered: list[int] = []
+        """The lanes that are in the middle of a callback, innermost last."""
+        self._running = False
+        self._closed = False
+        self._tasks: dict[int, asyncio.Task[Any]] = {}
+        self.steps = 0
+        self.trace = 0
+        """A running checksum of every step and of what was noted with `note`."""
+        self.unhandled: list[dict[str, Any]] = []
+        """What reached the exception handler; `run` raises the first."""
+
+    # --- for the simulation --------------------------------------------------------------
+
+    def note(self, text: str) -> None:
+        """Make `text` part of the trace."""
+        self.trace = crc32(text.encode(), self.trace)
+
+    def new_lane(self) -> int:
+        """A lane for a simulated thread."""
+        self._lanes += 1
+        self._priorities[self._lanes] = 1.0 + self._random.random()
+        return self._lanes
+
+    def call_in_lane(self, lane: int, callback: Callable[..., object], *args: Any) -> None:
+        """Run ``callback(*args)`` on `lane` as soon as it gets its turn."""
+        context = copy_context()
+        context.run(_LANE.set, lane)
+        self.call_soon(callback, *args, context=context)
+
+    def call_in_lane_at(
+        self, lane: int, when: float, callback: Callable[..., object], *args: Any
+    ) -> asyncio.TimerHandle:
+        """Run ``callback(*args)`` on `lane` at a virtual time."""
+        context = copy_context()
+        context.run(_LANE.set, lane)
+        return self.call_at(when, callback, *args, context=context)
+
+    def step_other(self) -> bool:
+        """Run one ready callback of a lane that is not in the middle of one, within this one.
+
+        What a thread sees of the event loop while it is in a system call. Whether there was one; a
+        task waits for nobody.
+        """
+        candidates = [lane for lane in self._ready if lane not in self._entered]
+        if not candidates or asyncio.current_task(self) is not None:
+            return False
+        self._step(self._choose(candidates))
+        return True
+
+    def block(self, seconds: float) -> None:
+        """Let time pass while the running callback blocks; other lanes go on."""
+        until = self._now + seconds
+        if asyncio.current_task(self) is None:
+            while True:
+                self._fire_timers()
+                if self.step_other():
+                    continue
+                if not self._timers or self._timers[0][0] > until:
+                    break
+                self._now = max(self._now, self._timers[0][0])
+        self._now = max(self._now, until)
+
+    def run(self, main: Coroutine[Any, Any, T]) -> T:
+        """Run `main` to its end and return what it returns.
+
+        Raises:
+            SimulationStuckError: everything waits for something that will never happen.
+        """
+        previous = events._get_running_loop()
+        assert previous is None or not self._running
+        task = self.create_task(main, name="main")
+        self._running = True
+        events._set_running_loop(self)
+        try:
+            while not task.done():
+                self._turn()
+            # What is ready now would run in any loop before it stops.
+            for _ in range(1000):
+                if not self._ready:
+                    break
+                self._turn()
+        finally:
+            events._set_running_loop(previous)
+            self._running = False
+        if self.unhandled:
+            context = self.unhandled[0]
+            error = context.get("exception")
+            raise AssertionError(context["message"]) from error
+        return task.result()
+
+    def unfinished(self) -> list[asyncio.Task[Any]]:
+        """Tasks that did not end, in the order of their creation."""
+        return [task for task in self._tasks.values() if not task.done()]
+
+    def _turn(self) -> None:
+        timers = self._timers
+        if not self._ready:
+            while timers and timers[0][2].cancelled():
+                heapq.heappop(timers)
+            if not timers:
+                waiting = "; ".join(repr(task) for task in self.unfinished())
+                raise SimulationStuckError(f"everything waits: {waiting}")
+            self._now = max(self._now, timers[0][0])
+        self._fire_timers()
+        if self._ready:
+            self._step(self._choose(list(self._ready)))
+
+    def _fire_timers(self) -> None:
+        timers = self._timers
+        while timers and timers[0][0] <= self._now:
+            _, _, handle = heapq.heappop(timers)
+            if not handle.cancelled():
+                self._enqueue(handle)
+
+    def _choose(self, lanes: list[int]) -> int:
+        if self._mode is Mode.FIFO or len(lanes) == 1:
+            return lanes[0]
+        if self._mode is Mode.UNIFORM:
+            return lanes[self._random.randrange(len(lanes))]
+        lane = max(lanes, key=lambda item: self._priorities.get(item, 1.0))
+        self._same_lane_steps = self._same_lane_steps + 1 if lane == self._last_lane else 0
+        self._last_lane = lane
+        if self.steps % PRIORITY_SPAN in self._falls or self._same_lane_steps > PRIORITY_STEPS_MAX:
+            self._lowest -= 1.0
+            self._priorities[lane] = self._lowest
+            self._same_lane_steps = 0
+        return lane
+
+    def _step(self, lane: int) -> None:
+        handles = self._ready[lane]
+        handle = handles.popleft()
+        # A lane that has more to do goes behind the others: first come, first served.
+        del self._ready[lane]
+        if handles:
+            self._ready[lane] = handles
+        if handle.cancelled():
+            return
+        self.steps += 1
+        if self.steps > STEPS_MAX:
+            raise SimulationStuckError(f"{STEPS_MAX} steps, and no end")
+        self.trace = crc32(b"%d" % lane, self.trace)
+        self._entered.append(lane)
+        try:
+            handle._run()
+        finally:
+            self._entered.pop()
+
+    def _enqueue(self, handle: asyncio.Handle) -> None:
+        lane = handle._context.get(_LANE, MAIN_LANE)  # type: ignore[attr-defined]  # not in typeshed
+        handles = self._ready.get(lane)
+        if handles is None:
+            handles = self._ready[lane] = deque()
+        handles.append(handle)
+
+    # --- the interface of asyncio --------------------------------------------------------
+
+    def time(self) -> float:
+        """Virtual seconds since the loop was made."""
+        return self._now
+
+    def call_soon(  # type: ignore[override]  # typeshed's overloads bind the arguments
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        """Run it when its lane gets its turn."""
+        handle = asyncio.Handle(callback, args, self, context)
+        self._enqueue(handle)
+        return handle
+
+    call_soon_threadsafe = call_soon  # type: ignore[assignment]  # there is only one thread
+
+    def call_later(  # type: ignore[override]  # as above
+        self,
+        delay: float,
+        callback: Callable[..., object],
+        *args: Any,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        """Run it after `delay` virtual seconds."""
+        return self.call_at(self._now + delay, callback, *args, context=context)
+
+    def call_at(  # type: ignore[override]  # as above
+        self,
+        when: float,
+        callback: Callable[..., object],
+        *args: Any,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        """Run it at a virtual time."""
+        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        self._numbers += 1
+        heapq.heappush(self._timers, (when, self._numbers, handle))
+        return handle
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """Cancelled timers are skipped when their time comes."""
+
+    def create_future(self) -> asyncio.Future[Any]:
+        """A future of this loop."""
+        self._numbers += 1
+        return _Future(self._numbers, self)
+
+    def create_task(
+        self,
+        coro: Generator[Any, None, T] | Coroutine[Any, Any, T],
+        *,
+        name: object = None,
+        context: Context | None = None,
+    ) -> asyncio.Task[T]:
+        """A task with a lane of its own."""
+        lane = self.new_lane()
+        return self.create_task_in_lane(lane, coro, name or f"lane-{lane}", context)
+
+    def create_task_in_lane(
+        self,
+        lane: int,
+        coro: Generator[Any, None, T] | Coroutine[Any, Any, T],
+        name: object,
+        context: Context | None = None,
+    ) -> asyncio.Task[T]:
+        """A task that keeps its place among others of `lane`: first woken, first run."""
+        context = copy_context() if context is None else context.copy()
+        context.run(_LANE.set, lane)
+        self._numbers += 1
+        number = self._numbers
+        task: asyncio.Task[T] = _Task(number, coro, self, str(name), context)
+        self._tasks[number] = task
+        task.add_done_callback(lambda _: self._tasks.pop(number, None))
+        return task
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """Remember what nobody handled."""
+        self.unhandled.append(context)
+
+    def default_exception_handler(self, context: dict[str, Any]) -> None:
+        """As `call_exception_handler`."""
+        self.unhandled.append(context)
+
+    def is_running(self) -> bool:
+        """Whether `run` is on its way."""
+        return self._running
+
+    def is_closed(self) -> bool:
+        """Whether it was closed."""
+        return self._closed
+
+    def get_debug(self) -> bool:
+        """Never: asyncio's own checks look at the real clock."""
+        return False
+
+    def close(self) -> None:
+        """Forget everything that is ready or waits. Unfinished tasks stay unfinished."""
+        self._closed = True
+        self._ready.clear()
+        self._timers.clear()
+
+    async def shutdown_asyncgens(self) -> None:
+        """Nothing is kept about them."""

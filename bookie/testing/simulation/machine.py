@@ -1,0 +1,245 @@
+"""A simulated machine: loop, clock, disk, key-value store and workers of one life of a process.
+
+A life begins on an image and ends in order, or by a kill, or by a power cut; the next life is
+another `SimulatedMachine` on what the last one left. The engine inside is the real one.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from bookie.config import StorageSettings
+from bookie.env import Environment, Failpoints, KeyValueStore
+from bookie.storage import checkpoint, removal
+from bookie.storage.boot.start import Identity
+from bookie.storage.directories import locked_directories
+from bookie.storage.engine import Engine, open_engine
+from bookie.storage.index.opening import make_index
+from bookie.telemetry import Metrics
+from bookie.testing.simulation.disk import SimulatedDisk
+from bookie.testing.simulation.disk_faults import Room
+from bookie.testing.simulation.loop import Mode, SimulatedLoop, simulated_loop
+from bookie.testing.simulation.platter import Cut, Image, kill, power_cut
+from bookie.testing.simulation.store import open_store
+from bookie.testing.simulation.workers import SimulatedWorkers
+
+T = TypeVar("T")
+
+KIB, MIB = 1024, 1024 * 1024
+JOURNAL, LEDGERS = "/d/journal", "/d/ledgers"
+BOOKIE_ID = "b1"
+INSTANCE_ID = "5c2b0c1e-0000-4000-8000-000000000001"
+EPOCH_MS = 1_700_000_000_000
+
+SETTINGS: dict[str, object] = {
+    "journal_dir": Path(JOURNAL),
+    "ledgers_dir": Path(LEDGERS),
+    "journal_file_bytes_max": 64 * KIB,
+    "block_bytes_max": 16 * KIB,
+    "checkpoint_journal_bytes": MIB,
+    "checkpoint_interval_seconds": 3600.0,
+    "idle_marker_seconds": 3600.0,
+    "reserve_bytes": 0,
+    "page_cache_bytes": 128 * KIB,
+    "index_map_bytes": 64 * MIB,
+    "read_threads": 1,
+}
+"""Small files, no checkpoint and no idle marker unless the test asks."""
+
+
+@contextmanager
+def small_steps() -> Iterator[None]:
+    """Steps of reclaiming that suit files a thousand times smaller than real ones."""
+    before = removal.STEP_BYTES, checkpoint.RELOCATED_ENTRIES
+    removal.STEP_BYTES, checkpoint.RELOCATED_ENTRIES = 16 * KIB, 8
+    try:
+        yield
+    finally:
+        removal.STEP_BYTES, checkpoint.RELOCATED_ENTRIES = before
+
+
+class DiedError(Exception):
+    """The process was killed, or the machine lost its power; nobody inside may handle it."""
+
+
+@dataclass(slots=True)
+class SimulatedClock:
+    """Virtual time; nonces from the seed; a boot id that changes with the power."""
+
+    loop: SimulatedLoop
+    choose: random.Random
+    boot: str
+    started: float
+    """What the wall clock showed at the loop's time 0, in seconds since `EPOCH_MS`."""
+
+    def monotonic(self) -> float:
+        """Virtual seconds of the loop, which machines may share."""
+        return self.loop.time()
+
+    def now_ms(self) -> int:
+        """Virtual milliseconds since 1970; a jump of the wall clock changes `started`."""
+        return EPOCH_MS + round((self.started + self.loop.time()) * 1000)
+
+    def nonce(self) -> bytes:
+        """16 bytes of the seed."""
+        return self.choose.randbytes(16)
+
+    def boot_id(self) -> str:
+        """The same until the power goes."""
+        return self.boot
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What one life leaves to the next."""
+
+    image: Image = field(default_factory=Image)
+    boots: int = 1
+    """How often the machine was switched on."""
+    seconds: float = 0.0
+    """How long it ran, all lives together."""
+    lives: int = 0
+    stamped: bool = False
+    """Whether the bookie's cookie, which is elsewhere, says that it is ready."""
+
+    def after_power_cut(self, cut: Cut) -> Left:
+        """The power went."""
+        return replace(self, image=power_cut(self.image, cut), boots=self.boots + 1)
+
+    def after_kill(self, choose: random.Random | None = None) -> Left:
+        """The process was killed."""
+        return replace(self, image=kill(self.image, choose))
+
+
+_settings: dict[tuple[tuple[str, object], ...], StorageSettings] = {}
+_metrics: list[Metrics] = []
+
+
+def settings_with(**changes: object) -> StorageSettings:
+    """The settings of a small engine; made once for the same changes."""
+    key = tuple(sorted(changes.items()))
+    found = _settings.get(key)
+    if found is None:
+        found = _settings[key] = StorageSettings.model_validate(SETTINGS | changes)
+    return found
+
+
+def shared_metrics() -> Metrics:
+    """Metrics that nobody looks at: making them takes longer than a start."""
+    if not _metrics:
+        _metrics.append(Metrics())
+    return _metrics[0]
+
+
+class SimulatedMachine:
+    """One life. Everything random comes from `seed`.
+
+    Machines of one cluster share `loop`; a machine without one makes its own.
+    """
+
+    def __init__(
+        self,
+        left: Left | None = None,
+        seed: int = 0,
+        *,
+        loop: SimulatedLoop | None = None,
+        mode: Mode = Mode.FIFO,
+        interleaving: float = 0.0,
+        cold: float = 0.0,
+        rooms: tuple[Room, ...] = (Room(""),),
+        old_room: bool = False,
+        changes: dict[str, object] | None = None,
+    ) -> None:
+        self.left = left or Left()
+        self.stamped = self.left.stamped
+        self.loop = loop or simulated_loop(seed, mode)
+        choose = random.Random(f"machine/{seed}/{self.left.lives}")
+        self.clock = SimulatedClock(self.loop, choose, f"boot-{self.left.boots}", self.left.seconds)
+        self.workers = SimulatedWorkers(self.loop, seed, interleaving)
+        reads = random.Random(f"reads/{seed}")
+        self.disk = SimulatedDisk(
+            self.left.image,
+            rooms,
+            pause=self.workers.pause,
+            block=self.loop.block,
+            note=self.loop.note,
+            cold=lambda: cold > 0 and reads.random() < cold,
+            old_room=random.Random(f"room/{seed}/{self.left.lives}") if old_room else None,
+        )
+        self.settings = settings_with(**(changes or {}))
+        self.metrics = shared_metrics()
+
+    @property
+    def environment(self) -> Environment:
+        """The seam."""
+
+        def open_kv(
+            directory: str, map_bytes: int, tables: tuple[str, ...], trusted: bool
+        ) -> KeyValueStore:
+            return open_store(self.disk, directory, tables)
+
+        return Environment(self.clock, self.disk, self.workers, open_kv, Failpoints())
+
+    @asynccontextmanager
+    async def engine(self) -> AsyncIterator[Engine]:
+        """The real engine on this machine, which gets what a new bookie gets before its cookie."""
+        identity = Identity(BOOKIE_ID, INSTANCE_ID, stamped_before=self.left.stamped)
+        with small_steps(), locked_directories(self.disk, self.settings) as directories:
+            if not self.stamped:
+                furnish = partial(make_index, self.environment, self.settings, directories)
+                await self.workers.run("index", furnish)
+                self.stamped = True
+            async with open_engine(
+                self.environment, self.settings, self.metrics, directories, identity
+            ) as engine:
+                yield engine
+
+    def live(self, life: Callable[[Engine], Awaitable[T]]) -> T:
+        """Open the engine, do `life`, stop in order."""
+
+        async def main() -> T:
+            async with self.engine() as engine:
+                return await life(engine)
+
+        try:
+            return self.loop.run(main())
+        finally:
+            self.loop.close()
+
+    def die_after(self, life: Callable[[Engine], Awaitable[T]]) -> T:
+        """Open the engine, do `life`, and be killed: nothing after it reaches the disk.
+
+        What raises before that is raised.
+        """
+        results: list[T] = []
+
+        async def main() -> None:
+            async with self.engine() as engine:
+                results.append(await life(engine))
+                self.disk.die()
+                raise DiedError
+
+        try:
+            self.loop.run(main())
+        except BaseException:
+            if not self.disk.dead or not results:
+                raise
+        finally:
+            self.loop.close()
+        return results[0]
+
+    def leaves(self) -> Left:
+        """What the next life would find if this one ended now, with all of its page cache."""
+        return Left(
+            self.disk.freeze(),
+            self.left.boots,
+            self.left.seconds + self.loop.time(),
+            self.left.lives + 1,
+            self.stamped,
+        )

@@ -1,0 +1,127 @@
+"""Everything random or timed that the product takes from Python itself, from a seed instead.
+
+The client draws jitter from `random`, the cluster takes ids from `secrets`, `uuid` and the kernel,
+and clocks come from `time`. Within `seeded_world` all of it depends on the seed and on virtual
+time alone.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import bookie.api.connection
+import bookie.client.ensembles
+import bookie.client.pool
+import bookie.client.reader
+import bookie.client.retrying
+import bookie.client.writer
+import bookie.client.writer_lanes
+import bookie.cluster.ledgers
+import bookie.cluster.logs
+import bookie.env.clock
+import bookie.log.cursor_record
+import bookie.log.group
+import bookie.log.log_client
+import bookie.rpc.security
+from bookie.env import SystemClock
+from bookie.testing.simulation.loop import SimulatedLoop
+from bookie.testing.simulation.machine import EPOCH_MS, small_steps
+from bookie.testing.simulation.simulated_calls import SimulatedChannel
+from bookie.testing.simulation.simulated_network import SimulatedNetwork
+
+_TOKENS = (
+    bookie.cluster.ledgers,
+    bookie.cluster.logs,
+    bookie.log.cursor_record,
+    bookie.log.group,
+)
+_DRAWS = (
+    bookie.client.ensembles,
+    bookie.client.pool,
+    bookie.client.reader,
+    bookie.client.retrying,
+    bookie.client.writer,
+    bookie.client.writer_lanes,
+)
+
+
+class LoopClock:
+    """The clock of clients and of the metadata store."""
+
+    def __init__(self, loop: SimulatedLoop, choose: random.Random) -> None:
+        self._loop = loop
+        self._choose = choose
+
+    def monotonic(self) -> float:
+        """Virtual seconds."""
+        return self._loop.time()
+
+    def now_ms(self) -> int:
+        """Virtual milliseconds since 1970."""
+        return EPOCH_MS + round(self._loop.time() * 1000)
+
+    def nonce(self) -> bytes:
+        """16 bytes of the seed."""
+        return self._choose.randbytes(16)
+
+    def boot_id(self) -> str:
+        """Clients have none."""
+        return ""
+
+
+@contextmanager
+def seeded_world(
+    loop: SimulatedLoop, network: SimulatedNetwork, seed: int, open_store: Any
+) -> Iterator[LoopClock]:
+    """Replace chance, clocks, channels and metadata sessions while the block lasts.
+
+    The garbage collector is off meanwhile: what it ends, it would end at moments of its own.
+    """
+    choose = random.Random(f"world/{seed}")
+    clock = LoopClock(loop, choose)
+    drawn = SimpleNamespace(
+        uniform=choose.uniform, randrange=choose.randrange, SystemRandom=lambda: choose
+    )
+    tokens = SimpleNamespace(
+        randbits=choose.getrandbits, token_hex=lambda count: choose.randbytes(count).hex()
+    )
+    this_process = SimpleNamespace(getpid=lambda: 1)
+
+    def open_channel(address: str, options: list[tuple[str, int]]) -> SimulatedChannel:
+        timeout_ms = dict(options)["grpc.min_reconnect_backoff_ms"]
+        return SimulatedChannel(network, address, timeout_ms / 1000)
+
+    def time_ns() -> int:
+        return clock.now_ms() * 1_000_000
+
+    changes: list[tuple[Any, str, Any]] = [
+        *((module, "random", drawn) for module in _DRAWS),
+        *((module, "secrets", tokens) for module in _TOKENS),
+        *((module, "os", this_process) for module in (bookie.log.group, bookie.log.log_client)),
+        (bookie.env.clock, "os", SimpleNamespace(urandom=choose.randbytes)),
+        (bookie.env.clock, "time", SimpleNamespace(time_ns=time_ns)),
+        (SystemClock, "monotonic", staticmethod(clock.monotonic)),
+        (uuid, "uuid4", lambda: uuid.UUID(bytes=choose.randbytes(16), version=4)),
+        (bookie.rpc.security, "open_channel", open_channel),
+        (bookie.api.connection, "open_store", open_store),
+    ]
+    was_enabled = gc.isenabled()
+    # What earlier seeds left must not end in the middle of this one.
+    gc.collect()
+    gc.disable()
+    try:
+        with ExitStack() as stack:
+            for owner, name, value in changes:
+                stack.enter_context(patch.object(owner, name, value))
+            stack.enter_context(small_steps())
+            yield clock
+    finally:
+        if was_enabled:
+            gc.enable()

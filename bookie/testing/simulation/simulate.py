@@ -1,0 +1,202 @@
+"""Your own code on a simulated cluster, with faults: everything follows from a seed."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import copy_context
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from bookie.api import BookKeeper
+from bookie.errors import BadRequestError
+from bookie.testing.simulation.cluster_faults import FAULTS, ClusterFaults
+from bookie.testing.simulation.loop import Mode, SimulatedLoop, simulated_loop
+from bookie.testing.simulation.machine import KIB
+from bookie.testing.simulation.seeded_world import seeded_world
+from bookie.testing.simulation.simulated_cluster import SimulatedCluster
+from bookie.testing.simulation.simulated_network import (
+    PROCESS,
+    SimulatedNetwork,
+    SimulatedProcess,
+)
+
+T = TypeVar("T")
+
+Workload = Callable[[BookKeeper], Awaitable[T]]
+
+STORY_LINES_MAX = 30
+"""How much of the story stands in a failure."""
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationOutcome(Generic[T]):
+    """What came of a workload, and what happened meanwhile."""
+
+    result: T
+    """What the workload returned."""
+    trace: int
+    """A checksum of every step: equal in all processes, as long as the code is the same."""
+    virtual_seconds: float
+    """How long it took on the simulated clock."""
+    story: tuple[str, ...]
+    """The faults, each with its virtual time."""
+
+
+def simulate(
+    seed: int,
+    workload: Workload[T],
+    *,
+    bookies: int = 4,
+    faults: Sequence[str] = FAULTS,
+    fault_seconds: float = 10.0,
+    fault_pause_seconds: float = 1.0,
+    losses_max: int = 1,
+    seconds_max: float = 300.0,
+) -> SimulationOutcome[T]:
+    """Run `workload` with a client of a simulated cluster, in virtual time: to wait takes no time.
+
+    Faults come while the workload runs, for `fault_seconds`. Then everything is healed, and stays
+    so. The same arguments give the same run, also in another process, if the workload itself
+    depends on nothing else: see docs/testing-your-code.md.
+
+    Call it from the main thread, with nothing else of `bookie` at work in the process: for as long
+    as it runs, clocks, chance and channels of `bookie` are the simulated ones.
+
+    Args:
+        seed: chooses the order of all steps, the faults and their moments.
+        workload: gets a connected client. `bookie.connect(SIMULATED_URI)` in it makes others.
+        bookies: how many there are.
+        faults: the kinds that may come, of `FAULTS`; none for a cluster that works.
+        fault_seconds: for how many virtual seconds.
+        fault_pause_seconds: from one fault to the next, on average.
+        losses_max: how many bookies may lose what they stored. Entries survive as long as it is
+            less than the ack quorum of their ledgers.
+        seconds_max: the workload must end within so many virtual seconds.
+
+    Raises:
+        BadRequestError: an argument is wrong.
+        TimeoutError: the workload did not end in time.
+        AssertionError: a bookie failed in a way that it never should.
+        Exception: whatever the workload raised. A note of each error names the seed, and tells the
+            end of the story.
+    """
+    unknown = [kind for kind in faults if kind not in FAULTS]
+    if unknown or bookies < 1:
+        raise BadRequestError(f"{bookies} bookies with the unknown faults {unknown}")
+    kinds = tuple(faults)
+    run = _Simulation(seed, bookies)
+    chaos = _Chaos(kinds, fault_seconds, fault_pause_seconds, losses_max)
+    try:
+        # What it sets for the simulated processes stays in there.
+        return copy_context().run(run.run, workload, chaos, seconds_max)
+    except BaseException as error:
+        error.add_note(f"simulate(seed={seed}) shows it again; at its end:")
+        for line in run.cluster.notes[-STORY_LINES_MAX:]:
+            error.add_note(line)
+        raise
+
+
+@dataclass(frozen=True, slots=True)
+class _Chaos:
+    """Which faults come, and for how long."""
+
+    kinds: tuple[str, ...]
+    seconds: float
+    pause_seconds: float
+    losses_max: int
+
+
+class _Simulation:
+    """One run."""
+
+    def __init__(self, seed: int, bookies: int) -> None:
+        choose = random.Random(f"simulate/{seed}")
+        mode = choose.choice((Mode.FIFO, Mode.UNIFORM, Mode.UNIFORM, Mode.PRIORITY))
+        self.seed = seed
+        self.loop: SimulatedLoop = simulated_loop(seed, mode)
+        self.network = SimulatedNetwork(self.loop, seed)
+        self.cluster = SimulatedCluster(
+            self.loop,
+            self.network,
+            seed,
+            bookies,
+            interleaving=choose.choice((0.0, 0.0, 0.1, 0.4)),
+            storage={
+                "journal_allocate_bytes": 64 * KIB,
+                "journal_file_bytes_max": 256 * KIB,
+                "checkpoint_interval_seconds": choose.choice((0.5, 3.0, 3600.0)),
+                "idle_marker_seconds": choose.choice((0.1, 1.0)),
+                "scrub_bytes_per_second": 0,
+            },
+            sync_seconds=choose.choice((0.0, 0.001, 0.01)),
+        )
+
+    def run(self, workload: Workload[T], chaos: _Chaos, seconds_max: float) -> SimulationOutcome[T]:
+        """From the start of the bookies to their end."""
+        loop, cluster = self.loop, self.cluster
+        PROCESS.set(SimulatedProcess("director"))
+        with (
+            seeded_world(loop, self.network, self.seed, cluster.open_store) as clock,
+            _seeded_chance(self.seed),
+        ):
+            cluster.clock = clock
+            try:
+                result = loop.run(self._live(workload, chaos, seconds_max))
+            finally:
+                loop.close()
+                cluster.forget()
+        unexpected = [*self.network.unexpected, *cluster.unexpected]
+        if unexpected:
+            raise AssertionError("a bookie failed as it never should") from unexpected[0]
+        return SimulationOutcome(result, loop.trace, loop.time(), tuple(cluster.notes))
+
+    async def _live(self, workload: Workload[T], chaos: _Chaos, seconds_max: float) -> T:
+        cluster = self.cluster
+        await cluster.initialize()
+        faults = ClusterFaults(cluster, chaos.kinds, chaos.pause_seconds, chaos.losses_max)
+        faults.supervise()
+        client = cluster.new_client("client")
+        results: list[T] = []
+
+        async def work() -> None:
+            bk = await client.connect()
+            going_wrong = self.loop.create_task(_go_wrong(faults, chaos))
+            try:
+                async with asyncio.timeout(seconds_max):
+                    results.append(await workload(bk))
+            finally:
+                going_wrong.cancel()
+                await asyncio.wait([going_wrong])
+                await faults.heal()
+                await client.aclose()
+
+        task = cluster.run_in_process(client.process, work(), "workload")
+        await asyncio.wait([task])
+        await faults.end()
+        await task
+        return results[0]
+
+
+async def _go_wrong(faults: ClusterFaults, chaos: _Chaos) -> None:
+    """Faults, and then none for ever."""
+    if not chaos.kinds:
+        return
+    with suppress(TimeoutError):
+        async with asyncio.timeout(chaos.seconds):
+            await faults.run()
+    await faults.heal()
+    faults.cluster.note("all is healed")
+
+
+@contextmanager
+def _seeded_chance(seed: int) -> Iterator[None]:
+    """Let Python's own random numbers follow from the seed, while the block lasts."""
+    before = random.getstate()
+    random.seed(f"workload/{seed}")
+    try:
+        yield
+    finally:
+        random.setstate(before)

@@ -1,0 +1,523 @@
+"""Bookies, clients and a metadata store in one process: the real parts on simulated machines.
+
+A bookie starts and stops as the daemon does it, from its directories to its registration. Each
+process has a session of its own with the store in memory. A crash takes everything but the disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from typing import Any, Self
+
+from bookie.api import BookKeeper
+from bookie.cluster import keys
+from bookie.cluster.cookies import CookieManager
+from bookie.cluster.instance import initialize_cluster, read_instance_id
+from bookie.cluster.ledgers import LedgerManager
+from bookie.cluster.registration import BookieRegistration
+from bookie.config import GarbageSettings, NodeSettings, RpcSettings, Sources
+from bookie.config.sections import SessionSettings
+from bookie.env import Clock, beside
+from bookie.errors import BookieError, MetadataUnavailableError
+from bookie.formats.commands import ReadCommand, ReadReply
+from bookie.formats.registration import Endpoint
+from bookie.metadata.memory.tree import forget_tree
+from bookie.metadata.model import NOT_EXISTS, Operation, Put, Record, Stat
+from bookie.node.bookie import Bookie
+from bookie.node.garbage import GarbageCollector
+from bookie.node.start import start_bookie
+from bookie.rpc.server.grpc_server import _Gate
+from bookie.rpc.server.service import BookieService
+from bookie.server.readiness import Readiness
+from bookie.server.registration_updater import RegistrationUpdater, keep_registered
+from bookie.server.session_policy import obey_session_policy
+from bookie.telemetry import Metrics
+from bookie.testing.faulty_memory import FaultyMemoryStore
+from bookie.testing.simulation.loop import SimulatedLoop
+from bookie.testing.simulation.machine import DiedError, Left, SimulatedMachine
+from bookie.testing.simulation.platter import Cut
+from bookie.testing.simulation.simulated_network import (
+    PROCESS,
+    SimulatedNetwork,
+    SimulatedPort,
+    SimulatedProcess,
+    run_in,
+)
+
+STORE_NAME = "simulated-cluster"
+SIMULATED_URI = f"memory://{STORE_NAME}"
+"""The metadata of the cluster, for its clients. There is one at a time."""
+
+SESSION_SECONDS = 3.0
+METADATA_SECONDS, SLOW_METADATA_SECONDS = (0.0002, 0.003), (0.05, 0.8)
+"""How long a request to the metadata store takes, at least and at most."""
+
+SILENCE_SECONDS_MAX = 2.0
+"""How long a client waits for a reply that is lost, until it knows that."""
+
+DRAIN_SECONDS = 1.0
+BOOKIE_PORT = 3181
+STOP_SECONDS_MAX = 30.0
+
+CLIENT = {
+    "client.add_timeout_seconds": "1.0",
+    "client.replace_after_seconds": "0.6",
+    "client.changes_per_minute_max": "200",
+    "client.read_timeout_seconds": "1.0",
+    "client.connect_timeout_seconds": "1.0",
+    "client.speculative_read_seconds": "0.3",
+    "client.tail_refresh_seconds": "2.0",
+    "client.batch_entries_max": "16",
+}
+"""Short times, so that a minute holds many changes."""
+
+GARBAGE = GarbageSettings(interval_seconds=5.0)
+LIMITS = NodeSettings(integrity_check_interval_seconds=4.0)
+SESSION = SessionSettings(give_up_after_timeouts=10.0)
+RPC = RpcSettings()
+
+_metrics: dict[str, Metrics] = {}
+_sources: list[Sources] = []
+
+
+def metrics_of(host: str) -> Metrics:
+    """The metrics of a host, for all seeds: making them takes longer than a start."""
+    if host not in _metrics:
+        _metrics[host] = Metrics()
+    return _metrics[host]
+
+
+def client_sources() -> Sources:
+    """The settings of every client, read once."""
+    if not _sources:
+        _sources.append(Sources.read(None, CLIENT, environment={}))
+    return _sources[0]
+
+
+class SimulatedSession(FaultyMemoryStore):
+    """A session whose requests take time, and may be lost before or after their effect."""
+
+    def __init__(self, cluster: SimulatedCluster, process: SimulatedProcess) -> None:
+        super().__init__(STORE_NAME, session_timeout_seconds=SESSION_SECONDS, clock=cluster.clock)
+        self._cluster = cluster
+        self._process = process
+        self.is_entered = False
+        """Whether the process lives and has begun its session."""
+        self._unsure: dict[str, bytes] = {}
+        """Keys of ledgers whose compare-and-set got no reply, and what it would have written."""
+
+    async def __aenter__(self) -> Self:
+        await super().__aenter__()
+        self.is_entered = True
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.is_entered = False
+        if self._process.is_alive:
+            await super().__aexit__()
+            return
+        # Its session ends when the server has waited for it long enough.
+        latest = self._clock.monotonic() + self.session_timeout_seconds
+        self._server_deadline = min(self._server_deadline, latest)
+        self._set_alarm(None)
+        self._loop = None
+        self._watches.end()
+        self._session_watches.end()
+
+    def reconnect(self) -> None:
+        """Restore the connection of a process that lives."""
+        if self._process.is_alive:
+            super().reconnect()
+
+    async def get(self, key: str) -> Record | None:
+        """See `MetadataStore.get`."""
+        record = await super().get(key)
+        wanted = self._unsure.pop(key, None)
+        if wanted is not None:
+            is_ours = record is not None and record.value == wanted
+            self._cluster.count("lost CAS reply: " + ("success" if is_ours else "conflict"))
+        return record
+
+    async def transaction(self, operations: Sequence[Operation]) -> list[Stat | None]:
+        """See `MetadataStore.transaction`."""
+        share = self._cluster.lost_replies
+        draw = self._cluster.metadata_chance.random() if share else 1.0
+        if draw < share / 2:
+            self._remember(operations)
+            await self._reach()
+            raise MetadataUnavailableError("the request was lost")
+        if draw < share:
+            self._remember(operations)
+            with suppress(BookieError):
+                await super().transaction(operations)
+            await asyncio.sleep(SILENCE_SECONDS_MAX * self._cluster.metadata_chance.random() ** 2)
+            raise MetadataUnavailableError("the reply was lost")
+        stats = await super().transaction(operations)
+        if self._outage is not None:
+            self._remember(operations)
+            raise MetadataUnavailableError("the metadata store does not answer any more")
+        return stats
+
+    async def _reach(self) -> None:
+        low, high = SLOW_METADATA_SECONDS if self._cluster.slow_metadata else METADATA_SECONDS
+        chance = self._cluster.metadata_chance
+        self.latency_seconds = low + (high - low) * chance.random()
+        await super()._reach()
+
+    def _remember(self, operations: Sequence[Operation]) -> None:
+        first = operations[0]
+        if not isinstance(first, Put) or not first.key.startswith(keys.LEDGERS):
+            return
+        if first.version not in {None, NOT_EXISTS}:
+            self._unsure[first.key] = first.value
+
+
+class SimulatedBookie:
+    """One bookie over all of its lives."""
+
+    def __init__(self, cluster: SimulatedCluster, number: int) -> None:
+        self.cluster = cluster
+        self.number = number
+        self.host = f"b{number + 1}"
+        self.left = Left()
+        self.lives = 0
+        self.machine: SimulatedMachine | None = None
+        self.process: SimulatedProcess | None = None
+        self.session: SimulatedSession | None = None
+        self.is_serving = False
+        self.wipes = 0
+        """How often its disks were exchanged."""
+        self.incarnations: list[str] = []
+        self.node: Bookie | None = None
+        """While it serves: what answers requests."""
+        self.garbage: GarbageCollector | None = None
+        """While it serves."""
+        self._task: asyncio.Task[None] | None = None
+        self._stop = asyncio.Event()
+        self._died = asyncio.Event()
+        self._image_taken = False
+        self.failure: BaseException | None = None
+
+    def __repr__(self) -> str:
+        return f"<{self.host}, life {self.lives}, {'serving' if self.is_serving else 'away'}>"
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a process of it lives."""
+        return self._task is not None and not self._task.done()
+
+    def start(self) -> None:
+        """Begin a life on what the last one left."""
+        assert not self.is_running
+        self.lives += 1
+        cluster = self.cluster
+        self.machine = SimulatedMachine(
+            self.left,
+            cluster.seed * 10_000 + self.number * 1000 + self.lives,
+            loop=cluster.loop,
+            interleaving=cluster.interleaving,
+            changes=cluster.storage,
+        )
+        if cluster.sync_seconds:
+            self.machine.disk.fail(
+                "fdatasync", "journal", "stall", seconds=cluster.sync_seconds, times=10**9
+            )
+        self.process = SimulatedProcess(self.host, self.lives)
+        self._stop, self._died = asyncio.Event(), asyncio.Event()
+        self._image_taken = False
+        self.failure = None
+        cluster.live_processes[self.host] = self.process
+        self._task = cluster.loop.create_task(
+            self._live(), name=f"bookie {self.host}", context=run_in(self.process)
+        )
+
+    def kill(self, *, power: bool = False) -> None:
+        """End the process now; with `power` what was not synced may be lost."""
+        if not self.is_running or self.machine is None or self.process is None:
+            return
+        self._leave_image(power=power)
+        self._died.set()
+
+    async def stop(self) -> None:
+        """Stop in order."""
+        if self._task is None:
+            return
+        self._stop.set()
+        await asyncio.wait([self._task], timeout=STOP_SECONDS_MAX)
+        if not self._task.done():
+            self.kill()
+
+    async def until_ended(self) -> None:
+        """Wait until the process is gone."""
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
+    def _leave_image(self, *, power: bool = False) -> None:
+        """Take the disk as the end of the process leaves it; nothing reaches it afterwards."""
+        assert self.machine is not None
+        assert self.process is not None
+        if self._image_taken:
+            return
+        self._image_taken = True
+        choose = self.cluster.choose
+        # The wall clock goes on as it was set.
+        seconds = self.machine.clock.started
+        left = replace(self.machine.leaves(), lives=self.lives, seconds=seconds)
+        self.left = left.after_power_cut(Cut(choose)) if power else left.after_kill(choose)
+        self.machine.disk.die()
+        self.is_serving = False
+        if self.session is not None and self.session.is_entered:
+            self.session.disconnect()
+        self.cluster.network.crash(self.process)
+
+    async def _live(self) -> None:
+        assert self.machine is not None
+        try:
+            await self._serve(self.machine)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # noqa: BLE001  (the end of a process, whatever it is)
+            if not self._died.is_set():
+                self.failure = error
+                cause = _innermost(error)
+                self.cluster.note(f"{self.host} ended: {cause!r}")
+                if not isinstance(cause, BookieError):
+                    self.cluster.unexpected.append(error)
+        finally:
+            self.is_serving, self.node, self.garbage = False, None, None
+            self._leave_image()
+
+    async def _serve(self, machine: SimulatedMachine) -> None:
+        """As `bookie.server.daemon` does it."""
+        cluster, process = self.cluster, self.process
+        assert process is not None
+        gate, metrics = _Gate(), metrics_of(self.host)
+        address = f"{self.host}:{BOOKIE_PORT}"
+        cluster.network.listen(address, SimulatedPort(process, gate.service))
+        self.session = SimulatedSession(cluster, process)
+        async with (
+            self.session as store,
+            beside([obey_session_policy(store, SESSION, clock=cluster.loop.time), self._dies()]),
+        ):
+            instance_id = await read_instance_id(store)
+            async with (
+                start_bookie(
+                    machine.environment,
+                    machine.settings,
+                    LIMITS,
+                    metrics,
+                    cookies=CookieManager(store),
+                    ledgers=LedgerManager(store),
+                    bookie_id=self.host,
+                    instance_id=instance_id,
+                    garbage=GARBAGE,
+                ) as started,
+                self._port(gate, BookieService(started.bookie, LIMITS, metrics)),
+            ):
+                self.incarnations.append(started.bookie.incarnation)
+                endpoint = Endpoint("bookie", self.host, BOOKIE_PORT, "grpc")
+                updater = RegistrationUpdater(started.bookie, (endpoint,), {}, {})
+                registration = await updater.registration()
+                async with (
+                    BookieRegistration(store, registration) as registered,
+                    beside([keep_registered(updater, registered, metrics, Readiness())]),
+                ):
+                    self.is_serving = True
+                    self.node, self.garbage = started.bookie, started.garbage
+                    try:
+                        await self._stop.wait()
+                    except asyncio.CancelledError:
+                        if started.engine.failure is not None:
+                            # The daemon ends its process here, before anything is drained.
+                            self._leave_image()
+                        raise
+                    self.is_serving = False
+
+    @asynccontextmanager
+    async def _port(self, gate: _Gate, service: BookieService) -> AsyncIterator[None]:
+        gate.service_handlers = service.handlers()
+        try:
+            yield
+        finally:
+            gate.service_handlers = None
+            service.end_streams()
+            if self.process is not None and self.process.is_alive:
+                await asyncio.sleep(DRAIN_SECONDS / 10)
+
+    async def _dies(self) -> None:
+        await self._died.wait()
+        raise DiedError
+
+
+class SimulatedClient:
+    """A client process: the real `BookKeeper` with a session of its own."""
+
+    def __init__(self, cluster: SimulatedCluster, host: str) -> None:
+        self.cluster = cluster
+        self.host = host
+        self.process = SimulatedProcess(host)
+        self.sessions: list[SimulatedSession] = []
+        """One for each `BookKeeper` of the process."""
+        self.bookkeeper: BookKeeper | None = None
+
+    async def connect(self) -> BookKeeper:
+        """Connect; call it in a task of this process."""
+        assert PROCESS.get() is self.process
+        self.cluster.live_processes[self.host] = self.process
+        self.bookkeeper = BookKeeper(
+            SIMULATED_URI,
+            client_sources(),
+            RPC,
+            session_timeout_seconds=SESSION_SECONDS,
+        )
+        return await self.bookkeeper.__aenter__()
+
+    async def read_with_key(self, bookie_id: str, ledger_id: int, key: bytes) -> ReadReply:
+        """Ask a bookie for the first entry of a ledger, as somebody who has another key."""
+        assert self.bookkeeper is not None
+        channel = self.bookkeeper._connected.pool.connection(bookie_id).channel()
+        command = ReadCommand(ledger_id, 0, 0, master_key=key)
+        return await channel.read(command, timeout=1.0)
+
+    def vanish(self) -> None:
+        """The process is gone: nothing that it sends from now on arrives."""
+        for session in self.sessions:
+            if session.is_entered:
+                session.disconnect()
+        self.cluster.network.crash(self.process)
+        self.cluster.live_processes.pop(self.host, None)
+
+    async def aclose(self) -> None:
+        """Close what is left, which nobody notices if it has vanished."""
+        if self.bookkeeper is not None:
+            await self.bookkeeper.aclose()
+        if self.process.is_alive:
+            self.cluster.network.crash(self.process)
+            self.cluster.live_processes.pop(self.host, None)
+
+
+class SimulatedCluster:
+    """What the processes of one seed share, and what happened in it."""
+
+    def __init__(
+        self,
+        loop: SimulatedLoop,
+        network: SimulatedNetwork,
+        seed: int,
+        bookies: int,
+        *,
+        interleaving: float,
+        storage: dict[str, object],
+        sync_seconds: float,
+    ) -> None:
+        self.loop = loop
+        self.network = network
+        self.seed = seed
+        self.choose = random.Random(f"cluster/{seed}")
+        self.metadata_chance = random.Random(f"metadata/{seed}")
+        self.interleaving = interleaving
+        self.storage = storage
+        self.sync_seconds = sync_seconds
+        self.clock: Clock | None = None
+        self.slow_metadata = 0
+        """How many faults slow the metadata store down now."""
+        self.lost_replies = 0.0
+        """Share of transactions with the metadata store that get no reply."""
+        self.counts: Counter[str] = Counter()
+        self.notes: list[str] = []
+        self.unexpected: list[BaseException] = []
+        """What ended a bookie and is no error of the product's own."""
+        self.live_processes: dict[str, SimulatedProcess] = {}
+        self.sessions: dict[str, SimulatedSession] = {}
+        self.clients: list[SimulatedClient] = []
+        self.awaited_fences: list[asyncio.Future[SimulatedBookie]] = []
+        """Done with the bookie that answers a fence next."""
+        self.bookies = [SimulatedBookie(self, number) for number in range(bookies)]
+        self._clients_begun = 0
+
+    def count(self, name: str) -> None:
+        """Something interesting happened."""
+        self.counts[name] += 1
+
+    def fenced(self, host: str) -> None:
+        """A bookie has answered a fence."""
+        waiting, self.awaited_fences = self.awaited_fences, []
+        bookie = next(bookie for bookie in self.bookies if bookie.host == host)
+        for future in waiting:
+            if not future.done():
+                future.set_result(bookie)
+
+    async def deleted_leftovers(self, ledger_ids: set[int]) -> list[str]:
+        """Which bookies still store ledgers of these, or cannot tell; they collect garbage now."""
+        left = []
+        for bookie in self.bookies:
+            if bookie.node is None or bookie.garbage is None:
+                left.append(f"{bookie.host} is away")
+                continue
+            try:
+                async for rows in bookie.node.list_ledgers(-1):
+                    found = [row.ledger_id for row in rows if row.ledger_id in ledger_ids]
+                    left += [f"{bookie.host} stores {ledger_id}" for ledger_id in found]
+            except OSError as error:  # its process ends just now
+                left.append(f"{bookie.host}: {error}")
+            if left:
+                # After a slow listing it pauses for long.
+                bookie.garbage.wake()
+        return left
+
+    def note(self, text: str) -> None:
+        """A line of the seed's story, which is part of its trace."""
+        self.loop.note(text)
+        self.notes.append(f"{self.loop.time():10.4f}  {text}")
+
+    def open_store(self, uri: str, **_: Any) -> SimulatedSession:
+        """What stands in for `bookie.metadata.connect.open_store`."""
+        process = PROCESS.get()
+        assert uri == SIMULATED_URI
+        session = SimulatedSession(self, process)
+        for client in self.clients:
+            if client.process is process:
+                client.sessions.append(session)
+        return session
+
+    def new_client(self, name: str) -> SimulatedClient:
+        """A client process that is not connected yet."""
+        self._clients_begun += 1
+        client = SimulatedClient(self, f"{name}{self._clients_begun}")
+        self.clients.append(client)
+        return client
+
+    def run_in_process(
+        self, process: SimulatedProcess, work: Coroutine[Any, Any, None], name: str
+    ) -> asyncio.Task[None]:
+        """A task of `process`."""
+        return self.loop.create_task(work, name=name, context=run_in(process))
+
+    async def initialize(self) -> None:
+        """Make the cluster in the metadata store, and start all bookies."""
+        admin = SimulatedProcess("admin")
+        PROCESS.set(admin)
+        async with SimulatedSession(self, admin) as store:
+            await initialize_cluster(store)
+        for bookie in self.bookies:
+            bookie.start()
+        while not all(bookie.is_serving for bookie in self.bookies):
+            for bookie in self.bookies:
+                if bookie.failure is not None:
+                    raise bookie.failure
+            await asyncio.sleep(0.05)
+
+    def forget(self) -> None:
+        """Drop the records of this seed."""
+        forget_tree(STORE_NAME)
+
+
+def _innermost(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

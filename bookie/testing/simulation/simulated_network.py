@@ -1,0 +1,325 @@
+"""A network in virtual time: processes, connections, and one ordered pipe per call and direction.
+
+Messages of one call and direction arrive in the order in which they were sent, as on TCP. Messages
+of different calls overtake each other. A message is lost only with its connection:
+
+=================  =================================================================================
+fault              what happens
+=================  =================================================================================
+cut (one way)      messages wait and arrive late, after `heal`; a connection that is cut off for
+                   longer than `KEEPALIVE_SECONDS` breaks at both ends
+reset              both ends notice, one of them later; requests under way still take effect, and
+                   their answers are lost
+late requests      the client notices a broken connection, and the server does not: what was under
+                   way arrives late, as from a kernel's buffers, beside a newer connection. Answers
+                   to it are lost
+slow link          each message takes longer
+crash of a process its connections break; messages that it sent before may still arrive
+=================  =================================================================================
+
+A `SimulatedProcess` is what sends and receives. `PROCESS` says which one runs the current task.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import Context, ContextVar, copy_context
+from typing import Any
+
+from bookie.testing.simulation.loop import SimulatedLoop
+
+DELAY_SECONDS = (0.0001, 0.002)
+"""How long a message takes, without a fault."""
+
+KEEPALIVE_SECONDS = 6.0
+"""A connection that is cut off for so long breaks."""
+
+NOTICE_SECONDS_MAX = 0.3
+"""The second end of a connection that was reset notices it within this time."""
+
+
+LATE_SECONDS = (0.3, 4.0)
+"""How much later the last requests of an old connection arrive."""
+
+
+class SimulatedProcess:
+    """One life of a process on a host: what is lost by a crash."""
+
+    def __init__(self, host: str, life: int = 0) -> None:
+        self.host = host
+        self.life = life
+        self.is_alive = True
+        self.connections: dict[Connection, None] = {}
+        self.context = copy_context()
+        """For tasks that run in the process on behalf of a caller elsewhere."""
+        self.context.run(PROCESS.set, self)
+
+    def __repr__(self) -> str:
+        return f"<process on {self.host}>"
+
+
+PROCESS: ContextVar[SimulatedProcess] = ContextVar("process")
+"""The process that runs the current task."""
+
+
+class Pipe:
+    """One direction of one call: delivers in order, each message after some time."""
+
+    def __init__(
+        self,
+        network: SimulatedNetwork,
+        source: SimulatedProcess,
+        target: SimulatedProcess,
+        deliver: Callable[[Any], None],
+    ) -> None:
+        self._network = network
+        self._source, self._target = source, target
+        self._deliver = deliver
+        self._lane = network.loop.new_lane()
+        self._queue: deque[tuple[float, Any]] = deque()
+        self._last_due = 0.0
+        self._is_armed = False
+        self._is_closed = False
+
+    def send(self, item: Any) -> None:
+        """Have `item` delivered, unless the source is dead or the pipe is closed."""
+        if self._is_closed or not self._source.is_alive:
+            return
+        due = self._network.arrival(self._source.host, self._target.host)
+        self._last_due = max(self._last_due, due)
+        self._queue.append((self._last_due, item))
+        self._arm()
+
+    def close(self) -> None:
+        """Drop what is under way."""
+        self._is_closed = True
+        self._queue.clear()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether anything is under way."""
+        return bool(self._queue)
+
+    def delay(self, seconds: float) -> None:
+        """Let what is under way arrive later."""
+        self._queue = deque((due + seconds, item) for due, item in self._queue)
+        self._last_due += seconds
+
+    def resume(self) -> None:
+        """The link was healed."""
+        self._arm()
+
+    def _arm(self) -> None:
+        if not self._is_armed and self._queue:
+            self._is_armed = True
+            loop = self._network.loop
+            when = max(self._queue[0][0], loop.time())
+            loop.call_in_lane_at(self._lane, when, self._fire)
+
+    def _fire(self) -> None:
+        self._is_armed = False
+        if not self._target.is_alive:
+            self.close()
+        if self._network.holds(self._source.host, self._target.host, self):
+            return
+        now = self._network.loop.time()
+        while self._queue and self._queue[0][0] <= now:
+            self._deliver(self._queue.popleft()[1])
+        self._arm()
+
+
+class Connection:
+    """A connection between two processes; calls register what to do when it breaks."""
+
+    def __init__(
+        self, network: SimulatedNetwork, client: SimulatedProcess, server: SimulatedProcess
+    ) -> None:
+        self.network = network
+        self.client, self.server = client, server
+        self.is_client_open = self.is_server_open = True
+        self.client_calls: dict[Any, None] = {}
+        """Those with `on_broken(reason)`, at the client's end. They can `delay` their requests."""
+        self.server_calls: dict[Any, None] = {}
+        client.connections[self] = None
+        server.connections[self] = None
+
+    @property
+    def hosts(self) -> frozenset[str]:
+        """Both ends."""
+        return frozenset((self.client.host, self.server.host))
+
+    @property
+    def carries_adds(self) -> bool:
+        """Whether adds are under way."""
+        return any(call.is_sending_adds for call in self.client_calls)
+
+    def has_successor(self, method: str) -> bool:
+        """Whether the client has given it up, and calls `method` on another one to the server."""
+        return not self.is_client_open and any(
+            call.method == method
+            for other in self.client.connections
+            if other.server is self.server
+            for call in other.client_calls
+        )
+
+    def leave_behind(self, seconds: float) -> None:
+        """The client notices that it is broken; the server goes on with what arrives late."""
+        loop = self.network.loop
+        lane = loop.new_lane()
+        for call in self.client_calls:
+            call.delay(seconds)
+        loop.call_in_lane(lane, self._break_client, "the connection was reset")
+        later = loop.time() + seconds + NOTICE_SECONDS_MAX
+        loop.call_in_lane_at(lane, later, self._break_server, "keepalive found no peer")
+
+    def break_up(self, reason: str) -> None:
+        """Both ends notice that it is broken, in any order, one of them later."""
+        network = self.network
+        first, second = self._break_client, self._break_server
+        if network.choose.random() < 0.5:
+            first, second = second, first
+        loop = network.loop
+        lane = loop.new_lane()
+        loop.call_in_lane(lane, first, reason)
+        later = loop.time() + network.choose.random() * NOTICE_SECONDS_MAX
+        loop.call_in_lane_at(lane, later, second, reason)
+
+    def _break_client(self, reason: str) -> None:
+        self.is_client_open = False
+        self.client.connections.pop(self, None)
+        calls, self.client_calls = self.client_calls, {}
+        if self.client.is_alive:
+            for call in calls:
+                call.on_broken(reason)
+
+    def _break_server(self, reason: str) -> None:
+        self.is_server_open = False
+        self.server.connections.pop(self, None)
+        calls, self.server_calls = self.server_calls, {}
+        if self.server.is_alive:
+            for call in calls:
+                call.on_broken(reason)
+
+
+class SimulatedPort:
+    """An address on which a process listens. `service` finds the handler of a method."""
+
+    def __init__(self, process: SimulatedProcess, service: Callable[[Any], Any]) -> None:
+        self.process = process
+        self.service = service
+
+
+class SimulatedNetwork:
+    """See the module."""
+
+    def __init__(self, loop: SimulatedLoop, seed: int) -> None:
+        self.loop = loop
+        self.choose = random.Random(f"network/{seed}")
+        self._ports: dict[str, SimulatedPort] = {}
+        self._cuts: dict[tuple[str, str], int] = {}
+        self._held: dict[tuple[str, str], dict[Pipe, None]] = {}
+        self._slow: dict[str, list[float]] = {}
+        """By host: what each message to or from it may take besides; the longest counts."""
+        self.resets = 0
+        self.late_adds = 0
+        """Messages of adds that arrived on an old connection, beside a newer one."""
+        self.unexpected: list[BaseException] = []
+        """What handlers of living processes raised."""
+
+    def listen(self, address: str, port: SimulatedPort) -> None:
+        """Take connections to `address`."""
+        self._ports[address] = port
+
+    def find(self, address: str) -> SimulatedPort | None:
+        """Who listens there now."""
+        port = self._ports.get(address)
+        return port if port is not None and port.process.is_alive else None
+
+    def ports(self) -> list[SimulatedPort]:
+        """All addresses on which somebody listened."""
+        return list(self._ports.values())
+
+    def arrival(self, source: str, target: str) -> float:
+        """When a message that is sent now arrives."""
+        low, high = DELAY_SECONDS
+        seconds = low + (high - low) * self.choose.random() ** 2
+        extra = sum(max(self._slow.get(host) or (0.0,)) for host in (source, target))
+        if extra:
+            seconds += extra * self.choose.random()
+        return self.loop.time() + seconds
+
+    # --- faults --------------------------------------------------------------------------
+
+    @contextmanager
+    def slow(self, hosts: Iterable[str], seconds: float) -> Iterator[None]:
+        """Each message to or from `hosts` takes up to so much longer while the block lasts."""
+        slowed = list(hosts)
+        for host in slowed:
+            self._slow.setdefault(host, []).append(seconds)
+        try:
+            yield
+        finally:
+            for host in slowed:
+                self._slow[host].remove(seconds)
+
+    def is_cut(self, source: str, target: str) -> bool:
+        """Whether messages from `source` to `target` wait."""
+        return (source, target) in self._cuts
+
+    def cut(self, source: str, target: str) -> None:
+        """Messages from `source` to `target` wait from now on."""
+        link = (source, target)
+        self._cuts[link] = self._cuts.get(link, 0) + 1
+        if self._cuts[link] == 1:
+            later = self.loop.time() + KEEPALIVE_SECONDS
+            self.loop.call_in_lane_at(self.loop.new_lane(), later, self._lose, link)
+
+    def heal(self, source: str, target: str) -> None:
+        """Take one `cut` back; what waited arrives soon."""
+        link = (source, target)
+        left = self._cuts.get(link, 0) - 1
+        if left > 0:
+            self._cuts[link] = left
+            return
+        self._cuts.pop(link, None)
+        for pipe in self._held.pop(link, {}):
+            pipe.resume()
+
+    def holds(self, source: str, target: str, pipe: Pipe) -> bool:
+        """Whether `pipe` has to wait; it is resumed when the link is healed."""
+        if not self.is_cut(source, target):
+            return False
+        self._held.setdefault((source, target), {})[pipe] = None
+        return True
+
+    def reset(self, host: str, other: str, connections: list[Connection]) -> int:
+        """Break those of `connections` that join two hosts; returns how many."""
+        found = [item for item in connections if item.hosts == {host, other}]
+        for connection in found:
+            connection.break_up("the connection was reset")
+        self.resets += len(found)
+        return len(found)
+
+    def crash(self, process: SimulatedProcess) -> None:
+        """The process is gone; whoever has a connection to it notices soon."""
+        process.is_alive = False
+        for connection in list(process.connections):
+            connection.break_up("the peer is gone")
+
+    def _lose(self, link: tuple[str, str]) -> None:
+        """Break the connections over a link that was cut for too long."""
+        if link not in self._cuts:
+            return
+        for port in list(self._ports.values()):
+            for connection in list(port.process.connections):
+                if connection.hosts == set(link):
+                    connection.break_up("keepalive found no peer")
+
+
+def run_in(process: SimulatedProcess) -> Context:
+    """A context for a task of `process`."""
+    context: Context = process.context.copy()
+    return context
