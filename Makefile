@@ -21,8 +21,8 @@ PYTEST := $(BIN)/python -m pytest
 unexport PYTHONDONTWRITEBYTECODE
 SHARED = -n $(TEST_PROCESSES) --dist loadgroup --max-worker-restart=0
 
-.PHONY: help setup run demo docker test-core model test test-system test-image sim fault interop zookeeper soak soak-system \
-	bench lint types imports check format proto proto-check lock clean
+.PHONY: spark spark-demo help setup run demo docker test-core model test test-system test-image sim fault interop zookeeper soak soak-system \
+	bench lint types imports docs check format proto proto-check lock clean
 
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -46,7 +46,8 @@ $(VENV)/.made:
 $(VENV)/.core: $(VENV)/.made requirements/core.txt requirements/build.txt pyproject.toml
 	@echo "installing bookie into $(VENV)"
 	@$(PIP) install -r requirements/build.txt -r requirements/core.txt
-	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@# In this mode Spark finds our package by looking at the path.
+	@$(PIP) install --no-deps --no-build-isolation --config-settings editable_mode=compat --editable .
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.core requirements/test.txt
@@ -59,6 +60,16 @@ $(VENV)/.dev: $(VENV)/.test requirements/dev.txt
 	@$(PIP) install -r requirements/core.txt -r requirements/test.txt -r requirements/dev.txt
 	@touch $@
 
+$(VENV)/.spark: $(VENV)/.core requirements/spark.txt
+	@echo "installing Spark, 0.5 GB"
+	@$(PIP) install -r requirements/core.txt -r requirements/test.txt -r requirements/spark.txt
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.dev requirements/docs.txt
+	@echo "installing what the site of documents needs"
+	@$(PIP) install -r requirements/core.txt -r requirements/test.txt -r requirements/dev.txt -r requirements/docs.txt
+	@touch $@
+
 setup: $(VENV)/.dev ## make .venv with everything that tests and checks need
 
 # ---- use it ---------------------------------------------------------------------------------------
@@ -68,6 +79,9 @@ run: $(VENV)/.core ## three bookies on this machine, data in ./data; Ctrl-C stop
 
 demo: $(VENV)/.core ## kill bookies in the middle of a stream; every byte comes back
 	@exec $(BIN)/bookie demo
+
+spark-demo: $(VENV)/.spark ## rows into a log, a stream that is killed, files, an audit and a repair; 2 min
+	@$(BIN)/python examples/spark/pipeline.py
 
 docker: ## build the container image bookie; DOCKER=podman and BASE_IMAGE=… do as well
 	$(DOCKER) build $(if $(BASE_IMAGE),--build-arg BASE_IMAGE=$(BASE_IMAGE)) --tag bookie .
@@ -80,12 +94,12 @@ test-core: $(VENV)/.test ## unit, property and conformance tests without Java, b
 model: $(VENV)/.test ## random schedules of the protocol and of the engine against models, and mutants; 1 min
 	$(PYTEST) tests/property tests/explorer -m model $(SHARED)
 
-zookeeper: $(VENV)/.test ## the jars of ZooKeeper that tests start; downloads 456 MB, once
+zookeeper: $(VENV)/.test ## the jars of ZooKeeper that tests start; 456 MB without Spark, once
 	@$(BIN)/python -m tests.servers.fetch_zookeeper
 
-test: $(VENV)/.test zookeeper ## every test that needs nothing but PyPI and Java, by three processes; 15 min on two cores
+test: $(VENV)/.test $(VENV)/.spark zookeeper ## every test that needs nothing but PyPI and Java, by three processes; 15 min on two cores
 	$(PYTEST) tests/interop -m alone
-	$(PYTEST) --ignore=tests/system -m "not alone" $(SHARED)
+	$(PYTEST) --ignore=tests/system -m "not alone" $(SHARED) --durations=25
 
 test-system: $(VENV)/.test ## tests that need root or Debian packages (.ci/run installs them)
 	$(PYTEST) tests/system $(SHARED)
@@ -93,8 +107,10 @@ test-system: $(VENV)/.test ## tests that need root or Debian packages (.ci/run i
 test-image: ## build the image of Debian packages with podman and run a bookie in it; root, 4 min
 	tests/image/check.sh
 
-sim: $(VENV)/.test ## one engine, and whole clusters, on simulated machines; SEED=7 shows the story of one cluster
-ifdef SEED
+sim: $(VENV)/.test ## one engine, and whole clusters, on simulated machines; SEED=7 shows the story of one cluster, LOG_SEED=7 of logs
+ifdef LOG_SEED
+	$(BIN)/python -m tests.cluster_sim.log_script $(LOG_SEED) -v
+else ifdef SEED
 	$(BIN)/python -m tests.cluster_sim.cluster_script $(SEED) -v
 else
 	$(PYTEST) tests/sim tests/cluster_sim
@@ -103,12 +119,15 @@ endif
 fault: $(VENV)/.test ## real processes, killed and stopped
 	$(PYTEST) tests/fault
 
+spark: $(VENV)/.test $(VENV)/.spark zookeeper ## source, sink and jobs on a real Spark
+	$(PYTEST) tests/spark
+
 interop: $(VENV)/.test zookeeper ## real servers of metadata, killed, stopped and cut off
 	$(PYTEST) tests/interop
 
 soak: $(VENV)/.test ## the same tests with their long counts; takes an hour or more
 	$(PYTEST) --hypothesis-profile=soak tests/unit tests/property tests/conformance tests/sim \
-	  tests/cluster_sim tests/explorer tests/matrix tests/fault tests/histories tests/ledger_history
+	  tests/cluster_sim tests/explorer tests/matrix tests/fault tests/histories tests/ledger_history tests/log_history
 
 soak-system: $(VENV)/.test ## as root: six hundred power cuts; takes half an hour
 	$(PYTEST) --hypothesis-profile=soak tests/system
@@ -124,6 +143,8 @@ bench: $(VENV)/.test ## one bookie beside this machine's ceilings; prints, asser
 	$(BIN)/python -m tests.bench.bench_metadata
 	$(BIN)/python -m tests.bench.bench_ledgers
 	$(BIN)/python -m tests.bench.bench_settings
+	$(BIN)/python -m tests.bench.bench_logs
+	$(BIN)/python -m tests.bench.bench_sync
 
 # ---- check it -------------------------------------------------------------------------------------
 
@@ -131,13 +152,16 @@ lint: $(VENV)/.dev ## formatting and ruff's rules
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 
-types: $(VENV)/.dev ## mypy --strict over the package and the tests
+types: $(VENV)/.dev $(VENV)/.spark ## mypy --strict over the package, the examples and the tests
 	$(BIN)/mypy
 
 imports: $(VENV)/.dev ## the floors: who may import whom
 	$(BIN)/lint-imports --no-logo --no-cache
 
-check: lint types imports proto-check test ## everything a change must pass
+docs: $(VENV)/.docs ## the documents and the API reference as a site in build/site; strict, without network
+	$(BIN)/python -m mkdocs build --strict --quiet
+
+check: lint types imports proto-check docs test ## everything a change must pass
 
 format: $(VENV)/.dev ## format, and fix what can be fixed safely
 	$(BIN)/ruff format .
@@ -151,7 +175,7 @@ proto: $(VENV)/.dev ## generate bookie/_pb from proto/
 proto-check: $(VENV)/.dev ## fail if bookie/_pb is not what proto/ says
 	$(BIN)/python proto/generate.py --check
 
-lock: $(VENV)/.dev ## pin under requirements/ what .venv holds
+lock: $(VENV)/.docs $(VENV)/.spark ## pin under requirements/ what .venv holds
 	$(BIN)/python requirements/lock.py
 
 clean: ## remove what was built; the data of `make run` stays

@@ -3,8 +3,9 @@
     make lock        (after changing dependencies in pyproject.toml and installing them)
 
 `core.txt` is what a running bookie needs, `test.txt` adds what the tests need, `dev.txt` what the
-checks need and lists only what the sets before it do not; `build.txt` is what installs the package
-itself. Nothing is resolved here: the environment is taken as it is, and it must be complete.
+checks need, `docs.txt` what the site of documents needs, and `spark.txt` what Spark needs. Each
+lists only what the sets before it do not. `build.txt` is what installs the package itself. Nothing
+is resolved here: the environment is taken as it is, and it must be complete.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def closure(requirements: list[str]) -> dict[str, str]:
 
 
 def main() -> None:
-    """Write the four files."""
+    """Write the six files."""
     project = tomllib.loads((HERE.parent / "pyproject.toml").read_text(encoding="utf-8"))
     extras = project["project"]["optional-dependencies"]
     known: dict[str, str] = {}
@@ -52,12 +53,15 @@ def main() -> None:
         ("core", project["project"]["dependencies"], "What a running bookie needs."),
         ("test", extras["test"], "What the tests need besides."),
         ("dev", extras["dev"], "What the checks and the code generator need besides."),
+        ("docs", extras["docs"], "What the site of documents needs besides."),
+        ("spark", extras["spark"], "What the source and the jobs for Spark need besides."),
         ("build", project["build-system"]["requires"], "What installs the package itself."),
     ):
         pins = closure(requirements)
         if name != "build":
             pins = {pin: version for pin, version in pins.items() if pin not in known}
-            known |= pins
+            if name not in ("docs", "spark"):  # neither is installed for the other
+                known |= pins
         lines = [f"# {text} Written by requirements/lock.py.\n"]
         lines += [f"{pin}=={version}\n" for pin, version in sorted(pins.items())]
         (HERE / f"{name}.txt").write_text("".join(lines), encoding="utf-8")

@@ -14,13 +14,18 @@ TOGETHER = {
     "tests/matrix/test_corruption_matrix.py": "corruption",
     "tests/matrix/test_corruption_fuzz.py": "corruption",
     # `bookie local` chooses ports before its bookies listen on them: one such at a time.
+    "tests/examples/test_examples.py": "bookie local",
     "tests/fault/test_commands_on_a_cluster.py": "bookie local",
     "tests/fault/test_demo.py": "bookie local",
+    "tests/fault/test_guide_of_logs.py": "bookie local",
     "tests/fault/test_local_cluster.py": "bookie local",
     # It parses every file once.
     "tests/unit/test_tidy.py": "sources",
 }
 """File → the group that one process runs, one test after the other."""
+
+SPARK = "tests/spark/"
+"""All of its tests share one JVM and one cluster."""
 
 
 class Sharing(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
@@ -30,6 +35,8 @@ class Sharing(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
     """
 
     def _split_scope(self, nodeid: str) -> str:
+        if nodeid.startswith(SPARK):
+            return "spark"
         return TOGETHER.get(nodeid.partition("::")[0], nodeid)
 
 

@@ -20,13 +20,15 @@ from bookie.env import Outcome
 from bookie.formats.commands import Reply
 from bookie.ids import Status
 from bookie.protocol.exchange import MetadataFailed, MetadataWritten, WriteMetadata
+from bookie.protocol.ownership import LedgerOwnership, MetadataAnswer, Overtaken
 from bookie.storage.admission import Admission
 from bookie.storage.ledger_state import LocalLedger
-from tests.cluster_sim.cluster_script import ClusterSwarm, draw_cluster
+from tests.cluster_sim.cluster_swarm import ClusterSwarm, draw_cluster
 from tests.property.protocol import test_property_mutants as broken
 
 _OK = Reply(Status.OK)
 _add, _refusal = Admission.add, Admission.refusal
+_on_change = LedgerOwnership._on_change
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +39,11 @@ class BrokenCluster:
     build: Any
     faults: tuple[str, ...]
     quorums: tuple[tuple[int, int, int], ...] = ((3, 3, 2),)
-    first_seed: int = 0
-    """Where the search begins."""
+    lost_replies: float = 0.0
+    """Share of transactions with the metadata store that get no reply."""
+    spares: int = 1
+    """Bookies beside the largest ensemble."""
+    writers: int = 2
     recoverers: int = 2
     vanish_share: float = 0.15
 
@@ -48,9 +53,14 @@ class BrokenCluster:
             draw_cluster(seed),
             faults=self.faults,
             quorums=self.quorums,
-            bookies=max(quorum[0] for quorum in self.quorums) + 1,
-            writers=2,
+            bookies=max(quorum[0] for quorum in self.quorums) + self.spares,
+            writers=self.writers,
             recoverers=self.recoverers,
+            readers=0,
+            tailers=0,
+            deleters=0,
+            lost_replies=self.lost_replies,
+            deferred_share=0.0,
             vanish_share=self.vanish_share,
             fault_pause_seconds=0.3,
             chaos_seconds=12.0,
@@ -76,6 +86,20 @@ def acks_before_sync() -> Iterator[None]:
         return Outcome.of(_OK)
 
     with patch.object(Admission, "add", add):
+        yield
+
+
+@contextmanager
+def fences_in_memory() -> Iterator[None]:
+    """Bookies forget their fences when they stop."""
+
+    def fence(self: Any, state: LocalLedger, key: bytes) -> Outcome[Reply]:
+        del self
+        state.adopt_key(key)
+        state.fenced = state.fence_durable = True
+        return Outcome.of(_OK)
+
+    with patch.object(Admission, "fence", fence):
         yield
 
 
@@ -126,11 +150,55 @@ def takes_silence_for_success() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def takes_silence_for_failure() -> Iterator[None]:
+    """Writers take a change of the ensemble without a reply for one that will never happen."""
+
+    def on_change(self: LedgerOwnership, event: MetadataAnswer) -> Any:
+        if isinstance(event, MetadataFailed):
+            return [], Overtaken()
+        return _on_change(self, event)
+
+    with patch.object(LedgerOwnership, "_on_change", on_change):
+        yield
+
+
 NETWORK = ("reset", "cut one way", "cut both ways", "pause")
 
 BROKEN_CLUSTERS = (
     BrokenCluster("bookies acknowledge before the sync", acks_before_sync, ("power", "blackout")),
     BrokenCluster("fences do not keep writers out", admits_after_fence, NETWORK),
+    BrokenCluster(
+        "fences are not durable",
+        fences_in_memory,
+        ("blackout after a fence", "power after a fence"),
+        spares=0,
+    ),
+    BrokenCluster(
+        "a lost reply is taken for a failure",
+        takes_silence_for_failure,
+        ("kill", "reset"),
+        ALL_ACK,
+        lost_replies=0.25,
+        spares=2,
+        writers=4,
+        recoverers=1,
+        vanish_share=0.0,
+    ),
+    BrokenCluster(
+        "silence is taken for a denial",
+        lambda: with_recovery(broken.SilenceIsDenial),
+        ("power after a fence", "slow network"),
+        ALL_ACK,
+    ),
+    BrokenCluster(
+        "one denial ends a ledger",
+        lambda: with_recovery(broken.OneDenialIsEnough),
+        ("slow network", "slow network", "slow link"),
+        writers=6,
+        recoverers=6,
+        vanish_share=0.0,
+    ),
     BrokenCluster(
         "a wiped bookie denies entries",
         denies_what_it_lost,
@@ -142,16 +210,22 @@ BROKEN_CLUSTERS = (
     BrokenCluster(
         "an ack of a replaced bookie counts",
         lambda: with_writer(broken.HearsFormerEpochs),
-        ("slow link", "slow link", "slow sync", "pause", "reset"),
+        ("slow link", "slow link", "slow link", "slow sync", "pause"),
         ALL_ACK,
-        first_seed=24,
+        spares=2,
+        writers=4,
+        recoverers=1,
+        vanish_share=0.0,
     ),
     BrokenCluster(
         "acks count across a change",
         lambda: with_writer(broken.KeepsAcksAcrossTheChange),
         ("pause", "slow link", "kill"),
         ALL_ACK,
-        first_seed=12,
+        spares=2,
+        writers=4,
+        recoverers=1,
+        vanish_share=0.0,
     ),
     BrokenCluster("one ack too few", lambda: with_writer(broken.AcksOneShort), NETWORK),
     BrokenCluster("a writer ignores fences", lambda: with_writer(broken.IgnoresFences), NETWORK),

@@ -6,7 +6,7 @@ It wraps a few methods of the real parts and changes nothing that they do.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -24,10 +24,11 @@ from bookie.node.bookie import Bookie
 from bookie.protocol.writer import LedgerWriter
 from bookie.protocol.writer_events import AddAnswered, WriterEffect, WriterEvent
 from bookie.storage.admission import Admission
+from bookie.storage.duplicates import DuplicateAdds
 from bookie.storage.ledger_state import LocalLedger
-from tests.cluster_sim.simulated_network import PROCESS
+from bookie.testing.simulation.disk import SimulatedFile
+from bookie.testing.simulation.simulated_network import PROCESS
 from tests.ledger_history.ledger_events import BookieEvent, BookieEventKind, HistoryRecorder
-from tests.sim.disk import SimulatedFile
 
 SOMETIMES = {
     "change by writer": 50,
@@ -46,18 +47,31 @@ SOMETIMES = {
     "connection reset": 20,
     "recovery closed a ledger": 100,
     "writer was fenced": 20,
+    "power cut after a fence": 10,
+    "deletion met by a writer": 10,
+    "deletion met by a reader": 10,
+    "force": 50,
+    "add sent twice": 10,
+    "late request of an old connection": 6,
+    "wrong password refused": 20,
+    "wrong key refused": 20,
 }
 """What `SOMETIMES_SEEDS` seeds together must reach, and how often at least."""
 
 SOMETIMES_SEEDS = 200
 
+_DENIALS = {Status.NO_SUCH_ENTRY, Status.NO_SUCH_LEDGER}
+
 
 class ClusterObservers:
     """What was seen in one seed. Bookies' events go to `recorder`."""
 
-    def __init__(self, counts: Counter[str], recorder: HistoryRecorder) -> None:
+    def __init__(
+        self, counts: Counter[str], recorder: HistoryRecorder, on_fence: Callable[[str], None]
+    ) -> None:
         self.counts = counts
         self.recorder = recorder
+        self._on_fence = on_fence
         self._unsynced: dict[tuple[int, int], list[Outcome[Reply]]] = {}
         """By the identity of an admission, which is kept, and ledger."""
         self._kept: dict[int, Any] = {}
@@ -70,7 +84,13 @@ class ClusterObservers:
         if isinstance(event, AddAnswered) and event.status is Status.FENCED:
             self.counts["writer was fenced"] += 1
 
-    def saw(self, kind: BookieEventKind, ledger_id: int | None = None, *entry_ids: int) -> None:
+    def saw(
+        self,
+        kind: BookieEventKind,
+        ledger_id: int | None = None,
+        *entry_ids: int,
+        began: int = -1,
+    ) -> None:
         """Something happened in the bookie that runs the current task, if its process lives."""
         process = PROCESS.get()
         if process.is_alive:
@@ -82,6 +102,7 @@ class ClusterObservers:
                         epoch=process.life,
                         ledger_id=ledger_id,
                         entry_id=entry_id,
+                        began=began,
                     )
                 )
 
@@ -93,21 +114,25 @@ class ClusterObservers:
     ) -> None:
         """A bookie accepted entries that are not durable yet."""
         assert command.batch is not None
-        ledger_id, recovery = command.ledger_id, command.recovery
-        ids = command.batch.entry_ids().tolist()
-        kind = BookieEventKind.RECOVERY_ADD_ACK if recovery else BookieEventKind.ADD_ACK
-        self.saw(BookieEventKind.ACCEPT, ledger_id, *ids)
-
-        def told(reply: Reply) -> None:
-            if reply.status is Status.OK:
-                self.saw(kind, ledger_id, *ids)
-
-        outcome.then(told)
+        ledger_id = command.ledger_id
+        self.saw(BookieEventKind.ACCEPT, ledger_id, *command.batch.entry_ids().tolist())
+        outcome.then(partial(self.add_answered, command))
         if not outcome.done():
             self._kept[id(admission)] = admission
             waiting = self._unsynced.setdefault((id(admission), ledger_id), [])
             waiting[:] = [item for item in waiting if not item.done()]
             waiting.append(outcome)
+
+    def add_answered(self, command: AddCommand, reply: Reply) -> None:
+        """A bookie answers an add."""
+        assert command.batch is not None
+        kind = BookieEventKind.ADD_ACK
+        if command.recovery:
+            kind = BookieEventKind.RECOVERY_ADD_ACK
+        elif command.deferred_sync:
+            kind = BookieEventKind.DEFERRED_ADD_ACK
+        if reply.status is Status.OK:
+            self.saw(kind, command.ledger_id, *command.batch.entry_ids().tolist())
 
     def fenced(self, admission: Any, ledger_id: int) -> None:
         """A bookie is about to fence a ledger."""
@@ -118,15 +143,18 @@ class ClusterObservers:
         """A bookie answers a fence."""
         if reply.status is Status.OK:
             self.saw(BookieEventKind.FENCE_ACK, ledger_id)
+            process = PROCESS.get()
+            if process.is_alive:
+                self._on_fence(process.host)
 
-    def was_read(self, command: ReadCommand, reply: ReadReply) -> None:
-        """A bookie answers a read."""
-        if Status.NO_SUCH_ENTRY in {reply.status, reply.stopped_by}:
+    def was_read(self, command: ReadCommand, reply: ReadReply, began: int) -> None:
+        """A bookie answers a read; `began` is the number of the moment at which it was asked."""
+        if not _DENIALS.isdisjoint({reply.status, reply.stopped_by}):
             denied = reply.next_entry_id if reply.status is Status.OK else command.first_entry_id
             kind = BookieEventKind.NO_SUCH_ENTRY
             if command.fence:
                 kind = BookieEventKind.NO_SUCH_ENTRY_FENCING
-            self.saw(kind, command.ledger_id, denied)
+            self.saw(kind, command.ledger_id, denied, began=began)
 
     def committed(self, operations: list[Operation]) -> None:
         """The metadata store did this."""
@@ -155,41 +183,14 @@ class ClusterObservers:
 @contextmanager
 def observed(observers: ClusterObservers) -> Iterator[None]:
     """Count while the block lasts."""
-    step, add, fence, transact = (
-        LedgerWriter.step, Admission.add, Admission.fence, MemoryTree.transact
-    )  # fmt: skip
-    read, try_read, sync = Bookie.read, Bookie.try_read, SimulatedFile.fdatasync
+    step, transact, sync = LedgerWriter.step, MemoryTree.transact, SimulatedFile.fdatasync
 
     def counted_step(self: LedgerWriter, event: WriterEvent) -> list[WriterEffect]:
         observers.answered(self, event)
         return step(self, event)
 
-    def counted_add(
-        self: Any, state: LocalLedger, command: AddCommand, max_lac: int
-    ) -> Outcome[Reply]:
-        outcome = add(self, state, command, max_lac)
-        observers.added(self, command, outcome)
-        return outcome
-
-    def counted_fence(self: Any, state: LocalLedger, key: bytes) -> Outcome[Reply]:
-        observers.fenced(self, state.ledger_id)
-        outcome = fence(self, state, key)
-        outcome.then(partial(observers.fence_answered, state.ledger_id))
-        return outcome
-
-    async def seen_read(self: Bookie, command: ReadCommand) -> ReadReply:
-        reply = await read(self, command)
-        observers.was_read(command, reply)
-        return reply
-
-    def seen_try_read(self: Bookie, command: ReadCommand) -> ReadReply | None:
-        reply = try_read(self, command)
-        if reply is not None:
-            observers.was_read(command, reply)
-        return reply
-
     def seen_sync(self: SimulatedFile) -> None:
-        is_journal = "/journal/" in self.inode.path
+        is_journal = self.inode.path.endswith(".journal")  # cookies hold no entries
         if is_journal:
             observers.saw(BookieEventKind.SYNC_BEGIN)
         try:
@@ -208,10 +209,83 @@ def observed(observers: ClusterObservers) -> Iterator[None]:
 
     with ExitStack() as stack:
         stack.enter_context(patch.object(LedgerWriter, "step", counted_step))
-        stack.enter_context(patch.object(Admission, "add", counted_add))
-        stack.enter_context(patch.object(Admission, "fence", counted_fence))
         stack.enter_context(patch.object(MemoryTree, "transact", counted_transact))
+        stack.enter_context(patch.object(SimulatedFile, "fdatasync", seen_sync))
+        stack.enter_context(_observed_adds(observers))
+        stack.enter_context(_observed_requests(observers))
+        yield
+
+
+@contextmanager
+def _observed_adds(observers: ClusterObservers) -> Iterator[None]:
+    """Adds that bookies accept, and those that they were sent before."""
+    add, add_again, compare = Admission.add, DuplicateAdds.add, DuplicateAdds._compare
+
+    def counted_add(
+        self: Any, state: LocalLedger, command: AddCommand, max_lac: int
+    ) -> Outcome[Reply]:
+        outcome = add(self, state, command, max_lac)
+        observers.added(self, command, outcome)
+        return outcome
+
+    async def seen_add_again(
+        self: DuplicateAdds, state: LocalLedger, command: AddCommand, max_lac: int
+    ) -> Reply:
+        reply = await add_again(self, state, command, max_lac)
+        observers.add_answered(command, reply)
+        return reply
+
+    async def counted_compare(self: DuplicateAdds, *args: Any) -> tuple[bool, bool]:
+        same, missing = await compare(self, *args)
+        observers.counts["add sent twice"] += same and not missing
+        return same, missing
+
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(Admission, "add", counted_add))
+        stack.enter_context(patch.object(DuplicateAdds, "add", seen_add_again))
+        stack.enter_context(patch.object(DuplicateAdds, "_compare", counted_compare))
+        yield
+
+
+@contextmanager
+def _observed_requests(observers: ClusterObservers) -> Iterator[None]:
+    """Fences, deletions, forces and reads of bookies."""
+    fence, delete, force = Admission.fence, Admission.delete, Bookie.force
+    read, try_read = Bookie.read, Bookie.try_read
+
+    def counted_fence(self: Any, state: LocalLedger, key: bytes) -> Outcome[Reply]:
+        observers.fenced(self, state.ledger_id)
+        outcome = fence(self, state, key)
+        outcome.then(partial(observers.fence_answered, state.ledger_id))
+        return outcome
+
+    def seen_delete(self: Any, state: LocalLedger, deleted_at_ms: int) -> Outcome[Reply]:
+        observers.saw(BookieEventKind.LEDGER_DELETED, state.ledger_id)
+        return delete(self, state, deleted_at_ms)
+
+    async def seen_force(self: Bookie, ledger_id: int) -> Reply:
+        began = observers.recorder.stamp()[0]
+        reply = await force(self, ledger_id)
+        if reply.status is Status.OK:
+            observers.saw(BookieEventKind.FORCE_ACK, ledger_id, began=began)
+        return reply
+
+    async def seen_read(self: Bookie, command: ReadCommand) -> ReadReply:
+        began = observers.recorder.stamp()[0]
+        reply = await read(self, command)
+        observers.was_read(command, reply, began)
+        return reply
+
+    def seen_try_read(self: Bookie, command: ReadCommand) -> ReadReply | None:
+        reply = try_read(self, command)
+        if reply is not None:
+            observers.was_read(command, reply, observers.recorder.stamp()[0])
+        return reply
+
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(Admission, "fence", counted_fence))
+        stack.enter_context(patch.object(Admission, "delete", seen_delete))
+        stack.enter_context(patch.object(Bookie, "force", seen_force))
         stack.enter_context(patch.object(Bookie, "read", seen_read))
         stack.enter_context(patch.object(Bookie, "try_read", seen_try_read))
-        stack.enter_context(patch.object(SimulatedFile, "fdatasync", seen_sync))
         yield

@@ -22,39 +22,37 @@ from traceback import format_exception
 from typing import Any
 
 from bookie.api import BookKeeper, ReaderHandle, WriterHandle
-from bookie.errors import BookieError, NoSuchEntryError
-from bookie.formats.entry import Entry
-from bookie.formats.ledger_metadata import LedgerState
-from tests.cluster_sim.cluster_faults import FAULTS, ClusterFaults
+from bookie.errors import BookieError, UnauthorizedError
+from bookie.formats.digest import derive_key
+from bookie.formats.ledger_metadata import LedgerMetadata, LedgerState
+from bookie.ids import Status
+from bookie.testing.simulation.cluster_faults import ClusterFaults
+from bookie.testing.simulation.loop import simulated_loop
+from bookie.testing.simulation.seeded_world import seeded_world
+from bookie.testing.simulation.simulated_cluster import (
+    SimulatedBookie,
+    SimulatedClient,
+    SimulatedCluster,
+)
+from bookie.testing.simulation.simulated_network import PROCESS, SimulatedNetwork, SimulatedProcess
 from tests.cluster_sim.cluster_observers import ClusterObservers, observed
-from tests.cluster_sim.seeded_world import seeded_world
-from tests.cluster_sim.simulated_cluster import SimulatedClient, SimulatedCluster
-from tests.cluster_sim.simulated_network import PROCESS, SimulatedNetwork, SimulatedProcess
+from tests.cluster_sim.cluster_swarm import ClusterSwarm, draw_cluster
+from tests.cluster_sim.recorded_calls import OPERATION_SECONDS_MAX, RecordedCalls
+from tests.cluster_sim.stored_copies import stored_copies
 from tests.ledger_history.ledger_checker import CheckResult, HistoryVerdict, check_ledgers
 from tests.ledger_history.ledger_events import (
-    AppendEvent,
-    CloseEvent,
+    BookieEvent,
+    BookieEventKind,
     FinalFragment,
     FinalLedger,
     FinalLedgerState,
     FinalState,
     HistoryRecorder,
     LedgerHistory,
-    OpenEvent,
-    ReadEvent,
-    ReadLacEvent,
-    TailEvent,
-    copies_of,
-    digest_of,
 )
-from tests.sim.loop import Mode, simulated_loop
-from tests.sim.machine import KIB
 
 CALM_SECONDS = 60.0
 """Within this time after the last fault everything has to work."""
-
-OPERATION_SECONDS_MAX = 15.0
-"""A client gives up then; the outcome of what it did is unknown."""
 
 GRACE_SECONDS = 20.0
 """How long clients have to end by themselves when the chaos is over."""
@@ -62,72 +60,15 @@ GRACE_SECONDS = 20.0
 LINE_MAX = 240
 """What is shown of a line."""
 
-QUORUMS = ((1, 1, 1), (2, 2, 1), (2, 2, 2), (3, 3, 2), (3, 3, 3), (3, 2, 2), (4, 3, 2), (5, 3, 2))
+PASSWORDS = (b"", b"sesame")
+WRONG_PASSWORD = b"simsim"
+
+DELETION_GRACE_SECONDS = 60.0
+"""Until then a bookie that cannot list the ledgers may take appends to a deleted one."""
 
 
 class VanishedError(Exception):
     """The client's process is gone."""
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterSwarm:
-    """What one seed draws."""
-
-    mode: Mode
-    interleaving: float
-    bookies: int
-    quorums: tuple[tuple[int, int, int], ...]
-    writers: int
-    recoverers: int
-    readers: int
-    tailers: int
-    faults: tuple[str, ...]
-    fault_pause_seconds: float
-    chaos_seconds: float
-    sync_seconds: float
-    storage: dict[str, object]
-    lost_replies: float = 0.0
-    """Share of transactions with the metadata store that get no reply, at all times."""
-    vanish_share: float = 0.15
-    """How often a writer's process ends in the middle of its work."""
-
-    @property
-    def losses_max(self) -> int:
-        """How many bookies may lose what they stored."""
-        return min(quorum[2] for quorum in self.quorums) - 1
-
-
-def draw_cluster(seed: int) -> ClusterSwarm:
-    """The features of a seed."""
-    choose = random.Random(f"cluster swarm/{seed}")
-    bookies = choose.randint(3, 6)
-    fitting = [quorum for quorum in QUORUMS if quorum[0] <= bookies]
-    if choose.random() < 0.7:
-        fitting = [quorum for quorum in fitting if quorum[2] >= 2]
-    quorums = tuple(choose.sample(fitting, min(len(fitting), choose.randint(1, 3))))
-    kinds = tuple(kind for kind in FAULTS if choose.random() < 0.4) or ("kill",)
-    return ClusterSwarm(
-        mode=choose.choice((Mode.FIFO, Mode.UNIFORM, Mode.UNIFORM, Mode.PRIORITY)),
-        interleaving=choose.choice((0.0, 0.0, 0.1, 0.4)),
-        bookies=bookies,
-        quorums=quorums,
-        writers=choose.randint(1, 3),
-        recoverers=choose.randint(0, 3),
-        readers=choose.randint(0, 1),
-        tailers=choose.randint(0, 2),
-        faults=kinds,
-        fault_pause_seconds=choose.choice((0.5, 1.5, 4.0)),
-        chaos_seconds=choose.choice((4.0, 8.0, 16.0)),
-        sync_seconds=choose.choice((0.0, 0.001, 0.01)),
-        storage={
-            "journal_allocate_bytes": 64 * KIB,
-            "journal_file_bytes_max": choose.choice((64, 256)) * KIB,
-            "checkpoint_interval_seconds": choose.choice((0.5, 3.0, 3600.0)),
-            "idle_marker_seconds": choose.choice((0.1, 1.0)),
-            "scrub_bytes_per_second": 0,
-        },
-        lost_replies=choose.choice((0.0, 0.0, 0.05, 0.2)),
-    )
 
 
 @dataclass(slots=True)
@@ -142,12 +83,14 @@ class ClusterOutcome:
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     history: LedgerHistory | None = None
+    command: str = "make sim SEED="
+    """Shows a seed again."""
 
     def describe(self) -> str:
         """For the message of a failed test."""
         story = "\n".join(self.notes)
         problems = "\n".join(self.problems)
-        return f"{story}\n{problems}\nmake sim SEED={self.seed} shows it again"
+        return f"{story}\n{problems}\n{self.command}{self.seed} shows it again"
 
 
 class ClusterScript:
@@ -158,13 +101,9 @@ class ClusterScript:
         self.swarm = swarm
         self.recorder = HistoryRecorder(cluster.loop.time)
         self.problems: list[str] = []
-        self.ledgers: list[int] = []
+        self.calls = RecordedCalls(cluster, self.recorder)
         self._calm = asyncio.Event()
         self._recovering: Counter[int] = Counter()
-        self._payloads = 0
-        self._handles = 0
-        self._kept: list[WriterHandle] = []
-        """So that no writer is dropped before the end."""
         self._final: list[FinalLedger] = []
 
     async def run(self) -> FinalState:
@@ -173,7 +112,7 @@ class ClusterScript:
         await cluster.initialize()
         cluster.lost_replies = swarm.lost_replies
         faults = ClusterFaults(
-            cluster, self.recorder, swarm.faults, swarm.fault_pause_seconds, swarm.losses_max
+            cluster, swarm.faults, swarm.fault_pause_seconds, swarm.losses_max, self._destroyed
         )
         faults.supervise()
         lives: list[Coroutine[Any, Any, None]] = []
@@ -182,6 +121,7 @@ class ClusterScript:
             (self._recover, swarm.recoverers),
             (self._read, swarm.readers),
             (self._tail, swarm.tailers),
+            (self._delete, swarm.deleters),
         ):
             lives += [self._lives(role, number) for number in range(count)]
         tasks = [self.cluster.loop.create_task(life) for life in lives]
@@ -210,6 +150,12 @@ class ClusterScript:
             )
         await faults.end()
         return FinalState(ledgers=tuple(self._final), destroyed=frozenset(faults.lost))
+
+    def _destroyed(self, bookie: SimulatedBookie) -> None:
+        """Let the checker know that the bookie's promises end here."""
+        kind = BookieEventKind.DISK_DESTROYED
+        event = BookieEvent(bookie_id=bookie.host, kind=kind, epoch=bookie.lives)
+        self.recorder.bookie(event)
 
     # --- processes of clients ------------------------------------------------------------
 
@@ -244,10 +190,6 @@ class ClusterScript:
                 await self._in_process(name, lambda client, bk: role(client, bk, choose))
             await asyncio.sleep(choose.random())
 
-    def _handle(self, client: SimulatedClient) -> str:
-        self._handles += 1
-        return f"{client.host}/{self._handles}"
-
     # --- writers -------------------------------------------------------------------------
 
     async def _write(
@@ -255,34 +197,50 @@ class ClusterScript:
     ) -> None:
         while not self._calm.is_set():
             size, write, ack = choose.choice(self.swarm.quorums)
+            password = choose.choice(PASSWORDS)
+            is_deferred = choose.random() < self.swarm.deferred_share
             try:
                 async with asyncio.timeout(OPERATION_SECONDS_MAX):
                     writer = await bookkeeper.create_ledger(
-                        ensemble_size=size, write_quorum_size=write, ack_quorum_size=ack
+                        ensemble_size=size,
+                        write_quorum_size=write,
+                        ack_quorum_size=ack,
+                        password=password,
+                        digest_type=choose.choice(("crc32c", "hmac")),
+                        deferred_sync=is_deferred,
                     )
             except (BookieError, TimeoutError):
                 await asyncio.sleep(choose.uniform(0.1, 1.0))
                 continue
-            self._kept.append(writer)
-            self.ledgers.append(writer.ledger_id)
-            self.cluster.note(f"{client.host} creates {writer.ledger_id} with {size, write, ack}")
-            await self._fill(client, writer, choose)
+            self.calls.keep(writer, password)
+            deferred = " and deferred sync" if is_deferred else ""
+            self.cluster.note(
+                f"{client.host} creates {writer.ledger_id} with {size, write, ack}{deferred}"
+            )
+            await self._fill(client, writer, choose, is_deferred=is_deferred)
 
     async def _fill(
-        self, client: SimulatedClient, writer: WriterHandle, choose: random.Random
+        self,
+        client: SimulatedClient,
+        writer: WriterHandle,
+        choose: random.Random,
+        *,
+        is_deferred: bool,
     ) -> None:
-        handle = self._handle(client)
+        handle = self.calls.new_handle(client)
         appends: list[asyncio.Task[bool]] = []
         lane = self.cluster.loop.new_lane()
-        pace = choose.choice((0.002, 0.05, 0.3, 1.5))
+        pace = choose.choice(self.swarm.paces)
         for _ in range(choose.choice((3, 12, 30))):
-            work = self._append(client, writer, handle, choose)
+            work = self.calls.append(client, writer, handle, choose, is_deferred=is_deferred)
             # In one lane the tasks hear of acknowledgements in their order.
             appends.append(self.cluster.loop.create_task_in_lane(lane, work, "append"))
             if choose.random() < 0.5:
                 await asyncio.wait(appends[-1:])
                 if not appends[-1].result():
                     break
+            if is_deferred and choose.random() < 0.3:
+                await self.calls.force(client, writer, handle)
             await asyncio.sleep(choose.expovariate(1 / pace))
             if self._calm.is_set():
                 break
@@ -293,67 +251,18 @@ class ClusterScript:
             await asyncio.wait(appends)
             raise VanishedError
         if choose.random() < 0.6:
-            await self._close(client, writer, handle)
+            await self.calls.close(client, writer, handle)
         await asyncio.wait(appends)
-
-    async def _append(
-        self, client: SimulatedClient, writer: WriterHandle, handle: str, choose: random.Random
-    ) -> bool:
-        """Append a few payloads; whether they were acknowledged."""
-        payloads = []
-        for _ in range(choose.choice((1, 1, 1, 3, 12))):
-            self._payloads += 1
-            payloads.append(
-                b"%s-%d-" % (handle.encode(), self._payloads) + bytes(choose.choice((0, 0, 200)))
-            )
-        event = self.recorder.invoke(
-            AppendEvent(
-                process=client.host,
-                ledger_id=writer.ledger_id,
-                handle=handle,
-                digests=tuple(map(digest_of, payloads)),
-            )
-        )
-        try:
-            async with asyncio.timeout(OPERATION_SECONDS_MAX):
-                if len(payloads) == 1:
-                    ids: tuple[int, ...] = (await writer.append(payloads[0]),)
-                else:
-                    ids = tuple(await writer.append_many(payloads))
-        except (BookieError, TimeoutError, asyncio.CancelledError) as error:
-            event.info(error)
-            if isinstance(error, asyncio.CancelledError):
-                raise
-            return False
-        if client.process.is_alive:
-            event.ok(entry_ids=ids)
-            self.cluster.counts["append"] += 1
-        return True
-
-    async def _close(self, client: SimulatedClient, writer: WriterHandle, handle: str) -> None:
-        event = self.recorder.invoke(
-            CloseEvent(process=client.host, ledger_id=writer.ledger_id, handle=handle)
-        )
-        try:
-            async with asyncio.timeout(OPERATION_SECONDS_MAX):
-                metadata = await writer.close()
-        except (BookieError, TimeoutError, asyncio.CancelledError) as error:
-            event.info(error)
-            if isinstance(error, asyncio.CancelledError):
-                raise
-            return
-        event.ok(last_entry_id=metadata.last_entry_id, length=metadata.length)
-        self.cluster.counts["close"] += 1
 
     # --- readers -------------------------------------------------------------------------
 
     async def _pick(self, choose: random.Random) -> int | None:
         """A ledger, mostly one of the newest."""
         await asyncio.sleep(choose.expovariate(1 / 0.7))
-        if not self.ledgers:
+        if not self.calls.ledgers:
             return None
-        newest = self.ledgers[-3:]
-        return choose.choice(newest if choose.random() < 0.8 else self.ledgers)
+        newest = self.calls.ledgers[-3:]
+        return choose.choice(newest if choose.random() < 0.8 else self.calls.ledgers)
 
     async def _recover(
         self, client: SimulatedClient, bookkeeper: BookKeeper, choose: random.Random
@@ -366,60 +275,14 @@ class ClusterScript:
                 self.cluster.count("competing recoveries")
             self._recovering[ledger_id] += 1
             try:
-                opened = await self._open(client, bookkeeper, ledger_id, recover=True)
+                opened = await self.calls.open(client, bookkeeper, ledger_id, recover=True)
             finally:
                 self._recovering[ledger_id] -= 1
             if opened is not None:
-                await self._read_all(client, *opened)
+                await self.calls.read_all(client, *opened)
             if choose.random() < 0.1:
                 client.vanish()
                 raise VanishedError
-
-    async def _open(
-        self, client: SimulatedClient, bookkeeper: BookKeeper, ledger_id: int, *, recover: bool
-    ) -> tuple[ReaderHandle, str] | None:
-        handle = self._handle(client)
-        event = self.recorder.invoke(
-            OpenEvent(process=client.host, ledger_id=ledger_id, handle=handle, is_recovery=recover)
-        )
-        try:
-            async with asyncio.timeout(OPERATION_SECONDS_MAX):
-                reader = await bookkeeper.open_ledger(ledger_id, recover=recover)
-        except (BookieError, TimeoutError, asyncio.CancelledError) as error:
-            event.info(error)
-            if isinstance(error, asyncio.CancelledError):
-                raise
-            return None
-        length = reader.metadata.length if reader.is_closed else 0
-        event.ok(is_closed=reader.is_closed, last_entry_id=reader.last_entry_id, length=length)
-        self.cluster.counts["recovery" if recover else "open"] += 1
-        return reader, handle
-
-    async def _read_all(self, client: SimulatedClient, reader: ReaderHandle, handle: str) -> bool:
-        """Read a ledger up to its last entry; whether that was possible."""
-        last = reader.last_entry_id
-        event = self.recorder.invoke(
-            ReadEvent(
-                process=client.host, ledger_id=reader.ledger_id, handle=handle, first=0, last=last
-            )
-        )
-        entries: list[tuple[int, bytes]] = []
-        try:
-            async with asyncio.timeout(OPERATION_SECONDS_MAX):
-                async with contextlib.aclosing(reader.read_batches(0, last)) as batches:
-                    async for batch in batches:
-                        entries += [(entry.entry_id, bytes(entry.payload)) for entry in batch]
-        except NoSuchEntryError as error:
-            event.info(error, entries=copies_of(entries), denied=len(entries))
-            return False
-        except (BookieError, TimeoutError, asyncio.CancelledError) as error:
-            event.info(error, entries=copies_of(entries))
-            if isinstance(error, asyncio.CancelledError):
-                raise
-            return False
-        event.ok(entries=copies_of(entries))
-        self.cluster.counts["read"] += 1
-        return True
 
     async def _read(
         self, client: SimulatedClient, bookkeeper: BookKeeper, choose: random.Random
@@ -428,27 +291,40 @@ class ClusterScript:
             ledger_id = await self._pick(choose)
             if ledger_id is None:
                 continue
-            opened = await self._open(client, bookkeeper, ledger_id, recover=False)
+            if choose.random() < 0.2:
+                await self._intrude(client, bookkeeper, ledger_id, choose)
+            opened = await self.calls.open(client, bookkeeper, ledger_id, recover=False)
             if opened is None:
                 continue
             for _ in range(choose.randint(1, 4)):
-                await self._read_all(client, *opened)
+                await self.calls.read_all(client, *opened)
                 await asyncio.sleep(choose.random())
-                await self._refresh(client, *opened)
+                await self.calls.refresh(client, *opened)
 
-    async def _refresh(self, client: SimulatedClient, reader: ReaderHandle, handle: str) -> None:
-        event = self.recorder.invoke(
-            ReadLacEvent(process=client.host, ledger_id=reader.ledger_id, handle=handle)
-        )
-        try:
+    async def _intrude(
+        self,
+        client: SimulatedClient,
+        bookkeeper: BookKeeper,
+        ledger_id: int,
+        choose: random.Random,
+    ) -> None:
+        """A wrong password opens nothing, and a bookie gives nothing for a wrong key."""
+        with contextlib.suppress(BookieError, TimeoutError):
             async with asyncio.timeout(OPERATION_SECONDS_MAX):
-                last = await reader.refresh()
-        except (BookieError, TimeoutError, asyncio.CancelledError) as error:
-            event.info(error)
-            if isinstance(error, asyncio.CancelledError):
-                raise
-            return
-        event.ok(last_entry_id=last)
+                metadata = await bookkeeper.ledger_metadata(ledger_id)
+                bookie_id = choose.choice(metadata.last_fragment.bookies)
+                reply = await client.read_with_key(bookie_id, ledger_id, derive_key(WRONG_PASSWORD))
+                if reply.batch is not None:
+                    self.problems.append(f"{bookie_id} gave ledger {ledger_id} for a wrong key")
+                self.cluster.counts["wrong key refused"] += reply.status is Status.UNAUTHORIZED
+                try:
+                    await bookkeeper.open_ledger(
+                        ledger_id, password=WRONG_PASSWORD, recover=choose.random() < 0.5
+                    )
+                except UnauthorizedError:
+                    self.cluster.count("wrong password refused")
+                else:
+                    self.problems.append(f"a wrong password opened ledger {ledger_id}")
 
     async def _tail(
         self, client: SimulatedClient, bookkeeper: BookKeeper, choose: random.Random
@@ -457,21 +333,29 @@ class ClusterScript:
             ledger_id = await self._pick(choose)
             if ledger_id is None:
                 continue
-            opened = await self._open(client, bookkeeper, ledger_id, recover=False)
+            opened = await self.calls.open(client, bookkeeper, ledger_id, recover=False)
             if opened is None:
                 continue
             reader, handle = opened
-            with contextlib.suppress(BookieError, TimeoutError):
+            try:
                 async with asyncio.timeout(choose.uniform(1, OPERATION_SECONDS_MAX)):
                     async with contextlib.aclosing(reader.tail()) as entries:
                         async for entry in entries:
-                            self._tailed(client, ledger_id, handle, entry)
+                            self.calls.tailed(client, ledger_id, handle, entry)
+            except (BookieError, TimeoutError) as error:
+                self.calls.met(error, "deletion met by a reader")
 
-    def _tailed(self, client: SimulatedClient, ledger_id: int, handle: str, entry: Entry) -> None:
-        event = TailEvent(process=client.host, ledger_id=ledger_id, handle=handle, start=0)
-        copies = copies_of([(entry.entry_id, bytes(entry.payload))])
-        self.recorder.invoke(event).ok(entries=copies)
-        self.cluster.counts["tailed"] += 1
+    # --- deletion ------------------------------------------------------------------------
+
+    async def _delete(
+        self, client: SimulatedClient, bookkeeper: BookKeeper, choose: random.Random
+    ) -> None:
+        while not self._calm.is_set():
+            await asyncio.sleep(choose.expovariate(1 / 2.0))
+            ledger_id = await self._pick(choose)
+            if ledger_id is None:
+                continue
+            await self.calls.delete(client, bookkeeper, ledger_id)
 
     # --- the end -------------------------------------------------------------------------
 
@@ -480,14 +364,29 @@ class ClusterScript:
         await self._append_once(client, bookkeeper)
         # Creations without a reply may have made more.
         listed = [ledger_id async for ledger_id in bookkeeper.list_ledgers()]
-        self.ledgers = sorted({*self.ledgers, *listed})
-        for ledger_id in self.ledgers:
+        self.calls.ledgers = sorted({*self.calls.ledgers, *listed})
+        gone = set(self.calls.ledgers).difference(listed)
+        for ledger_id in listed:
+            if ledger_id not in self.calls.passwords:
+                metadata = await bookkeeper.ledger_metadata(ledger_id)
+                self.calls.passwords[ledger_id] = _password_of(metadata)
             while True:
-                opened = await self._open(client, bookkeeper, ledger_id, recover=True)
+                opened = await self.calls.open(client, bookkeeper, ledger_id, recover=True)
                 if opened is not None:
                     break
                 await asyncio.sleep(0.2)
             await self._look_at(client, *opened)
+        await self._until_reclaimed(gone)
+
+    async def _until_reclaimed(self, gone: set[int]) -> None:
+        """Bookies give back the room of deleted ledgers."""
+        while left := await self.cluster.deleted_leftovers(gone) if gone else []:
+            self.cluster.note(f"calm: deleted ledgers are left: {left}")
+            await asyncio.sleep(1.0)
+        self._final += [
+            FinalLedger(ledger_id=ledger_id, state=FinalLedgerState.DELETED, copies={})
+            for ledger_id in sorted(gone)
+        ]
 
     async def _append_once(self, client: SimulatedClient, bookkeeper: BookKeeper) -> None:
         size, write, ack = self.swarm.quorums[0]
@@ -500,23 +399,22 @@ class ClusterScript:
                 self.cluster.note(f"calm: no ledger yet: {error}")
                 await asyncio.sleep(0.2)
                 continue
-            self._kept.append(writer)
-            self.ledgers.append(writer.ledger_id)
-            if await self._append(
-                client, writer, self._handle(client), random.Random(self.cluster.seed)
+            self.calls.keep(writer)
+            if await self.calls.append(
+                client, writer, self.calls.new_handle(client), random.Random(self.cluster.seed)
             ):
                 return
 
     async def _look_at(self, client: SimulatedClient, reader: ReaderHandle, handle: str) -> None:
         """Read one ledger as the checker's last word."""
         metadata = reader.metadata
-        while not await self._read_all(client, reader, handle):
+        while not await self.calls.read_all(client, reader, handle):
             self.cluster.note(f"calm: ledger {metadata.ledger_id} cannot be read yet")
             await asyncio.sleep(0.5)
         entries = self.recorder._operations[-1].event.entries
         named = {name for fragment in metadata.fragments for name in fragment.bookies}
         copies = {
-            bookie.host: await bookie.copies_of(metadata)
+            bookie.host: await stored_copies(bookie, metadata)
             for bookie in self.cluster.bookies
             if bookie.host in named
         }
@@ -540,7 +438,7 @@ class ClusterScript:
 
     def _unfinished(self) -> list[int]:
         looked_at = {ledger.ledger_id for ledger in self._final}
-        return [ledger_id for ledger_id in self.ledgers if ledger_id not in looked_at]
+        return [ledger_id for ledger_id in self.calls.ledgers if ledger_id not in looked_at]
 
 
 _STATES = {
@@ -548,6 +446,11 @@ _STATES = {
     LedgerState.IN_RECOVERY: FinalLedgerState.IN_RECOVERY,
     LedgerState.CLOSED: FinalLedgerState.CLOSED,
 }
+
+
+def _password_of(metadata: LedgerMetadata) -> bytes:
+    """The password of a ledger whose creation got no reply."""
+    return next(one for one in PASSWORDS if derive_key(one) == metadata.password_key)
 
 
 def simulate_cluster(seed: int, swarm: ClusterSwarm | None = None) -> ClusterOutcome:
@@ -569,7 +472,7 @@ def simulate_cluster(seed: int, swarm: ClusterSwarm | None = None) -> ClusterOut
     PROCESS.set(SimulatedProcess("director"))
     with (
         seeded_world(loop, network, seed, cluster.open_store) as clock,
-        observed(ClusterObservers(cluster.counts, script.recorder)),
+        observed(ClusterObservers(cluster.counts, script.recorder, cluster.fenced)),
     ):
         cluster.clock = clock
         try:
@@ -582,7 +485,8 @@ def simulate_cluster(seed: int, swarm: ClusterSwarm | None = None) -> ClusterOut
     outcome.problems = script.problems
     outcome.problems += [f"a handler raised {error!r}" for error in network.unexpected]
     outcome.problems += ["".join(format_exception(error)) for error in cluster.unexpected]
-    outcome.history = script.recorder.history(final)
+    cluster.counts["late request of an old connection"] += network.late_adds
+    outcome.history = script.recorder.history(final, deletion_grace_seconds=DELETION_GRACE_SECONDS)
     result: CheckResult = check_ledgers(outcome.history)
     if result.verdict is not HistoryVerdict.VALID:
         outcome.problems.append(result.describe())
@@ -593,7 +497,12 @@ def main(arguments: list[str]) -> int:
     """Run one seed: ``SEED [-v]``."""
     logging.disable(logging.CRITICAL)
     outcome = simulate_cluster(int(arguments[0]))
-    if len(arguments) > 1:
+    return show_outcome(outcome, with_story=len(arguments) > 1)
+
+
+def show_outcome(outcome: ClusterOutcome, *, with_story: bool) -> int:
+    """Print the checksum of a seed; the exit code of the program."""
+    if with_story:
         print("\n".join(outcome.notes))
         print(dict(sorted(outcome.counts.items())))
         print(f"{outcome.virtual_seconds:.1f} virtual seconds, {outcome.steps} steps")

@@ -40,7 +40,11 @@ def test_clusters_keep_the_rules(clusters: range, report: Callable[[str], None])
     counts: Counter[str] = Counter()
     virtual_seconds, began = 0.0, time.monotonic()
     for seed in clusters:
-        outcome = simulate_cluster(seed)
+        try:
+            outcome = simulate_cluster(seed)
+        except BaseException as error:
+            error.add_note(f"make sim SEED={seed} shows it again")
+            raise
         assert not outcome.problems, outcome.describe()
         counts += outcome.counts
         virtual_seconds += outcome.virtual_seconds

@@ -9,7 +9,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from aiohttp import ClientSession
 
@@ -106,20 +106,16 @@ class LossyCluster:
             self.daemons[name].process.send_signal(signal.SIGCONT)
             self._hanging.discard(name)
 
-    async def end_doubts(self) -> None:
-        """Have every bookie check its ledgers now, until none of them doubts what it stores."""
+    async def checked(self, name: str) -> dict[str, Any]:
+        """The report of an integrity check that begins after this call."""
+        url = f"http://127.0.0.1:{self.homes[name].sections['http']['port']}/check"
         async with ClientSession() as session, asyncio.timeout(SECONDS_MAX):
-            for home in self.homes.values():
-                url = f"http://127.0.0.1:{home.sections['http']['port']}/check"
-                while True:
-                    async with session.get(url) as response:
-                        found = await response.json()
-                    if not found["needed"]:
-                        break
-                    if not found["running"]:
-                        async with session.put(url, json={}):
-                            pass
-                    await asyncio.sleep(0.05)
+            # One that is running may have passed the ledger already.
+            await _idle_check(session, url)
+            async with session.put(url, json={}):
+                pass
+            report: dict[str, Any] = (await _idle_check(session, url))["report"]
+            return report
 
     def heal(self) -> None:
         """All links work; what was held arrives now."""
@@ -205,15 +201,7 @@ class LossyCluster:
 
     def connect(self) -> BookKeeper:
         """A client that is not connected yet."""
-        return connect(
-            self.uri,
-            session_timeout_seconds=SESSION_TIMEOUT_SECONDS,
-            add_timeout_seconds=ADD_SECONDS,
-            read_timeout_seconds=READ_SECONDS,
-            speculative_read_seconds=READ_SECONDS / 2,
-            connect_timeout_seconds=READ_SECONDS,
-            replace_after_seconds=REPLACE_SECONDS,
-        )
+        return client_of(self.uri)
 
     async def command(self, *arguments: str) -> tuple[int, str]:
         """Exit status and output of a ``bookie`` command on this cluster's metadata."""
@@ -231,6 +219,29 @@ class LossyCluster:
         async with asyncio.timeout(SECONDS_MAX):
             while set(client.bookies()) != set(names):  # noqa: ASYNC110  (a snapshot)
                 await asyncio.sleep(0.01)
+
+
+async def _idle_check(session: ClientSession, url: str) -> dict[str, Any]:
+    """What a bookie says about its check as soon as none is running."""
+    while True:
+        async with session.get(url) as response:
+            status: dict[str, Any] = await response.json()
+        if not status["running"]:
+            return status
+        await asyncio.sleep(0.05)
+
+
+def client_of(uri: str) -> BookKeeper:
+    """A client with short timeouts, that is not connected yet."""
+    return connect(
+        uri,
+        session_timeout_seconds=SESSION_TIMEOUT_SECONDS,
+        add_timeout_seconds=ADD_SECONDS,
+        read_timeout_seconds=READ_SECONDS,
+        speculative_read_seconds=READ_SECONDS / 2,
+        connect_timeout_seconds=READ_SECONDS,
+        replace_after_seconds=REPLACE_SECONDS,
+    )
 
 
 async def create(client: BookKeeper, sizes: tuple[int, int, int] = (3, 3, 2)) -> WriterHandle:

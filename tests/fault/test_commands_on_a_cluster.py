@@ -273,6 +273,7 @@ def test_the_python_of_the_readme_runs(shell: Shell) -> None:
         "0 b'durable when this returns'",
         "1 b'many'",
         "2 b'in one wait'",
+        "0 b'a record'",
     ]
 
 

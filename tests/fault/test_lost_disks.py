@@ -203,12 +203,48 @@ async def one_disk_is_put_back_older(cluster: LossyCluster, part: str) -> None:
     assert await payloads_of(client, writer.ledger_id) == numbers(10)
 
 
+async def two_doubts_do_not_stop_a_recovery(cluster: LossyCluster) -> None:
+    """b1 is in doubt about an older ledger and misses entries of a new one; b2 loses its index.
+
+    b1 has lost nothing of the new ledger. So its word and that of b3 suffice to find the end.
+    """
+    client = await cluster.client()
+    old = await create(client)
+    await append(old, 0, 5)
+    await cluster.stop("b1")
+    cluster.lose_index("b1", journals=False)
+    await cluster.start("b1")
+    await cluster.sees(client, "b1", "b2", "b3")
+    writer = await create(client)
+    await append(writer, 0, 10)
+    await until(lambda: not writer._machine.window.retained)  # all three have them
+    await cluster.kill("b1")
+    await append(writer, 10, 20)
+    await until(lambda: not writer._machine.window.retained)  # b1 is given up
+    await cluster.stop("b2")
+    cluster.lose_index("b2", journals=False)
+    await cluster.start("b2")
+    # Nobody else is there, so that b2 takes over its own slot: the first fragment ends.
+    await append(writer, 20, 30)
+    await until(lambda: len(writer.metadata.fragments) == 2)
+    await cluster.start("b1")
+    report = await cluster.checked("b1")
+    missed = f"ledger {writer.ledger_id}: 10 entries are missing (the first is 10)"
+    assert missed in report["problems"], report
+    other = await cluster.client()
+    reader = await other.open_ledger(writer.ledger_id, recover=True)
+    assert reader.last_entry_id == 29
+    assert await payloads_of(other, writer.ledger_id) == numbers(30)
+    await old.close()
+
+
 SCENARIOS: list[Callable[[LossyCluster], Awaitable[None]]] = [
     *(partial(a_lost_copy_cuts_no_ledger_short, loss=loss) for loss in COPY_LOSSES),
     *(partial(a_lost_fence_lets_no_writer_in, loss=loss) for loss in LOSSES),
     a_doubtful_start_ends_no_healthy_writer,
     a_fence_that_nobody_made_ends_no_writer,
     a_fence_that_somebody_made_ends_the_writer,
+    two_doubts_do_not_stop_a_recovery,
     swapped_disks_are_refused_by_name,
     *(partial(one_disk_is_put_back_older, part=part) for part in ("journal", "ledgers")),
 ]

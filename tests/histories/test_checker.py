@@ -11,6 +11,8 @@ from dataclasses import replace
 import pytest
 
 from bookie.metadata.store import MetadataStore
+from bookie.testing.faulty_memory import FaultyMemoryStore
+from bookie.testing.simulation.loop import Mode, simulated_loop
 from tests.histories.checker import check, overlap_seconds
 from tests.histories.corruption_of_watches import CORRUPTIONS
 from tests.histories.history import (
@@ -30,8 +32,6 @@ from tests.histories.history import (
 )
 from tests.histories.late_versions import check_late_versions
 from tests.histories.workload import Faults, record_history
-from tests.servers.memory import FaultyMemoryStore
-from tests.sim.loop import Mode, simulated_loop
 
 SEEDS = range(12)
 OK, CONFLICT, REFUSED, UNKNOWN = Outcome.OK, Outcome.CONFLICT, Outcome.REFUSED, Outcome.UNKNOWN

@@ -30,9 +30,9 @@ from bookie.errors import (
     OperationTimeoutError,
     SessionLostError,
 )
+from bookie.testing.faulty_memory import FaultyMemoryStore
+from bookie.testing.simulation.loop import Mode, simulated_loop
 from tests.conformance.faulty_store import FaultyStore
-from tests.servers.memory import FaultyMemoryStore
-from tests.sim.loop import Mode, simulated_loop
 
 SEEDS = range(24)
 SESSION_SECONDS = 6.0

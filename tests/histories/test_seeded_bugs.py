@@ -11,10 +11,10 @@ import pytest
 from bookie.errors import BadVersionError
 from bookie.metadata.model import Change, Commit, Operation, Put, Record, Stat
 from bookie.metadata.store import MetadataStore
+from bookie.testing.faulty_memory import FaultyMemoryStore
+from bookie.testing.simulation.loop import simulated_loop
 from tests.histories.checker import check
 from tests.histories.workload import Faults, record_history
-from tests.servers.memory import FaultyMemoryStore
-from tests.sim.loop import simulated_loop
 
 SEEDS = 6
 

@@ -8,9 +8,17 @@ from dataclasses import dataclass, field
 from tests.ledger_history.ledger_events import BookieEvent, BookieEventKind, LedgerHistory
 from tests.ledger_history.ledger_view import Findings
 
-_ACKS = {BookieEventKind.ADD_ACK, BookieEventKind.RECOVERY_ADD_ACK}
+_ACKS = {
+    BookieEventKind.ADD_ACK,
+    BookieEventKind.DEFERRED_ADD_ACK,
+    BookieEventKind.RECOVERY_ADD_ACK,
+}
 _DENIALS = {BookieEventKind.NO_SUCH_ENTRY, BookieEventKind.NO_SUCH_ENTRY_FENCING}
-_PROMISES = {*_ACKS, BookieEventKind.FENCE_ACK, BookieEventKind.SYNC_END}
+_PROMISES = {
+    *_ACKS,
+    BookieEventKind.FENCE_ACK,
+    BookieEventKind.SYNC_END,
+}
 
 
 def check_bookies(history: LedgerHistory, findings: Findings) -> None:
@@ -18,8 +26,13 @@ def check_bookies(history: LedgerHistory, findings: Findings) -> None:
 
     After a fence was answered, only entries accepted before are acknowledged to plain adds. An
     entry that a fencing read was denied is never acknowledged to a plain add. An acknowledged entry
-    was accepted and then synced; it is never denied, and never has another payload. After a failed
-    sync this life promises nothing. Destroyed data, and a deleted ledger, excuse a denial.
+    was accepted and then synced; it is never denied, and never has another payload. A plain read
+    may deny what was acknowledged after it began. After a failed sync this life promises nothing.
+    Destroyed data, and a deleted ledger, excuse a denial, also of entries that were accepted before
+    the deletion and acknowledged after it.
+
+    With deferred sync an acknowledged entry is not denied in the same life. Once a force was
+    answered that began later, it was synced, and no later life denies it.
     """
     bookies: dict[str, _BookieRules] = {}
     for event in sorted(history.bookie_events, key=lambda one: one.index):
@@ -34,11 +47,26 @@ class _LedgerAtBookie:
     """What one bookie said about one ledger."""
 
     fenced: BookieEvent | None = None
+    deleted: BookieEvent | None = None
     accepted: dict[int, BookieEvent] = field(default_factory=dict)
     """The first accept of each entry in its latest life, since the data was destroyed."""
     acknowledged: dict[int, BookieEvent] = field(default_factory=dict)
+    """Entries that no life may deny."""
+    written: dict[int, BookieEvent] = field(default_factory=dict)
+    """Entries that were acknowledged with deferred sync, which the same life may not deny."""
     denied: dict[int, BookieEvent] = field(default_factory=dict)
     """Entries that fencing reads were denied."""
+
+
+def _is_of_deleted(ack: BookieEvent, ledger: _LedgerAtBookie, accepted: BookieEvent | None) -> bool:
+    """Whether the ledger was deleted between the accept and the ack, which promises nothing then.
+
+    Another life acknowledges only if the deletion was lost.
+    """
+    deleted = ledger.deleted
+    if deleted is None or accepted is None or deleted.epoch != ack.epoch:
+        return False
+    return accepted.index < deleted.index
 
 
 class _BookieRules:
@@ -49,6 +77,10 @@ class _BookieRules:
         self._synced_until = -1
         """Everything that this life accepted before this index is durable."""
         self._sync_error: BookieEvent | None = None
+        self._unforced: list[tuple[BookieEvent, _LedgerAtBookie]] = []
+        """What this life acknowledged with deferred sync and no force covers."""
+        self._was_destroyed = False
+        """It may hold entries from before that were never accepted as far as is known."""
         self._epoch = -1
 
     def see(self, event: BookieEvent) -> None:
@@ -58,15 +90,22 @@ class _BookieRules:
                 self._add(event, f"an event of life {event.epoch} after life {self._epoch} began")
             self._epoch = event.epoch
             self._sync_began, self._synced_until, self._sync_error = None, -1, None
+            self._unforced.clear()
         if self._sync_error is not None and event.kind in _PROMISES:
             self._add(event, f"{event.kind.value} after a failed sync", self._sync_error)
         self._see_sync(event)
         if event.kind is BookieEventKind.DISK_DESTROYED:
             self._ledgers.clear()
+            self._was_destroyed = True
+        elif event.kind is BookieEventKind.FORCE_ACK:
+            self._see_force(event)
         if event.ledger_id is None:
             return
         if event.kind is BookieEventKind.LEDGER_DELETED:
-            self._ledgers.pop(event.ledger_id, None)
+            # What it accepted and fenced stays known: a crash may bring the ledger back.
+            self._ledgers[event.ledger_id].deleted = event
+            self._ledgers[event.ledger_id].acknowledged.clear()
+            self._ledgers[event.ledger_id].written.clear()
             return
         ledger = self._ledgers[event.ledger_id]
         if event.kind is BookieEventKind.FENCE_ACK:
@@ -97,15 +136,43 @@ class _BookieRules:
 
     def _see_ack(self, event: BookieEvent, ledger: _LedgerAtBookie, entry_id: int) -> None:
         accepted = ledger.accepted.get(entry_id)
+        is_deferred = event.kind is BookieEventKind.DEFERRED_ADD_ACK
         if accepted is None:
-            self._add(event, "an ack of an entry that it never accepted")
-        elif accepted.epoch == event.epoch and accepted.index > self._synced_until:
+            if not self._was_destroyed:
+                self._add(event, "an ack of an entry that it never accepted")
+        elif not is_deferred and self._is_unsynced(event, accepted):
             self._add(event, "an ack before the sync", accepted)
-        if event.kind is BookieEventKind.ADD_ACK:
+        if event.kind is not BookieEventKind.RECOVERY_ADD_ACK:
             self._see_plain_ack(event, ledger, entry_id)
+        if _is_of_deleted(event, ledger, accepted):
+            return
+        if is_deferred:
+            ledger.written[entry_id] = event
+            self._unforced.append((event, ledger))
+            return
         before = ledger.acknowledged.setdefault(entry_id, event)
         if None not in (before.digest, event.digest) and before.digest != event.digest:
             self._add(event, "an ack of two payloads for one entry", before)
+
+    def _is_unsynced(self, event: BookieEvent, accepted: BookieEvent) -> bool:
+        return accepted.epoch == event.epoch and accepted.index > self._synced_until
+
+    def _see_force(self, event: BookieEvent) -> None:
+        """What was acknowledged before the force began is durable."""
+        left = []
+        for ack, ledger in self._unforced:
+            if ack.index > event.began:
+                left.append((ack, ledger))
+                continue
+            entry_id = ack.entry_id
+            assert entry_id is not None
+            if entry_id not in ledger.written:
+                continue  # the ledger was deleted
+            accepted = ledger.accepted.get(entry_id)
+            if accepted is not None and self._is_unsynced(event, accepted):
+                self._add(event, "a force was answered before the sync", accepted, ack)
+            ledger.acknowledged.setdefault(entry_id, ack)
+        self._unforced = left
 
     def _see_plain_ack(self, event: BookieEvent, ledger: _LedgerAtBookie, entry_id: int) -> None:
         accepted, fence = ledger.accepted.get(entry_id), ledger.fenced
@@ -119,7 +186,12 @@ class _BookieRules:
 
     def _see_denial(self, event: BookieEvent, ledger: _LedgerAtBookie, entry_id: int) -> None:
         acknowledged = ledger.acknowledged.get(entry_id)
-        if acknowledged is not None:
+        written = ledger.written.get(entry_id)
+        if acknowledged is None and written is not None and written.epoch == event.epoch:
+            acknowledged = written
+        # A plain read may have looked before the entry came. A fencing one keeps it out then.
+        is_fencing = event.kind is BookieEventKind.NO_SUCH_ENTRY_FENCING
+        if acknowledged is not None and (is_fencing or not 0 <= event.began < acknowledged.index):
             self._add(event, "it denies an entry that it acknowledged", acknowledged)
         if event.kind is BookieEventKind.NO_SUCH_ENTRY_FENCING:
             ledger.denied.setdefault(entry_id, event)

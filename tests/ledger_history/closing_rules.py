@@ -26,7 +26,7 @@ def check_phantoms(view: LedgerView, findings: Findings) -> None:
 def check_fencing(view: LedgerView, findings: Findings) -> None:
     """C6: after a close or recovery returned, no append that is called later is acknowledged.
 
-    No append at all is acknowledged beyond the end.
+    No append at all is acknowledged beyond the end, except one with deferred sync before its force.
     """
     first = min(view.endings, key=lambda ending: ending.event.ended, default=None)
     last = view.last_entry_id
@@ -36,7 +36,8 @@ def check_fencing(view: LedgerView, findings: Findings) -> None:
         if first is not None and append.index > first.event.ended:
             message = f"an append was acknowledged after the ledger ended: {append.entry_ids}"
             findings.add("C6", view.ledger_id, message, first.event, append)
-        if last is not None and any(entry_id > last for entry_id in append.entry_ids):
+        is_beyond = last is not None and any(entry_id > last for entry_id in append.entry_ids)
+        if is_beyond and view.is_durable(append):
             message = f"{append.entry_ids} were acknowledged, and the ledger ends at {last}"
             ending = () if first is None else (first.event,)
             findings.add("C6", view.ledger_id, message, *ending, append)

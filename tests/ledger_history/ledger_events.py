@@ -89,8 +89,15 @@ class AppendEvent(LedgerEvent):
     """A writer's append of one or more payloads. `handle` is the writer."""
 
     digests: tuple[PayloadDigest, ...]
+    is_deferred: bool = False
+    """The ledger has deferred sync: an acknowledged entry may be lost until a force covers it."""
     entry_ids: tuple[int, ...] = ()
     """Result: one id for each payload, in order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForceEvent(LedgerEvent):
+    """The writer `handle` made durable what it had been acknowledged before the call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,6 +183,10 @@ class BookieEventKind(enum.Enum):
     SYNC_ERROR = "sync error"
     ADD_ACK = "add ack"
     """A plain add of this entry was answered with OK."""
+    DEFERRED_ADD_ACK = "deferred add ack"
+    """Likewise, of a ledger with deferred sync: the entry is written, and not synced by this."""
+    FORCE_ACK = "force ack"
+    """A force was answered with OK: what was acknowledged before `began` is durable."""
     RECOVERY_ADD_ACK = "recovery add ack"
     FENCE_ACK = "fence ack"
     """A fence, or a fencing read, was answered: the fence is durable."""
@@ -184,7 +195,8 @@ class BookieEventKind(enum.Enum):
     NO_SUCH_ENTRY_FENCING = "no such entry fencing"
     """A fencing read was answered so."""
     LEDGER_DELETED = "ledger deleted"
-    """The bookie removed the ledger, which the metadata does not know any more."""
+    """The bookie removed the ledger, which the metadata does not know any more. A crash at once may
+    undo that."""
     DISK_DESTROYED = "disk destroyed"
     """The harness destroyed data of this bookie, or put an older state in its place."""
 
@@ -201,6 +213,8 @@ class BookieEvent:
     entry_id: int | None = None
     digest: PayloadDigest | None = None
     """Of an ACCEPT, an ADD_ACK or a RECOVERY_ADD_ACK, if the harness knows it."""
+    began: int = -1
+    """Of a FORCE_ACK or a NO_SUCH_ENTRY: the number of the moment at which the bookie was asked."""
     index: int = -1
     """The place in the order of everything. The recorder sets it."""
     time: float = 0.0

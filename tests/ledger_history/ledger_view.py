@@ -18,6 +18,7 @@ from tests.ledger_history.ledger_events import (
     EventOutcome,
     FinalLedger,
     FinalLedgerState,
+    ForceEvent,
     LedgerEvent,
     LedgerHistory,
     OpenEvent,
@@ -125,6 +126,22 @@ class LedgerView:
             if append.is_ok
             for entry_id, digest in zip(append.entry_ids, append.digests, strict=False)
         }
+
+    @cached_property
+    def _forced_until(self) -> dict[str, int]:
+        """By writer: the call of its last force or close that succeeded."""
+        return {
+            event.handle: event.index
+            for event in self.events
+            if event.is_ok and isinstance(event, ForceEvent | CloseEvent)
+        }
+
+    def is_durable(self, append: AppendEvent) -> bool:
+        """Whether its acknowledgement promised that no entry gets lost.
+
+        With deferred sync only a force or close that was called later promises it.
+        """
+        return not append.is_deferred or append.ended < self._forced_until.get(append.handle, -1)
 
     @cached_property
     def endings(self) -> list[Ending]:

@@ -18,6 +18,8 @@ from tests.ledger_history.ledger_checker import (
 from tests.ledger_history.ledger_corruptions import LEDGER_CORRUPTIONS
 from tests.ledger_history.ledger_events import (
     AppendEvent,
+    BookieEvent,
+    BookieEventKind,
     DeleteEvent,
     EntryCopy,
     EventOutcome,
@@ -25,6 +27,7 @@ from tests.ledger_history.ledger_events import (
     FinalLedger,
     FinalLedgerState,
     FinalState,
+    ForceEvent,
     HistoryRecorder,
     LedgerHistory,
     OpenEvent,
@@ -213,6 +216,70 @@ def test_bookies_may_have_time_to_learn_of_a_deletion() -> None:
         final = FinalState(ledgers=(gone,))
         history = recorded.history(final, deletion_grace_seconds=grace)
         assert check_ledgers(history).rules == rules
+
+
+def test_deferred_sync_promises_what_a_force_covers() -> None:
+    """Of two acknowledged appends only the first was forced: the second may be lost."""
+    for payloads, forced, rules in (
+        ((b"a", b"b"), True, set[str]()),
+        ((b"a",), True, set[str]()),
+        ((), True, {"C4", "C6"}),
+        ((), False, set[str]()),
+        ((b"b",), False, {"C1"}),
+    ):
+        recorded = recorder()
+        for number, payload in enumerate((b"a", b"b")):
+            append = replace(append_of(payload), is_deferred=True)
+            recorded.invoke(append).ok(entry_ids=(number,))
+            if forced and number == 0:
+                recorded.invoke(ForceEvent(process="w", ledger_id=1, handle="w")).ok()
+        assert rules <= {one.rule for one in judged(recorded, closed(*payloads))}
+        assert bool(rules) == bool(judged(recorded, closed(*payloads)))
+
+
+KIND = BookieEventKind
+WRITTEN = (KIND.ACCEPT, KIND.DEFERRED_ADD_ACK)
+SYNCED = (KIND.SYNC_BEGIN, KIND.SYNC_END)
+LATE_ACK = (KIND.ACCEPT, KIND.LEDGER_DELETED, KIND.DEFERRED_ADD_ACK)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "began", "message"),
+    [
+        ((*WRITTEN, KIND.START, KIND.NO_SUCH_ENTRY), -1, ""),
+        ((*WRITTEN, KIND.NO_SUCH_ENTRY), -1, "denies an entry"),
+        ((*WRITTEN, KIND.NO_SUCH_ENTRY), 1, "denies an entry"),
+        ((*WRITTEN, KIND.NO_SUCH_ENTRY), 0, ""),
+        ((*WRITTEN, KIND.NO_SUCH_ENTRY_FENCING), 0, "denies an entry"),
+        ((*WRITTEN, KIND.FORCE_ACK), 1, "force was answered before the sync"),
+        ((*WRITTEN, KIND.FORCE_ACK), 0, ""),
+        ((*WRITTEN, *SYNCED, KIND.FORCE_ACK, KIND.START, KIND.NO_SUCH_ENTRY), 2, "denies an entry"),
+        ((*WRITTEN, *SYNCED, KIND.FORCE_ACK, KIND.START, KIND.NO_SUCH_ENTRY), 0, ""),
+        ((KIND.FENCE_ACK, *WRITTEN), -1, "after the fence"),
+        ((KIND.DEFERRED_ADD_ACK,), -1, "never accepted"),
+        ((*WRITTEN, KIND.LEDGER_DELETED, KIND.NO_SUCH_ENTRY), -1, ""),
+        ((*WRITTEN, KIND.LEDGER_DELETED, KIND.FORCE_ACK, KIND.NO_SUCH_ENTRY), 3, ""),
+        ((KIND.FENCE_ACK, KIND.LEDGER_DELETED, KIND.START, *WRITTEN), -1, "after the fence"),
+        ((*LATE_ACK, KIND.NO_SUCH_ENTRY_FENCING), -1, ""),
+        ((*LATE_ACK, *SYNCED, KIND.FORCE_ACK, KIND.NO_SUCH_ENTRY), 5, ""),
+        ((*LATE_ACK, KIND.START, KIND.DEFERRED_ADD_ACK, KIND.NO_SUCH_ENTRY), -1, "denies an entry"),
+        ((KIND.LEDGER_DELETED, *WRITTEN, KIND.NO_SUCH_ENTRY), -1, "denies an entry"),
+        ((KIND.DISK_DESTROYED, KIND.DEFERRED_ADD_ACK), -1, ""),
+    ],
+)
+def test_bookies_keep_their_word_with_deferred_sync(
+    kinds: tuple[BookieEventKind, ...], began: int, message: str
+) -> None:
+    """Each START begins another life. `began` is that of the event before a request."""
+    recorded, epoch = recorder(), 0
+    for kind in kinds:
+        epoch += kind is KIND.START
+        recorded.bookie(
+            BookieEvent(bookie_id="b", kind=kind, epoch=epoch, ledger_id=1, entry_id=0, began=began)
+        )
+    told = [one.message for one in judged(recorded, closed()) if one.rule == "C16"]
+    assert len(told) == bool(message)
+    assert all(message in one for one in told)
 
 
 def test_what_the_harness_leaves_out_is_unknown() -> None:

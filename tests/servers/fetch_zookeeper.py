@@ -2,9 +2,10 @@
 
     python -m tests.servers.fetch_zookeeper [--sdist FILE]
 
-The sdist of pyspark (456 MB) is downloaded by pip, compared with its checksum, and deleted again.
-The jars that a server needs stay in a cache directory, `BOOKIE_TEST_CACHE` or
-``~/.cache/bookie-tests``. Nothing is downloaded when they are there and right.
+Where pyspark is installed, its jars are taken. Otherwise its sdist (456 MB) is downloaded by pip,
+compared with its checksum, and deleted again. The jars that a server needs stay in a cache
+directory, `BOOKIE_TEST_CACHE` or ``~/.cache/bookie-tests``. Nothing is done when they are there and
+right.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 
 PYSPARK = "pyspark==4.3.0"
@@ -91,14 +93,32 @@ def download(directory: Path) -> Path:
     return sdist
 
 
+def copy_installed() -> None:
+    """Take the jars of the pyspark beside this interpreter, if there is one."""
+    found = find_spec("pyspark")
+    if found is None or found.origin is None:
+        return
+    for name in missing_jars():
+        jar = Path(found.origin).parent / "jars" / name
+        if jar.is_file():
+            _write(name, jar.read_bytes())
+
+
+def _write(name: str, content: bytes) -> None:
+    """Put a jar into the cache; it appears whole or not at all."""
+    directory = jars_directory()
+    directory.mkdir(parents=True, exist_ok=True)
+    partial = directory / f".{name}.{os.getpid()}"
+    partial.write_bytes(content)
+    partial.rename(directory / name)
+
+
 def extract(sdist: Path) -> None:
-    """Write the jars into the cache; each appears whole or not at all."""
+    """Write the jars of an sdist into the cache."""
     with sdist.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != SDIST_SHA256:
         raise SystemExit(f"{sdist} has the SHA-256 {found}, not {SDIST_SHA256}")
-    directory = jars_directory()
-    directory.mkdir(parents=True, exist_ok=True)
     left = set(JARS)
     with tarfile.open(sdist, "r|gz") as archive:
         for member in archive:
@@ -107,9 +127,7 @@ def extract(sdist: Path) -> None:
                 continue
             content = archive.extractfile(member)
             assert content is not None
-            partial = directory / f".{name}.{os.getpid()}"
-            partial.write_bytes(content.read())
-            partial.rename(directory / name)
+            _write(name, content.read())
             left.remove(name)
             if not left:
                 break
@@ -126,6 +144,9 @@ def main() -> None:
         return
     if options.sdist is not None:
         extract(options.sdist)
+        return
+    copy_installed()
+    if not missing_jars():
         return
     print("downloading ZooKeeper's jars inside of pyspark (456 MB)", flush=True)
     with tempfile.TemporaryDirectory(prefix="bookie-zookeeper-") as directory:

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from bookie.storage.engine import Engine
-from tests.sim.machine import Left, SimulatedMachine
+from bookie.testing.simulation.machine import Left, SimulatedMachine
+from bookie.testing.simulation.platter import Cut, FileWrite, Image, cached, tear_last_write
 from tests.sim.observed import adopt, check
-from tests.sim.platter import Cut, Image, Write, cached, tear_last_write
 from tests.sim.promises import Client, Frozen, Promises
 
 DEEP_SHARE = 0.15
@@ -123,7 +123,7 @@ def images_of(moment: Moment, choose: random.Random, count: int) -> Iterator[Cra
         len(operation.data)
         for content in left.image.contents.values()
         for operation in content.pending
-        if isinstance(operation, Write)
+        if isinstance(operation, FileWrite)
     ]
     for _ in range(count - 3 if sizes else min(6, count)):
         yield _cut(moment, "any", choose.getrandbits(32))

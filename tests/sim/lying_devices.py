@@ -16,10 +16,10 @@ from bookie.formats.blocks import BLOCK_MAGIC, FILE_HEADER_SIZE_BYTES
 from bookie.formats.entry import lac_packet_ids, unpack_packet
 from bookie.ids import Status
 from bookie.storage.engine import Engine
-from tests.sim.disk import SimulatedDisk
-from tests.sim.machine import SimulatedMachine
+from bookie.testing.simulation.disk import SimulatedDisk
+from bookie.testing.simulation.machine import SimulatedMachine
+from bookie.testing.simulation.platter import SECTOR, FileWrite
 from tests.sim.observed import MIB, ids_of
-from tests.sim.platter import SECTOR, Write
 from tests.sim.promises import DIGESTER, NO_LAC, Client, Frozen, LedgerPromise
 from tests.sim.random_lives import LIES, Outcome, RandomLives, Swarm, draw, is_failure, is_lie
 
@@ -91,7 +91,7 @@ class LyingLives(RandomLives):
         at = self.choose.randrange(size // SECTOR) * SECTOR
         kind, sectors = self.choose.choice(list(self._rotten(disk, path, at).items()))
         new = self.choose.choice(sectors)
-        disk.forgets(path, Write(at, new))
+        disk.forgets(path, FileWrite(at, new))
         self.left = replace(self.left, image=disk.freeze())
         self.outcome.struck[f"sector {kind}"] += 1
 

@@ -21,11 +21,11 @@ from dataclasses import dataclass, field
 from bookie.errors import BookieError, DiskFullError, StorageFailedError
 from bookie.ids import Status
 from bookie.storage.engine import Engine
-from tests.sim.disk import Room
-from tests.sim.loop import Mode
-from tests.sim.machine import KIB, Left, SimulatedMachine
+from bookie.testing.simulation.disk_faults import Room
+from bookie.testing.simulation.loop import Mode
+from bookie.testing.simulation.machine import KIB, Left, SimulatedMachine
+from bookie.testing.simulation.platter import Cut
 from tests.sim.observed import adopt, check
-from tests.sim.platter import Cut
 from tests.sim.promises import Client, Frozen, LedgerPromise, Promises, packets_of
 
 ACTIONS = (

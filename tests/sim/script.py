@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from bookie.formats.commands import Reply
 from bookie.ids import Status
 from bookie.storage.engine import Engine
+from bookie.testing.simulation.loop import Mode
+from bookie.testing.simulation.machine import KIB, Left, SimulatedMachine
+from bookie.testing.simulation.platter import Cut
 from tests.sim.crash_images import Moment, Recorder
-from tests.sim.loop import Mode
-from tests.sim.machine import KIB, Left, SimulatedMachine
 from tests.sim.observed import adopt, check
-from tests.sim.platter import Cut
 from tests.sim.promises import Client, Promises
 
 IDLE_MARKER_SECONDS = 0.01

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
+from bookie.testing.simulation.loop import Mode
 from tests.sim.crash_images import try_moments
-from tests.sim.loop import Mode
 from tests.sim.script import changes_of, record
 
 RECORDINGS = 3

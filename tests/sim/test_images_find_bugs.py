@@ -28,10 +28,10 @@ from bookie.storage.files import TEMPORARY_SUFFIX, file_name
 from bookie.storage.index.entry_index import TABLES, Index
 from bookie.storage.journal.group_commit import BlockDone, JournalRequest, JournalWriter
 from bookie.storage.reclaim.compaction_log import CompactionLog, LiveScan
+from bookie.testing.simulation.disk import SimulatedFile
+from bookie.testing.simulation.loop import Mode
+from bookie.testing.simulation.machine import SimulatedClock, SimulatedMachine
 from tests.sim.crash_images import BrokenPromiseError, try_moments
-from tests.sim.disk import SimulatedFile
-from tests.sim.loop import Mode
-from tests.sim.machine import SimulatedClock, SimulatedMachine
 from tests.sim.script import CHAPTERS, Chapter, changes_of, record
 
 SEEDS = 6

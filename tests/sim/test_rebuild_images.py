@@ -9,9 +9,9 @@ from functools import partial
 import pytest
 
 from bookie.storage.engine import Engine
+from bookie.testing.simulation.loop import Mode
+from bookie.testing.simulation.machine import Left, SimulatedMachine
 from tests.sim.crash_images import Moment, Recorder, images_of, signature
-from tests.sim.loop import Mode
-from tests.sim.machine import Left, SimulatedMachine
 from tests.sim.observed import check_files, packets_stored
 from tests.sim.promises import Frozen, Promises
 from tests.sim.script import changes_of, record

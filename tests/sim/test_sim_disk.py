@@ -8,9 +8,10 @@ import random
 import pytest
 
 from bookie.errors import CorruptionError, DirectoryLockedError, DiskFullError, StorageFailedError
-from tests.sim.disk import Room, SimulatedDisk
-from tests.sim.platter import SECTOR, Cut, Image, Write, kill, power_cut
-from tests.sim.store import open_store
+from bookie.testing.simulation.disk import SimulatedDisk
+from bookie.testing.simulation.disk_faults import Room
+from bookie.testing.simulation.platter import SECTOR, Cut, FileWrite, Image, kill, power_cut
+from bookie.testing.simulation.store import open_store
 
 SEEDS = range(200)
 TABLES = ("a", "b")
@@ -127,7 +128,7 @@ def test_devices_lie() -> None:
         expected = {"lost": (0, 0), "misdirected": (0, 10), "flip": (9, 10)}[kind]
         data = contents(device)
         assert (data[:10].count(b"n"), data[512:522].count(b"n")) == expected
-    disk.forgets("/d/f", Write(1000, bytes(SECTOR)))
+    disk.forgets("/d/f", FileWrite(1000, bytes(SECTOR)))
     assert file.pread(1, 1000) == b"\0"
 
 

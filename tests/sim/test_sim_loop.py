@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.sim.loop import Mode, SimulationStuckError, simulated_loop
-from tests.sim.workers import SimulatedWorkers
+from bookie.testing.simulation.loop import Mode, SimulationStuckError, simulated_loop
+from bookie.testing.simulation.workers import SimulatedWorkers
 
 MODES = list(Mode)
 

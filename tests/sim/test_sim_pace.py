@@ -24,7 +24,14 @@ from bookie.metadata.connect import open_store
 from bookie.metadata.store import MetadataStore
 from bookie.node.start import StartedBookie, start_bookie
 from bookie.storage.engine import Engine
-from tests.sim.machine import BOOKIE_ID, JOURNAL, KIB, LEDGERS, MIB, SimulatedMachine
+from bookie.testing.simulation.machine import (
+    BOOKIE_ID,
+    JOURNAL,
+    KIB,
+    LEDGERS,
+    MIB,
+    SimulatedMachine,
+)
 from tests.unit.node.started_bookie import metadata
 from tests.unit.storage.machine import add, stored_ids
 

@@ -34,7 +34,7 @@ from bookie.node.own_cookie import OwnCookie, StateComparison
 from bookie.node.start import StartedBookie, start_bookie
 from bookie.storage.engine import Engine
 from bookie.storage.index.entry_index import INTEGRITY_IN_LIMBO, INTEGRITY_SUSPECT
-from tests.sim.machine import (
+from bookie.testing.simulation.machine import (
     BOOKIE_ID,
     INSTANCE_ID,
     JOURNAL,
@@ -43,7 +43,7 @@ from tests.sim.machine import (
     Left,
     SimulatedMachine,
 )
-from tests.sim.platter import Cut
+from bookie.testing.simulation.platter import Cut
 from tests.unit.node.node_room import add, read
 from tests.unit.node.started_bookie import metadata
 

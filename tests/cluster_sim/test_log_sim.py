@@ -1,0 +1,72 @@
+"""Logs in virtual time: no seed breaks a rule, and together they reach rare things."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cluster_sim.log_observers import LOGS_SOMETIMES, LOGS_SOMETIMES_SEEDS
+from tests.cluster_sim.log_script import simulate_logs
+
+ROOT = Path(__file__).parents[2]
+LOG_SEEDS, LOG_SEEDS_OF_A_SOAK = 50, 3000
+LOG_SEEDS_A_TEST = 50
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Fifty seeds by default, three thousand in a soak."""
+    soak = metafunc.config.getoption("hypothesis_profile", None) == "soak"
+    if "seeds" in metafunc.fixturenames:
+        last = LOG_SEEDS_OF_A_SOAK if soak else LOG_SEEDS
+        chunks = [
+            range(first, first + LOG_SEEDS_A_TEST) for first in range(0, last, LOG_SEEDS_A_TEST)
+        ]
+        metafunc.parametrize("seeds", chunks, ids=lambda chunk: f"{chunk[0]} to {chunk[-1]}")
+
+
+@pytest.mark.timeout(1800)
+def test_logs_keep_the_rules(seeds: range, report: Callable[[str], None]) -> None:
+    """Every seed ends calm and breaks no rule of L1 to L9; rare things happen often enough."""
+    counts: Counter[str] = Counter()
+    virtual_seconds, began = 0.0, time.process_time()
+    for seed in seeds:
+        outcome = simulate_logs(seed)
+        assert not outcome.problems, outcome.describe()
+        counts += outcome.counts
+        virtual_seconds += outcome.virtual_seconds
+    told = ", ".join(f"{name} {counts[name]}" for name in sorted(counts))
+    report(
+        f"logs from seed {seeds[0]}: {len(seeds)} seeds in {time.process_time() - began:.0f} CPU "
+        f"seconds, {virtual_seconds / 60:.0f} simulated minutes; {told}"
+    )
+    share = len(seeds) / LOGS_SOMETIMES_SEEDS
+    least = {name: most * share for name, most in LOGS_SOMETIMES.items()}
+    rare = {name: counts[name] for name in least if counts[name] < least[name]}
+    assert not rare, f"these happened too rarely: {rare}"
+
+
+def trace_elsewhere(seed: int, hash_seed: str) -> int:
+    """The checksum of everything that happened in a seed, in a process of its own."""
+    found = subprocess.run(
+        [sys.executable, "-m", "tests.cluster_sim.log_script", str(seed)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": hash_seed},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return int(found.stdout.split()[-1])
+
+
+def test_a_seed_of_logs_leaves_the_same_trace_in_other_processes() -> None:
+    """It depends neither on hashes nor on what ran before; another seed leaves another trace."""
+    first = simulate_logs(3)
+    assert trace_elsewhere(3, "1") == trace_elsewhere(3, "4711") == first.trace
+    assert simulate_logs(5).trace != first.trace == simulate_logs(3).trace

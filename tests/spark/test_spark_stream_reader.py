@@ -1,0 +1,275 @@
+"""The streaming source as Spark drives it, without Spark: every step can be seen."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+)
+
+from bookie.api import LogPolicy
+from bookie.errors import BadRequestError, LogTakenOverError, LogTruncatedError
+from bookie.spark.options import SparkOptions
+from bookie.spark.source_options import LogSource, take_source
+from bookie.spark.stream_source import LogStreamReader
+from bookie.sync import SyncBookKeeper
+
+Offsets = Mapping[str, Mapping[str, int]]
+ALL = ReadAllAvailable()
+ONE_COPY = LogPolicy(ensemble_size=1, write_quorum_size=1, ack_quorum_size=1)
+
+
+def stream(uri: str, **options: Any) -> LogStreamReader:
+    """A new query's source."""
+    given = {name: str(value) for name, value in options.items()}
+    source = take_source(SparkOptions({"metadata": uri, **given}), is_stream=True)
+    assert isinstance(source, LogSource)
+    return LogStreamReader(source)
+
+
+def started(uri: str, **options: Any) -> tuple[LogStreamReader, Offsets]:
+    """A source whose first batch is over."""
+    reader = stream(uri, **options)
+    start = reader.initialOffset()
+    assert reader.latestOffset(start, ALL) == start
+    assert reader.partitions(start, start) == []
+    return reader, start
+
+
+def values(reader: LogStreamReader, start: Offsets, end: Offsets) -> list[int]:
+    """What a batch has, read by copies as tasks have them."""
+    found: list[int] = []
+    for partition in reader.partitions(start, end):
+        task = pickle.loads(pickle.dumps(reader))
+        for batch in task.read(pickle.loads(pickle.dumps(partition))):
+            assert isinstance(batch, pa.RecordBatch)
+            found += [int(one) for one in batch.column("value").to_pylist()]
+    return found
+
+
+def numbers(*some: int) -> Sequence[bytes]:
+    """Values of records."""
+    return [b"%d" % one for one in some]
+
+
+def test_trap_3_the_first_batch_is_pinned(uri: str, bk: SyncBookKeeper, log: str) -> None:
+    """Its end is its start, which stays what it is; a restart of the batch loses nothing."""
+    with bk.open_log(log) as writer:
+        writer.append_many(numbers(1, 2))
+        reader = stream(uri, log=log)
+        start = reader.initialOffset()
+        writer.append_many(numbers(3, 4))
+        assert reader.initialOffset() == start == {log: {"0": 2}}
+        assert reader.latestOffset(start, ALL) == start
+        # Spark has kept only the end of batch 0, and starts anew.
+        again = stream(uri, log=log)
+        assert again.initialOffset() == {log: {"0": 4}}
+        assert again.partitions(again.initialOffset(), start) == []
+        end = again.latestOffset(start, ALL)
+        assert values(again, start, end) == [3, 4]
+
+
+def test_trap_8_limits_of_rows_and_bytes_are_kept_together(
+    uri: str, bk: SyncBookKeeper, log: str
+) -> None:
+    """Spark passes one limit; the other is kept too, unless all is asked for."""
+    bk.create_log(log, policy=ONE_COPY)
+    with bk.open_log(log) as writer:
+        writer.append_many([b"%0100d" % n for n in range(1000)])
+    first: dict[str, Any] = {"log": log, "startingOffsets": "earliest"}
+    reader, start = started(uri, **first, maxEntriesPerTrigger=300, maxBytesPerTrigger="10k")
+    limit = reader.getDefaultReadLimit()
+    assert limit == ReadMaxRows(300)
+    end = reader.latestOffset(start, limit)
+    assert 60 <= end[log]["0"] <= 102  # some 128 bytes each
+    assert values(reader, start, end) == list(range(end[log]["0"]))
+    assert reader.latestOffset(start, ALL) == {log: {"0": 1000}}
+    assert reader.reportLatestOffset() == {log: {"0": 1000}}
+
+    rows, start = started(uri, **first, maxOffsetsPerTrigger=300)
+    assert rows.latestOffset(start, rows.getDefaultReadLimit()) == {log: {"0": 300}}
+    size, start = started(uri, **first, maxBytesPerTrigger="10k")
+    assert size.getDefaultReadLimit() == ReadMaxBytes(10240)
+    assert size.latestOffset(start, size.getDefaultReadLimit()) == end
+    free, start = started(uri, **first)
+    assert free.getDefaultReadLimit() == ALL
+    assert free.latestOffset(start, ReadMaxRows(7)) == {log: {"0": 7}}
+
+
+@pytest.mark.parametrize("limit", [ReadMaxRows(1), ReadMaxBytes(1)])
+def test_the_smallest_limit_still_goes_on(
+    uri: str, bk: SyncBookKeeper, log: str, limit: ReadLimit
+) -> None:
+    bk.create_log(log, partitions=3)
+    with bk.open_log(log) as writer:
+        for partition in range(3):
+            writer.append_many(numbers(partition), partition=partition)
+    reader, end = started(uri, log=log, startingOffsets="earliest")
+    found: list[int] = []
+    for _ in range(3):
+        start, end = end, reader.latestOffset(end, limit)
+        found += values(reader, start, end)
+    assert found == [0, 1, 2]
+
+
+def test_a_waiting_stream_wakes_for_a_record(uri: str, bk: SyncBookKeeper, log: str) -> None:
+    """It waits inside `latestOffset`, and the writer's record ends the wait."""
+    with bk.open_log(log) as writer:
+        writer.append(b"1")
+        reader, start = started(uri, log=log)
+        assert reader.latestOffset(start, ALL) == start  # after a whole wait
+        found: list[Offsets] = []
+        waiting = threading.Thread(target=lambda: found.append(reader.latestOffset(start, ALL)))
+        waiting.start()
+        writer.append(b"2")
+        waiting.join()
+    (end,) = found
+    if end == start:  # the machine was so slow that the wait was over first
+        end = reader.latestOffset(start, ALL)
+    assert values(reader, start, end) == [2]
+
+
+def test_new_logs_of_a_pattern_with_all_their_partitions(
+    uri: str, bk: SyncBookKeeper, log: str
+) -> None:
+    """They are read from their beginning, although the query starts at the latest record."""
+    reader, start = started(uri, logPattern=f"{log}-.*")
+    assert start == {}
+    with bk.open_log(f"{log}-b") as writer:
+        writer.append_many(numbers(1, 2))
+    end = reader.latestOffset(start, ALL)
+    assert end == {f"{log}-b": {"0": 2}}
+    assert values(reader, start, end) == [1, 2]
+    bk.create_log(f"{log}-a", partitions=2)
+    with bk.open_log(f"{log}-a") as writer:
+        writer.append_many(numbers(3, 4), partition=1)
+    later = reader.latestOffset(end, ALL)
+    wanted = {f"{log}-a": {"0": 0, "1": 2}, f"{log}-b": {"0": 2}}
+    assert json.dumps(later) == json.dumps(wanted)
+    assert values(reader, end, later) == [3, 4]
+
+
+def test_a_takeover_is_not_noticed(uri: str, bk: SyncBookKeeper, log: str) -> None:
+    """Another owner fences the ledger and goes on in a new one."""
+    former = bk.open_log(log)
+    former.append_many(numbers(0, 1))
+    reader, start = started(uri, log=log, startingOffsets="earliest")
+    end = reader.latestOffset(start, ALL)
+    with bk.open_log(log) as writer:
+        writer.append_many(numbers(2, 3))
+        later = reader.latestOffset(end, ALL)
+        assert values(reader, start, later) == [0, 1, 2, 3]
+        assert values(reader, end, later) == [2, 3]
+    with pytest.raises(LogTakenOverError):
+        former.close()
+
+
+def test_truncation_is_an_error_that_names_the_earliest_record(
+    uri: str, bk: SyncBookKeeper, log: str
+) -> None:
+    with bk.open_log(log) as writer:
+        writer.append_many(numbers(*range(10)))
+    reader, start = started(uri, log=log, startingOffsets="earliest")
+    end = reader.latestOffset(start, ALL)
+    planned = reader.partitions(start, end)
+    bk.truncate_log(log, before=6)
+    with pytest.raises(LogTruncatedError, match="the earliest one is 6; set failOnDataLoss"):
+        reader.partitions(start, end)
+    with pytest.raises(LogTruncatedError, match="the earliest one is 6; set failOnDataLoss"):
+        _read_all(reader, planned)
+    lenient = stream(uri, log=log, failOnDataLoss="false")
+    assert values(lenient, start, end) == [6, 7, 8, 9]
+    assert values(lenient, start, {log: {"0": 4}}) == []
+
+
+def test_a_deleted_log_is_an_error_or_left_out(uri: str, bk: SyncBookKeeper, log: str) -> None:
+    for name in (f"{log}-a", f"{log}-b"):
+        with bk.open_log(name) as writer:
+            writer.append_many(numbers(1, 2))
+    readers = [
+        started(uri, logPattern=f"{log}-.*", startingOffsets="earliest", failOnDataLoss=fails)
+        for fails in ("true", "false")
+    ]
+    (strict, start), (lenient, _) = readers
+    end = strict.latestOffset(start, ALL)
+    assert lenient.latestOffset(start, ALL) == end
+    bk.delete_log(f"{log}-a")
+    for step in (lambda: strict.partitions(start, end), lambda: strict.latestOffset(end, ALL)):
+        with pytest.raises(LogTruncatedError, match=f"the log {log}-a was deleted; set failOn"):
+            step()
+    assert values(lenient, start, end) == [1, 2]
+    with bk.open_log(f"{log}-a") as writer:
+        writer.append_many(numbers(5, 6, 7))
+    later = lenient.latestOffset(end, ALL)
+    assert later == {f"{log}-a": {"0": 3}, f"{log}-b": {"0": 2}}
+
+
+def test_a_log_that_was_made_anew_while_the_query_was_down(
+    uri: str, bk: SyncBookKeeper, log: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends before what was read. At first the bookies that know more may be away."""
+    with bk.open_log(log) as writer:
+        writer.append_many(numbers(1, 2))
+    former: Offsets = {log: {"0": 5}}
+    assert stream(uri, log=log).latestOffset(former, ALL) == former
+    monkeypatch.setattr("bookie.spark.stream_source.BEHIND_SECONDS", 0)
+    with pytest.raises(LogTruncatedError, match=r"ends at 2 and was read up to 5.*set failOn"):
+        stream(uri, log=log).latestOffset(former, ALL)
+    lenient = stream(uri, log=log, failOnDataLoss="false")
+    end = lenient.latestOffset(former, ALL)
+    assert end == {log: {"0": 2}}
+    assert lenient.partitions(former, end) == []
+
+
+def test_available_now_ends_where_it_was_asked(uri: str, bk: SyncBookKeeper, log: str) -> None:
+    with bk.open_log(log) as writer:
+        writer.append_many(numbers(1, 2))
+        reader = stream(uri, log=log, startingOffsets="earliest")
+        reader.prepareForTriggerAvailableNow()
+        writer.append_many(numbers(3))
+        start = reader.initialOffset()
+        assert reader.latestOffset(start, ALL) == start
+        end = reader.latestOffset(start, ALL)
+        assert end == {log: {"0": 2}}
+        assert reader.latestOffset(end, ALL) == end
+
+
+def test_trap_10_a_task_with_nothing_to_read(uri: str, bk: SyncBookKeeper, log: str) -> None:
+    bk.create_log(log)
+    reader, start = started(uri, log=log)
+    assert list(reader.read(InputPartition(None))) == []
+    assert start == {log: {"0": 0}}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"ledgers": "1"}, "a stream reads logs"),
+        ({"log": "a", "endingOffsets": "latest"}, "a stream has no end"),
+        ({"log": "a", "maxEntriesPerTrigger": "0"}, "maxEntriesPerTrigger is a number from 1 on"),
+        ({"log": "a", "maxBytesPerTrigger": "much"}, "maxBytesPerTrigger is a size"),
+        (
+            {"log": "a", "maxEntriesPerTrigger": "1", "maxOffsetsPerTrigger": "1"},
+            "mean the same; give one",
+        ),
+    ],
+)
+def test_options_that_no_stream_has(uri: str, options: dict[str, str], message: str) -> None:
+    with pytest.raises(BadRequestError, match=message):
+        stream(uri, **options)
+
+
+def _read_all(reader: LogStreamReader, planned: Sequence[InputPartition]) -> None:
+    for partition in planned:
+        list(reader.read(partition))
