@@ -95,7 +95,7 @@ class RangeWriter:
         self._created_at = 0.0
         self._range: _RangeInWork | None = None
         self._beginning = asyncio.Lock()
-        """Held while a range begins, which may need a new ledger."""
+        """Held while a range begins, which may need a new ledger; appends pass it in their order."""
         self._is_closed = False
 
     @classmethod
@@ -203,15 +203,16 @@ class RangeWriter:
         await self.aclose()
 
     async def _current(self) -> _RangeInWork:
-        """The range that appends go to."""
-        if self._range is None:
-            async with self._beginning:
-                if self._range is None:
-                    self._require_open()
-                    ledger = await self._ledger_for_range()
-                    self._require_open()
-                    self._range = _RangeInWork(ledger)
-        current = self._range
+        """The range that appends go to. The caller appends at once, so that the order stays."""
+        # A lock lets its callers in one by one, in their order. Whoever comes while others wait has
+        # to wait behind them, also when the range has begun.
+        async with self._beginning:
+            if self._range is None:
+                self._require_open()
+                ledger = await self._ledger_for_range()
+                self._require_open()
+                self._range = _RangeInWork(ledger)
+            current = self._range
         if current.error is not None:
             raise _failed(self._partition, current.error) from current.error
         return current

@@ -205,6 +205,19 @@ async def test_appends_at_the_same_time_and_a_cut(writer: RangeWriter) -> None:
     assert (later.first_entry_id, later.last_entry_id) == (1000, 1000)
 
 
+async def test_entries_follow_the_calls_while_a_ledger_is_made(
+    client: LogClient, writer: RangeWriter
+) -> None:
+    calls: list[asyncio.Task[int]] = []
+    async with asyncio.TaskGroup() as tasks:
+        # One call in each turn of the loop, so that some come just when the range begins.
+        while not calls or not calls[0].done():
+            calls.append(tasks.create_task(writer.append_many([b"%d" % len(calls)])))
+            await asyncio.sleep(0)
+    assert await LogPublisher(client, ORDERS).publish(APPLICATION, 0, [await _cut(writer)])
+    assert [int(value) for value in await _values(client)] == list(range(len(calls)))
+
+
 async def test_ledgers_roll_between_ranges(
     client: LogClient, writer: RangeWriter, clock: MovedClock
 ) -> None:
