@@ -95,7 +95,7 @@ class RangeWriter:
         self._created_at = 0.0
         self._range: _RangeInWork | None = None
         self._beginning = asyncio.Lock()
-        """Held while a range begins, which may need a new ledger; appends pass it in their order."""
+        """Held while a range begins, which may need a ledger; appends pass it in their order."""
         self._is_closed = False
 
     @classmethod
