@@ -8,6 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+Turn = asyncio.Future[None]
+"""A place in the queue; done once it is its turn."""
 
 
 class InFlightWindow:
@@ -24,16 +29,23 @@ class InFlightWindow:
         self.is_blocked = False
         """Whether an append has to `wait`. An attribute, because every append asks."""
 
-    async def wait(self) -> None:
+    @contextmanager
+    def turn(self) -> Iterator[Turn]:
+        """Take a place in the queue at once, also if there is room; `wait` for it in the block."""
+        turn = self._join()
+        try:
+            yield turn
+        finally:
+            self._leave(turn)
+
+    async def wait(self, turn: Turn | None = None) -> None:
         """Wait for the caller's turn; the caller goes on to `take` without awaiting in between."""
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
-        self._update()
+        if turn is None:
+            turn = self._join()
         try:
             await turn
         except asyncio.CancelledError:
-            self._waiting.remove(turn)
-            self._update()
+            self._leave(turn)
             raise
         self._waiting.remove(turn)
         if not self._is_open:
@@ -66,6 +78,17 @@ class InFlightWindow:
         """The writer takes no more appends: release all callers, so that they get its error."""
         self._is_open = False
         self._update()
+
+    def _join(self) -> Turn:
+        turn: Turn = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        self._update()
+        return turn
+
+    def _leave(self, turn: Turn) -> None:
+        if turn in self._waiting:  # else it was used
+            self._waiting.remove(turn)
+            self._update()
 
     def _update(self) -> None:
         """Wake the first caller if there is room, and decide whether the next caller waits."""

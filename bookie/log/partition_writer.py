@@ -24,12 +24,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Any, TypeVar
 
 from bookie.client.arguments import Payload
 from bookie.client.calls import fresh, settle
-from bookie.client.in_flight import InFlightWindow
+from bookie.client.in_flight import InFlightWindow, Turn
 from bookie.client.writer import WriterHandle
 from bookie.cluster.logs import LogPartition
 from bookie.env import jitter
@@ -157,15 +157,18 @@ class PartitionWriter:
         return self._error
 
     async def append(
-        self, records: Sequence[Payload | NewRecord], producer: Producer | None = None
+        self,
+        records: Sequence[Payload | NewRecord],
+        producer: Producer | None = None,
+        turn: Turn | None = None,
     ) -> LogPositions:
-        """Append records in their order; see `LogWriter.append_many`."""
+        """Append records in their order, at their `turn`; see `LogWriter.append_many`."""
         if not records:
             self._require_open()
             return LogPositions(())
         if producer is not None:
             return await self._idempotent.append(records, producer)
-        await self.admit()
+        await self.admit(turn)
         return await self.confirmed(self.submit(records, None))
 
     async def roll(self) -> None:
@@ -201,14 +204,20 @@ class PartitionWriter:
 
     # -- appending ---------------------------------------------------------------------------------
 
-    async def admit(self) -> None:
-        """Wait for room, in the order of the calls. At once, go on to `submit` or `turn_away`."""
+    def turn(self) -> AbstractContextManager[Turn]:
+        """A place among the appends, taken at once, for an `append` in the block."""
+        self._require_here()
+        return self._window.turn()
+
+    def _require_here(self) -> None:
         if asyncio.get_running_loop() is not self._loop:
-            raise BadRequestError(
-                f"the writer of {self.partition} belongs to another event loop; call it there"
-            )
-        if self._window.is_blocked:
-            await self._window.wait()
+            raise BadRequestError(f"{self.partition} belongs to another event loop; call it there")
+
+    async def admit(self, turn: Turn | None = None) -> None:
+        """Wait for room, in the order of the calls. At once, go on to `submit` or `turn_away`."""
+        self._require_here()
+        if turn is not None or self._window.is_blocked:
+            await self._window.wait(turn)
         try:
             self._require_open()
         except BookieError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
@@ -150,9 +151,13 @@ class LogWriter:
             writer = turn if record.key is None else self._choose(record.key, None)
             shares.setdefault(writer, []).append(index)
         writers = list(shares)
-        outcomes = await gather(
-            writer.append([whole[index] for index in shares[writer]]) for writer in writers
-        )
+        with ExitStack() as places:
+            # An append begins in a task, one turn of the loop later. Its place is taken now.
+            turns = [places.enter_context(writer.turn()) for writer in writers]
+            outcomes = await gather(
+                writer.append([whole[index] for index in shares[writer]], turn=turn)
+                for writer, turn in zip(writers, turns, strict=True)
+            )
         positions: dict[int, LogPosition] = {}
         for writer, outcome in zip(writers, outcomes, strict=True):
             positions.update(zip(shares[writer], outcome, strict=True))

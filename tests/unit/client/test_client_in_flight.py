@@ -51,6 +51,22 @@ async def test_nobody_overtakes_the_line() -> None:
     assert entered == [1, 2]
 
 
+async def test_a_place_that_was_taken_is_kept() -> None:
+    """Also while there is room; whoever leaves it unused holds nobody back."""
+    room, entered = InFlightWindow(10, 1000), list[int]()
+    async with asyncio.TaskGroup() as group:
+        with room.turn() as turn, room.turn():
+            group.create_task(enter(room, 2, entered))
+            await asyncio.sleep(0)
+            await room.wait(turn)
+            entered.append(1)
+            room.take(1, 1)
+            await asyncio.sleep(0)
+            assert entered == [1]
+    assert entered == [1, 2]
+    assert not room.is_blocked
+
+
 @pytest.mark.parametrize("called", [False, True])
 async def test_who_gives_up_holds_nobody_back(called: bool) -> None:
     """A cancelled caller leaves the line, also when its turn had come."""

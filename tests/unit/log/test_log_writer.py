@@ -478,6 +478,25 @@ async def test_equal_keys_share_a_partition(cluster: RealCluster, bk: BookKeeper
     assert partition_of(b"bookie", 1024) == 911  # stands for ever
 
 
+@pytest.mark.parametrize("window", [4, 10_000])
+async def test_calls_of_any_kind_keep_their_order(cluster: RealCluster, window: int) -> None:
+    """Many records of several partitions, and lone ones, called in the same turn of the loop."""
+    keys = [_key_of(0), _key_of(1)]
+    order = count()
+    async with connect(cluster.uri, in_flight_entries_max=window, batch_entries_max=2) as bk:
+        await bk.create_log("orders", partitions=2)
+        async with bk.open_log("orders") as log, asyncio.TaskGroup() as tasks:
+            for _ in range(20):
+                many = [NewRecord(b"%d" % next(order), key) for key in keys for _ in range(3)]
+                tasks.create_task(log.append_many(many))
+                for key in keys:
+                    tasks.create_task(log.append(b"%d" % next(order), key=key))
+        for partition in range(2):
+            found = await records_of(bk, cluster.store, "orders", partition)
+            assert len(found) == 80
+            assert [int(one.value) for one in found] == sorted(int(one.value) for one in found)
+
+
 async def test_owners_share_a_log(bk: BookKeeper) -> None:
     """Each owns a partition; neither disturbs the other."""
     await bk.create_log("orders", partitions=2)
