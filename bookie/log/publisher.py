@@ -89,8 +89,9 @@ class LogPublisher:
             NoSuchLogError: there is no such log.
             LogFullError: a partition has reached the quota of the log's policy.
             BadRequestError: the log is not transactional. Or a range is reversed, was published
-                before, or is not of a ledger that this application wrote for this partition. Or
-                the batch is too large for one transaction; the limits are in the table above.
+                before (as far as the heads still name it), or is not of a ledger that this
+                application wrote for this partition. Or the batch is too large for one
+                transaction; the limits are in the table above.
             MetadataError: the metadata store failed.
         """
         wanted = _checked(self._name, batch, ranges)
