@@ -27,6 +27,7 @@ from pyspark.sql import SparkSession
 from bookie.api import BookKeeper, connect
 from bookie.env import gather
 from bookie.spark.jobs.audit import AuditSummary, audit
+from tests.servers.processes import wait_until
 from tests.servers.standalone_spark import WORKERS, standalone_spark
 from tests.spark.conftest import three_bookies
 
@@ -111,9 +112,7 @@ def limited(name: str, pid: int, cores: float) -> Iterator[None]:
         yield
     finally:
         # A process that ends leaves its group a moment later.
-        deadline = time.monotonic() + 10
-        while (group / "cgroup.procs").read_text().strip() and time.monotonic() < deadline:
-            time.sleep(0.1)
+        wait_until(lambda: not (group / "cgroup.procs").read_text(), "the end of a worker")
         group.rmdir()
 
 
