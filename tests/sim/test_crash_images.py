@@ -13,7 +13,7 @@ from tests.sim.script import changes_of, record
 
 RECORDINGS = 3
 RECORDINGS_OF_A_SOAK = 180
-IMAGES_A_MOMENT = 24
+IMAGES_A_MOMENT = 16
 IMAGES_MIN = 1_700
 """Of each recording; equal images with equal promises are one."""
 

@@ -200,6 +200,9 @@ BUGS: tuple[Break, ...] = (
 )
 """The ways in which an engine or its disk may be wrong."""
 
+FOUND_LATE = (rolls_without_a_sync, checkpoints_without_a_barrier)
+"""These show in the last life, whose moments are tried first."""
+
 CHAPTERS_KILLED = tuple(Chapter(chapter.life, "kill") for chapter in CHAPTERS[:4])
 """Kills alone show none of the missing syncs: it is the images that have to."""
 
@@ -217,6 +220,8 @@ def test_a_bug_is_found(
         moments = record(
             seed, mode=mode, interleaving=0.1 * seed, chapters=chapters, prepare=prepare
         )
+        if breaks in FOUND_LATE:
+            moments = moments[::-1]
         try:
             tally = try_moments(moments, seed, IMAGES_A_MOMENT, changes_of(seed))
         except BrokenPromiseError as error:

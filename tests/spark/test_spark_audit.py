@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import time
@@ -156,12 +157,15 @@ def test_planted_damage_is_found_exactly_and_mended(
     assert asyncio.run(_payloads(uri, planted.missing.ledger_id, newcomer)) == PAYLOADS
 
 
-def test_the_command_tells_damage_by_its_exit_status(damaged: Damaged, tmp_path: Path) -> None:
-    """In a process of its own, with a session of its own."""
+def test_the_command_tells_damage_by_its_exit_status(
+    damaged: Damaged, connect_address: str, tmp_path: Path
+) -> None:
+    """In a process of its own, which needs no Java: a Spark Connect server is its master."""
     words = [sys.executable, "-m", "bookie", "spark", "audit", "--metadata", damaged.uri]
-    words += ["--report", str(tmp_path / "report"), "--master", "local[1]", "--output", "json"]
-    words += ["--conf", "spark.sql.shuffle.partitions=2"]
-    ran = subprocess.run(words, capture_output=True, text=True, check=False)
+    words += ["--report", str(tmp_path / "report"), "--master", connect_address]
+    words += ["--conf", "spark.sql.shuffle.partitions=2", "--output", "json"]
+    environment = {**os.environ, "JAVA_HOME": "/nowhere"}
+    ran = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
     assert ran.returncode == 1, ran.stderr
     found = json.loads(ran.stdout)
     assert found["damaged_ledgers"] >= 1

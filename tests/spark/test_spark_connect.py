@@ -61,19 +61,3 @@ def test_every_job_runs_or_says_what_is_missing(
         "bookies": 3,
         "no such log": "there is no log none; create it first",
     }
-
-
-@pytest.mark.timeout(900)
-def test_a_command_takes_a_server_as_its_master(
-    connect_address: str, uri: str, tmp_path: Path
-) -> None:
-    ledger = asyncio.run(write_ledger(uri, [b"x" * 100] * 10, ensemble=2, copies=2))
-    report = tmp_path / "report"
-    told = json.loads(
-        run_program(
-            *("-m", "bookie", "spark", "audit", "--master", connect_address, "--metadata", uri),
-            *("--ledgers", str(ledger.ledger_id), "--report", str(report), "--output", "json"),
-        )
-    )
-    assert (told["ledgers"], told["damaged_ledgers"]) == (1, 0)
-    assert (report / "audit.html").is_file()
