@@ -8,10 +8,9 @@ is looked at.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
 from itertools import repeat
 from operator import itemgetter
-from typing import Any, cast, overload
+from typing import overload
 
 from bookie.errors import FormatError
 from bookie.formats.entry import Entries
@@ -26,9 +25,6 @@ from bookie.formats.log_record_columns import FIXED_SIZE_BYTES, RecordColumns, r
 
 _value_of = itemgetter(slice(FIXED_SIZE_BYTES, None))
 """Of a record that has a timestamp and a value only."""
-
-# The class's own constructor is Python code; this one is C and twice as fast.
-_make_record = cast("Any", partial(tuple.__new__, LogRecord))
 
 
 class PlainRecords(Sequence[LogRecord]):
@@ -77,7 +73,8 @@ class PlainRecords(Sequence[LogRecord]):
         ledger_id, entry_id, offset, partition = self.first
         count = len(self.payloads)
         return map(
-            _make_record,
+            tuple.__new__,  # the class's own is Python code, and takes twice as long
+            repeat(LogRecord),
             zip(
                 self.columns.timestamps_ms.tolist(),
                 self._values(),
