@@ -147,9 +147,7 @@ def one_and_two_cores(uri: str, home: Path, small: list[int], large: list[int]) 
         print(f"{cores} cores: {seconds:.1f} s, {rate:.0f} MB/s of verified entries")
 
 
-def one_and_two_workers(
-    uri: str, home: Path, small: list[int], large: list[int], cores: float
-) -> None:
+def one_and_two_workers(uri: str, home: Path, large: list[int], cores: float) -> None:
     """`workers`: by a cluster of Spark whose workers have so much of a core."""
     if os.geteuid() != 0:
         print("workers: not measured; only root may limit them")
@@ -166,7 +164,8 @@ def one_and_two_workers(
                 "spark.executor.memory": "512m",
             }
             spark = session(cluster.master, settings)
-            timed(spark, uri, str(home / "warm"), small[:10])
+            # With a part of a core it takes long until each worker has loaded its code.
+            timed(spark, uri, str(home / "warm"), large)
             seconds, summary = timed(spark, uri, str(home / "bytes"), large)
             spark.stop()
             rate = summary.verified_bytes / seconds / 1e6
@@ -198,7 +197,7 @@ def main() -> None:
                 print(f"{count} ledgers: {seconds:.1f} s, {1e3 * seconds / count:.2f} ms each")
             spark.stop()
             one_and_two_cores(uri, home, small, large)
-            one_and_two_workers(uri, home, small, large, arguments.worker_cores)
+            one_and_two_workers(uri, home, large, arguments.worker_cores)
 
 
 if __name__ == "__main__":
