@@ -5,23 +5,25 @@ Little endian:
 ====== ===== ====================================================================
 offset bytes meaning
 ====== ===== ====================================================================
-0      1     version, 1
+0      1     version, 2
 1      1     flags: 1 has a key, 2 has a producer, 4 is late, 8 is a control record,
              16 follows a control record
 2      2     number of headers (u16)
 4      4     key length (u32), 0 without a key
-8      4     length of all headers (u32)
-12     2     producer id length (u16), 0 without a producer
-14     2     reserved, 0
-16     8     timestamp in ms since 1970 (i64)
-24     8     producer's sequence number (i64), 0 without a producer
-32     8     only in a late record: the greatest timestamp so far, itself included (i64)
-…      …     producer id (UTF-8), key, headers, value
+8      8     timestamp in ms since 1970 (i64)
+16     8     only in a late record: the greatest timestamp so far, itself included (i64)
+…      …     only with a producer: {sequence number i64, id length u16, id (UTF-8)}
+…      …     key
+…      …     only with headers: {length of all u32, then for each: name length u16,
+             value length u32, name (UTF-8), value}
+…      …     value: the rest
 ====== ===== ====================================================================
 
-Each header is {name length u16, value length u32, name (UTF-8), value}. The value is the rest. An
-absent key and an empty key are different things. A record without headers is parsed with one
-`struct` call and a few slices.
+An absent key and an empty key are different things. Most records have 16 bytes and the key before
+the value, and are parsed with one `struct` call and two slices.
+
+Version 1 is read, and no longer written. It had 32 bytes before the late part, with all lengths and
+the sequence number in them.
 
 **Late** is a record with a smaller timestamp than one before it. As every record tells the greatest
 timestamp so far, a reader finds a time by binary search. **Control records** are for writers, and
@@ -40,8 +42,11 @@ from typing import NamedTuple
 from bookie.errors import BadRequestError, FormatError
 from bookie.formats.digest import BytesLike
 
-LOG_RECORD_VERSION = 1
-_FIXED = struct.Struct("<BBHIIHHqq")
+LOG_RECORD_VERSION = 2
+_FIXED = struct.Struct("<BBHIq")
+_FIXED_VERSION_1 = struct.Struct("<BBHIIHHqq")
+_PRODUCER = struct.Struct("<qH")
+_HEADERS = struct.Struct("<I")
 _HEADER = struct.Struct("<HI")
 HAS_KEY = 1
 """Flag of a record with a key."""
@@ -53,7 +58,7 @@ FOLLOWS_CONTROL = 16
 """Flag of a record that comes after a control record."""
 _FLAGS = HAS_KEY | _HAS_PRODUCER | IS_LATE | _IS_CONTROL | FOLLOWS_CONTROL
 _TIME = struct.Struct("<q")
-_TIME_AT = 16
+_TIME_AT = 8
 NO_HEADERS: Mapping[str, bytes] = MappingProxyType({})
 """The headers of a record without any."""
 
@@ -112,34 +117,24 @@ def encode_log_record(
     """
     timestamp_ms, value, key, headers, producer = record[:5]
     flags = (_IS_CONTROL if is_control else 0) | (FOLLOWS_CONTROL if follows_control else 0)
-    late = b""
-    producer_id, sequence = b"", 0
+    late = numbered = b""
     try:
         if producer is not None:
             flags |= _HAS_PRODUCER
             producer_id, sequence = producer.producer_id.encode(), producer.sequence
+            if sequence < 0:
+                raise BadRequestError(f"a producer's sequence number cannot be {sequence}")
+            numbered = _PRODUCER.pack(sequence, len(producer_id)) + producer_id
         if key is not None:
             flags |= HAS_KEY
-        packed = b"".join([encode_header(name, headers[name]) for name in headers])
-        if sequence < 0:
-            raise BadRequestError(f"a producer's sequence number cannot be {sequence}")
         if greatest_ms is not None and greatest_ms > timestamp_ms:
             flags |= IS_LATE
             late = _TIME.pack(greatest_ms)
-        fixed = _FIXED.pack(
-            LOG_RECORD_VERSION,
-            flags,
-            len(headers),
-            len(key or b""),
-            len(packed),
-            len(producer_id),
-            0,
-            timestamp_ms,
-            sequence,
-        )
+        packed = encode_headers(headers)
+        fixed = _FIXED.pack(LOG_RECORD_VERSION, flags, len(headers), len(key or b""), timestamp_ms)
     except (struct.error, UnicodeEncodeError) as error:
         raise BadRequestError(f"a log record cannot be encoded: {error}") from error
-    return b"".join((fixed, late, producer_id, key or b"", packed, value))
+    return b"".join((fixed, late, numbered, key or b"", packed, value))
 
 
 def plain_prefix(
@@ -170,6 +165,7 @@ def greatest_timestamp_ms(data: BytesLike) -> int:
     Raises:
         FormatError: not a log record.
     """
+    data = _from_version_1(data)
     late = len(data) > 1 and data[1] & IS_LATE
     try:
         (found,) = _TIME.unpack_from(data, _FIXED.size if late else _TIME_AT)
@@ -179,13 +175,14 @@ def greatest_timestamp_ms(data: BytesLike) -> int:
 
 
 def with_greatest(data: bytes, greatest_ms: int) -> bytes:
-    """The same record, which tells at least this greatest timestamp; it may be 8 bytes longer.
+    """The same record, which tells at least this greatest timestamp; at most 8 bytes longer.
 
     Raises:
         FormatError: not a log record.
     """
     if greatest_timestamp_ms(data) >= greatest_ms:
         return data
+    data = bytes(_from_version_1(data))
     at = _FIXED.size
     rest = data[at + _TIME.size :] if data[1] & IS_LATE else data[at:]
     flags = bytes((data[0], data[1] | IS_LATE))
@@ -206,64 +203,117 @@ def decode_log_record(
     """
     if len(data) < _FIXED.size:
         raise FormatError(f"a log record of {len(data)} bytes is shorter than its header")
-    (
-        version,
-        flags,
-        header_count,
-        key_length,
-        headers_length,
-        producer_length,
-        reserved,
-        timestamp_ms,
-        sequence,
-    ) = _FIXED.unpack_from(data)
+    version, flags, header_count, key_length, timestamp_ms = _FIXED.unpack_from(data)
+    if version == 1:
+        data = _from_version_1(data)
+        return decode_log_record(data, ledger_id, entry_id, offset, partition)
     if version != LOG_RECORD_VERSION:
         raise FormatError(
             f"a log record has version {version}, and this program reads {LOG_RECORD_VERSION}"
         )
-    if flags & ~_FLAGS or reserved:
+    if flags & ~_FLAGS:
         raise FormatError(f"a log record has flags {flags}, which this version does not know")
-    producer_at = _FIXED.size + (_TIME.size if flags & IS_LATE else 0)
-    key_at = producer_at + producer_length
-    headers_at = key_at + key_length
-    value_at = headers_at + headers_length
-    if value_at > len(data):
-        raise FormatError(
-            f"a log record of {len(data)} bytes announces {value_at} before its value"
-        )
+    at = _FIXED.size + (_TIME.size if flags & IS_LATE else 0)
     producer = None
     if flags & _HAS_PRODUCER:
-        producer_id = _text(data[producer_at:key_at], "producer id")
-        if sequence < 0:
-            raise FormatError(f"a log record has the producer sequence number {sequence}")
-        producer = Producer(producer_id, sequence)
-    elif producer_length or sequence:
-        raise FormatError("a log record without a producer carries parts of one")
+        producer, at = _decode_producer(data, at)
     key = None
+    value_at = at + key_length
     if flags & HAS_KEY:
-        key = bytes(data[key_at:headers_at])
+        key = bytes(data[at:value_at])
     elif key_length:
         raise FormatError("a log record without a key has a key length")
     headers = NO_HEADERS
-    if header_count or headers_length:
-        headers = _decode_headers(bytes(data[headers_at:value_at]), header_count)
+    if header_count:
+        headers, value_at = _decode_headers(data, value_at, header_count)
+    if value_at > len(data):
+        raise _too_short(data, value_at)
     value = bytes(data[value_at:])
     return LogRecord(
         timestamp_ms, value, key, headers, producer, ledger_id, entry_id, offset, partition
     )
 
 
-def encode_header(name: str, value: bytes) -> bytes:
-    """One header as it stands in a record.
+def _too_short(data: BytesLike, value_at: int) -> FormatError:
+    return FormatError(f"a log record of {len(data)} bytes announces {value_at} before its value")
+
+
+def _from_version_1(data: BytesLike) -> BytesLike:
+    """The same record in this version; `data` itself if it is no record of version 1.
 
     Raises:
-        struct.error, UnicodeEncodeError: the name is too long, or no text.
+        FormatError: a record of version 1 that is damaged.
     """
-    encoded = name.encode()
-    return _HEADER.pack(len(encoded), len(value)) + encoded + value
+    if not data or data[0] != 1:
+        return data
+    fixed_size = _FIXED_VERSION_1.size
+    if len(data) < fixed_size:
+        raise _too_short(data, fixed_size)
+    (_, flags, count, key_length, headers_length, id_length, reserved, timestamp_ms, sequence) = (
+        _FIXED_VERSION_1.unpack_from(data)
+    )
+    id_at = fixed_size + (_TIME.size if flags & IS_LATE else 0)
+    key_at = id_at + id_length
+    headers_at = key_at + key_length
+    value_at = headers_at + headers_length
+    if value_at > len(data):
+        raise _too_short(data, value_at)
+    if reserved or (headers_length and not count):
+        raise FormatError("a log record of version 1 has lengths without their parts")
+    producer = headers = b""
+    if flags & _HAS_PRODUCER:
+        producer = _PRODUCER.pack(sequence, id_length) + data[id_at:key_at]
+    elif id_length or sequence:
+        raise FormatError("a log record without a producer carries parts of one")
+    if count:
+        headers = _HEADERS.pack(headers_length)
+    fixed = _FIXED.pack(LOG_RECORD_VERSION, flags, count, key_length, timestamp_ms)
+    late, rest = data[fixed_size:id_at], data[headers_at:]
+    return b"".join((fixed, late, producer, data[key_at:headers_at], headers, rest))
 
 
-def _decode_headers(data: bytes, count: int) -> dict[str, bytes]:
+def _decode_producer(data: BytesLike, at: int) -> tuple[Producer, int]:
+    """The producer that is described at `at`, and where its description ends."""
+    id_at = at + _PRODUCER.size
+    if id_at > len(data):
+        raise _too_short(data, id_at)
+    sequence, length = _PRODUCER.unpack_from(data, at)
+    end = id_at + length
+    if end > len(data):
+        raise _too_short(data, end)
+    if sequence < 0:
+        raise FormatError(f"a log record has the producer sequence number {sequence}")
+    return Producer(_text(data[id_at:end], "producer id"), sequence), end
+
+
+def encode_headers(headers: Mapping[str, bytes]) -> bytes:
+    """Headers as they stand in a record: nothing if there are none.
+
+    Raises:
+        struct.error, UnicodeEncodeError: a name is too long, or no text.
+    """
+    if not headers:
+        return b""
+    packed: list[bytes] = []
+    for name, value in headers.items():
+        encoded = name.encode()
+        packed += (_HEADER.pack(len(encoded), len(value)), encoded, value)
+    return _HEADERS.pack(sum(map(len, packed))) + b"".join(packed)
+
+
+def _decode_headers(data: BytesLike, at: int, count: int) -> tuple[dict[str, bytes], int]:
+    """The headers that begin at `at`, and where they end."""
+    first_at = at + _HEADERS.size
+    if first_at > len(data):
+        raise _too_short(data, first_at)
+    (length,) = _HEADERS.unpack_from(data, at)
+    end = first_at + length
+    if end > len(data):
+        raise _too_short(data, end)
+    return _headers_in(bytes(data[first_at:end]), count), end
+
+
+def _headers_in(data: bytes, count: int) -> dict[str, bytes]:
     headers: dict[str, bytes] = {}
     at = 0
     for _ in range(count):

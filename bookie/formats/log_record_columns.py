@@ -20,11 +20,7 @@ _FIXED = np.dtype(
         ("flags", "<u1"),
         ("header_count", "<u2"),
         ("key_length", "<u4"),
-        ("headers_length", "<u4"),
-        ("producer_length", "<u2"),
-        ("reserved", "<u2"),
         ("timestamp_ms", "<i8"),
-        ("sequence", "<i8"),
     ]
 )
 
@@ -50,12 +46,11 @@ def record_starts(
     has_key: NDArray[np.bool_],
     key_lengths: NDArray[np.int64],
     header_counts: NDArray[np.int64],
-    headers_lengths: NDArray[np.int64],
 ) -> RecordStarts:
     """The first parts of at least one record; `greatest_ms` is the greatest timestamp before them.
 
-    All arrays have one element for each record. A record without a key has the key length 0. Counts
-    and lengths fit into their fields: 16 bits for the number of headers, 32 for lengths.
+    All arrays have one element for each record. A record without a key has the key length 0. The
+    numbers fit into their fields: 16 bits for the number of headers, 32 for the length of a key.
     """
     greatest = np.maximum(np.maximum.accumulate(timestamps_ms), greatest_ms)
     is_late = greatest > timestamps_ms
@@ -64,7 +59,6 @@ def record_starts(
     fixed["flags"] = has_key * HAS_KEY + is_late * IS_LATE
     fixed["header_count"] = header_counts
     fixed["key_length"] = key_lengths
-    fixed["headers_length"] = headers_lengths
     fixed["timestamp_ms"] = timestamps_ms
     late = greatest.astype("<i8").tobytes()
     return RecordStarts(fixed.tobytes(), late, is_late, int(greatest[-1]))
@@ -103,20 +97,23 @@ def record_columns(
     row = np.dtype((np.void, FIXED_SIZE_BYTES))
     count = len(data) - FIXED_SIZE_BYTES + 1
     fixed = np.ndarray(count, row, buffer=data, strides=(1,))[starts].view(_FIXED)
-    flags = fixed["flags"]
+    words = fixed.view("<u8").reshape(-1, 2)[:, 0]  # all but the time
+    # Mostly all records are alike but for their times and values: then one of them speaks for all.
+    kinds = fixed[:1] if (words == words[0]).all() else fixed
+    flags = kinds["flags"]
     has_key = (flags & HAS_KEY) != 0
-    key_lengths = fixed["key_length"].astype(np.int64)
-    keys_at = starts + FIXED_SIZE_BYTES + ((flags & IS_LATE) != 0) * LATE_SIZE_BYTES
+    key_lengths = kinds["key_length"].astype(np.int64)
+    keys_at = starts + (FIXED_SIZE_BYTES + ((flags & IS_LATE) != 0) * LATE_SIZE_BYTES)
     values_at = keys_at + key_lengths
     is_other = (
-        (fixed["version"] != LOG_RECORD_VERSION)
+        (kinds["version"] != LOG_RECORD_VERSION)
         | ((flags & ~np.uint8(HAS_KEY | IS_LATE | FOLLOWS_CONTROL)) != 0)
         | (~has_key & (key_lengths != 0))
+        | (kinds["header_count"] != 0)
         | (values_at > ends)
     )
-    for name in ("header_count", "headers_length", "producer_length", "reserved", "sequence"):
-        is_other |= fixed[name] != 0
     if is_other.any():
         return None
     timestamps_ms = fixed["timestamp_ms"].astype(np.int64)
+    has_key = np.broadcast_to(has_key, len(starts))
     return RecordColumns(data, timestamps_ms, has_key, starts, keys_at, values_at, ends)

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from bookie.errors import BadRequestError
-from bookie.formats.log_record import encode_header, plain_prefix
+from bookie.formats.log_record import encode_headers, plain_prefix
 from bookie.formats.log_record_columns import FIXED_SIZE_BYTES, LATE_SIZE_BYTES, record_starts
 from bookie.log.writer import partition_of
 from bookie.spark.sink_options import SinkColumns
@@ -155,7 +155,6 @@ def encode_rows(rows: SinkRows, now_ms: int, greatest_ms: int) -> tuple[list[byt
         is_keyed,
         none if rows.key is None else _lengths(rows.key),
         counts,
-        none if packed is None else _lengths(packed),
     )
     parts = [_fixed_width(starts.fixed, FIXED_SIZE_BYTES, count)]
     if starts.is_late.any():
@@ -221,6 +220,6 @@ def _packed(headers: list[dict[str, Any]] | None) -> bytes:
     if len(by_name) > _HEADERS_MAX:
         raise BadRequestError(f"a row has {len(by_name)} headers, the most is {_HEADERS_MAX}")
     try:
-        return b"".join([encode_header(name, value) for name, value in by_name.items()])
+        return encode_headers(by_name)
     except (struct.error, UnicodeEncodeError) as error:
         raise BadRequestError(f"a header cannot be written: {error}") from error

@@ -96,7 +96,7 @@ def values(batch: Sequence[LogRecord]) -> int:
 async def reads(at: Served, size: int, total_bytes: int) -> None:
     """Whole ledgers and logs, as batches, and record by record."""
     total = total_bytes if size >= 1000 else total_bytes // 4
-    stored: ReaderHandle = await fill(at, size + 32, total)
+    stored: ReaderHandle = await fill(at, size + len(plain_prefix(0)), total)
     name = f"read-{size}"
     await fill_log(at.client, name, size, total)
     for what, look_entry, look_record in (("batches", len, len), ("each", payloads, values)):

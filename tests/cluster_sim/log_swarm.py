@@ -41,7 +41,7 @@ def draw_logs(seed: int) -> LogSwarm:
             fault_pause_seconds=choose.choice((0.3, 0.8, 2.0)),
             chaos_seconds=choose.choice((3.0, 6.0)),
         ),
-        roll_bytes=choose.choice((1000, 3000, 1 << 20)),
+        roll_bytes=choose.choice((600, 2000, 1 << 20)),
         append_pause_seconds=choose.choice((0.3, 1.0, 2.0)),
         publish_pause_seconds=choose.choice((0.2, 1.0)),
         look_pause_seconds=choose.choice((0.3, 1.0)),

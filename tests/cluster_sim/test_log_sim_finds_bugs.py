@@ -40,7 +40,7 @@ class BrokenLog:
         return replace(
             drawn,
             cluster=cluster,
-            roll_bytes=3000,
+            roll_bytes=2000,
             truncate_pause_seconds=1000.0,
             compact_pause_seconds=1000.0,
             recover_pause_seconds=self.recover_pause_seconds,

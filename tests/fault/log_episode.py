@@ -94,7 +94,7 @@ class LogEpisode:
             ensemble_size=ensemble,
             write_quorum_size=writes,
             ack_quorum_size=acks,
-            roll_bytes=self.rng.choice([3000, 10_000, 1 << 20]),
+            roll_bytes=self.rng.choice([2000, 8000, 1 << 20]),
         )
         await client.create_log(str(self.orders), partitions=PARTITIONS, policy=policy)
         await client.create_log(

@@ -43,6 +43,7 @@ from bookie.formats.log_record import (
     follows_control,
     greatest_timestamp_ms,
     is_control,
+    with_greatest,
 )
 from bookie.formats.registration import (
     Endpoint,
@@ -276,31 +277,6 @@ def check_registration(fields: Fields, data: bytes) -> None:
     assert decode_registration(data) == registration
 
 
-def check_log_record(fields: Fields, data: bytes) -> None:
-    """The record is written and read."""
-    producer = None
-    if fields["producer"] is not None:
-        producer = Producer(**fields["producer"])
-    record = LogRecord(
-        timestamp_ms=fields["timestamp_ms"],
-        value=fields["value"],
-        key=fields.get("key"),
-        headers={name: bytes.fromhex(value) for name, value in fields["headers"].items()},
-        producer=producer,
-    )
-    encoded = encode_log_record(
-        record,
-        greatest_ms=fields["greatest_ms"],
-        is_control=fields["is_control"],
-        follows_control=fields["follows_control"],
-    )
-    assert encoded == data
-    assert decode_log_record(data) == record
-    assert greatest_timestamp_ms(data) == fields["greatest_ms"]
-    assert is_control(data) == fields["is_control"]
-    assert follows_control(data) == (fields["follows_control"] or fields["is_control"])
-
-
 def check_log_metadata(fields: Fields, data: bytes) -> None:
     """The definition, head or chunk is written and read."""
     kind = fields.pop("record")
@@ -353,14 +329,14 @@ CHECKS: dict[str, Callable[[Fields, bytes], None]] = {
     "claims": check_claim,
     "registrations": check_registration,
     "service_instances": check_service_instance,
-    "log_records": check_log_record,
     "log_metadata": check_log_metadata,
     "log_cursors": check_log_cursor,
     "groups": check_group,
 }
 CASES = load()
 LEDGERS = [case for case in CASES if case.file == "ledger_metadata"]
-OTHERS = [case for case in CASES if case.file != "ledger_metadata"]
+LOG_RECORDS = [case for case in CASES if case.file == "log_records"]
+OTHERS = [case for case in CASES if case.file in CHECKS]
 
 
 @pytest.mark.parametrize("case", OTHERS, ids=lambda case: f"{case.file}: {case.name}")
@@ -377,9 +353,40 @@ def test_golden_ledger_metadata(case: Case) -> None:
     assert (ledger_metadata.encode(metadata) == case.data) is not case.decode_only
 
 
+@pytest.mark.parametrize("case", LOG_RECORDS, ids=lambda case: case.name)
+def test_golden_log_record(case: Case) -> None:
+    """The record is read; the current version is written too."""
+    fields, data = unhex(case.fields), case.data
+    producer = None
+    if fields["producer"] is not None:
+        producer = Producer(**fields["producer"])
+    record = LogRecord(
+        timestamp_ms=fields["timestamp_ms"],
+        value=fields["value"],
+        key=fields.get("key"),
+        headers={name: bytes.fromhex(value) for name, value in fields["headers"].items()},
+        producer=producer,
+    )
+    encoded = encode_log_record(
+        record,
+        greatest_ms=fields["greatest_ms"],
+        is_control=fields["is_control"],
+        follows_control=fields["follows_control"],
+    )
+    assert (encoded == data) is not case.decode_only
+    assert decode_log_record(data) == record
+    assert greatest_timestamp_ms(data) == fields["greatest_ms"]
+    greatest_ms = min(fields["greatest_ms"] + 1, 2**63 - 1)
+    later = with_greatest(data, greatest_ms)
+    assert decode_log_record(later) == record
+    assert greatest_timestamp_ms(later) == greatest_ms
+    assert is_control(data) == fields["is_control"]
+    assert follows_control(data) == (fields["follows_control"] or fields["is_control"])
+
+
 def test_every_file_is_checked_and_described() -> None:
     """No file of vectors lies here unused or unexplained."""
     files = {path.stem for path in HERE.glob("*.json")}
-    assert files == {*CHECKS, "ledger_metadata"}
+    assert files == {*CHECKS, "ledger_metadata", "log_records"}
     readme = (HERE / "README.md").read_text(encoding="utf-8")
     assert all(f"`{name}.json`" in readme for name in files)

@@ -17,14 +17,12 @@ RECORDS = st.lists(st.tuples(TIMES, st.none() | st.binary(max_size=4)), min_size
 def test_starts_of_records(times: list[tuple[int, bytes | None]], greatest_ms: int) -> None:
     records = [LogRecord(at_ms, b"", key) for at_ms, key in times]
     keys = [record.key for record in records]
-    none = np.zeros(len(records), np.int64)
     starts = record_starts(
         np.array([record.timestamp_ms for record in records], np.int64),
         greatest_ms,
         np.array([key is not None for key in keys]),
         np.array([len(key or b"") for key in keys], np.int64),
-        none,
-        none,
+        np.zeros(len(records), np.int64),
     )
     for index, record in enumerate(records):
         fixed = starts.fixed[index * FIXED_SIZE_BYTES :][:FIXED_SIZE_BYTES]

@@ -10,7 +10,7 @@ from bookie.errors import BookieError
 from bookie.log.log_client import LogClient
 from tests.conformance.faulty_store import FaultyStore
 
-SMALL = LogPolicy(roll_bytes=2000)
+SMALL = LogPolicy(roll_bytes=1000)
 
 
 def logs_of(bk: BookKeeper) -> LogClient:

@@ -236,7 +236,7 @@ async def test_readers_whose_chunks_are_written_anew(
     ]
     streams = [one.batches() for one in readers]
     found = [list(await anext(stream)) for stream in streams]
-    assert (await compact(one_bk, "orders", CompactionLimits(2000, 2000)))[0].joined > 1
+    assert (await compact(one_bk, "orders", CompactionLimits(1000, 1000)))[0].joined > 1
     head = await head_of(one_bookie.store, "orders")
     assert head.first_chunk == 11
     for start, records, stream in zip(range(0, 100, 7), found, streams, strict=True):

@@ -18,9 +18,9 @@ async def test_spans_of_closed_and_open_ledgers(one_bookie: RealCluster) -> None
     async with connect(one_bookie.uri) as bk:
         await bk.create_log("orders", policy=ONE_COPY)
         async with bk.open_log("orders") as log:
-            await log.append_many([b"x" * 68] * 10)
+            await log.append_many([b"x" * 84] * 10)
             await log.roll()
-            await log.append_many([b"y" * 168] * 10)
+            await log.append_many([b"y" * 184] * 10)
             survey = await bk.survey_log("orders")
             assert await survey.bounds() == [(0, 20)]
             whole = await survey.spans(0, 0, 20)
