@@ -10,23 +10,51 @@ from __future__ import annotations
 from asyncio import Future
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Sequence
 from itertools import accumulate
+from typing import NamedTuple, Self
 
 from bookie.client.calls import fresh
 from bookie.errors import BadRequestError, BookieError
 from bookie.formats.entry import HEADER_SIZE_BYTES
+from bookie.formats.shared_prefix import SharedPrefix
 from bookie.ids import ENTRY_SIZE_BYTES_MAX
+
+
+class NewEntries(NamedTuple):
+    """Entries to append together: each of them is `prefix` and one of the payloads.
+
+    Nobody changes the lists any more.
+    """
+
+    payloads: list[bytes]
+    sizes: list[int]
+    """Of the payloads, in bytes."""
+    total_bytes: int
+    """Of all entries, their prefixes included."""
+    prefix: bytes = b""
+
+    @classmethod
+    def of(cls, payloads: list[bytes], prefix: bytes = b"") -> Self:
+        """These payloads."""
+        sizes = list(map(len, payloads))
+        return cls(payloads, sizes, sum(sizes) + len(prefix) * len(sizes), prefix)
+
+    @property
+    def greatest_bytes(self) -> int:
+        """The size of the largest entry; there is one."""
+        return max(self.sizes) + len(self.prefix)
 
 
 class PendingAppends:
     """Consecutive payloads that travel as one batch."""
 
-    __slots__ = ("entries", "futures", "outcomes", "packed_bytes", "payloads")
+    __slots__ = ("entries", "futures", "outcomes", "packed_bytes", "payloads", "shared")
 
     def __init__(self) -> None:
         self.payloads: list[bytes] = []
         """Dropped when they are packed."""
+        self.shared: list[SharedPrefix] = []
+        """What some of the payloads begin with."""
         self.entries = 0
         """How many entries, as of when the group was taken."""
         self.packed_bytes = 0
@@ -35,6 +63,13 @@ class PendingAppends:
         """Futures of the callers: each for one entry, or for the last of many."""
         self.outcomes: list[int | range] = []
         """What each of the futures gets."""
+
+    def add(self, payloads: list[bytes], prefix: bytes) -> None:
+        """Payloads that begin with the prefix besides."""
+        if prefix:
+            first = len(self.payloads)
+            self.shared.append(SharedPrefix(prefix, first, first + len(payloads)))
+        self.payloads += payloads
 
     def succeed(self) -> None:
         """All entries are durable."""
@@ -84,30 +119,28 @@ class AppendQueue:
         group.outcomes.append(entry_id)
         self.next_entry_id = entry_id + 1
 
-    def put_many(
-        self, payloads: Sequence[bytes], sizes: Iterable[int], total: int, future: Future[range]
-    ) -> None:
-        """Queue at least one entry; `sizes` are theirs, `future` gets the range of their ids.
+    def put_many(self, new: NewEntries, future: Future[range]) -> None:
+        """Queue at least one entry; `future` gets the range of their ids.
 
-        `total` is the sum of the sizes. Mostly all fit into the open group; else groups are cut by
-        bisection, so that nothing here runs per entry but C code.
+        Mostly all fit into the open group; else groups are cut by bisection, so that nothing here
+        runs per entry but C code.
         """
-        overhead, count = self.overhead_bytes, len(payloads)
+        count = len(new.payloads)
         group = self._open
-        packed = group.packed_bytes + total + count * overhead
+        packed = group.packed_bytes + new.total_bytes + count * self.overhead_bytes
         if packed <= self._bytes_max and len(group.payloads) + count <= self._entries_max:
-            group.payloads += payloads
+            group.add(new.payloads, new.prefix)
             group.packed_bytes = packed
         else:
-            self._cut(payloads, sizes)
+            self._cut(*new)
         first = self.next_entry_id
         self.next_entry_id = first + count
         self._open.futures.append(future)
         self._open.outcomes.append(range(first, self.next_entry_id))
 
-    def _cut(self, payloads: Sequence[bytes], sizes: Iterable[int]) -> None:
+    def _cut(self, payloads: list[bytes], sizes: list[int], _: int, prefix: bytes) -> None:
         """Fill the open group and as many after it as are needed."""
-        overhead, count = self.overhead_bytes, len(payloads)
+        overhead, count = self.overhead_bytes + len(prefix), len(payloads)
         ends = list(accumulate(sizes, initial=0))
         start = 0
         while start < count:
@@ -123,7 +156,7 @@ class AppendQueue:
                 self._next_group()
                 continue
             end = start + (fitting or 1)  # an entry larger than a batch travels alone
-            group.payloads += payloads[start:end]
+            group.add(payloads[start:end], prefix)
             group.packed_bytes = ends[end] + end * overhead - packed
             start = end
 

@@ -9,6 +9,7 @@ from bookie.formats.checksum import crc32c
 from bookie.formats.digest import digester_for_key
 from bookie.formats.entry import pack_batch, pack_lac
 from bookie.formats.ledger_metadata import LedgerMetadata
+from bookie.formats.shared_prefix import SharedPrefix
 from bookie.protocol.quorum import Quorum, slots_of
 from bookie.protocol.striping import select
 from bookie.protocol.writer_events import SendBatch
@@ -36,7 +37,9 @@ class RequestEncoder:
         self._next_request_id = next_request_id
         self._deferred_sync = deferred_sync
 
-    def batch(self, plan: SendBatch, payloads: Sequence[bytes]) -> dict[int, Request]:
+    def batch(
+        self, plan: SendBatch, payloads: Sequence[bytes], shared: Sequence[SharedPrefix]
+    ) -> dict[int, Request]:
         """What each slot that stores any of these entries is sent; equal ones are one object."""
         first, count = plan.first_entry_id, plan.count
         batch = pack_batch(
@@ -46,6 +49,7 @@ class RequestEncoder:
             plan.length_before,
             payloads,
             self.digester,
+            shared,
         )
         quorum = self._quorum
         whole: Request | None = None

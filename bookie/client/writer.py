@@ -22,7 +22,7 @@ from threading import get_ident
 from types import TracebackType
 from typing import Self, assert_never
 
-from bookie.client.append_queue import AppendQueue, PendingAppends
+from bookie.client.append_queue import AppendQueue, NewEntries, PendingAppends
 from bookie.client.arguments import Payload, checked_bytes, checked_payloads
 from bookie.client.calls import Timers, carry_out_metadata, fresh, settle
 from bookie.client.confirmations import ConfirmationWaiters
@@ -270,16 +270,13 @@ class WriterHandle:
             # Whoever is let in must append, so what cannot be appended is refused before.
             self._queue.check(max(map(len, entries)))
             await self._in_flight.wait()
-        return await self.submit(entries)
+        return await self.submit(NewEntries.of(entries))
 
-    def submit(
-        self, payloads: list[bytes], sizes: list[int] | None = None
-    ) -> asyncio.Future[range]:
+    def submit(self, new: NewEntries) -> asyncio.Future[range]:
         """Append entries without waiting for room; the future gets their ids when all are durable.
 
         For callers that bound what is unconfirmed themselves, and must know the ids at once: those
-        from ``last_entry_id + 1`` on. `payloads` is not empty, and stays as it is; `sizes` are
-        theirs, if they are at hand. The future raises what `append` raises.
+        from ``last_entry_id + 1`` on. The future raises what `append` raises.
 
         Raises:
             BadRequestError, BookieError: as `append` does at once; nothing was appended.
@@ -287,13 +284,11 @@ class WriterHandle:
         self._require_here()
         if self._refusal is not None:
             raise fresh(self._refusal)
-        sizes = list(map(len, payloads)) if sizes is None else sizes
-        total = sum(sizes)
-        if total > self._queue.payload_bytes_max:
-            self._queue.check(max(sizes))
+        if new.total_bytes > self._queue.payload_bytes_max:
+            self._queue.check(new.greatest_bytes)
         future: asyncio.Future[range] = self._loop.create_future()
-        self._queue.put_many(payloads, sizes, total, future)
-        self._in_flight.take(len(payloads), total)
+        self._queue.put_many(new, future)
+        self._in_flight.take(len(new.payloads), new.total_bytes)
         self._schedule_flush()
         return future
 
@@ -447,7 +442,8 @@ class WriterHandle:
                 self._schedule_flush()
             case SendBatch():
                 group = self._unconfirmed[effect.batch] = self._taken
-                self._requests[effect.batch] = self._encoder.batch(effect, group.payloads)
+                requests = self._encoder.batch(effect, group.payloads, group.shared)
+                self._requests[effect.batch] = requests
                 group.payloads = []
                 for slot in slots_of(effect.slots):
                     self._send(effect.batch, slot)

@@ -39,9 +39,7 @@ from bookie.formats.checksum import crc32c, crcs_of_rows
 BytesLike = bytes | bytearray | memoryview
 
 Headers = NDArray[np.uint8]
-"""Packet headers, one of 32 bytes a row, contiguous in memory."""
-
-_HEADER_BYTES = 32
+"""Packet headers, one a row, with what payloads share behind them; contiguous in memory."""
 
 LEDGER_KEY_SIZE_BYTES = 32
 """Bytes of the key of a ledger with a password."""
@@ -150,7 +148,7 @@ class DummyDigester:
 
 def _each(headers: Headers) -> list[bytes]:
     """The headers one by one; ``tolist`` of rows is faster than slicing."""
-    rows: NDArray[Any] = headers.view(np.dtype((np.void, _HEADER_BYTES)))[:, 0]
+    rows: NDArray[Any] = headers.view(np.dtype((np.void, headers.shape[1])))[:, 0]
     each: list[bytes] = rows.tolist()
     return each
 

@@ -32,6 +32,7 @@ import numpy as np
 from bookie.errors import BadRequestError, ChecksumError, FormatError
 from bookie.formats.batch import PACKET_HEADER_SIZE_BYTES, EntryBatch, Ids, gather_prefixes
 from bookie.formats.digest import BytesLike, Digester
+from bookie.formats.shared_prefix import SharedPrefix, common_size, with_prefixes, write_prefixes
 
 HEADER_SIZE_BYTES = PACKET_HEADER_SIZE_BYTES
 LAC_HEADER_SIZE_BYTES = 16
@@ -159,6 +160,7 @@ def pack_batch(
     length_before: int,
     payloads: Sequence[BytesLike],
     digester: Digester,
+    shared: Sequence[SharedPrefix] = (),
 ) -> EntryBatch:
     """Packets for consecutive entries, each carrying the same LAC.
 
@@ -169,10 +171,18 @@ def pack_batch(
         length_before: payload bytes of the ledger before the first of these entries.
         payloads: at least one; memoryviews must be of single bytes.
         digester: the ledger's.
+        shared: what some of the payloads begin with besides, in their order.
     """
     count = len(payloads)
     assert count >= 1
     assert -1 <= last_add_confirmed < first_entry_id
+    shared_size = 0
+    if shared:
+        size = common_size(shared, count) if count >= _PACK_BY_NUMPY_FROM else None
+        if size is None:
+            shared, payloads = (), with_prefixes(payloads, shared)
+        else:
+            shared_size = size
     sizes = list(map(len, payloads))
     prefix_size = HEADER_SIZE_BYTES + digester.size_bytes
     if count < _PACK_BY_NUMPY_FROM:
@@ -192,23 +202,28 @@ def pack_batch(
     size = sizes[0]
     are_equal = sizes.count(size) == count
     packet_sizes = np.full(count, size, np.int64) if are_equal else np.array(sizes, np.int64)
-    columns = np.empty((count, 4), dtype=">i8")
+    packet_sizes += shared_size
+    heads = np.empty((count, HEADER_SIZE_BYTES + shared_size), np.uint8)
+    write_prefixes(heads[:, HEADER_SIZE_BYTES:], shared)
+    columns = np.ndarray((count, 4), ">i8", heads, strides=(heads.shape[1], 8))
     columns[:, 0] = ledger_id
     columns[:, 1] = np.arange(count, dtype=np.int64) + first_entry_id
     columns[:, 2] = last_add_confirmed
     columns[:, 3] = np.cumsum(packet_sizes) + length_before
     packet_sizes += prefix_size
+    body_at = prefix_size + shared_size
     by_rows = are_equal and size <= _PACK_BY_ROWS_UP_TO_BYTES
-    rows = np.empty((count, prefix_size + size if by_rows else prefix_size), np.uint8)
-    rows[:, :HEADER_SIZE_BYTES] = columns.view(np.uint8)
+    rows = np.empty((count, body_at + size if by_rows else body_at), np.uint8)
+    rows[:, :HEADER_SIZE_BYTES] = heads[:, :HEADER_SIZE_BYTES]
     rows[:, HEADER_SIZE_BYTES:prefix_size] = np.frombuffer(
-        digester.digest_many(columns.view(np.uint8), payloads), np.uint8
+        digester.digest_many(heads, payloads), np.uint8
     ).reshape(count, digester.size_bytes)
+    write_prefixes(rows[:, prefix_size:body_at], shared)
     if by_rows:
-        rows[:, prefix_size:] = np.frombuffer(b"".join(payloads), np.uint8).reshape(count, size)
+        rows[:, body_at:] = np.frombuffer(b"".join(payloads), np.uint8).reshape(count, size)
         packets = rows.tobytes()
     else:
-        prefixes = rows.view(np.dtype((np.void, prefix_size)))[:, 0].tolist()
+        prefixes = rows.view(np.dtype((np.void, body_at)))[:, 0].tolist()
         packets = _interleave(prefixes, payloads)
     return EntryBatch(ledger_id, first_entry_id, None, packet_sizes, packets)
 

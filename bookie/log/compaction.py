@@ -32,6 +32,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
+from bookie.client.append_queue import NewEntries
 from bookie.client.writer import WriterHandle
 from bookie.cluster.logs import LogName, LogPartition
 from bookie.errors import BadRequestError, BookieError, MetadataError
@@ -226,11 +227,11 @@ async def _write(writer: WriterHandle, found: AsyncGenerator[RunEntries, None]) 
             payload = with_greatest(entry.payload, greatest_ms)
             greatest_ms = greatest_timestamp_ms(payload)
             payloads.append(payload)
-        size = sum(map(len, payloads))
-        future = writer.submit(payloads)
+        new = NewEntries.of(payloads)
+        future = writer.submit(new)
         future.add_done_callback(_forget)  # after an error nobody waits for the others
-        unconfirmed.append((size, future))
-        unconfirmed_bytes += size
+        unconfirmed.append((new.total_bytes, future))
+        unconfirmed_bytes += new.total_bytes
         while unconfirmed_bytes > UNCONFIRMED_BYTES_MAX:
             size, future = unconfirmed.popleft()
             await future

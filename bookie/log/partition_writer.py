@@ -56,7 +56,7 @@ from bookie.log.idempotence import IdempotentAppends
 from bookie.log.ledger_end import end_of
 from bookie.log.log_client import LogClient
 from bookie.log.positions import LogPositions
-from bookie.log.record_encoder import EncodedRecords, NewRecord, RecordEncoder
+from bookie.log.record_encoder import NewRecord, RecordEncoder
 from bookie.log.retention import apply_retention
 from bookie.log.takeover import Ownership, WriterOptions, discard, remove_empty
 from bookie.log.unconfirmed import Segment, Unconfirmed
@@ -242,15 +242,6 @@ class PartitionWriter:
                 "quota_bytes"
             )
 
-    def _encoded(
-        self, records: Sequence[Payload | NewRecord], producer: Producer | None = None
-    ) -> EncodedRecords:
-        try:
-            return self._encoder.encode_many(records, producer)
-        except BookieError:
-            self.turn_away()
-            raise
-
     def submit(
         self, records: Sequence[Payload | NewRecord], producer: Producer | None
     ) -> Unconfirmed:
@@ -259,9 +250,13 @@ class PartitionWriter:
         Raises:
             BadRequestError: they cannot be encoded; none was appended.
         """
-        encoded = self._encoded(records, producer)
-        appended = Unconfirmed(encoded.payloads, encoded.total_bytes, self._segment, producer)
-        self._send(appended, encoded.sizes)
+        try:
+            entries = self._encoder.encode_many(records, producer)
+        except BookieError:
+            self.turn_away()
+            raise
+        appended = Unconfirmed(entries, self._segment, producer)
+        self._send(appended)
         self._window.take(appended.count, appended.size_bytes)
         segment = self._segment
         segment.size_bytes += appended.size_bytes
@@ -270,14 +265,14 @@ class PartitionWriter:
         self._unconfirmed[appended] = None
         return appended
 
-    def _send(self, appended: Unconfirmed, sizes: list[int] | None = None) -> None:
+    def _send(self, appended: Unconfirmed) -> None:
         """Append what is left of it to the segment. A writer that has ended fails its future."""
         segment = appended.segment = self._segment
         try:
             if self._encoder.is_snapshot_due:
-                segment.writer.submit([self._encoder.snapshot()]).add_done_callback(_forget)
+                segment.writer.submit(self._encoder.snapshot()).add_done_callback(_forget)
             appended.first_entry_id = segment.writer.last_entry_id + 1
-            appended.future = segment.writer.submit(appended.payloads, sizes)
+            appended.future = segment.writer.submit(appended.entries)
         except BookieError as error:
             # It is appended when the chain is mended; a duplicate of it waits as well.
             appended.first_entry_id = segment.writer.last_entry_id + 1
@@ -285,8 +280,8 @@ class PartitionWriter:
             appended.future.set_exception(error)
             appended.future.add_done_callback(_forget)
         if (first := appended.next_producer) is not None:
-            at, count = appended.next_run.first, len(appended.payloads)
-            self._encoder.windows.add(first, at, count)
+            run = appended.next_run
+            self._encoder.windows.add(first, run.first, run.entries)
 
     async def confirmed(self, appended: Unconfirmed) -> LogPositions:
         """Where the records are, once all of them are confirmed."""
@@ -494,10 +489,10 @@ class PartitionWriter:
         waiting = [one for one in self._unconfirmed if one.segment is broken]
         for one in waiting:
             one.keep(last_entry_id)
-            if one.payloads and one.next_producer is not None:
+            if one.entries.payloads and one.next_producer is not None:
                 self._encoder.windows.forget(one.next_producer)
         for one in waiting:
-            if one.payloads:
+            if one.entries.payloads:
                 self._send(one)
                 one.future.add_done_callback(_forget)  # its caller may just have been cancelled
             else:

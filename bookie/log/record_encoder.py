@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
+from bookie.client.append_queue import NewEntries
 from bookie.client.arguments import Payload, checked_bytes
 from bookie.env import Clock
 from bookie.errors import BadRequestError
@@ -14,6 +15,9 @@ from bookie.protocol.producer_windows import ProducerWindows
 
 SNAPSHOT_ENTRIES = 10_000
 """A snapshot of producers is due after so many entries: the next owner reads back as many."""
+
+_SHARED_FROM = 64
+"""Fewer records than these get a copy of their prefix each: what is shared costs 20 µs a batch."""
 
 _NO_HEADERS: Mapping[str, bytes] = {}
 
@@ -25,14 +29,6 @@ class NewRecord(NamedTuple):
     key: bytes | None = None
     headers: Mapping[str, bytes] = _NO_HEADERS
     timestamp_ms: int | None = None
-
-
-class EncodedRecords(NamedTuple):
-    """The payloads of records, and their sizes in bytes."""
-
-    payloads: list[bytes]
-    sizes: list[int]
-    total_bytes: int
 
 
 class RecordEncoder:
@@ -54,8 +50,8 @@ class RecordEncoder:
 
     def encode_many(
         self, records: Sequence[Payload | NewRecord], producer: Producer | None = None
-    ) -> EncodedRecords:
-        """The payloads of at least one record; `producer` is the first one's, the others follow it.
+    ) -> NewEntries:
+        """The entries of at least one record; `producer` is the first one's, the others follow it.
 
         Raises:
             BadRequestError: one does not fit into an entry, or a field is of the wrong kind; none
@@ -67,14 +63,16 @@ class RecordEncoder:
         prefix = plain_prefix(
             now_ms, greatest_ms=self._greatest_ms, follows_control=self._has_producers
         )
-        encoded = self._checked([prefix + value for value in records])  # type: ignore[operator]
+        values = cast("list[bytes]", list(records))
+        if len(values) >= _SHARED_FROM:
+            encoded = self._checked(NewEntries.of(values, prefix))
+        else:
+            encoded = self._checked(NewEntries.of([prefix + value for value in values]))
         self._greatest_ms = max(self._greatest_ms, now_ms)
         self._entries_since_snapshot += len(encoded.payloads)
         return encoded
 
-    def _encode_each(
-        self, records: Sequence[NewRecord], producer: Producer | None
-    ) -> EncodedRecords:
+    def _encode_each(self, records: Sequence[NewRecord], producer: Producer | None) -> NewEntries:
         now_ms = self._clock.now_ms()
         greatest = self._greatest_ms
         tracks = self._has_producers or producer is not None
@@ -85,20 +83,19 @@ class RecordEncoder:
             record = LogRecord(at_ms, _checked(value), key, headers, whose)
             payloads.append(encode_log_record(record, greatest_ms=greatest, follows_control=tracks))
             greatest = max(greatest, at_ms)
-        encoded = self._checked(payloads)
+        encoded = self._checked(NewEntries.of(payloads))
         self._greatest_ms, self._has_producers = greatest, tracks
         self._entries_since_snapshot += len(payloads)
         return encoded
 
-    def _checked(self, payloads: list[bytes]) -> EncodedRecords:
-        sizes = list(map(len, payloads))
-        total = sum(sizes)
-        if total > self._size_bytes_max and max(sizes) > self._size_bytes_max:
+    def _checked(self, new: NewEntries) -> NewEntries:
+        size_max = self._size_bytes_max
+        if new.total_bytes > size_max and new.greatest_bytes > size_max:
             raise BadRequestError(
-                f"a record of {max(sizes)} bytes, header included, is larger than the "
-                f"{self._size_bytes_max} bytes that fit into an entry"
+                f"a record of {new.greatest_bytes} bytes, header included, is larger than the "
+                f"{size_max} bytes that fit into an entry"
             )
-        return EncodedRecords(payloads, sizes, total)
+        return new
 
     # -- snapshots of producers --------------------------------------------------------------------
 
@@ -111,12 +108,13 @@ class RecordEncoder:
         """Whether a snapshot has to go before the records that were encoded last."""
         return self._has_producers and self._entries_since_snapshot >= SNAPSHOT_ENTRIES
 
-    def snapshot(self) -> bytes:
+    def snapshot(self) -> NewEntries:
         """A control record with what is known of producers now."""
         self._entries_since_snapshot = 0
         at_ms = min(self._greatest_ms, self._clock.now_ms())
         record = LogRecord(at_ms, encode_producers(self.windows.state()))
-        return encode_log_record(record, greatest_ms=self._greatest_ms, is_control=True)
+        snapshot = encode_log_record(record, greatest_ms=self._greatest_ms, is_control=True)
+        return NewEntries.of([snapshot])
 
 
 def as_record(given: Payload | NewRecord) -> NewRecord:

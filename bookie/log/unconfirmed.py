@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+from bookie.client.append_queue import NewEntries
 from bookie.client.writer import WriterHandle
 from bookie.errors import BookieError
 from bookie.formats.log_record import Producer
@@ -37,10 +38,10 @@ class Unconfirmed:
     __slots__ = (
         "_producer",
         "count",
+        "entries",
         "first_entry_id",
         "future",
         "outcome",
-        "payloads",
         "runs",
         "segment",
         "size_bytes",
@@ -48,37 +49,36 @@ class Unconfirmed:
 
     def __init__(
         self,
-        payloads: list[bytes],
-        size_bytes: int,
+        entries: NewEntries,
         segment: Segment,
         producer: Producer | None,
     ) -> None:
         """`producer` is that of the first record; the others have the numbers that follow."""
-        self.count = len(payloads)
-        """Of all records, also of those that `payloads` has no longer; so is `size_bytes`."""
-        self.size_bytes = size_bytes
-        self.payloads = payloads
+        self.count = len(entries.payloads)
+        """Of all records, also of those that `entries` has no longer; so is `size_bytes`."""
+        self.size_bytes = entries.total_bytes
+        self.entries = entries
         """Those that no closed ledger contains."""
         self.segment = segment
         self.first_entry_id = 0
         self.future: asyncio.Future[range]
         self._producer = producer
         self.runs: list[PositionRun] = []
-        """Where the records before `payloads` are, in ledgers that were closed."""
+        """Where the records before `entries` are, in ledgers that were closed."""
         self.outcome: LogPositions | BookieError | None = None
         """Of an idempotent producer's append, once it is decided."""
 
     @property
     def next_run(self) -> PositionRun:
-        """Where the payloads are, once they are confirmed."""
+        """Where the entries are, once they are confirmed."""
         offset = self.segment.base_offset + self.first_entry_id
         ledger_id = self.segment.writer.ledger_id
-        count, partition = len(self.payloads), self.segment.partition
+        count, partition = len(self.entries.payloads), self.segment.partition
         return PositionRun(ledger_id, self.first_entry_id, offset, count, partition)
 
     @property
     def next_producer(self) -> Producer | None:
-        """The producer and number of the first payload."""
+        """The producer and number of the first entry."""
         if self._producer is None:
             return None
         producer_id, sequence = self._producer
@@ -86,7 +86,8 @@ class Unconfirmed:
 
     def keep(self, last_entry_id: int) -> None:
         """The ledger was closed at `last_entry_id`: what it contains is confirmed."""
-        written = min(max(0, last_entry_id - self.first_entry_id + 1), len(self.payloads))
+        payloads, _, _, prefix = self.entries
+        written = min(max(0, last_entry_id - self.first_entry_id + 1), len(payloads))
         if written:
             self.runs.append(self.next_run._replace(entries=written))
-            self.payloads = self.payloads[written:]
+            self.entries = NewEntries.of(payloads[written:], prefix)

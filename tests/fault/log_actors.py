@@ -169,7 +169,8 @@ class WritingActor:
 
     async def _append_many(self, log: LogWriter) -> None:
         partition = self.rng.randrange(PARTITIONS)
-        event = self._event(log, partition, self._values(self.rng.randrange(1, 6)))
+        count = 100 if self.rng.random() < 0.1 else self.rng.randrange(1, 6)
+        event = self._event(log, partition, self._values(count))
         values = [value.encode() for value in event.values]
         with self._recorded(event) as done:
             positions = await log.append_many(values, partition=partition)

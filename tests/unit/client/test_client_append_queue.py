@@ -7,8 +7,9 @@ from random import Random
 
 import pytest
 
-from bookie.client.append_queue import AppendQueue, PendingAppends
+from bookie.client.append_queue import AppendQueue, NewEntries, PendingAppends
 from bookie.errors import BadRequestError
+from bookie.formats.shared_prefix import with_prefixes
 
 DIGEST_BYTES = 4
 OVERHEAD_BYTES = 36
@@ -39,16 +40,20 @@ async def test_many_at_once_make_the_groups_of_one_by_one(seed: int) -> None:
     for _ in range(random.randrange(1, 6)):
         payloads = [random.randbytes(random.randint(0, sizes_max)) for _ in range(25)]
         part = payloads[: random.randrange(1, 25)]
-        at_once.put_many(part, list(map(len, part)), len(b"".join(part)), future())
+        prefix = random.choice([b"", b"to all"])
+        at_once.put_many(NewEntries.of(part, prefix), future())
         for payload in part:
-            one_by_one.put(payload, future())
+            one_by_one.put(prefix + payload, future())
     assert at_once.next_entry_id == one_by_one.next_entry_id
     taken = groups_of(at_once)
     expected = groups_of(one_by_one)
-    assert [group.payloads for group in taken] == [group.payloads for group in expected]
+    whole = [with_prefixes(group.payloads, group.shared) for group in taken]
+    assert whole == [group.payloads for group in expected]
     assert [group.packed_bytes for group in taken] == [group.packed_bytes for group in expected]
     for group in taken:
-        sizes = [len(payload) + OVERHEAD_BYTES for payload in group.payloads]
+        sizes = [
+            len(payload) + OVERHEAD_BYTES for payload in with_prefixes(group.payloads, group.shared)
+        ]
         assert group.entries == len(sizes) <= ENTRIES_MAX
         assert group.packed_bytes == sum(sizes)
         assert sum(sizes) <= BYTES_MAX or len(sizes) == 1
@@ -59,8 +64,8 @@ async def test_who_appends_many_waits_for_the_last_group() -> None:
     filled = queue()
     first = asyncio.get_running_loop().create_future()
     second = asyncio.get_running_loop().create_future()
-    filled.put_many([b"x"] * 25, [1] * 25, 25, first)
-    filled.put_many([b"y"] * 2, [1] * 2, 2, second)
+    filled.put_many(NewEntries.of([b"x"] * 25), first)
+    filled.put_many(NewEntries.of([b"y"] * 2), second)
     groups = groups_of(filled)
     assert [group.entries for group in groups] == [10, 10, 7]
     assert [group.outcomes for group in groups] == [[], [], [range(25), range(25, 27)]]

@@ -22,6 +22,7 @@ from bookie.formats.entry import (
     unpack_packet,
     verify_batch,
 )
+from bookie.formats.shared_prefix import SharedPrefix
 
 CRC32C = digester_for_key(DigestType.CRC32C, b"")
 COUNTS = [1, 2, 15, 16, 27, 28, 100]
@@ -73,6 +74,41 @@ def test_batch_is_what_single_packets_are(
     assert all(type(entry) is Entry and type(entry.payload) is bytes for entry in entries)
     view = EntryBatch(9, 1000, None, batch.sizes, memoryview(batch.payload))
     assert verify_batch(view, digester) == expected
+
+
+@pytest.mark.parametrize("size", [None, 0, 10, 600])
+@pytest.mark.parametrize("digest_type", list(DigestType))
+@pytest.mark.parametrize(
+    "runs",
+    [
+        [(b"p" * 16, 100)],
+        [(b"p" * 16, 1), (b"q" * 16, 98), (b"p" * 16, 1)],
+        [(b"p" * 24, 60), (b"q" * 16, 40)],
+        [(b"p" * 16, 60), (b"", 40)],
+        [(b"", 10), (b"p" * 16, 90)],
+        [(b"p" * 16, 20)],
+    ],
+    ids=["one", "several", "two sizes", "none at the end", "none first", "few entries"],
+)
+def test_what_payloads_share_is_packed_before_each(
+    size: int | None, digest_type: DigestType, runs: list[tuple[bytes, int]]
+) -> None:
+    """The packets are those of payloads that hold all of it."""
+    digester = digester_for_key(digest_type, derive_key(b"secret"))
+    payloads: list[bytes] = []
+    whole: list[bytes] = []
+    shared: list[SharedPrefix] = []
+    for prefix, count in runs:
+        some = [bytes([i % 251]) * (i % 7 if size is None else size) for i in range(count)]
+        if prefix:
+            shared.append(SharedPrefix(prefix, len(payloads), len(payloads) + count))
+        payloads += some
+        whole += [prefix + payload for payload in some]
+    batch = pack_batch(9, 1000, 17, 50, payloads, digester, shared)
+    expected = pack_batch(9, 1000, 17, 50, whole, digester)
+    assert batch.payload == expected.payload
+    assert batch.sizes.tolist() == expected.sizes.tolist()
+    assert verify_batch(batch, digester).payloads == whole
 
 
 def test_payloads_may_be_views() -> None:

@@ -296,6 +296,19 @@ async def test_a_fence_by_somebody_else_costs_nothing(cluster: RealCluster, bk: 
     assert not await left_over(bk, cluster.store, "orders")
 
 
+async def test_a_fence_in_the_middle_of_a_large_call(cluster: RealCluster, bk: BookKeeper) -> None:
+    """What the closed ledger lacks follows in the next one, in the call's order."""
+    async with bk.open_log("orders") as log:
+        ledger_id = (await log.append(b"first")).ledger_id
+        async with asyncio.TaskGroup() as tasks:
+            appended = tasks.create_task(log.append_many(numbers(0, 20_000)))
+            tasks.create_task(bk.open_ledger(ledger_id, recover=True))
+        places = [(one.ledger_id, one.entry_id) for one in appended.result()]
+    found = await records_of(bk, cluster.store, "orders")
+    assert [record.value for record in found] == [b"first", *numbers(0, 20_000)]
+    assert [(one.ledger_id, one.entry_id) for one in found[1:]] == places
+
+
 async def test_a_lost_ack_quorum_is_survived(cluster: RealCluster, bk: BookKeeper) -> None:
     """Two of three bookies go and come back: the ledger dies, the log goes on."""
     async with bk.open_log("orders", patience_seconds=30) as log:
