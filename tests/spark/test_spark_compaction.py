@@ -52,7 +52,7 @@ def test_what_spark_reads_stays_and_its_ledgers_become_few(
     assert len(before) == 600
     publish(bk, log, range(15, 20))
 
-    done = compact(spark, uri, log, CompactionLimits(5000, 5000))
+    done = compact(spark, uri, log, CompactionLimits(2800, 2800))
     assert (done.ledgers_before, done.overtaken, done.left) == (40, 0, ())
     history = log_frame(spark, uri, log, table="history").collect()
     assert done.ledgers_after == len({row["ledgerId"] for row in history}) == len(history)
