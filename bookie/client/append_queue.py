@@ -54,7 +54,7 @@ class PendingAppends:
         self.payloads: list[bytes] = []
         """Dropped when they are packed."""
         self.shared: list[SharedPrefix] = []
-        """What some of the payloads begin with."""
+        """What some of the payloads begin with besides, in their order."""
         self.entries = 0
         """How many entries, as of when the group was taken."""
         self.packed_bytes = 0

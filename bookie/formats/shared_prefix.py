@@ -26,12 +26,13 @@ class SharedPrefix(NamedTuple):
 def common_size(shared: Sequence[SharedPrefix], count: int) -> int | None:
     """How many bytes each of `count` payloads shares with others.
 
-    None if they are not as many for each. Then `with_prefixes` serves.
+    None if they are not as many for each, or no multiple of 4, as the checksum of many rows wants
+    it. Then `with_prefixes` serves.
     """
-    sizes = {len(prefix) for prefix, _, _ in shared}
-    if len(sizes) != 1 or sum(end - first for _, first, end in shared) != count:
+    size = len(shared[0].prefix)
+    if size % 4 or any(len(prefix) != size for prefix, _, _ in shared):
         return None
-    return sizes.pop()
+    return size if sum(end - first for _, first, end in shared) == count else None
 
 
 def write_prefixes(table: NDArray[np.uint8], shared: Sequence[SharedPrefix]) -> None:

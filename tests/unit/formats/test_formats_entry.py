@@ -87,8 +87,9 @@ def test_batch_is_what_single_packets_are(
         [(b"p" * 16, 60), (b"", 40)],
         [(b"", 10), (b"p" * 16, 90)],
         [(b"p" * 16, 20)],
+        [(b"p" * 6, 100)],
     ],
-    ids=["one", "several", "two sizes", "none at the end", "none first", "few entries"],
+    ids=["one", "several", "two sizes", "none at the end", "none first", "few entries", "odd size"],
 )
 def test_what_payloads_share_is_packed_before_each(
     size: int | None, digest_type: DigestType, runs: list[tuple[bytes, int]]
