@@ -7,12 +7,11 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
-import crc32c
-
 from bookie.client.arguments import Payload, checked_bytes
 from bookie.cluster.logs import LogName, LogPartition
 from bookie.env import Moment, gather, moment_ms
 from bookie.errors import BadRequestError, BookieError
+from bookie.formats.checksum import crc32c
 from bookie.formats.log_metadata import LogMode
 from bookie.formats.log_record import LogPosition, Producer
 from bookie.log.log_client import LogClient
@@ -221,7 +220,7 @@ class LogWriter:
 
 def partition_of(key: bytes, partitions: int) -> int:
     """The partition of a key: its CRC32C, modulo the number of partitions. This never changes."""
-    return int(crc32c.crc32c(key)) % partitions
+    return crc32c(key) % partitions
 
 
 async def open_writer(

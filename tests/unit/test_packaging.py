@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import fnmatch
 import json
 import re
+import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -14,6 +17,23 @@ from packaging.version import Version
 from bookie.telemetry import Metrics
 
 ROOT = Path(__file__).parents[2]
+
+
+DISTRIBUTIONS = {
+    "google.protobuf": "protobuf",
+    "google.rpc": "googleapis-common-protos",
+    "grpc": "grpcio",
+    "grpc_health": "grpcio-health-checking",
+    "grpc_reflection": "grpcio-reflection",
+    "prometheus_client": "prometheus-client",
+}
+"""Module → the distribution that brings it, where the names differ."""
+
+BROUGHT_ALONG = {
+    "py4j": "pyspark",
+    "pydantic_core": "pydantic",
+}
+"""Module → the requirement of ours that cannot do without it, and so always brings it."""
 
 
 def text(name: str) -> str:
@@ -100,6 +120,62 @@ def test_extras_are_what_tests_and_checks_need() -> None:
     """An unused extra would install its distributions in vain."""
     project = tomllib.loads(text("pyproject.toml"))["project"]
     assert set(project["optional-dependencies"]) == {"test", "dev", "docs", "spark"}
+
+
+def imported(path: Path) -> Iterator[str]:
+    """The modules that a file imports, wherever in it."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module
+
+
+def distribution(module: str) -> str:
+    """The distribution that brings a module of a third party."""
+    two = ".".join(module.split(".")[:2])
+    top = module.split(".")[0]
+    named = DISTRIBUTIONS.get(two) or DISTRIBUTIONS.get(top) or BROUGHT_ALONG.get(top)
+    return named or top.lower().replace("_", "-")
+
+
+def undeclared(folder: Path, declared: set[str], *, ignored: tuple[str, ...] = ()) -> list[str]:
+    """Imports of third parties below a folder whose distribution is not declared."""
+    ours = {"bookie", "pyspark_bookkeeper"}
+    return [
+        f"{path.relative_to(ROOT)} imports {module}"
+        for path in sorted(folder.rglob("*.py"))
+        if not path.relative_to(ROOT).as_posix().startswith(ignored)
+        for module in imported(path)
+        if module.split(".")[0] not in ours | sys.stdlib_module_names
+        and distribution(module) not in declared
+    ]
+
+
+def test_every_import_is_declared() -> None:
+    """What the package imports comes with it; what only Spark or pytest brings stays with those."""
+    project = tomllib.loads(text("pyproject.toml"))["project"]
+    extras = project["optional-dependencies"]
+    core = {Requirement(line).name for line in project["dependencies"]}
+    spark = core | {Requirement(line).name for line in extras["spark"]}
+    apart = ("bookie/spark/", "bookie/testing/pytest_plugin.py")
+    assert undeclared(ROOT / "bookie", core, ignored=apart) == []
+    assert undeclared(ROOT / "bookie" / "spark", spark) == []
+    assert undeclared(ROOT / "pyspark_bookkeeper", spark) == []
+
+
+def test_every_declared_distribution_is_imported() -> None:
+    """A requirement that nothing imports would be installed in vain."""
+    project = tomllib.loads(text("pyproject.toml"))["project"]
+    files = [*(ROOT / "bookie").rglob("*.py"), *(ROOT / "pyspark_bookkeeper").rglob("*.py")]
+    used = {distribution(module) for path in files for module in imported(path)}
+    # Spark imports these by itself: for frames of pandas, Connect and pipelines.
+    by_spark = {"googleapis-common-protos", "grpcio-status", "pandas", "pyyaml", "zstandard"}
+    declared = {
+        Requirement(line).name
+        for line in project["dependencies"] + project["optional-dependencies"]["spark"]
+    }
+    assert declared - used <= by_spark
 
 
 def test_no_distribution_is_pinned_to_two_versions() -> None:
