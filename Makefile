@@ -16,29 +16,32 @@ DOCKER ?= docker
 TEST_PROCESSES ?= 3
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
-PYTEST := $(BIN)/python -m pytest
+# Decides the order of tests and what they draw by chance. `make soak` draws one anew, and prints it.
+TEST_SEED ?= 20261127
+PYTEST = $(BIN)/python -m pytest --randomly-seed=$(TEST_SEED)
+SOAK = $(BIN)/python -m pytest --hypothesis-profile=soak
 # Tests start hundreds of processes; without bytecode on disk each of them compiles the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 SHARED = -n $(TEST_PROCESSES) --dist loadgroup --max-worker-restart=0
 
-.PHONY: spark spark-demo help setup run demo docker test-core model test test-system test-image sim fault interop zookeeper soak soak-system \
-	bench lint types imports docs check format proto proto-check lock clean
+.PHONY: help setup docs-setup spark-setup run demo spark-demo docker test-core model zookeeper test test-rest java \
+	test-system test-installed test-image sim fault spark interop soak soak-system bench lint types imports docs \
+	check format proto proto-check lock clean
 
 help: ## list the verbs
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
 
 # ---- the environment ------------------------------------------------------------------------------
 
 $(VENV)/.made:
-	@python="$(PYTHON)"; \
+	@set -e; python="$(PYTHON)"; \
 	for candidate in python3.11 python3.12 python3.13 python3.14 python3; do \
 	  [ -n "$$python" ] && break; \
 	  "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
 	    && python="$$candidate"; \
 	done; \
 	[ -n "$$python" ] || { echo "bookie needs Python 3.11 or newer: apt-get install python3" >&2; exit 1; }; \
-	"$$python" -c 'import ensurepip' 2>/dev/null || { \
-	  echo "$$python cannot make environments: apt-get install python3-venv" >&2; exit 1; }; \
+	PYTHON="$$python" requirements/debian.sh run; \
 	echo "making $(VENV) with $$("$$python" --version)"; \
 	"$$python" -m venv --clear $(VENV)
 	@touch $@
@@ -70,7 +73,11 @@ $(VENV)/.docs: $(VENV)/.dev requirements/docs.txt
 	@$(PIP) install -r requirements/core.txt -r requirements/test.txt -r requirements/dev.txt -r requirements/docs.txt
 	@touch $@
 
-setup: $(VENV)/.dev ## make .venv with everything that tests and checks need
+setup: $(VENV)/.dev ## make .venv with everything that tests and checks need, but Spark
+
+docs-setup: $(VENV)/.docs ## add what `make docs` needs
+
+spark-setup: $(VENV)/.spark zookeeper ## add Spark and the jars of ZooKeeper that tests start
 
 # ---- use it ---------------------------------------------------------------------------------------
 
@@ -88,8 +95,8 @@ docker: ## build the container image bookie; DOCKER=podman and BASE_IMAGE=… do
 
 # ---- test it --------------------------------------------------------------------------------------
 
-test-core: $(VENV)/.test ## unit, property and conformance tests without Java, by three processes; 4 min on two cores
-	$(PYTEST) tests/unit tests/property tests/conformance -k "not zk" -m "not model" $(SHARED)
+test-core: $(VENV)/.test ## unit, property and conformance tests, without Java and Spark; 4 min on two cores
+	$(PYTEST) tests/unit tests/property tests/conformance -m core $(SHARED) --durations=10
 
 model: $(VENV)/.test ## random schedules of the protocol and of the engine against models, and mutants; 1 min
 	$(PYTEST) tests/property tests/explorer -m model $(SHARED)
@@ -97,14 +104,24 @@ model: $(VENV)/.test ## random schedules of the protocol and of the engine again
 zookeeper: $(VENV)/.test ## the jars of ZooKeeper that tests start; 456 MB without Spark, once
 	@$(BIN)/python -m tests.servers.fetch_zookeeper
 
-test: $(VENV)/.test $(VENV)/.spark zookeeper ## every test that needs nothing but PyPI and Java, by three processes; 15 min on two cores
+test: java test-core test-rest ## every test that needs nothing but PyPI and Java; 15 min on two cores
+
+test-rest: java $(VENV)/.test $(VENV)/.spark zookeeper ## of `make test` what `make test-core` leaves out
 	$(PYTEST) tests/interop -m alone
-	$(PYTEST) --ignore=tests/system -m "not alone" $(SHARED) --durations=25
+	$(PYTEST) --ignore=tests/system -m "not core and not alone" $(SHARED) --durations=25
 
-test-system: $(VENV)/.test ## tests that need root or Debian packages (.ci/run installs them)
-	$(PYTEST) tests/system $(SHARED)
+java: ## see that there is a Java; as root on Debian, install it
+	@requirements/debian.sh test
 
-test-image: ## build the image of Debian packages with podman and run a bookie in it; root, 4 min
+test-system: $(VENV)/.test ## as root on Debian: devices that fail, power cuts, full disks; 2 min
+	@requirements/debian.sh system
+	$(PYTEST) tests/system $(SHARED) --durations=10
+
+test-installed: $(VENV)/.test ## the wheel in fresh environments, the guides typed there; 3 min
+	$(PYTEST) tests/installed
+
+test-image: ## as root on Debian: build the image with podman and run a bookie in it; 4 min
+	@requirements/debian.sh image
 	tests/image/check.sh
 
 sim: $(VENV)/.test ## one engine, and whole clusters, on simulated machines; SEED=7 shows the story of one cluster, LOG_SEED=7 of logs
@@ -119,18 +136,18 @@ endif
 fault: $(VENV)/.test ## real processes, killed and stopped
 	$(PYTEST) tests/fault
 
-spark: $(VENV)/.test $(VENV)/.spark zookeeper ## source, sink and jobs on a real Spark
+spark: java $(VENV)/.test $(VENV)/.spark zookeeper ## source, sink and jobs on a real Spark
 	$(PYTEST) tests/spark
 
-interop: $(VENV)/.test zookeeper ## real servers of metadata, killed, stopped and cut off
+interop: java $(VENV)/.test zookeeper ## real servers of metadata, killed, stopped and cut off
 	$(PYTEST) tests/interop
 
 soak: $(VENV)/.test ## the same tests with their long counts; takes an hour or more
-	$(PYTEST) --hypothesis-profile=soak tests/unit tests/property tests/conformance tests/sim \
+	$(SOAK) tests/unit tests/property tests/conformance tests/sim \
 	  tests/cluster_sim tests/explorer tests/matrix tests/fault tests/histories tests/ledger_history tests/log_history
 
 soak-system: $(VENV)/.test ## as root: six hundred power cuts; takes half an hour
-	$(PYTEST) --hypothesis-profile=soak tests/system
+	$(SOAK) tests/system
 
 bench: $(VENV)/.test ## one bookie beside this machine's ceilings; prints, asserts nothing; 20 minutes, 25 GB
 	$(BIN)/python -m tests.bench.bench_bookie

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 import threading
 from collections.abc import Iterator
@@ -49,16 +50,29 @@ QUICK = (TESTS / "unit", TESTS / "property")
 """Where each test takes a few seconds at most."""
 
 
+CORE = (*QUICK, TESTS / "conformance")
+"""What `make test-core` runs of, but for the long models and for what needs Java."""
+
 ALONE = TESTS / "interop"
 """`make test` looks only here for tests that run alone: collecting all takes ten seconds."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` looks at the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Quick tests come last, so that the workers end together. The order is random otherwise."""
     for item in items:
+        if is_core(item):
+            item.add_marker("core")
         if item.get_closest_marker("alone") and ALONE not in item.path.parents:
             raise pytest.UsageError(f"{item.nodeid}: tests that run alone belong to {ALONE}")
     items.sort(key=lambda item: any(part in QUICK for part in item.path.parents))
+
+
+def is_core(item: pytest.Item) -> bool:
+    """True for tests that need neither Java nor Spark, and take a few seconds at most."""
+    if item.get_closest_marker("model") or not any(part in CORE for part in item.path.parents):
+        return False
+    return "zk" not in re.split(r"\W+", item.name)
 
 
 def pytest_collection_finish() -> None:

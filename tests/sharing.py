@@ -17,7 +17,6 @@ TOGETHER = {
     "tests/examples/test_examples.py": "bookie local",
     "tests/fault/test_commands_on_a_cluster.py": "bookie local",
     "tests/fault/test_demo.py": "bookie local",
-    "tests/fault/test_guide_of_logs.py": "bookie local",
     "tests/fault/test_local_cluster.py": "bookie local",
     # It parses every file once.
     "tests/unit/test_tidy.py": "sources",
@@ -26,6 +25,9 @@ TOGETHER = {
 
 SPARK = "tests/spark/"
 """All of its tests share one JVM and one cluster."""
+
+INSTALLED = "tests/installed/"
+"""They share environments that take a minute to make."""
 
 
 class Sharing(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
@@ -37,6 +39,8 @@ class Sharing(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
     def _split_scope(self, nodeid: str) -> str:
         if nodeid.startswith(SPARK):
             return "spark"
+        if nodeid.startswith(INSTALLED):
+            return "installed"
         return TOGETHER.get(nodeid.partition("::")[0], nodeid)
 
 

@@ -124,15 +124,16 @@ def _print_cluster(cluster: LocalCluster) -> None:
     print(*lines, sep="\n")
     command = _own_command()
     size = min(3, len(cluster.bookies))
-    quorums = "" if size == 3 else f" --ensemble {size} --write-quorum {size} --ack-quorum {size}"
+    sizes = ("ensemble_size", "write_quorum_size", "ack_quorum_size")
+    quorums = "" if size == 3 else "".join(f" --set {name}={size}" for name in sizes)
     print(
         f"""
 The cluster is up. In another terminal:
 
   export BOOKIE_METADATA={shlex.quote(cluster.metadata_uri)}
-  ledger=$({command} ledger create{quorums})   # its id
-  seq 1000 | {command} ledger append $ledger   # one entry a line
-  {command} ledger read $ledger | tail -3
+  {command} log create first{quorums}
+  seq 1000 | {command} log append first   # one record a line
+  {command} log read first | tail -3
   {command} cluster bookies
 
 Ctrl-C here stops it.""",

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -78,9 +80,26 @@ def installed(wheel: Path, directory: Path, extra: str = "") -> Path:
     return programs
 
 
-def run(
-    words: list[str], directory: Path, environment: Mapping[str, str] | None = None
-) -> str:
+@contextmanager
+def running_cluster(programs: Path, directory: Path) -> Iterator[None]:
+    """Three bookies with their data in `directory`, stopped by Ctrl-C at the end."""
+    words = [str(programs / "bookie"), "local", "--bookies", "3", "--data", f"{directory}/data"]
+    with subprocess.Popen(
+        words, cwd=directory, env=variables(), stdout=subprocess.PIPE, text=True
+    ) as supervisor:
+        assert supervisor.stdout is not None
+        try:
+            for line in supervisor.stdout:
+                if line.startswith("The cluster is up"):
+                    break
+            yield
+        finally:
+            supervisor.send_signal(signal.SIGINT)
+            supervisor.stdout.read()
+    assert supervisor.returncode == 0
+
+
+def run(words: list[str], directory: Path, environment: Mapping[str, str] | None = None) -> str:
     """What a command prints on both of its outputs. It must succeed."""
     done = subprocess.run(
         words,

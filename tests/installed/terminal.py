@@ -46,6 +46,16 @@ def typed(text: str) -> list[Typed]:
     return found
 
 
+def _take_terminal() -> None:
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+def missing_line(lines: list[str], shown: str) -> str | None:
+    """The first of the guide's lines that was not printed after those before it."""
+    printed = iter(line.rstrip() for line in shown.splitlines())
+    return next((line for line in lines if line.rstrip() not in printed), None)
+
+
 class Terminal:
     """An interactive bash, with job control, as a reader of a guide has it."""
 
@@ -57,12 +67,12 @@ class Terminal:
         self.process = subprocess.Popen(
             ["bash", "--norc", "--noprofile", "-i"],
             cwd=directory,
-            env={**environment, "PS1": PROMPT, "PS2": "", "TERM": "dumb", "COLUMNS": "160"},
+            env={**environment, "PS1": PROMPT, "PS2": "", "TERM": "xterm", "COLUMNS": "160"},
             stdin=slave,
             stdout=slave,
             stderr=slave,
             start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+            preexec_fn=_take_terminal,  # noqa: PLW1509  (one system call, and no lock is taken)
         )
         attributes = termios.tcgetattr(slave)
         attributes[3] &= ~termios.ECHO
@@ -105,11 +115,15 @@ class Terminal:
         assert missing is None, f"$ {entry.command}\nlacks the line {missing!r}:\n{shown}"
         return shown
 
-
-def missing_line(lines: list[str], shown: str) -> str | None:
-    """The first of the guide's lines that was not printed after those before it."""
-    printed = iter(line.rstrip() for line in shown.splitlines())
-    return next((line for line in lines if line.rstrip() not in printed), None)
+    def close(self) -> None:
+        """Kill the shell and each job of it: they are process groups of one session."""
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):  # it ended meanwhile
+                fields = path.read_text(encoding="utf-8").rpartition(")")[2].split()
+                if int(fields[3]) == self.process.pid:
+                    os.kill(int(path.parent.name), signal.SIGKILL)
+        self.process.wait()
+        os.close(self._master)
 
 
 @contextlib.contextmanager
@@ -119,16 +133,4 @@ def open_terminal(directory: Path, environment: Mapping[str, str]) -> Iterator[T
     try:
         yield terminal
     finally:
-        _end(terminal)
-
-
-def _end(terminal: Terminal) -> None:
-    """End the shell, and each job of it: they are process groups of one session."""
-    session = terminal.process.pid
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError, ProcessLookupError):
-            fields = path.read_text(encoding="utf-8").rpartition(")")[2].split()
-            if int(fields[3]) == session:
-                os.kill(int(path.parent.name), signal.SIGKILL)
-    terminal.process.wait()
-    os.close(terminal._master)  # noqa: SLF001
+        terminal.close()

@@ -34,7 +34,11 @@ def first_terminal(clone: Path) -> Iterator[Terminal]:
 def test_the_tour_of_the_readme(clone: Path, first_terminal: Terminal) -> None:
     """`make run` alone makes it possible. What is printed is what the README says."""
     first_terminal.send("make run\n")
-    first_terminal.read_until(UP)
+    offered = first_terminal.read_until(UP).split("In another terminal:", 1)[1]
+    with open_terminal(clone, variables()) as other:
+        printed = [other.type(line.strip()) for line in offered.splitlines()[:-1] if line]
+    assert printed[3].split() == ["998", "999", "1000"]
+    assert printed[4].count("bookie-") == 3
     with open_terminal(clone, variables()) as second:
         for entry in typed(TOUR):
             second.follow(entry)
