@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from bookie.config.sections import SessionSettings
 from bookie.errors import SessionGivenUpError
@@ -123,3 +124,9 @@ def test_shutdown_ends_with_the_session_and_not_with_the_connection() -> None:
 
     with pytest.raises(SessionGivenUpError, match=r"session\.policy is shutdown"):
         run(SessionSettings(policy="shutdown"), life)
+
+
+def test_a_limit_within_a_session_is_refused() -> None:
+    """The bookie would end before its session is lost."""
+    with pytest.raises(ValidationError, match="must be 0 or at least 1"):
+        SessionSettings(give_up_after_timeouts=0.5)
