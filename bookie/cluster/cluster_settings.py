@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from bookie.cluster import keys
+from bookie.cluster.instance import require_instance
 from bookie.config import check_cluster_settings, find_setting
 from bookie.errors import BadVersionError, ConfigurationError, FormatError, NoSuchKeyError
 from bookie.metadata.mirror import follow
@@ -79,9 +80,20 @@ class ClusterSettings:
             if await self._change(version, [Delete(keys.setting(name)) for name in wanted]):
                 return
 
-    async def follow(self, take: Callable[[dict[str, str]], None]) -> None:
-        """Call `take` with all known ones, now and after each change; see `mirror.follow`."""
-        await follow(self._store, keys.SETTINGS, self.read_known, take)
+    async def follow(
+        self, take: Callable[[dict[str, str]], None], *, instance_id: str = ""
+    ) -> None:
+        """Call `take` with all known ones, now and after each change; see `mirror.follow`.
+
+        With an `instance_id`, those of another cluster are not taken.
+        """
+
+        async def read() -> dict[str, str]:
+            if instance_id:
+                await require_instance(self._store, instance_id)
+            return await self.read_known()
+
+        await follow(self._store, keys.SETTINGS, read, take)
 
     async def _check_without(self, names: list[str]) -> int:
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bookie.cluster import keys
+from bookie.cluster.instance import require_instance
 from bookie.errors import FormatError, KeyExistsError
 from bookie.formats.cookie import Cookie, decode_cookie, encode_cookie
 from bookie.formats.ledger_metadata import Versioned
@@ -43,9 +44,13 @@ class CookieManager:
         """The condition that the cookie of `bookie_id` still has `version`, for a transaction."""
         return Check(keys.cookie(bookie_id), version)
 
-    async def has_cluster(self) -> bool:
-        """Whether the store holds a cluster. If not, a missing cookie means nothing."""
-        return await self._store.get(keys.INSTANCE_ID) is not None
+    async def require_instance(self, instance_id: str) -> None:
+        """Check that the store holds this cluster; otherwise a cookie or its absence means nothing.
+
+        Raises:
+            WrongClusterError: it holds another one, or none.
+        """
+        await require_instance(self._store, instance_id)
 
     async def bookie_ids(self) -> list[str]:
         """The ids of all bookies that have a cookie, sorted."""

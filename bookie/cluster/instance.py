@@ -18,8 +18,9 @@ from bookie.errors import (
     FormatError,
     LayoutExistsError,
     NoSuchKeyError,
+    WrongClusterError,
 )
-from bookie.metadata.model import NOT_EXISTS, Check, Delete, Put, is_under
+from bookie.metadata.model import NOT_EXISTS, Check, Delete, Put, Record, is_under
 from bookie.metadata.store import MetadataStore
 
 _IDENTITY = frozenset({"LAYOUT", "INSTANCEID"})
@@ -140,6 +141,31 @@ async def read_instance_id(store: MetadataStore) -> str:
     record = await store.get(keys.INSTANCE_ID)
     if record is None:
         raise NoSuchKeyError(UNINITIALIZED)
+    return _instance_id(record)
+
+
+async def require_instance(store: MetadataStore, instance_id: str) -> Check:
+    """The condition, for a transaction, that the store still holds the cluster `instance_id`.
+
+    A store may return from an outage empty, or as another one.
+
+    Raises:
+        WrongClusterError: it holds another cluster, or none.
+    """
+    record = await store.get(keys.INSTANCE_ID)
+    try:
+        held = None if record is None else _instance_id(record)
+    except FormatError:
+        held = "with a damaged id"
+    if record is None or held != instance_id:
+        found = "no cluster" if record is None else f"the cluster {held}"
+        raise WrongClusterError(
+            f"the metadata store holds {found} now; bring back the store of {instance_id}"
+        )
+    return Check(keys.INSTANCE_ID, record.version)
+
+
+def _instance_id(record: Record) -> str:
     try:
         return str(uuid.UUID(record.value.decode("ascii")))
     except ValueError as error:

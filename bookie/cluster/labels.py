@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from bookie.cluster import keys
+from bookie.cluster.instance import require_instance
 from bookie.config.quantities import format_labels, parse_labels
 from bookie.errors import BadVersionError, ConfigurationError, FormatError, NoSuchKeyError
 from bookie.metadata.mirror import follow
@@ -58,9 +59,20 @@ class BookieLabels:
                 continue
             return after
 
-    async def follow(self, bookie_id: str, take: Callable[[dict[str, str]], None]) -> None:
-        """Call `take` with the labels, now and after each change; see `mirror.follow`."""
-        await follow(self._store, keys.labels(bookie_id), lambda: self.read(bookie_id), take)
+    async def follow(
+        self, bookie_id: str, take: Callable[[dict[str, str]], None], *, instance_id: str = ""
+    ) -> None:
+        """Call `take` with the labels, now and after each change; see `mirror.follow`.
+
+        With an `instance_id`, those of another cluster are not taken.
+        """
+
+        async def read() -> dict[str, str]:
+            if instance_id:
+                await require_instance(self._store, instance_id)
+            return await self.read(bookie_id)
+
+        await follow(self._store, keys.labels(bookie_id), read, take)
 
     async def _read(self, bookie_id: str) -> tuple[dict[str, str], int]:
         key = keys.labels(bookie_id)

@@ -15,6 +15,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 
 from bookie.cluster.deletion_proofs import find_proofs, proof_of, sweep_proofs
+from bookie.cluster.instance import require_instance
 from bookie.cluster.layout import FLAT, LedgerLayout, read_layout
 from bookie.cluster.store_marks import StoreMarks, read_marks
 from bookie.env import Clock, SystemClock
@@ -51,6 +52,10 @@ class LedgerManager:
     async def read_marks(self, bookie_id: str) -> StoreMarks:
         """What shows whether the store went back in time; see `read_marks`."""
         return await read_marks(self._store, bookie_id)
+
+    async def require_instance(self, instance_id: str) -> None:
+        """Check that the store holds this cluster; WrongClusterError if it does not."""
+        await require_instance(self._store, instance_id)
 
     async def create(
         self, metadata: LedgerMetadata, *, is_fresh: bool = False

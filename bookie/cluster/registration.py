@@ -4,6 +4,7 @@ A writable bookie is registered under ``available/readwrite``, a read-only one u
 ``available/readonly``. One transaction makes the change, so the bookie is always registered under
 exactly one of the two. The registration is kept for as long as its context is open. After a lost
 session or a deletion of the record it is written again. Meanwhile the bookie continues to serve.
+A store that does not answer, refuses us or holds another cluster is waited for.
 
 A record of the same id may belong to another session, for instance that of an earlier life of this
 bookie. The registration waits until it ends. If the record stays, two processes use one id, and
@@ -16,22 +17,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import Self
 
 from bookie.cluster import keys
+from bookie.cluster.instance import require_instance
 from bookie.coordination.takeover import take_over
 from bookie.errors import (
     BadVersionError,
+    BookieError,
     IdentityError,
     MetadataClosedError,
     MetadataError,
-    MetadataUnavailableError,
     NoSuchKeyError,
-    SessionLostError,
+    RequestError,
 )
 from bookie.formats.registration import Registration, encode_registration
-from bookie.metadata.mirror import pause
+from bookie.metadata.mirror import pause_seconds
 from bookie.metadata.model import (
     NOT_EXISTS,
     Change,
@@ -61,14 +63,25 @@ class BookieRegistration:
     wait for the store's answers comes on top. If another process takes the id over later, the body
     is cancelled and the context raises IdentityError.
 
+    Args:
+        store: has to stay open for longer.
+        registration: what to register.
+        instance_id: the cluster that it belongs to, without which it is not written; if empty, the
+            store may hold any cluster or none.
+
     Raises:
         IdentityError: (on entering) another process is registered with this id.
         MetadataUnavailableError: (on entering) the store does not answer.
+        WrongClusterError: (on entering) the store does not hold that cluster.
     """
 
-    def __init__(self, store: MetadataStore, registration: Registration) -> None:
+    def __init__(
+        self, store: MetadataStore, registration: Registration, *, instance_id: str = ""
+    ) -> None:
         self._store = store
         self._wanted = registration
+        self._instance_id = instance_id
+        self._obstacle: BookieError | None = None
         self._tasks = asyncio.TaskGroup()
         self._followers: list[asyncio.Task[None]] = []
         self._watches = AsyncExitStack()
@@ -89,6 +102,11 @@ class BookieRegistration:
         """False from the moment a lost session or record is noticed until it is written again."""
         return self._is_registered
 
+    @property
+    def obstacle(self) -> str:
+        """Why the last attempt to register again failed; empty while it is registered."""
+        return "" if self._is_registered or self._obstacle is None else str(self._obstacle)
+
     async def update(self, registration: Registration) -> None:
         """Register another state: other figures, or the change between writable and read-only.
 
@@ -98,13 +116,14 @@ class BookieRegistration:
         Raises:
             MetadataUnavailableError: the store did not answer.
             SessionLostError: the session ended.
+            WrongClusterError: the store does not hold this cluster.
             IdentityError: another process registered the same id.
         """
         assert registration.bookie_id == self._wanted.bookie_id
         self._wanted = registration
         try:
             registered = await self._try_write()
-        except MetadataError:
+        except (MetadataError, RequestError):
             self._doubt.set()
             raise
         if not registered:
@@ -164,16 +183,30 @@ class BookieRegistration:
                 return
             self._is_registered = False
             _log.warning("registration_lost", bookie=self._wanted.bookie_id)
-            attempt = 0
+            attempt, self._obstacle = 0, None
             while not self._is_registered:
                 try:
                     await self._occupy()
-                except (MetadataUnavailableError, SessionLostError):
-                    await pause(attempt)
-                    attempt += 1
                 except MetadataClosedError:
                     return
+                except (MetadataError, RequestError) as error:
+                    self._note_obstacle(error)
+                    await self._wait_for_doubt(pause_seconds(attempt))
+                    attempt += 1
             _log.info("registered_again", bookie=self._wanted.bookie_id)
+
+    def _note_obstacle(self, error: BookieError) -> None:
+        """Log an obstacle of another kind than before: an outage has one line, however long."""
+        if type(error) is not type(self._obstacle):
+            _log.warning("registration_waits", reason=str(error))
+        self._obstacle = error
+
+    async def _wait_for_doubt(self, seconds_max: float) -> None:
+        """Pause between two attempts; a session that is back ends the pause."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds_max):
+                await self._doubt.wait()
+        self._doubt.clear()
 
     async def _follow_session(self, events: AsyncIterator[SessionEvent]) -> None:
         try:
@@ -219,7 +252,9 @@ class BookieRegistration:
                     and record.value == encode_registration(wanted)
                     and await self._store.get(other) is None
                 )
-            except (MetadataUnavailableError, SessionLostError):
+            except MetadataClosedError:
+                raise
+            except (MetadataError, RequestError):
                 return False
             self._is_registered = self._is_registered or intact
             return intact
@@ -247,7 +282,7 @@ class BookieRegistration:
                 if operations is None:
                     return False
                 try:
-                    stat, _ = await self._store.transaction(operations)
+                    stat, *_ = await self._store.transaction(operations)
                 except (BadVersionError, NoSuchKeyError):
                     continue  # another write was faster; look again
                 assert stat is not None
@@ -256,6 +291,10 @@ class BookieRegistration:
                 return True
 
     async def _plan(self, wanted: Registration) -> list[Operation] | None:
+        condition = []
+        if self._instance_id:
+            # Before the records: those of another cluster say nothing about this bookie.
+            condition = [await require_instance(self._store, self._instance_id)]
         target = self._key(wanted)
         other = keys.registration(wanted.bookie_id, read_only=not wanted.read_only)
         at_target, at_other = await self._store.get(target), await self._store.get(other)
@@ -266,6 +305,7 @@ class BookieRegistration:
         return [
             Put(target, encode_registration(wanted), version, ephemeral=True),
             Check(other, NOT_EXISTS) if at_other is None else Delete(other, at_other.version),
+            *condition,
         ]
 
     def _is_ours(self, record: Record) -> bool:

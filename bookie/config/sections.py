@@ -79,7 +79,7 @@ class ListenSettings(Section):
 
 
 class SessionSettings(Section):
-    """What a bookie does when its session with the metadata store is in doubt.
+    """What a bookie does while the metadata store is away.
 
     It continues to serve. When it gives up, it exits with status 3.
     """
@@ -90,10 +90,19 @@ class SessionSettings(Section):
         " shutdown: end with the first lost session.",
     )
     give_up_after_timeouts: float = Field(
-        default=10.0,
-        ge=1,
-        description="An outage longer than this many session timeouts ends the bookie.",
+        default=0.0,
+        ge=0,
+        description="How long a bookie waits for a store that is away, in session timeouts. Then it"
+        " ends, as do all others with this limit. 0 is without a limit. If you need one, 60 is a"
+        " good value: ten minutes, so that alerts come well before the end.",
     )
+
+    @field_validator("give_up_after_timeouts")
+    @classmethod
+    def _outlives_a_session(cls, value: float) -> float:
+        if 0 < value < 1:
+            raise ValueError("must be 0 or at least 1")
+        return value
 
 
 class StorageSettings(Section):

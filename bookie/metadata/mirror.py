@@ -18,8 +18,8 @@ from bookie.errors import (
     BookieError,
     FormatError,
     MetadataClosedError,
-    MetadataUnavailableError,
-    SessionLostError,
+    MetadataError,
+    RequestError,
 )
 from bookie.metadata.model import Change, Record, Resync, parent_of
 from bookie.metadata.store import MetadataStore
@@ -33,13 +33,13 @@ PAUSE_SECONDS_MAX = 5.0
 _log = event_log(__name__)
 
 
-async def pause(attempt: int) -> None:
-    """Wait before attempt number `attempt + 1`.
+def pause_seconds(attempt: int) -> float:
+    """How long to wait before attempt number `attempt + 1`.
 
     The pause is random, because all processes lose a store at the same time.
     """
     seconds = min(PAUSE_SECONDS_MIN * 2.0 ** min(attempt, 20), PAUSE_SECONDS_MAX)
-    await asyncio.sleep(seconds * (0.5 + jitter()))
+    return seconds * (0.5 + jitter())
 
 
 class Mirror(Generic[T]):
@@ -105,7 +105,7 @@ class Mirror(Generic[T]):
             async for change in changes:
                 due, attempt = change, 0
                 while not await self._try_apply(due):
-                    await pause(attempt)
+                    await asyncio.sleep(pause_seconds(attempt))
                     # What was missed meanwhile is unknown.
                     due, attempt = Resync(), attempt + 1
         except MetadataClosedError:
@@ -156,7 +156,8 @@ async def follow(
     """Call `take` with what `read` gives, now and after each change below `prefix`.
 
     Several changes may lie between two calls. An outage delays the call until the store answers.
-    State that raises `FormatError` is logged and skipped. Returns when the store was closed.
+    So does a store that refuses us, or that `read` refuses. State that raises `FormatError` is
+    logged and skipped. Returns when the store was closed.
     """
     attempt = 0
     while True:
@@ -171,7 +172,7 @@ async def follow(
                     await anext(changes)
         except MetadataClosedError:
             return
-        except (MetadataUnavailableError, SessionLostError):
+        except (MetadataError, RequestError):
             # The next watch begins with a read, which shows what changed meanwhile.
-            await pause(attempt)
+            await asyncio.sleep(pause_seconds(attempt))
             attempt += 1

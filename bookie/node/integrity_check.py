@@ -33,6 +33,7 @@ from bookie.errors import (
     DiskFullError,
     MetadataError,
     NoSuchLedgerError,
+    RequestError,
     StorageFailedError,
 )
 from bookie.formats.digest import digester_for_key
@@ -42,6 +43,7 @@ from bookie.ids import MAX_ID, NO_ENTRY, Status
 from bookie.node.holdings import Holding, Missing, holdings, missing_of
 from bookie.node.limbo_entry import names
 from bookie.storage.admission import Waiter
+from bookie.storage.boot.start import Identity
 from bookie.storage.engine import Engine
 from bookie.storage.index.entry_index import INTEGRITY_IN_LIMBO, INTEGRITY_SOUND
 from bookie.storage.ledger_state import LocalLedger
@@ -109,7 +111,7 @@ class IntegrityCheck:
         ledgers: LedgerManager,
         settings: NodeSettings,
         metrics: Metrics,
-        bookie_id: str,
+        identity: Identity,
         end_doubt: Callable[[Callable[[], Awaitable[None]]], Awaitable[None]],
     ) -> None:
         self._env = environment
@@ -117,7 +119,7 @@ class IntegrityCheck:
         self._ledgers = ledgers
         self._settings = settings
         self._metrics = metrics
-        self._bookie_id = bookie_id
+        self._bookie_id, self._instance_id = identity.bookie_id, identity.instance_id
         self._end_doubt = end_doubt
         self._asked = False
         self._interval, self._rest = Pause(), Pause()
@@ -189,7 +191,7 @@ class IntegrityCheck:
                         self._asked = False
                         self._interval.clear()
                         await self._finish_check()
-                except (MetadataError, CorruptionError, DiskFullError) as error:
+                except (MetadataError, RequestError, CorruptionError, DiskFullError) as error:
                     _log.warning("integrity_check_stopped", reason=str(error))
             if await self._interval.wait(pause):
                 longer = 1.0
@@ -200,7 +202,8 @@ class IntegrityCheck:
         """Check every ledger once; the report is kept.
 
         Raises:
-            MetadataError: the ledgers could not be listed; results so far are kept.
+            MetadataError, RequestError: the ledgers could not be listed, or the store holds another
+                cluster; results so far are kept.
             DiskFullError: there is no room to record the result.
             StorageFailedError: the engine failed.
         """
@@ -223,9 +226,12 @@ class IntegrityCheck:
 
     async def _check(self) -> CheckReport:
         found = _Progress()
+        # The ledgers of another cluster may have the same ids, and other entries.
+        await self._ledgers.require_instance(self._instance_id)
         async for versioned in self._ledgers.list_all():
             if names(versioned.value, self._bookie_id):
                 await self._look_at(versioned.value, found)
+        await self._ledgers.require_instance(self._instance_id)
         await self._release_others(found)
         report = found.report
         damage = self._engine.scrubber.findings

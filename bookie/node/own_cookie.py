@@ -41,7 +41,7 @@ from bookie.errors import (
     DiskFullError,
     IdentityError,
     MetadataError,
-    MetadataUnavailableError,
+    RequestError,
     StorageFailedError,
 )
 from bookie.formats.cookie import Cookie, encode_cookie
@@ -143,7 +143,8 @@ class OwnCookie:
 
         Raises:
             IdentityError: another process changed or deleted the cookie.
-            MetadataError: the outcome in the store is unknown; repeat the call.
+            MetadataError, RequestError: the store does not answer, refuses us or holds another
+                cluster. The outcome may be unknown; repeat the call.
             StorageFailedError: a disk failed.
         """
         async with self._lock:
@@ -200,14 +201,16 @@ class OwnCookie:
         Raises:
             CookieError: it is gone, or another bookie's.
             IdentityError: another process has raised its number.
-            MetadataError: the store does not answer, or has lost the whole cluster.
+            WrongClusterError: the store holds another cluster, or none.
+            MetadataError: the store does not answer.
         """
         found = await self._cookies.read_latest(self._cookie.bookie_id)
-        if found is None and not await self._cookies.has_cluster():
-            raise MetadataUnavailableError("the metadata store holds no cluster any more")
+        different = [] if found is None else self._cookie.differences(found.value)
+        if found is None or different:
+            # The store of another cluster does not mean that this bookie has lost its id.
+            await self._cookies.require_instance(self._cookie.instance_id)
         if found is None:
             raise CookieError(f"the cookie of bookie {self._cookie.bookie_id} was deleted")
-        different = self._cookie.differences(found.value)
         if different:
             raise CookieError(
                 f"the cookie in the metadata store has another {', '.join(different)} now"
@@ -272,7 +275,7 @@ class OwnCookie:
                     async with self._lock:
                         await self._read()
                 told = ""
-            except (MetadataError, DiskFullError) as error:
+            except (MetadataError, RequestError, DiskFullError) as error:
                 if str(error) != told:
                     told = str(error)
                     _log.warning("state_number_not_advanced", reason=told)
@@ -283,5 +286,11 @@ class OwnCookie:
         try:
             async with asyncio.timeout(STOP_SECONDS_MAX):
                 await self.advance(is_in_doubt=self.is_in_doubt_at_stop)
-        except (TimeoutError, MetadataError, IdentityError, DiskFullError) as error:
+        except (
+            TimeoutError,
+            MetadataError,
+            RequestError,
+            IdentityError,
+            DiskFullError,
+        ) as error:
             _log.warning("state_number_not_advanced", reason=str(error))

@@ -216,7 +216,7 @@ async def start_bookie(
                     ),
                 )
                 check = IntegrityCheck(
-                    environment, engine, ledgers, limits, metrics, bookie_id, own.end_doubt
+                    environment, engine, ledgers, limits, metrics, identity, own.end_doubt
                 )
                 work = [
                     watch.run(),

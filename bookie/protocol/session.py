@@ -31,6 +31,7 @@ Source: PIP-45's session events and the session watcher of Apache Pulsar.
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias, assert_never
@@ -422,7 +423,8 @@ class SessionPolicy:
 
     Args:
         timeout_seconds: the session timeout.
-        give_up_after_timeouts: an outage that lasts longer, in session timeouts, is final.
+        give_up_after_timeouts: an outage that lasts longer, in session timeouts, is final; 0 = none
+            is.
         shutdown_when_lost: do not wait: the first lost session is final.
     """
 
@@ -433,7 +435,8 @@ class SessionPolicy:
         give_up_after_timeouts: float,
         shutdown_when_lost: bool = False,
     ) -> None:
-        self._patience_seconds = timeout_seconds * give_up_after_timeouts
+        patience = timeout_seconds * give_up_after_timeouts
+        self._patience_seconds = patience or math.inf
         self._shutdown_when_lost = shutdown_when_lost
         self._timeout_seconds = timeout_seconds
         self._since: float | None = None
@@ -441,8 +444,19 @@ class SessionPolicy:
 
     @property
     def deadline(self) -> float | None:
-        """When `step` is owed at the latest, to give up; None while there is a connection."""
-        return None if self._since is None else self._since + self._patience_seconds
+        """When `step` is owed at the latest, to give up; None if time alone ends nothing."""
+        if self._since is None or math.isinf(self._patience_seconds):
+            return None
+        return self._since + self._patience_seconds
+
+    @property
+    def is_away(self) -> bool:
+        """Whether the store does not answer, or has answered without a session since."""
+        return self._since is not None
+
+    def away_seconds(self, now: float) -> float:
+        """For how long the store has not answered; 0 while it does."""
+        return 0.0 if self._since is None else now - self._since
 
     def step(self, event: SessionEvent | None, now: float) -> str:
         """Take an event, or with None only time; why to give up, in one sentence, or "".

@@ -126,7 +126,7 @@ async def _run(
         hold_port(settings.listen.host, settings.listen.port, settings.rpc) as held,
         beside([*_signs_of_life(metrics, manager, supervision), watch_descriptors(readiness)]),
         open_configured(settings) as store,
-        beside([obey_session_policy(store, settings.session)]),
+        beside([obey_session_policy(store, settings.session, metrics, readiness)]),
         ThreadWorkers(settings.storage.read_threads) as workers,
     ):
         instance_id = await read_instance_id(store)
@@ -155,9 +155,9 @@ async def _run(
             )
             registration = await updater.registration()
             async with (
-                BookieRegistration(store, registration) as registered,
+                BookieRegistration(store, registration, instance_id=instance_id) as registered,
                 beside([keep_registered(updater, registered, metrics, readiness)]),
-                beside(_followers(store, live, started, updater)),
+                beside(_followers(store, instance_id, live, started, updater)),
             ):
                 reasons = updater.read_only_reasons()
                 show_registration(registration, registered, metrics, readiness, reasons)
@@ -189,7 +189,11 @@ def _signs_of_life(
 
 
 def _followers(
-    store: MetadataStore, live: LiveSettings, started: StartedBookie, updater: RegistrationUpdater
+    store: MetadataStore,
+    instance_id: str,
+    live: LiveSettings,
+    started: StartedBookie,
+    updater: RegistrationUpdater,
 ) -> list[Coroutine[object, object, None]]:
     """What keeps settings and labels as the cluster says."""
 
@@ -199,8 +203,12 @@ def _followers(
         updater.set_own_labels(settings.bookie.labels)
 
     return [
-        ClusterSettings(store).follow(lambda cluster: live.take(cluster, apply)),
-        BookieLabels(store).follow(started.bookie.bookie_id, updater.set_given_labels),
+        ClusterSettings(store).follow(
+            lambda cluster: live.take(cluster, apply), instance_id=instance_id
+        ),
+        BookieLabels(store).follow(
+            started.bookie.bookie_id, updater.set_given_labels, instance_id=instance_id
+        ),
     ]
 
 

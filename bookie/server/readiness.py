@@ -1,7 +1,8 @@
 """May traffic come here? Each part of the daemon states its own obstacle, and takes it back.
 
-A bookie is ready when no part holds an obstacle. A remark (read-only) does not stop traffic: a
-read-only bookie still answers reads, fences and recovery.
+A bookie is ready when no part holds an obstacle. A remark does not stop traffic. A read-only bookie
+still answers reads, fences and recovery. One that lost its registration still serves the clients
+that know it. If it were not ready, a service would take its name away, and cut these clients off.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ import enum
 
 
 class Part(enum.StrEnum):
-    """The parts of a daemon that can stand in the way."""
+    """The parts of a daemon that have something to say."""
 
     BOOT = "boot"
-    REGISTRATION = "registration"
     SHUTDOWN = "shutdown"
     DESCRIPTORS = "descriptors"
+    METADATA = "metadata"
+    REGISTRATION = "registration"
+    READ_ONLY = "read-only"
 
 
 class Readiness:
@@ -26,7 +29,7 @@ class Readiness:
 
     def __init__(self) -> None:
         self._obstacles: dict[Part, str] = {Part.BOOT: "the bookie is starting"}
-        self._remark = ""
+        self._remarks: dict[Part, str] = {}
 
     def block(self, part: Part, reason: str) -> None:
         """State the obstacle of one part, replacing the one it held."""
@@ -36,9 +39,9 @@ class Readiness:
         """Remove the obstacle of one part, if it has one."""
         self._obstacles.pop(part, None)
 
-    def remark(self, text: str) -> None:
-        """Say something that does not stop traffic; empty takes it back."""
-        self._remark = text
+    def remark(self, part: Part, text: str) -> None:
+        """Replace the remark of one part, which does not stop traffic; empty takes it back."""
+        self._remarks[part] = text
 
     @property
     def is_ready(self) -> bool:
@@ -50,5 +53,5 @@ class Readiness:
         return {
             "ready": self.is_ready,
             "reasons": [f"{part}: {reason}" for part, reason in self._obstacles.items()],
-            "remarks": [self._remark] if self._remark else [],
+            "remarks": [text for text in self._remarks.values() if text],
         }

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from bookie.cluster.registration import BookieRegistration
 from bookie.env import Pause
-from bookie.errors import MetadataUnavailableError, SessionLostError
+from bookie.errors import MetadataError, RequestError
 from bookie.formats.registration import Endpoint, Registration
 from bookie.node.bookie import Bookie
 from bookie.server.readiness import Part, Readiness
@@ -98,7 +98,7 @@ async def keep_registered(
             updated_at = loop.time()
             try:
                 await registered.update(wanted)
-            except (MetadataUnavailableError, SessionLostError) as error:
+            except (MetadataError, RequestError) as error:
                 # The registration repairs itself later, with the newest state.
                 _log.warning("registration_not_updated", reason=str(error))
         await updater.interval.wait(lambda: LOOK_INTERVAL_SECONDS)
@@ -113,10 +113,14 @@ def show_registration(
 ) -> None:
     """Let the gauges and the readiness say how the bookie is registered."""
     why = ", ".join(reasons)
-    readiness.remark(f"read-only ({why}): new entries are refused" if wanted.read_only else "")
+    read_only = f"read-only ({why}): new entries are refused" if wanted.read_only else ""
+    readiness.remark(Part.READ_ONLY, read_only)
     if registered.is_registered:
-        readiness.clear(Part.REGISTRATION)
+        readiness.remark(Part.REGISTRATION, "")
         metrics.server_status.set(0 if wanted.read_only else 1)
     else:
-        readiness.block(Part.REGISTRATION, "not registered with the metadata store")
+        obstacle = f": {registered.obstacle}" if registered.obstacle else ""
+        readiness.remark(
+            Part.REGISTRATION, f"not registered, so new clients do not find the bookie{obstacle}"
+        )
         metrics.server_status.set(-1)

@@ -1,10 +1,14 @@
-"""How long a bookie goes on without its session with the metadata store.
+"""How long a bookie goes on without its session with the metadata store, and how that shows.
 
-While the store is away the bookie serves: adds and reads of open ledgers need no metadata. When
-`[session]` says so, it ends with one sentence and exit status 3. A supervisor or an operator then
-starts it again where the store can be reached.
+While the store is away the bookie serves: adds and reads of open ledgers need no metadata. It stays
+ready, because a bookie that is taken out of a service could not be reached by its clients any more.
+A remark and a metric tell of the outage.
 
-Source: PIP-57.
+When `[session]` says so, it ends with one sentence and exit status 3. A supervisor or an operator
+then starts it again where the store can be reached. By default it waits for ever: one store that
+is away must not end all bookies of a cluster.
+
+Source: PIP-57, and the default of its later versions.
 """
 
 from __future__ import annotations
@@ -18,7 +22,10 @@ from bookie.env import boot_time_seconds
 from bookie.errors import SessionGivenUpError
 from bookie.metadata.store import MetadataStore
 from bookie.protocol.session import SessionEvent, SessionPolicy
-from bookie.telemetry import event_log
+from bookie.server.readiness import Part, Readiness
+from bookie.telemetry import Metrics, event_log
+
+_AWAY = "the metadata store does not answer: reads and appends to open ledgers go on"
 
 _log = event_log(__name__)
 
@@ -26,10 +33,12 @@ _log = event_log(__name__)
 async def obey_session_policy(
     store: MetadataStore,
     settings: SessionSettings,
+    metrics: Metrics,
+    readiness: Readiness,
     *,
     clock: Callable[[], float] = boot_time_seconds,
 ) -> NoReturn:
-    """Follow the store's session, and log it, until the policy says that this is the end.
+    """Follow the store's session, and show it, until the policy says that this is the end.
 
     Raises:
         SessionGivenUpError: the process must end; the sentence says why.
@@ -40,14 +49,18 @@ async def obey_session_policy(
         give_up_after_timeouts=settings.give_up_after_timeouts,
         shutdown_when_lost=settings.policy == "shutdown",
     )
+    metrics.metadata_away_seconds.set_function(lambda: policy.away_seconds(clock()))
     async with store.session_events() as events:
         while True:
             event = await _next_before(events, policy.deadline, clock)
+            now = clock()
             if event is not None:
-                _log.warning("session_changed", session=event.value)
-            verdict = policy.step(event, clock())
+                away_seconds = round(policy.away_seconds(now), 1)
+                _log.warning("session_changed", session=event.value, away_seconds=away_seconds)
+            verdict = policy.step(event, now)
             if verdict:
                 raise SessionGivenUpError(verdict)
+            readiness.remark(Part.METADATA, _AWAY if policy.is_away else "")
 
 
 async def _next_before(

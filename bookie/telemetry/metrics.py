@@ -215,6 +215,10 @@ class Metrics:
         self.server_status = declare.gauge(
             "server_status", "1 = writable, 0 = read-only, -1 = not registered."
         )
+        self.metadata_away_seconds = declare.gauge(
+            "metadata_away_seconds",
+            "Time since the metadata store stopped answering; 0 while it answers.",
+        )
         self.disk_free_bytes = declare.gauge(
             "disk_free_bytes", "Bytes free for this process, by device.", "device"
         )

@@ -8,6 +8,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import aiohttp
+
 from bookie.api import BookKeeper, WriterHandle, connect
 from bookie.cluster.instance import initialize_cluster
 from bookie.errors import BookieError
@@ -28,6 +30,19 @@ class DaemonCluster:
 
     daemons: dict[str, Daemon]
     client: BookKeeper
+    http_ports: dict[str, int]
+
+    async def page(self, bookie: str, name: str) -> tuple[int, str]:
+        """Status and text of a page that a bookie serves over HTTP."""
+        url = f"http://127.0.0.1:{self.http_ports[bookie]}/{name}"
+        async with aiohttp.ClientSession() as session, session.get(url) as response:
+            return response.status, await response.text()
+
+    async def metric(self, bookie: str, name: str) -> float:
+        """The value of one of its metrics without labels."""
+        _, text = await self.page(bookie, "metrics")
+        (line,) = (line for line in text.splitlines() if line.startswith(f"{name} "))
+        return float(line.split()[1])
 
     async def registered(self, *bookies: str) -> None:
         """Wait until the client sees these bookies and no others; by default all three."""
@@ -57,7 +72,14 @@ class DaemonCluster:
                 await asyncio.sleep(0.1)
 
 
-def home_of(uri: str, path: Path, name: str, session: Mapping[str, object] | None = None) -> Home:
+def home_of(
+    uri: str,
+    path: Path,
+    name: str,
+    session: Mapping[str, object] | None = None,
+    *,
+    timeout_seconds: float = SESSION_TIMEOUT_SECONDS,
+) -> Home:
     """The settings of a bookie that has never run; `session` are those of its section."""
     home = path / name
     home.mkdir()
@@ -67,7 +89,7 @@ def home_of(uri: str, path: Path, name: str, session: Mapping[str, object] | Non
         {
             "bookie": {"id": name},
             "listen": {"port": port},
-            "metadata": {"uri": uri, "session_timeout_seconds": SESSION_TIMEOUT_SECONDS},
+            "metadata": {"uri": uri, "session_timeout_seconds": timeout_seconds},
             "session": dict(session or {}),
             "storage": {"journal_dir": f"{home}/journal", "ledgers_dir": f"{home}/ledgers"},
             "http": {"port": http_port},
@@ -77,25 +99,32 @@ def home_of(uri: str, path: Path, name: str, session: Mapping[str, object] | Non
 
 @asynccontextmanager
 async def daemon_cluster(
-    uri: str, path: Path, sessions: Mapping[str, Mapping[str, object]] | None = None
+    uri: str,
+    path: Path,
+    sessions: Mapping[str, Mapping[str, object]] | None = None,
+    *,
+    timeout_seconds: float = SESSION_TIMEOUT_SECONDS,
 ) -> AsyncIterator[DaemonCluster]:
     """Start a new cluster; what still runs at the end is killed.
 
-    `sessions` are settings of the section ``[session]`` by bookie.
+    `sessions` are settings of the section ``[session]`` by bookie. `timeout_seconds` is of every
+    session with the metadata store.
     """
     async with open_store(uri) as store:
         await initialize_cluster(store)
     async with AsyncExitStack() as stack:
-        daemons = {}
+        daemons, http_ports = {}, {}
         for name in BOOKIES:
-            home = home_of(uri, path, name, (sessions or {}).get(name))
+            session = (sessions or {}).get(name)
+            home = home_of(uri, path, name, session, timeout_seconds=timeout_seconds)
             daemons[name] = await stack.enter_async_context(serving(home.write()))
+            http_ports[name] = int(str(home.sections["http"]["port"]))
         for daemon in daemons.values():
             await daemon.until("registered")
         client = await stack.enter_async_context(
-            connect(uri, session_timeout_seconds=SESSION_TIMEOUT_SECONDS)
+            connect(uri, session_timeout_seconds=timeout_seconds)
         )
-        yield DaemonCluster(daemons, client)
+        yield DaemonCluster(daemons, client, http_ports)
 
 
 PACE_SECONDS = 0.003

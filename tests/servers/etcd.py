@@ -213,6 +213,16 @@ class EtcdMember:
         shutil.rmtree(self._directory)
         await self.restart()
 
+    async def exchange_data(self) -> None:
+        """Kill it and start it on other data: empty data first, then in turn what it had before."""
+        self.kill()
+        directory, other = self._directory, self._directory.with_name(f"{self.name}-other")
+        other.mkdir(exist_ok=True)
+        directory.rename(directory.with_name("exchanged"))
+        other.rename(directory)
+        directory.with_name("exchanged").rename(other)
+        await self.restart()
+
     def pause(self) -> None:
         """Stop it in its tracks (SIGSTOP): connections stand, nobody answers."""
         os.kill(self.pid, signal.SIGSTOP)

@@ -296,13 +296,20 @@ class SimulatedBookie:
         """As `bookie.server.daemon` does it."""
         cluster, process = self.cluster, self.process
         assert process is not None
-        gate, metrics = _Gate(), metrics_of(self.host)
+        gate, metrics, readiness = _Gate(), metrics_of(self.host), Readiness()
         address = f"{self.host}:{BOOKIE_PORT}"
         cluster.network.listen(address, SimulatedPort(process, gate.service))
         self.session = SimulatedSession(cluster, process)
         async with (
             self.session as store,
-            beside([obey_session_policy(store, SESSION, clock=cluster.loop.time), self._dies()]),
+            beside(
+                [
+                    obey_session_policy(
+                        store, SESSION, metrics, readiness, clock=cluster.loop.time
+                    ),
+                    self._dies(),
+                ]
+            ),
         ):
             instance_id = await read_instance_id(store)
             async with (
@@ -324,8 +331,8 @@ class SimulatedBookie:
                 updater = RegistrationUpdater(started.bookie, (endpoint,), {}, {})
                 registration = await updater.registration()
                 async with (
-                    BookieRegistration(store, registration) as registered,
-                    beside([keep_registered(updater, registered, metrics, Readiness())]),
+                    BookieRegistration(store, registration, instance_id=instance_id) as registered,
+                    beside([keep_registered(updater, registered, metrics, readiness)]),
                 ):
                     self.is_serving = True
                     self.node, self.garbage = started.bookie, started.garbage

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -17,6 +18,7 @@ from bookie.metadata.store import MetadataStore
 from tests.conformance.backends import Backend
 
 SECONDS_MAX = 30.0
+OURS, THEIRS = str(uuid.UUID(int=1)), str(uuid.UUID(int=2))
 
 
 class Told:
@@ -34,13 +36,18 @@ class Told:
             while await self._news.get() != state:
                 pass
 
+    async def next_is(self, state: dict[str, str]) -> None:
+        """Wait for what is told next, which has to be this."""
+        async with asyncio.timeout(SECONDS_MAX):
+            assert await self._news.get() == state
+
 
 @asynccontextmanager
-async def following(manager: Any, *words: str) -> AsyncIterator[Told]:
+async def following(manager: Any, *words: str, **options: str) -> AsyncIterator[Told]:
     """Follow for the duration of the block."""
     told = Told()
     async with asyncio.TaskGroup() as tasks:
-        task = tasks.create_task(manager.follow(*words, told))
+        task = tasks.create_task(manager.follow(*words, told, **options))
         yield told
         task.cancel()
 
@@ -202,6 +209,30 @@ async def test_following_begins_during_an_outage(cut_off_backend: Backend) -> No
         await ClusterSettings(other).set({"log.level": "debug"})
         await cut_off_backend.reconnect(store)
         await told.until({"log.level": "debug"})
+
+
+async def test_nothing_of_another_cluster_is_taken(store: MetadataStore) -> None:
+    """A store may come back from an outage as another one, or empty."""
+    await store.put(keys.INSTANCE_ID, OURS.encode())
+    settings, labels = ClusterSettings(store), BookieLabels(store)
+    async with (
+        following(settings, instance_id=OURS) as told,
+        following(labels, "b1", instance_id=OURS) as told_labels,
+    ):
+        await told.until({})
+        await told_labels.until({})
+        for found in (THEIRS, None):
+            if found is None:
+                await store.delete(keys.INSTANCE_ID)
+            else:
+                await store.put(keys.INSTANCE_ID, found.encode())
+            await settings.set({"log.level": "debug"})
+            await labels.change("b1", {"rack": "theirs"})
+        await settings.set({"log.level": "error"})
+        await labels.change("b1", {"rack": "ours"})
+        await store.put(keys.INSTANCE_ID, OURS.encode())
+        await told.next_is({"log.level": "error"})
+        await told_labels.next_is({"rack": "ours"})
 
 
 async def test_following_ends_with_the_store(backend: Backend) -> None:

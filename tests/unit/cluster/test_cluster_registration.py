@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import uuid
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
@@ -17,6 +18,8 @@ from bookie.errors import (
     IdentityError,
     MetadataUnavailableError,
     NoSuchKeyError,
+    UnauthorizedError,
+    WrongClusterError,
 )
 from bookie.formats.registration import Endpoint, Registration, encode_registration
 from bookie.metadata.model import Change, ChangeKind, Commit, Put
@@ -188,6 +191,69 @@ async def test_an_error_in_the_body_comes_out_as_itself(store: FaultyMemoryStore
         async with BookieRegistration(store, _registration()):
             await store.delete("/nothing")
     assert not await store.exists(keys.AVAILABLE)
+
+
+CLUSTER, OTHER_CLUSTER = str(uuid.UUID(int=1)), str(uuid.UUID(int=2))
+
+
+@pytest.mark.parametrize("found", ["", OTHER_CLUSTER], ids=["empty", "another cluster"])
+async def test_it_never_registers_in_another_cluster(
+    store: FaultyMemoryStore, observer: FaultyMemoryStore, found: str
+) -> None:
+    """The store may come back empty or as another one; the bookie waits for its own."""
+    key = keys.registration("bookie-1", read_only=False)
+    await observer.put(keys.INSTANCE_ID, CLUSTER.encode())
+    registration = BookieRegistration(store, _registration(), instance_id=CLUSTER)
+    async with registration as handle, observer.watch(keys.AVAILABLE) as changes:
+        store.disconnect()
+        store.expire_session()
+        await observer.delete(keys.INSTANCE_ID)
+        if found:
+            await observer.put(keys.INSTANCE_ID, found.encode())
+            # A namesake there is no reason to end.
+            await observer.put(key, encode_registration(_registration()), ephemeral=True)
+        store.reconnect()
+        async with asyncio.timeout(10):
+            while not handle.obstacle.startswith("the metadata store holds"):  # noqa: ASYNC110  (no event)
+                await asyncio.sleep(0.01)
+        record = await store.get(key)
+        assert record is None or not record.created_by_self
+        with pytest.raises(WrongClusterError):
+            await handle.update(replace(_registration(), free_bytes=10))
+        if found:
+            await observer.delete(key)
+        await observer.put(keys.INSTANCE_ID, CLUSTER.encode())
+        async with asyncio.timeout(10):
+            while not handle.is_registered:
+                await anext(changes)
+                await asyncio.sleep(0)
+        assert not handle.obstacle
+        record = await store.get(key)
+        assert record is not None
+        assert record.created_by_self
+
+
+async def test_a_store_that_refuses_it_is_waited_for(
+    store: FaultyMemoryStore, observer: FaultyMemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Users of the store may be missing or wrong for a while; that ends no bookie."""
+    refused = asyncio.Event()
+
+    async def refuse(_: str) -> None:
+        refused.set()
+        raise UnauthorizedError("etcd does not let nobody use the keys")
+
+    async with (
+        BookieRegistration(store, _registration()) as handle,
+        observer.watch(keys.AVAILABLE) as changes,
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(store, "get", refuse)
+            store.expire_session()
+            async with asyncio.timeout(10):
+                await refused.wait()
+        assert await _next_put(changes) == keys.registration("bookie-1", read_only=False)
+        assert handle.registration == _registration()
 
 
 # ---- directory

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import pytest
 
+from bookie.cluster import keys
 from bookie.cluster.instance import initialize_cluster
 from bookie.cluster.ledgers import LedgerManager
 from bookie.config import GarbageSettings, NodeSettings, StorageSettings
@@ -31,6 +32,7 @@ S = TypeVar("S", bound=Section)
 async def _store(tmp_path: Path) -> AsyncIterator[MetadataStore]:
     async with open_store(f"memory://{tmp_path.name}") as store:
         await initialize_cluster(store)
+        await store.put(keys.INSTANCE_ID, IDENTITY.instance_id.encode())
         yield store
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -19,17 +20,20 @@ from bookie.errors import (
     DiskFullError,
     IdentityError,
     MetadataUnavailableError,
+    UnauthorizedError,
+    WrongClusterError,
 )
 from bookie.formats.cookie import Cookie, CookieState, decode_cookie, encode_cookie
 from bookie.formats.ledger_metadata import LedgerMetadata, LedgerState, Versioned
 from bookie.ids import Status
 from bookie.metadata.store import MetadataStore
+from bookie.node import own_cookie
 from bookie.node.own_cookie import OwnCookie, compare_states
 from bookie.storage.index.entry_index import INTEGRITY_SOUND
 from bookie.storage.integrity import Integrity
 from tests.unit.node.node_room import add, ids_of, read
 from tests.unit.node.started_bookie import metadata, stamped, started
-from tests.unit.storage.machine import Machine, Snapshots, until
+from tests.unit.storage.machine import IDENTITY, Machine, Snapshots, until
 
 OPEN = LedgerState.OPEN
 UNKNOWN, NO_SUCH_ENTRY = Status.UNKNOWN_LEDGER_STATE, Status.NO_SUCH_ENTRY
@@ -372,11 +376,60 @@ async def test_a_cookie_that_another_process_changed_ends_this_one(
         with pytest.raises(IdentityError, match="another process"):
             await one.cookie.advance()
         await store.delete(keys.cookie("b1"))
-        with pytest.raises(MetadataUnavailableError, match="holds no cluster"):
-            await one.cookie.advance()
-        await store.put(keys.INSTANCE_ID, b"an id")
         with pytest.raises(CookieError, match="was deleted"):
             await one.cookie.advance()
+
+
+@pytest.mark.parametrize("namesake", [False, True])
+@pytest.mark.parametrize("instance_id", ["", "5c2b0c1e-0000-4000-8000-00000000ffff"])
+async def test_a_store_that_holds_another_cluster_ends_nobody(
+    machine: Machine, store: MetadataStore, instance_id: str, *, namesake: bool
+) -> None:
+    """It came back empty, or as another one: its cookies say nothing about this bookie."""
+    await stamped(machine, store)
+    async with started(machine, store) as one:
+        before, own = one.bookie.incarnation, await recorded(store)
+        await store.delete(keys.cookie("b1"))
+        await store.delete(keys.INSTANCE_ID)
+        if instance_id:
+            await store.put(keys.INSTANCE_ID, instance_id.encode())
+        if namesake:
+            theirs = replace(own, instance_id=instance_id, unique_id="ff")
+            await store.put(keys.cookie("b1"), encode_cookie(theirs))
+        with pytest.raises(WrongClusterError, match="the metadata store holds"):
+            await one.cookie.advance()
+        with pytest.raises(WrongClusterError):
+            await one.check.check()
+        await store.put(keys.INSTANCE_ID, IDENTITY.instance_id.encode())
+        await store.put(keys.cookie("b1"), encode_cookie(own))
+        await one.cookie.advance()
+        assert (await one.check.check()).whole
+        assert one.bookie.incarnation == before
+
+
+async def test_a_store_that_refuses_a_bookie_does_not_end_it(
+    machine: Machine, store: MetadataStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its users may be missing or wrong for a while."""
+    refused = asyncio.Event()
+
+    async def refuse(_: str) -> None:
+        refused.set()
+        raise UnauthorizedError("etcd does not let nobody use the keys")
+
+    monkeypatch.setattr(own_cookie, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(own_cookie, "ADVANCE_SECONDS", 0.01)
+    await stamped(machine, store)
+    async with started(machine, store) as one:
+        with monkeypatch.context() as patched:
+            patched.setattr(store, "get", refuse)
+            one.check.start()
+            async with asyncio.timeout(10):
+                await refused.wait()
+            await until(lambda: "nobody" in one.check.unfinished)
+        before = (await recorded(store)).state_number
+        await one.cookie.advance()
+        assert (await recorded(store)).state_number > before
 
 
 async def test_a_doubt_is_durable_on_a_full_device(machine: Machine, store: MetadataStore) -> None:

@@ -377,6 +377,17 @@ def test_a_process_outlives_outages_up_to_its_limit() -> None:
     assert policy.step(RECONNECTED, 301.0) == verdict
 
 
+def test_a_process_without_a_limit_outlives_every_outage() -> None:
+    policy = SessionPolicy(10.0, give_up_after_timeouts=0)
+    assert policy.step(CONNECTION_LOST, 50.0) == ""
+    assert policy.step(SESSION_LOST, 58.0) == ""
+    assert policy.deadline is None
+    assert policy.step(None, 1e9) == ""
+    assert policy.away_seconds(1e9) == 1e9 - 50.0
+    assert policy.step(RECONNECTED, 1e9) == ""
+    assert policy.away_seconds(1e9) == 0.0
+
+
 def test_a_process_may_end_with_its_session() -> None:
     policy = SessionPolicy(10.0, give_up_after_timeouts=10, shutdown_when_lost=True)
     assert policy.step(CONNECTION_LOST, 0.0) == ""

@@ -49,7 +49,7 @@ async def test_read_only_is_ready_and_says_so() -> None:
     """A read-only bookie still answers reads, so it stays ready, with a remark."""
     readiness = Readiness()
     readiness.clear(Part.BOOT)
-    readiness.remark("read-only")
+    readiness.remark(Part.READ_ONLY, "read-only")
     async with serve_http(Metrics(), readiness, host="127.0.0.1", port=0) as port:
         status, _, body = await get(port, "/readyz")
         assert status == 200
