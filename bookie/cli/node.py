@@ -297,4 +297,4 @@ async def _http_address(metadata: str, bookie_id: str) -> str:
     endpoint = registration.endpoint("http") if registration is not None else None
     if endpoint is None:
         raise BookieUnreachableError(f"bookie {bookie_id} is not registered in this cluster")
-    return f"http://{endpoint.host}:{endpoint.port}"
+    return f"http://{endpoint.address}"

@@ -22,6 +22,7 @@ from collections.abc import Coroutine
 from typing import NoReturn
 
 import bookie
+from bookie.addresses import join_address
 from bookie.cluster.cluster_settings import ClusterSettings
 from bookie.cluster.cookies import CookieManager
 from bookie.cluster.instance import read_instance_id
@@ -168,7 +169,7 @@ async def _run(
                     "check": started.check,
                     "scrub": started.engine.scrubber,
                 }
-                manager.ready(f"serving on {settings.listen.host}:{held.port}")
+                manager.ready(f"serving on {join_address(settings.listen.host, held.port)}")
                 await _until_stopped(stop_requested, started)
                 administration.bookie = administration.reclaiming = None
                 administration.upkeep = {}
