@@ -166,7 +166,7 @@ async def _bookies(store: MetadataStore) -> list[dict[str, str | int | None]]:
             {
                 "bookie": bookie_id,
                 "state": state,
-                "address": f"{endpoint.host}:{endpoint.port}" if endpoint is not None else None,
+                "address": endpoint.address if endpoint is not None else None,
                 "free_bytes": registration.free_bytes if registration is not None else None,
                 "total_bytes": registration.total_bytes if registration is not None else None,
                 "version": registration.version if registration is not None else None,

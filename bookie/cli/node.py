@@ -11,13 +11,16 @@ import typer
 from bookie.cli.options import Metadata, Output, OutputFormat, Yes, confirm, parse_pairs
 from bookie.cli.output import format_bytes, format_moment, print_record
 from bookie.cli.stores import on_store, open_metadata
-from bookie.errors import BookieUnreachableError, NoSuchKeyError, RequestError
+from bookie.errors import BookieUnreachableError, NoSuchKeyError, RequestError, WrongBookieError
+from bookie.ids import BOOKIE_ID_METADATA_KEY, INSTANCE_ID_METADATA_KEY
 
 if TYPE_CHECKING:
     from bookie.metadata.store import MetadataStore
 
 TIMEOUT_SECONDS = 5.0
 POLL_SECONDS = 0.3
+MISDIRECTED = 421
+"""HTTP status: the answer is another bookie's."""
 UNDELETED_AT_ONCE = 100
 """So many ledgers fit into one request."""
 
@@ -272,16 +275,20 @@ async def _ask(
     """Ask the bookie's own HTTP server, which its registration names; `change` is a command."""
     import aiohttp
 
-    url = await _http_address(metadata, bookie_id)
+    url, instance_id = await _http_address(metadata, bookie_id)
+    # The address may lead elsewhere: a loopback address leads to the bookie of this machine.
+    meant = {BOOKIE_ID_METADATA_KEY: bookie_id, INSTANCE_ID_METADATA_KEY: instance_id}
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
     try:
-        async with aiohttp.ClientSession(timeout=timeout) as session:
+        async with aiohttp.ClientSession(timeout=timeout, headers=meant) as session:
             if change is None:
                 call = session.get(f"{url}/{path}")
             else:
                 call = session.put(f"{url}/{path}", json=change)
             async with call as response:
                 answer: dict[str, Any] = await response.json()
+                if response.status == MISDIRECTED:
+                    raise WrongBookieError(f"{url} answers: {answer['error']}")
                 if response.status != 200:
                     raise RequestError(f"bookie {bookie_id} refused: {answer['error']}")
                 return answer
@@ -289,12 +296,15 @@ async def _ask(
         raise BookieUnreachableError(f"bookie {bookie_id} does not answer at {url}") from error
 
 
-async def _http_address(metadata: str, bookie_id: str) -> str:
+async def _http_address(metadata: str, bookie_id: str) -> tuple[str, str]:
+    """The URL of the bookie's HTTP server, and the id of its cluster."""
     from bookie.cluster.directory import BookieDirectory
+    from bookie.cluster.instance import read_instance_id
 
     async with open_metadata(metadata) as store, BookieDirectory(store) as directory:
         registration = directory.all().get(bookie_id)
+        instance_id = await read_instance_id(store)
     endpoint = registration.endpoint("http") if registration is not None else None
     if endpoint is None:
         raise BookieUnreachableError(f"bookie {bookie_id} is not registered in this cluster")
-    return f"http://{endpoint.host}:{endpoint.port}"
+    return f"http://{endpoint.address}", instance_id

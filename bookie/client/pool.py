@@ -369,8 +369,7 @@ class BookieConnection:
         if self._channel is not None and endpoint is self._endpoint:
             return self._channel
         self._endpoint = endpoint
-        host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
-        address = f"{host}:{endpoint.port}"
+        address = endpoint.address
         if self._channel is None or self._channel.address != address:
             before, self._channel = self._channel, self._pool.open_channel(address, self.bookie_id)
             if before is not None:

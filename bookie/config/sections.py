@@ -12,6 +12,7 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from bookie.addresses import is_host
 from bookie.config.client_section import ClientSettings
 from bookie.config.metadata_section import MetadataSettings
 from bookie.config.placement_section import PlacementSettings
@@ -52,6 +53,12 @@ class BookieSettings(Section):
         return value
 
 
+def _plain_host(value: str) -> str:
+    if value and not is_host(value):
+        raise ValueError("must be a host name or an address, without brackets and port")
+    return value
+
+
 class ListenSettings(Section):
     """The address for clients."""
 
@@ -76,6 +83,8 @@ class ListenSettings(Section):
         le=65535,
         description="The port that clients connect to; 0 means the listen port.",
     )
+
+    _hosts = field_validator("host", "advertised_host")(_plain_host)
 
 
 class SessionSettings(Section):
@@ -418,6 +427,8 @@ class HttpSettings(Section):
     port: int = Field(
         default=8000, ge=0, le=65535, description="The port to listen on; 0 picks one."
     )
+
+    _host = field_validator("host")(_plain_host)
 
 
 class LogSettings(Section):

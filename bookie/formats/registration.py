@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
+from bookie.addresses import join_address
 from bookie.errors import BadRequestError, FormatError
 from bookie.formats import json_record
 from bookie.ids import is_valid_bookie_id
@@ -27,6 +28,11 @@ class Endpoint:
     port: int
     protocol: str
     """How to speak to it: "grpc", "grpcs", "http", …"""
+
+    @property
+    def address(self) -> str:
+        """``HOST:PORT``."""
+        return join_address(self.host, self.port)
 
 
 @dataclass(frozen=True, slots=True)

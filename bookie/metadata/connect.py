@@ -50,7 +50,7 @@ def open_store(
             f"{_SESSION_TIMEOUT_SECONDS_MIN} … {_SESSION_TIMEOUT_SECONDS_MAX}"
         )
     if parts.scheme == "memory":
-        return MemoryStore(parts.netloc, session_timeout_seconds=session_timeout_seconds)
+        return MemoryStore(parts.authority, session_timeout_seconds=session_timeout_seconds)
     # Lazy: loading the library of an unused backend would cost time.
     if parts.scheme == "local":
         from bookie.metadata.local.backend import LocalStore

@@ -7,20 +7,37 @@
 ``etcd://HOST:2379,HOST:2379/scope``            etcd; keys begin with ``/scope``
 =============================================== ==================================================
 
-An IPv6 address stands in brackets. A host without a port has the backend's usual port. The scope
-may have several segments. Credentials and TLS come as `MetadataSecurity`, never in the URI.
+An IPv6 address stands in brackets, as in ``zk://[::1]:2181,[::1]:2182/scope``. A host without a
+port has the backend's usual port. The scope may have several segments. Credentials and TLS come as
+`MetadataSecurity`, never in the URI.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import NamedTuple
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import unquote
 
+from bookie.addresses import join_address, split_address
 from bookie.errors import ConfigurationError, InvalidKeyError
 from bookie.metadata.model import check_key
 
 _PORTS = {"zk": 2181, "etcd": 2379}
+_URI = re.compile(r"([^:/?#]+):(?://([^/?#]*))?([^?#]*)([?#].*)?", re.DOTALL)
+
+
+class MetadataUri(NamedTuple):
+    """The parts of a metadata URI.
+
+    Not Python's `urlsplit`: that takes one server, and refuses most lists with an IPv6 address.
+    """
+
+    scheme: str
+    authority: str
+    """The servers, or the name of a store in memory."""
+    path: str
+    """The directory or the scope, with its percent signs."""
 
 
 class Host(NamedTuple):
@@ -30,7 +47,7 @@ class Host(NamedTuple):
     port: int
 
     def __str__(self) -> str:
-        return f"[{self.name}]:{self.port}" if ":" in self.name else f"{self.name}:{self.port}"
+        return join_address(self.name, self.port)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +59,13 @@ class Servers:
     """The key below which all keys of the store lie: starts with a slash, ends without."""
 
 
-def parse_servers(uri: str, parts: SplitResult) -> Servers:
+def parse_servers(uri: str, parts: MetadataUri) -> Servers:
     """The servers and the scope of a URI of ``zk://`` or ``etcd://``.
 
     Raises:
         ConfigurationError: one sentence that says what is wrong with it.
     """
-    hosts = tuple(_host(uri, text, _PORTS[parts.scheme]) for text in parts.netloc.split(","))
+    hosts = tuple(_host(uri, text, _PORTS[parts.scheme]) for text in parts.authority.split(","))
     if len(set(hosts)) != len(hosts):
         raise ConfigurationError(f"the metadata URI {uri!r} names a server twice")
     scope = unquote(parts.path)
@@ -63,24 +80,12 @@ def parse_servers(uri: str, parts: SplitResult) -> Servers:
 
 
 def _host(uri: str, text: str, default_port: int) -> Host:
-    wrong = ConfigurationError(
-        f"the metadata URI {uri!r} must name servers as HOST:PORT,HOST:PORT, not {text!r}"
-    )
-    if text.startswith("["):
-        name, bracket, rest = text[1:].partition("]")
-        if not bracket or ":" not in name or not (rest == "" or rest.startswith(":")):
-            raise wrong
-        port = rest[1:] if rest else str(default_port)
-    else:
-        name, colon, port = text.partition(":")
-        port = port if colon else str(default_port)
-        if ":" in port:
-            raise wrong
-    if not name or name != name.strip() or not (port.isascii() and port.isdigit()):
-        raise wrong
-    if not 1 <= int(port) <= 65535:
-        raise wrong
-    return Host(name, int(port))
+    try:
+        return Host(*split_address(text, default_port))
+    except ValueError:
+        raise ConfigurationError(
+            f"the metadata URI {uri!r} must name servers as HOST:PORT,HOST:PORT, not {text!r}"
+        ) from None
 
 
 def require_shared(uri: str) -> None:
@@ -95,7 +100,7 @@ def require_shared(uri: str) -> None:
         )
 
 
-def split_uri(uri: str) -> SplitResult:
+def split_uri(uri: str) -> MetadataUri:
     """The parts of a metadata URI, checked for what can be checked without opening it.
 
     Raises:
@@ -103,22 +108,21 @@ def split_uri(uri: str) -> SplitResult:
     """
     if not isinstance(uri, str):
         raise ConfigurationError(f"the metadata URI must be a string, not {uri!r}")
-    try:
-        parts = urlsplit(uri)
-    except ValueError as error:
-        raise ConfigurationError(f"the metadata URI {uri!r} cannot be parsed: {error}") from error
+    found = _URI.fullmatch(uri.strip())
+    scheme, authority, path, rest = found.groups(default="") if found else ("", "", "", "")
+    parts = MetadataUri(scheme.lower(), authority, path)
     if parts.scheme not in ("memory", "local", "zk", "etcd"):
         raise ConfigurationError(
             f"the metadata URI {uri!r} must begin with local:///, memory://, zk:// or etcd://"
         )
-    if "@" in parts.netloc:
+    if "@" in parts.authority:
         # The message leaves the URI out: it may hold a password.
         raise ConfigurationError("the metadata URI must not contain credentials")
-    if parts.query or parts.fragment:
+    if rest:
         raise ConfigurationError(f"the metadata URI {uri!r} must not have a query or fragment")
-    if parts.scheme == "memory" and (not parts.netloc or parts.path not in ("", "/")):
+    if parts.scheme == "memory" and (not parts.authority or parts.path not in ("", "/")):
         raise ConfigurationError(f"the metadata URI {uri!r} must look like memory://NAME")
-    if parts.scheme == "local" and (parts.netloc or not parts.path.startswith("/")):
+    if parts.scheme == "local" and (parts.authority or not parts.path.startswith("/")):
         raise ConfigurationError(
             f"the metadata URI {uri!r} must look like local:///absolute/directory"
         )

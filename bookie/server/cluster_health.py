@@ -332,7 +332,7 @@ async def _bookies(
             endpoint = None if registration is None else registration.endpoint(ENDPOINT)
             if endpoint is not None:
                 channel = BookieChannel(
-                    f"{endpoint.host}:{endpoint.port}",
+                    endpoint.address,
                     instance_id,
                     tasks,
                     bookie_id=name,

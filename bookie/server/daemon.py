@@ -22,6 +22,7 @@ from collections.abc import Coroutine
 from typing import NoReturn
 
 import bookie
+from bookie.addresses import is_wildcard, join_address
 from bookie.cluster.cluster_settings import ClusterSettings
 from bookie.cluster.cookies import CookieManager
 from bookie.cluster.instance import read_instance_id
@@ -53,8 +54,6 @@ from bookie.telemetry import Metrics, configure_logging, event_log, set_log_leve
 
 EXIT_DISK_FAILED = 74
 """EX_IOERR of sysexits.h: the engine could not write or sync. Only a new process may go on."""
-
-_WILDCARDS = ("0.0.0.0", "::", "")  # noqa: S104  (compared with, never bound)
 
 _log = event_log(__name__)
 
@@ -116,7 +115,8 @@ async def _run(
     live: LiveSettings, manager: ServiceManager, supervision: Supervision, failpoints: Failpoints
 ) -> None:
     settings = live.settings
-    metrics, readiness, administration = Metrics(), Readiness(), Administration()
+    metrics, readiness = Metrics(), Readiness()
+    administration = Administration(settings.bookie.id)
     metrics.server_status.set(-1)
     async with (
         until_signal() as stop_requested,
@@ -129,7 +129,7 @@ async def _run(
         beside([obey_session_policy(store, settings.session, metrics, readiness)]),
         ThreadWorkers(settings.storage.read_threads) as workers,
     ):
-        instance_id = await read_instance_id(store)
+        instance_id = administration.instance_id = await read_instance_id(store)
         metrics.info.info(
             {"id": settings.bookie.id, "instance": instance_id, "version": bookie.__version__}
         )
@@ -168,7 +168,7 @@ async def _run(
                     "check": started.check,
                     "scrub": started.engine.scrubber,
                 }
-                manager.ready(f"serving on {settings.listen.host}:{held.port}")
+                manager.ready(f"serving on {join_address(settings.listen.host, held.port)}")
                 await _until_stopped(stop_requested, started)
                 administration.bookie = administration.reclaiming = None
                 administration.upkeep = {}
@@ -226,11 +226,14 @@ async def _until_stopped(stop_requested: asyncio.Event, started: StartedBookie) 
 
 def endpoints_of(settings: Settings, port: int, http_port: int) -> tuple[Endpoint, ...]:
     """Where others find this bookie, as its registration says."""
-    listen = settings.listen
+    listen, http_host = settings.listen, settings.http.host
     host = listen.advertised_host or listen.host
-    if host in _WILDCARDS:
+    if is_wildcard(host):
         host = socket.gethostname()
-    http_host = host if settings.http.host in _WILDCARDS else settings.http.host
+    if is_wildcard(http_host):
+        # HTTP that takes IPv4 alone is not found at an IPv6 address.
+        is_reached = ":" in http_host or ":" not in host
+        http_host = host if is_reached else socket.gethostname()
     return (
         Endpoint("bookie", host, listen.advertised_port or port, "grpc"),
         Endpoint("http", http_host, http_port, "http"),

@@ -20,6 +20,10 @@
 It listens on loopback unless the configuration says otherwise. It always takes changes only from
 processes of the same machine, and only as JSON, so that a web page cannot send them. Kubernetes and
 systemd ask ``/healthz`` and ``/readyz``.
+
+An address may lead to another bookie than the caller means: every machine has a 127.0.0.1. So a
+change names its bookie in the header ``Bookie-Id``. Other requests may. ``Bookie-Instance-Id`` may
+name the cluster. A request that names somebody else is refused with 421.
 """
 
 from __future__ import annotations
@@ -27,16 +31,18 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
-from collections.abc import AsyncIterator, Iterable
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from typing import Protocol
 
 from aiohttp import web
 
+from bookie.addresses import is_wildcard, join_address
 from bookie.errors import BookieError, CannotStartError
 from bookie.formats.commands import Info
-from bookie.ids import MAX_ID
+from bookie.ids import BOOKIE_ID_METADATA_KEY, INSTANCE_ID_METADATA_KEY, MAX_ID
 from bookie.node.bookie import COMMAND
 from bookie.node.garbage_status import GarbageStatus
 from bookie.server.readiness import Readiness
@@ -102,9 +108,16 @@ class Reclaiming(Protocol):
 
 
 class Administration:
-    """The bookie that commands are for. It is unset while the process starts or stops."""
+    """The bookie that commands are for. It is unset while the process starts or stops.
 
-    def __init__(self) -> None:
+    Args:
+        bookie_id: whose process this is, also meanwhile.
+    """
+
+    def __init__(self, bookie_id: str) -> None:
+        self.bookie_id = bookie_id
+        self.instance_id = ""
+        """The cluster's; empty until the metadata store told it."""
         self.bookie: Administered | None = None
         self.upkeep: dict[str, Upkeep] = {}
         """By the last part of its URL."""
@@ -118,6 +131,34 @@ class _Handlers:
         self._metrics = metrics
         self._readiness = readiness
         self._administration = administration
+
+    @web.middleware
+    async def for_this_bookie(
+        self,
+        request: web.Request,
+        handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
+    ) -> web.StreamResponse:
+        """Refuse a request that names another bookie, and a change that names none."""
+        own, cluster = self._administration.bookie_id, self._administration.instance_id
+        named = request.headers.get(BOOKIE_ID_METADATA_KEY, "")
+        named_cluster = request.headers.get(INSTANCE_ID_METADATA_KEY, "")
+        if named not in ("", own):
+            return _error(
+                421,
+                f"this is bookie {own}, and the request is for bookie {named}; "
+                f"run the command on the machine of bookie {named}",
+            )
+        if cluster and named_cluster not in ("", cluster):
+            return _error(
+                421,
+                f"this is bookie {own} of cluster {cluster}, not of cluster {named_cluster}; "
+                "run the command on the machine of the bookie that you mean",
+            )
+        if request.method == "PUT" and not named:
+            return _error(
+                400, f"a change must name its bookie in the header Bookie-Id; this is bookie {own}"
+            )
+        return await handler(request)
 
     async def metrics(self, _request: web.Request) -> web.Response:
         body, content_type = self._metrics.exposition()
@@ -219,22 +260,37 @@ def _are_ledger_ids(value: object) -> bool:
 
 
 def _is_command(request: web.Request) -> bool:
-    return _is_local(request.remote) and request.content_type == "application/json"
+    transport = request.transport
+    if transport is None or request.content_type != "application/json":
+        return False
+    peer, own = (transport.get_extra_info(end) for end in ("peername", "sockname"))
+    return is_same_machine(peer and peer[0], own and own[0])
 
 
 def _refused() -> web.Response:
-    return _error(403, "a change must come from this machine, as application/json")
+    return _error(403, "a change must come from the bookie's own machine, as application/json")
 
 
 def _error(status: int, sentence: str) -> web.Response:
     return web.json_response({"error": sentence}, status=status)
 
 
-def _is_local(remote: str | None) -> bool:
+def is_same_machine(peer: str | None, own: str | None) -> bool:
+    """Whether both ends of a connection are one machine's; `own` is the address that was reached.
+
+    A process that connects to an address of its own machine comes from that same address.
+    """
     try:
-        return remote is not None and ipaddress.ip_address(remote).is_loopback
+        theirs, ours = (_address(one or "") for one in (peer, own))
     except ValueError:
         return False
+    return theirs.is_loopback or theirs == ours
+
+
+def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """An address; of IPv4 even if a socket of both families wrote it as IPv6."""
+    found = ipaddress.ip_address(text)
+    return getattr(found, "ipv4_mapped", None) or found
 
 
 @asynccontextmanager
@@ -251,8 +307,10 @@ async def serve_http(
     Raises:
         CannotStartError: the address cannot be listened on now.
     """
-    pages = _Handlers(metrics, readiness, administration or Administration())
-    application = web.Application(client_max_size=REQUEST_BYTES_MAX)
+    pages = _Handlers(metrics, readiness, administration or Administration(""))
+    application = web.Application(
+        client_max_size=REQUEST_BYTES_MAX, middlewares=[pages.for_this_bookie]
+    )
     application.add_routes(
         [
             web.get("/metrics", pages.metrics),
@@ -270,10 +328,19 @@ async def serve_http(
     await runner.setup()
     try:
         try:
-            await web.TCPSite(runner, host, port).start()
+            await _site(runner, host, port).start()
         except OSError as error:
             reason = os.strerror(error.errno).lower() if error.errno else str(error)
-            raise CannotStartError(f"cannot serve HTTP on {host}:{port}: {reason}") from error
+            address = join_address(host, port)
+            raise CannotStartError(f"cannot serve HTTP on {address}: {reason}") from error
         yield int(runner.addresses[0][1])
     finally:
         await runner.cleanup()
+
+
+def _site(runner: web.AppRunner, host: str, port: int) -> web.BaseSite:
+    """Where to listen. The IPv6 wildcard takes IPv4 as well, as it does for gRPC."""
+    if ":" in host and is_wildcard(host) and socket.has_dualstack_ipv6():
+        both = socket.create_server((host, port), family=socket.AF_INET6, dualstack_ipv6=True)
+        return web.SockSite(runner, both)
+    return web.TCPSite(runner, host, port)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import os
@@ -14,6 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from bookie.cluster.directory import BookieDirectory
+from bookie.cluster.registration import BookieRegistration
+from bookie.formats.registration import Registration
+from bookie.metadata.connect import open_store
 from bookie.server.local.process import child_environment
 
 SECONDS_MAX = 60.0
@@ -254,6 +259,24 @@ def test_a_bookie_deletes_what_was_deleted(shell: Shell) -> None:
     assert shell.run("node", "gc", bookie, ledger).returncode == 2
     assert "does not wait" in shell.refused("node", "gc", bookie, ledger, "--undelete")
     assert "garbage waiting ledgers" in shell.ok("node", "info", bookie).decode()
+
+
+@pytest.mark.parametrize("words", ["info", "readonly ID on", "gc ID", "compact", "check", "scrub"])
+def test_a_command_for_another_machines_bookie_is_refused(shell: Shell, words: str) -> None:
+    """Both bookies listen on loopback; the one of this machine is not the one that is meant."""
+    command, *rest = words.split()
+    here, uri = "bookie-1", shell.environment["BOOKIE_METADATA"]
+
+    async def on_registered() -> str:
+        async with open_store(uri) as store, BookieDirectory(store) as directory:
+            (http,) = (one for one in directory.all()[here].endpoints if one.name == "http")
+            async with BookieRegistration(store, Registration("elsewhere", (http,))):
+                arguments = [word.replace("ID", "elsewhere") for word in rest] or ["elsewhere"]
+                return await asyncio.to_thread(shell.refused, "node", command, *arguments)
+
+    sentence = asyncio.run(on_registered())
+    assert f"this is bookie {here}, and the request is for bookie elsewhere" in sentence
+    assert json.loads(shell.ok("node", "info", here, "-o", "json"))["read_only"] is False
 
 
 def test_the_python_of_the_readme_runs(shell: Shell) -> None:

@@ -6,9 +6,10 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,12 @@ class Running:
     homes: dict[str, Home]
     stack: AsyncExitStack
     daemons: dict[str, Daemon] = field(default_factory=dict)
+
+    def listen(self, name: str, host: str, advertised_host: str = "") -> None:
+        """Have a bookie that does not run yet listen on `host`, for gRPC and for HTTP."""
+        sections = self.homes[name].sections
+        sections["listen"] |= {"host": host, "advertised_host": advertised_host}
+        sections["http"] |= {"host": host}
 
     async def start(self, name: str) -> None:
         """Start a bookie, and wait until clients find it."""
@@ -91,13 +98,19 @@ class Running:
 
 
 @asynccontextmanager
-async def running(path: Path) -> AsyncIterator[Running]:
-    """A cluster of three bookies."""
+async def prepared(path: Path) -> AsyncIterator[Running]:
+    """A cluster of three bookies, none of which runs."""
     uri = f"local://{path}/metadata"
     async with open_store(uri) as store:
         await initialize_cluster(store)
     async with AsyncExitStack() as stack:
-        cluster = Running(uri, {name: home_of(uri, path, name) for name in BOOKIES}, stack)
+        yield Running(uri, {name: home_of(uri, path, name) for name in BOOKIES}, stack)
+
+
+@asynccontextmanager
+async def running(path: Path) -> AsyncIterator[Running]:
+    """A cluster of three bookies."""
+    async with prepared(path) as cluster:
         for name in BOOKIES:
             await cluster.start(name)
         yield cluster
@@ -145,3 +158,37 @@ async def test_a_bookie_that_does_not_answer_is_unknown(tmp_path: Path) -> None:
         assert checks["bookies that do not answer"]["found"].startswith("b2: ")
         assert checks["ledgers with missing copies"]["count"] is None
         assert "unknown on b2" in checks["ledgers in limbo"]["found"]
+
+
+async def test_commands_reach_a_bookie_wherever_it_listens(tmp_path: Path) -> None:
+    """On IPv6, and on every address, as in a container: found at one that is not loopback."""
+    async with prepared(tmp_path) as cluster:
+        cluster.listen("b1", "::1")
+        cluster.listen("b2", "0.0.0.0", own_address())
+        cluster.listen("b3", "::", own_address())
+        for name in BOOKIES:
+            await cluster.start(name)
+        async with connect(cluster.uri) as client:
+            writer = await client.create_ledger()
+            await writer.append(b"on all")
+            await writer.close()
+        status, checks = await cluster.health()
+        assert (status, [one["check"] for one in checks.values() if not one["healthy"]]) == (0, [])
+        _, listed = await cluster.command("cluster", "bookies")
+        port = cluster.homes["b1"].sections["listen"]["port"]
+        assert listed[0]["address"] == f"[::1]:{port}"
+        for name in BOOKIES:
+            status, check = await cluster.command("node", "check", name)
+            assert (status, check["whole"]) == (0, True)
+            _, info = await cluster.command("node", "info", name)
+            assert (info["bookie_id"], info["read_only"]) == (name, False)
+            _, info = await cluster.command("node", "readonly", name, "on")
+            assert (info["bookie_id"], info["read_only"]) == (name, True)
+
+
+def own_address() -> str:
+    """An address of this machine that others reach, or loopback if it has no network."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
+        probe.connect(("192.0.2.1", 9))  # an example's address; nothing is sent
+        return str(probe.getsockname()[0])
+    return "127.0.0.1"

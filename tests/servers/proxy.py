@@ -75,11 +75,13 @@ class Proxy:
         target_port: int,
         *,
         port: int = 0,
+        host: str = "127.0.0.1",
         server_ssl: ssl.SSLContext | None = None,
         patience_seconds: float = 0.0,
     ) -> None:
         self.target_port = target_port
         self.port = port
+        self._host = host
         self.accepted = 0
         """Connections so far."""
         self._server_ssl = server_ssl
@@ -140,7 +142,7 @@ class Proxy:
             self._open[direction] = asyncio.Event()
             self._open[direction].set()
         self._server = await asyncio.start_server(
-            self._serve, "127.0.0.1", self.port, ssl=self._server_ssl, limit=PIECE_BYTES
+            self._serve, self._host, self.port, ssl=self._server_ssl, limit=PIECE_BYTES
         )
         self.port = self._server.sockets[0].getsockname()[1]
 

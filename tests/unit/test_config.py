@@ -126,6 +126,18 @@ def test_variables_of_others_are_left_alone() -> None:
             {},
             "flag listen.port: listen.port: input should be less than or equal to 65535",
         ),
+        *(
+            (
+                {key: host},
+                {},
+                f"flag {key}: {key}: must be a host name or an address, without brackets and port",
+            )
+            for key, host in (
+                ("listen.host", "[::1]"),
+                ("listen.advertised_host", "h1:3181"),
+                ("http.host", "10.0.0.1:8000"),
+            )
+        ),
         (
             {},
             {"BOOKIE_STORAGE__RESERVE_BYTES": "3 apples"},

@@ -225,6 +225,31 @@ def test_third_parties_stay_in_their_homes() -> None:
     )
 
 
+def test_addresses_are_built_and_split_in_one_place() -> None:
+    """`f"{host}:{port}"` forgets the brackets of IPv6, `urlsplit` knows no lists of servers."""
+    offenders = []
+    for source in sources("bookie"):
+        if source.inside == "addresses.py":
+            continue
+        for node in ast.walk(source.tree):
+            if isinstance(node, ast.JoinedStr) and _ends_with_a_port(node):
+                offenders.append(source.at(node, f"{ast.unparse(node)}; take join_address"))
+            if isinstance(node, ast.alias) and node.name in ("urlsplit", "urlparse"):
+                offenders.append(source.at(node, f"{node.name}; take split_address"))
+    check(offenders)
+
+
+def _ends_with_a_port(text: ast.JoinedStr) -> bool:
+    """Whether a value, a colon and a port stand side by side in an f-string."""
+    return any(
+        isinstance(before, ast.FormattedValue)
+        and isinstance(colon, ast.Constant)
+        and colon.value == ":"
+        and re.search(r"\b(\w+_)?port\b", ast.unparse(port))
+        for before, colon, port in zip(text.values, text.values[1:], text.values[2:], strict=False)
+    )
+
+
 def test_clocks_are_read_behind_the_seam() -> None:
     """Simulated time works only where nobody looks at a watch of his own."""
     check(

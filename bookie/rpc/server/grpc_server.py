@@ -20,6 +20,7 @@ import grpc
 from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from bookie.addresses import join_address
 from bookie.config import NodeSettings, RpcSettings
 from bookie.errors import CannotStartError
 from bookie.rpc import security
@@ -122,17 +123,17 @@ async def hold_port(host: str, port: int, settings: RpcSettings) -> AsyncIterato
 
 def _bind(server: Any, host: str, port: int) -> int:
     """Listen, or say why not: gRPC itself only says that it failed."""
-    name = f"[{host}]" if ":" in host else host
+    address = join_address(host, port)
     try:
         _probe(host, port)
-        return security.bind(server, f"{name}:{port}")
+        return security.bind(server, address)
     except socket.gaierror as error:
         reason = f"the host name cannot be resolved ({error.strerror})"
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
     except RuntimeError:
         reason = "address already in use"
-    raise CannotStartError(f"cannot listen on {name}:{port}: {reason}")
+    raise CannotStartError(f"cannot listen on {address}: {reason}")
 
 
 def _probe(host: str, port: int) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from bookie.addresses import join_address
 from bookie.errors import OperationTimeoutError, ShuttingDownError
 from bookie.server.local.layout import LocalBookie
 
@@ -43,7 +44,7 @@ class BookieProcess:
     @property
     def address(self) -> str:
         """Where clients connect."""
-        return f"127.0.0.1:{self.member.port}"
+        return join_address("127.0.0.1", self.member.port)
 
     @property
     def log_path(self) -> Path:

@@ -103,7 +103,7 @@ def _below(stripe: Stripe, end: int) -> int:
 def bookie_row(registration: Registration, state: str) -> Row:
     """One row of ``bookies``."""
     endpoint = registration.endpoint("bookie")
-    address = None if endpoint is None else f"{endpoint.host}:{endpoint.port}"
+    address = None if endpoint is None else endpoint.address
     labels = registration.labels
     return (
         registration.bookie_id,

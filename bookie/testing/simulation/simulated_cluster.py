@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any, Self
 
+from bookie.addresses import join_address
 from bookie.api import BookKeeper
 from bookie.cluster import keys
 from bookie.cluster.cookies import CookieManager
@@ -297,7 +298,7 @@ class SimulatedBookie:
         cluster, process = self.cluster, self.process
         assert process is not None
         gate, metrics, readiness = _Gate(), metrics_of(self.host), Readiness()
-        address = f"{self.host}:{BOOKIE_PORT}"
+        address = join_address(self.host, BOOKIE_PORT)
         cluster.network.listen(address, SimulatedPort(process, gate.service))
         self.session = SimulatedSession(cluster, process)
         async with (

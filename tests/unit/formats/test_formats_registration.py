@@ -57,6 +57,11 @@ def test_endpoints_are_found_by_name() -> None:
     assert REGISTRATION.endpoint("gopher") is None
 
 
+def test_the_address_of_an_endpoint_is_text() -> None:
+    assert Endpoint("http", "10.0.0.1", 8080, "http").address == "10.0.0.1:8080"
+    assert Endpoint("http", "::1", 8080, "http").address == "[::1]:8080"
+
+
 def test_load_must_be_a_number() -> None:
     """NaN has no place in JSON."""
     with pytest.raises(BadRequestError, match="bookie-1"):

@@ -25,8 +25,15 @@ from bookie.metadata.uri import Host, Servers, parse_servers, split_uri
         ("local://relative/directory", "local:///absolute/directory"),
         ("local:relative", "local:///absolute/directory"),
         ("local:///a?x=1", "query"),
+        ("zk://a/s#t", "fragment"),
+        ("zk://a?b/s", "query"),
         ("zk://user:secret@host/ledgers", "credentials"),
-        ("etcd://[::1", "cannot be parsed"),
+        ("etcd://[::1", "HOST:PORT"),
+        ("etcd://[::1/s", "HOST:PORT"),
+        ("zk://a:1,[::1/s", "HOST:PORT"),
+        ("zk://[a:b]/s", "HOST:PORT"),
+        ("zk://[10.0.0.1]:2181/s", "HOST:PORT"),
+        ("zk://a[::1]:2181/s", "HOST:PORT"),
         ("zk://host:2181", "must name a scope"),
         ("etcd://host:2379/", "must name a scope"),
         ("zk://host/a/", "no valid scope"),
@@ -42,6 +49,7 @@ from bookie.metadata.uri import Host, Servers, parse_servers, split_uri
         ("zk://::1/scope", "HOST:PORT"),
         ("zk://a:1:2/scope", "HOST:PORT"),
         ("zk://a,b,a/scope", "names a server twice"),
+        ("zk://[::1],[::1]:2181/scope", "names a server twice"),
     ],
 )
 def test_a_wrong_uri_is_refused_in_one_sentence(uri: str, message: str) -> None:
@@ -58,16 +66,26 @@ def test_a_wrong_uri_is_refused_in_one_sentence(uri: str, message: str) -> None:
         ("zk://a:2181/s", Servers((Host("a", 2181),), "/s")),
         ("zk://a,b:3000/s/t", Servers((Host("a", 2181), Host("b", 3000)), "/s/t")),
         ("etcd://10.0.0.1/my%20s", Servers((Host("10.0.0.1", 2379),), "/my s")),
-        ("etcd://[::1]:99,[fe80::2],c/s", None),
+        ("ZK://a/s", Servers((Host("a", 2181),), "/s")),
+        (
+            "etcd://[::1]:99,[fe80::2],c/s",
+            Servers((Host("::1", 99), Host("fe80::2", 2379), Host("c", 2379)), "/s"),
+        ),
+        # Python's `urlsplit` refuses brackets that do not stand first.
+        (
+            "zk://h2:2181,[::1]:2181,[::1]:2182/scope",
+            Servers((Host("h2", 2181), Host("::1", 2181), Host("::1", 2182)), "/scope"),
+        ),
     ],
 )
-def test_servers_and_scope_come_out_of_the_uri(uri: str, servers: Servers | None) -> None:
+def test_servers_and_scope_come_out_of_the_uri(uri: str, servers: Servers) -> None:
+    assert parse_servers(uri, split_uri(uri)) == servers
+
+
+def test_an_ipv6_server_has_its_brackets_again_as_text() -> None:
+    uri = "etcd://[::1]:99,c/s"
     found = parse_servers(uri, split_uri(uri))
-    if servers is None:
-        assert [str(host) for host in found.hosts] == ["[::1]:99", "[fe80::2]:2379", "c:2379"]
-        assert found.hosts[0].name == "::1"
-    else:
-        assert found == servers
+    assert [str(host) for host in found.hosts] == ["[::1]:99", "c:2379"]
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, 0.05, 3601.0, float("nan"), float("inf")])

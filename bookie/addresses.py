@@ -1,0 +1,61 @@
+"""Addresses as text: ``HOST:PORT``, with brackets around an IPv6 address.
+
+A host is a name or an address, always without brackets. Every address of the tree is built and
+split here.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+
+PORT_MAX = 65535
+
+_NAME = re.compile(r"[^\s:/\[\]@,]+")
+_ADDRESS = re.compile(r"(?:\[(?P<bracketed>[^\]]*)\]|(?P<name>[^:]*))(?::(?P<port>[0-9]{1,5}))?")
+
+
+def join_address(host: str, port: int) -> str:
+    """``HOST:PORT`` as URLs, gRPC and kazoo take it."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def split_address(text: str, default_port: int | None = None) -> tuple[str, int]:
+    """Host and port (1 … 65535) of ``HOST:PORT``, or of ``HOST`` if there is a default port.
+
+    Raises:
+        ValueError: the text is no address.
+    """
+    found = _ADDRESS.fullmatch(text)
+    if found is not None:
+        bracketed, name, digits = found.group("bracketed", "name", "port")
+        host = name or bracketed or ""
+        port = default_port if digits is None else int(digits)
+        has_brackets = bracketed is not None
+        fits = is_host(host) and has_brackets == (":" in host)
+        if fits and port is not None and 1 <= port <= PORT_MAX:
+            return host, port
+    raise ValueError(f"{text!r} must be HOST:PORT, with brackets around an IPv6 address")
+
+
+def is_host(text: str) -> bool:
+    """Whether this is a host as settings and records hold it: without brackets and port."""
+    return _is_ipv6(text) if ":" in text else _NAME.fullmatch(text) is not None
+
+
+def is_wildcard(host: str) -> bool:
+    """Whether a server that listens on this host listens on every address of its machine."""
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
+
+
+def _is_ipv6(text: str) -> bool:
+    try:
+        ipaddress.IPv6Address(text)
+    except ValueError:
+        return False
+    # To Python a zone may be any text.
+    _, percent, zone = text.partition("%")
+    return not percent or _NAME.fullmatch(zone) is not None
