@@ -23,8 +23,8 @@ TOGETHER = {
 }
 """File → the group that one process runs, one test after the other."""
 
-SPARK = "tests/spark/"
-"""All of its tests share one JVM and one cluster."""
+SPARK = "tests/spark/test_"
+"""All of these share one JVM and one cluster. Those of ``tests/spark/unit`` need neither."""
 
 INSTALLED = "tests/installed/"
 """They share environments that take a minute to make."""

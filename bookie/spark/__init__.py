@@ -24,9 +24,9 @@ runner of a stream, and workers do. So nothing starts at import, and each proces
 | `jobs`, `session` | jobs, and the sessions that the command line runs them in |
 | `executors` | what a job looks at before it starts |
 | `package` | this package as a zip |
-| `requirements` | which Spark this package needs; checked when it is imported |
+| `requirements` | which of Spark's libraries it needs; checked when it is imported |
 """
 
-from bookie.spark.requirements import require_pyspark
+from bookie.spark.requirements import require_spark
 
-require_pyspark()
+require_spark()

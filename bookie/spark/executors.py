@@ -50,7 +50,8 @@ def package_problem(where: str, problem: str) -> str:
         return (
             f"{where} has no package bookie; pass --py-files with the zip of `bookie spark package`"
         )
-    return f"{where} cannot load bookie: {problem}; install what `bookie spark package` lists"
+    what = problem.partition(";")[0]
+    return f"{where} cannot load bookie: {what}; install what `bookie spark package` lists"
 
 
 def _look() -> Callable[[int], str]:

@@ -1,4 +1,4 @@
-"""Which Spark this package needs."""
+"""Which of Spark's libraries this package needs."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ PYSPARK_LEAST = (4, 3)
 """The first one that tells streams what they need: limits, and the end of ``availableNow``."""
 
 
-def require_pyspark() -> None:
-    """Refuse a PySpark that is too old. One that is missing is no error here.
+def require_spark() -> None:
+    """Refuse a machine without Spark's libraries, and a PySpark that is too old.
 
     Raises:
-        ConfigurationError: it is; the message names both versions.
+        ModuleNotFoundError: a library is missing; the message says how to install it.
+        ConfigurationError: PySpark is too old; the message names both versions.
     """
-    if find_spec("pyspark") is None:
-        return
+    for name in ("pyspark", "pyarrow"):
+        if find_spec(name) is None:
+            advice = "install it with `pip install 'bookie[spark]'`"
+            raise ModuleNotFoundError(f"No module named {name!r}; {advice}", name=name)
     from pyspark.version import __version__ as found
 
     numbers = tuple(map(int, re.findall(r"\d+", found)[:2]))

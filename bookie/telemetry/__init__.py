@@ -1,7 +1,7 @@
 """What a bookie says about itself: metrics for Prometheus and one structured line per state change.
 
-The libraries prometheus-client and structlog are imported at the first use. They are slow to
-import, and a client does not need them.
+The library prometheus-client is imported at the first use. It is slow to import, and a client does
+not need it.
 """
 
 from bookie.telemetry.events import Event, EventLog, configure_logging, event_log, set_log_level

@@ -9,10 +9,12 @@ JSON or for a console.
 from __future__ import annotations
 
 import datetime
+import json
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, TextIO
 
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -113,20 +115,13 @@ def set_log_level(level: LogLevel) -> None:
 
 
 class _EventFormatter(logging.Formatter):
-    """Renders records with structlog, whether they carry an `Event` or another library's text."""
+    """Renders records, whether they carry an `Event` or another library's text."""
 
     def __init__(self, style: LogFormat, *, colors: bool, bound: Mapping[str, FieldValue]) -> None:
-        import structlog
-
         super().__init__()
         self._bound = bound
-        self._render: Any
-        if style == "json":
-            self._render = structlog.processors.JSONRenderer(sort_keys=False, default=str)
-        else:
-            self._render = structlog.dev.ConsoleRenderer(
-                colors=colors, exception_formatter=structlog.dev.plain_traceback
-            )
+        self._render: Callable[[dict[str, Any]], str]
+        self._render = _render_json if style == "json" else partial(_render_console, colors=colors)
 
     def format(self, record: logging.LogRecord) -> str:
         """One line (for the console, tracebacks follow on their own lines)."""
@@ -141,8 +136,35 @@ class _EventFormatter(logging.Formatter):
             line |= {"event": record.getMessage(), **self._bound}
         if record.exc_info and record.exc_info[0] is not None:
             line["exception"] = self.formatException(record.exc_info)
-        rendered: str = self._render(None, record.levelname.lower(), line)
-        return rendered
+        return self._render(line)
+
+
+def _render_json(line: dict[str, Any]) -> str:
+    return json.dumps(line, default=str)
+
+
+_COLORS = {"debug": "32", "info": "32", "warning": "33"}
+_RED = "31"
+
+
+def _render_console(line: dict[str, Any], *, colors: bool) -> str:
+    """When, how severe, what, who says it, the fields by name; a traceback below."""
+    fields = dict(line)
+    when, level, logger, event = (fields.pop(x) for x in ("timestamp", "level", "logger", "event"))
+    severity, event = f"{level:<8}", f"{event:<30}"
+    if colors:
+        severity = f"\x1b[{_COLORS.get(level, _RED)}m{severity}\x1b[0m"
+        event = f"\x1b[1m{event}\x1b[0m"
+    below = fields.pop("exception", None)
+    said = " ".join(f"{key}={_plain(value)}" for key, value in fields.items())
+    text = f"{when} [{severity}] {event} [{logger}] {said}".rstrip()
+    return text if below is None else f"{text}\n{below}"
+
+
+def _plain(value: object) -> str:
+    """A value as it is, or in quotes if a reader could not see where it ends."""
+    text = str(value)
+    return repr(text) if not text or any(letter.isspace() for letter in text) else text
 
 
 def _timestamp(record: logging.LogRecord) -> str:

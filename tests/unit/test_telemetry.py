@@ -21,6 +21,13 @@ from bookie.telemetry import metrics as telemetry
 PACKAGE = Path(telemetry.__file__).parents[1]
 
 
+class Terminal(io.StringIO):
+    """Takes what a terminal would show."""
+
+    def isatty(self) -> bool:
+        return True
+
+
 @pytest.fixture
 def root_logger() -> Iterator[logging.Logger]:
     """The root logger, put back as it was afterwards."""
@@ -97,11 +104,12 @@ def test_histograms_end_above_the_time_after_which_a_device_is_given_up() -> Non
     assert telemetry.BYTES_BUCKETS[-1] >= 8 * 1024 * 1024
 
 
-def test_importing_telemetry_imports_neither_prometheus_nor_structlog() -> None:
-    """A client that only logs does not pay for them."""
+def test_importing_telemetry_imports_no_prometheus() -> None:
+    """A client that only logs does not pay for it."""
     code = (
         "import sys, bookie.telemetry;"
-        "sys.exit(bool({'prometheus_client', 'structlog'} & sys.modules.keys()))"
+        "bookie.telemetry.configure_logging('info', 'console');"
+        "sys.exit(bool({'prometheus_client', 'structlog', 'rich'} & sys.modules.keys()))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
@@ -165,12 +173,23 @@ def test_records_of_other_libraries_and_warnings_are_rendered_too(
 
 
 def test_the_console_format_names_event_and_fields(root_logger: logging.Logger) -> None:
-    """It is for people. Only a terminal gets colours."""
-    stream = io.StringIO()
-    configure_logging("info", "console", stream=stream)
+    """It is for people: a traceback has its own lines, and only a terminal gets colours."""
+    stream, terminal = io.StringIO(), Terminal()
+    configure_logging("info", "console", stream=stream, bookie="b1")
+    event_log("bookie.x").info("started", port=3181, reason="two words", left="")
+    when, _, said = stream.getvalue().partition(" ")
+    assert when.endswith("Z")
+    assert " ".join(said.split()) == (
+        "[info ] started [bookie.x] bookie=b1 port=3181 reason='two words' left=''"
+    )
+    try:
+        raise OSError("disk gone")
+    except OSError as error:
+        event_log("bookie.x").error("failed", error)
+    assert stream.getvalue().endswith("\nOSError: disk gone\n")
+    configure_logging("info", "console", stream=terminal)
     event_log("bookie.x").info("started", port=3181)
-    assert "started" in stream.getvalue()
-    assert "port=3181" in stream.getvalue()
+    assert "\x1b[1mstarted" in terminal.getvalue()
     assert "\x1b" not in stream.getvalue()
 
 

@@ -40,7 +40,6 @@ HOMES: dict[str, tuple[str, ...]] = {
     "grpc_reflection": ("rpc/",),
     "google": ("_pb/", "formats/ledger_metadata", "rpc/", "metadata/etcd/"),
     "pydantic": ("config/",),
-    "structlog": ("telemetry/events.py",),
     "prometheus_client": ("telemetry/fast_metrics.py", "telemetry/metrics.py"),
     "aiohttp": ("server/", "cli/node.py"),
     "typer": ("cli/",),
