@@ -77,18 +77,24 @@ async def test_what_was_missed_is_noticed_and_forgotten_without_asking(
         assert missing(machine) == 0
 
 
+@pytest.mark.parametrize("in_limbo", [False, True])
 async def test_a_repair_is_noticed_long_before_the_next_check(
-    machine: Machine, store: MetadataStore
+    machine: Machine, store: MetadataStore, in_limbo: bool
 ) -> None:
     """The checks have become rare by then. The ledgers that lacked something are few."""
     await LedgerManager(store).create(metadata(1, CLOSED, ("b1",), last=9))
     async with started(machine, store) as one:
+        state = await one.engine.load(1)
+        if in_limbo:
+            await one.engine.admission.set_limbo(state, in_limbo=True)
         await one.check.check()
+        assert state.limbo is in_limbo
         assert missing(machine) == 10
         await add(one.bookie, 1, range(10), recovery=True)
         assert await one.check._is_filled()
         one.check.settings = replace_settings(integrity_check_interval_seconds=0.001)
         await until(lambda: missing(machine) == 0)
+        assert not state.limbo
         assert not await one.check._is_filled(), "nothing was missing"
 
 
