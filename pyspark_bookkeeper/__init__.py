@@ -4,9 +4,13 @@ Spark imports every such package before it uses any source in Python. So an erro
 other people's sources. What is wrong is told by the first use of this source instead.
 """
 
-from pyspark.sql.datasource import DataSource
-
 from bookie.errors import ConfigurationError
+
+try:
+    from pyspark.sql.datasource import DataSource
+except ModuleNotFoundError as error:
+    advice = "install it with `pip install 'bookie[spark]'`"
+    raise ModuleNotFoundError(f"{error}; {advice}", name=error.name) from None
 
 try:
     from bookie.spark.source import BookKeeperSource as DefaultSource

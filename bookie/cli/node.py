@@ -71,7 +71,8 @@ def check(
 
     Exit status 1 means that something is wrong or unknown. Ledgers are in limbo, entries are
     missing or unreadable, there is damage, or no check is complete. Whole ledgers leave limbo.
-    The bookie takes this only from its own machine. While it is in doubt it also checks by itself.
+    The bookie takes this only from its own machine. It also checks by itself, and then trusts
+    counts unless it is in doubt. No check prevents a repair.
     """
     return _upkeep(metadata, bookie, "check", start=True, wait=wait, output=output)
 

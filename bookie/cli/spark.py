@@ -148,6 +148,7 @@ def audit(
             {
                 "ledgers": found.ledgers,
                 "damaged_ledgers": found.damaged_ledgers,
+                "whole": found.is_whole,
                 "verdicts": {f"{one.bookie} {one.verdict}": one.entries for one in found.counts},
             },
             output,
@@ -161,7 +162,7 @@ def audit(
             why = f" ({one.detail})" if one.detail else ""
             print(f"{words}{where}: {one.ranges}{why}")
         print(f"{found.sentence}. The page is {written}." if written else f"{found.sentence}.")
-    return EXIT_DAMAGED if found.has_damage or not found.is_complete else 0
+    return 0 if found.is_whole else EXIT_DAMAGED
 
 
 @app.command("repair")
@@ -175,15 +176,19 @@ def repair(
     """Copy what an audit found missing, misplaced or corrupt to the bookies that should have it.
 
     Entries are copied byte for byte from a verified copy. A run may be cut off and repeated.
-    Outcomes are written as Parquet to DIR/repairs. Exit status: 1 if damage is left.
+    Outcomes are written as Parquet to DIR/repairs. Exit status: 1 if damage is left, or if the
+    audit could not judge a copy.
     """
     with spark_session("repair", metadata, master, conf) as spark:
         from bookie.spark.jobs.repair import repair as run
 
         done = run(spark, metadata, report)
     print_record(
-        {**done.copies, "entries": done.entries, "packet_bytes": done.packet_bytes}, output
+        {**done.copies, **done.left, "entries": done.entries, "packet_bytes": done.packet_bytes},
+        output,
     )
+    if not done.is_whole:
+        print(f"{done.sentence}.", file=sys.stderr)
     return 0 if done.is_whole else EXIT_DAMAGED
 
 

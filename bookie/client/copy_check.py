@@ -1,4 +1,8 @@
-"""Read every entry that one bookie should store, from that bookie alone, and verify it."""
+"""Read every entry that one bookie should store, from that bookie alone, and verify it.
+
+A bookie in limbo denies nothing, because it may have lost what it does not have. For a copy that
+makes no difference: the entry is not there, and may be stored there again. So it counts as missing.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +29,12 @@ session, and is back soon."""
 WRONG = (Status.BAD_CHECKSUM, Status.IO_ERROR)
 """What a bookie or its bytes answer about an entry that is there and damaged."""
 
+ABSENT = (Status.NO_SUCH_ENTRY, Status.UNKNOWN_LEDGER_STATE)
+"""What a bookie answers about an entry that is not there; the second one if it is in limbo."""
+
+NO_WORD = Status.SHUTTING_DOWN
+"""Stands for any failure on the way to the bookie: it said nothing about the entry."""
+
 PAUSE_SECONDS_MIN = 0.1
 PAUSE_SECONDS_MAX = 1.0
 """Between two questions; each pause is twice as long as the one before."""
@@ -38,11 +48,13 @@ class CopyFindings:
     """Entries whose digests are right, and the bytes of their packets."""
     packet_bytes: int = 0
     missing: list[EntryRange] = field(default_factory=list)
-    """The bookie denies these."""
+    """The bookie does not have these."""
     corrupt: list[EntryRange] = field(default_factory=list)
     """The bookie has these, and their bytes are wrong or cannot be read."""
     unread: list[EntryRange] = field(default_factory=list)
-    """The bookie did not answer, or did not know."""
+    """The bookie did not answer."""
+    in_limbo: bool = False
+    """Whether it may have lost what is missing."""
     reason: str = ""
     """Why entries are unread, or what is wrong with the last corrupt one."""
     last_entry_id: int = -1
@@ -92,7 +104,8 @@ class CopyCheck:
             elif problem is Status.NO_SUCH_LEDGER:
                 found.missing += stripe_ranges(self._stripe, at, last)
                 break
-            elif problem is Status.NO_SUCH_ENTRY:
+            elif problem in ABSENT:
+                found.in_limbo |= problem is Status.UNKNOWN_LEDGER_STATE
                 try:
                     end = await self._end_of_hole(at, last)
                 except BookieError as error:
@@ -128,7 +141,7 @@ class CopyCheck:
                 return VerifiedRead(Status.OK, told.batch, told.entries, told.next_entry_id)
             if problem is Status.OK:
                 problem = told.stopped_by
-            if problem is Status.OK or problem.is_definite_negative or seen_wrong:
+            if problem in (Status.OK, Status.NO_SUCH_LEDGER, *ABSENT) or seen_wrong:
                 return told
             if problem in WRONG:
                 seen_wrong = True  # a disk does not change its answer: one more look is enough
@@ -153,14 +166,12 @@ class CopyCheck:
         try:
             reply = await self._channel().read(command, timeout=self._timeout)
         except BookieError as error:
-            status = error.status
-            if status in (Status.OK, Status.IO_ERROR):
-                status = Status.UNKNOWN_LEDGER_STATE  # of the way to the bookie, not of its disk
+            status = Status.UNAUTHORIZED if error.status is Status.UNAUTHORIZED else NO_WORD
             return VerifiedRead(status, message=str(error))
         told = verify_read(reply, self._digester)
         if told.batch is not None and not is_run(told.batch, stripe, position):
             message = "the bookie left out entries without saying so"
-            return VerifiedRead(Status.UNKNOWN_LEDGER_STATE, message=message)
+            return VerifiedRead(NO_WORD, message=message)
         return told
 
     def _channel(self) -> BookieChannel:

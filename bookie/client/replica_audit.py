@@ -8,10 +8,10 @@ writer has just sent may be on its way, so a missing one is asked for again afte
 verdict       meaning
 ============= ====================================================================================
 ok            every entry of the range is there, and its digest is right
-missing       the bookie does not have the entries
+missing       the bookie does not have the entries, or is in limbo and may have lost them
 misplaced     the bookie does not have them, and a bookie has them that should not
 corrupt       the bookie has them, and their bytes are wrong or cannot be read
-unreachable   the bookie did not answer, or did not know
+unreachable   the bookie did not answer
 wrong-length  the last entry proves another length than the metadata of the closed ledger says
 unreadable    the ledger's metadata is damaged
 ============= ====================================================================================
@@ -51,6 +51,9 @@ SETTLE_SECONDS = 2.0
 
 DAMAGE = ("missing", "misplaced", "corrupt", "wrong-length", "unreadable")
 """Verdicts that mean damage. An unreachable bookie leaves it open."""
+
+IN_LIMBO = "in limbo: the bookie may have lost them"
+"""The detail of what is missing on a bookie that does not deny it."""
 
 REPAIRABLE = ("missing", "misplaced", "corrupt")
 """Verdicts that a good copy mends."""
@@ -196,9 +199,11 @@ class ReplicaAudit:
         verdicts = [base] if found.entries or found.is_clean else []
         elsewhere = await self._elsewhere(metadata, found.missing) if found.missing else {}
         misplaced = merged(one for ranges in elsewhere.values() for one in ranges)
+        holders_of_misplaced = tuple(sorted(elsewhere))
+        doubt = IN_LIMBO if found.in_limbo else ""
         for verdict, ranges, holders, detail in (
-            ("missing", difference(found.missing, misplaced), (), ""),
-            ("misplaced", intersection(found.missing, misplaced), tuple(sorted(elsewhere)), ""),
+            ("missing", difference(found.missing, misplaced), (), doubt),
+            ("misplaced", intersection(found.missing, misplaced), holders_of_misplaced, doubt),
             ("corrupt", found.corrupt, (), found.reason),
             ("unreachable", found.unread, (), found.reason),
         ):

@@ -313,14 +313,27 @@ class NodeSettings(Section):
     integrity_check_interval_seconds: float = Field(
         default=60.0,
         gt=0,
-        description="Time between the first two checks of the ledgers in limbo; later ones are"
-        " further apart.",
+        description="Time between the first two checks of a bookie in doubt; later ones are"
+        " further apart. Entries that were missing are looked for again as often.",
+        json_schema_extra=DYNAMIC,
+    )
+    integrity_check_repeat_seconds: float = Field(
+        default=3600.0,
+        gt=0,
+        description="Time between two checks of a bookie without doubt, more or less by a quarter."
+        " The first one comes within integrity_check_interval_seconds after its start.",
+        json_schema_extra=DYNAMIC,
+    )
+    integrity_check_ledgers_per_second: float = Field(
+        default=200.0,
+        gt=0,
+        description="How fast such a check reads the metadata of ledgers, at most.",
         json_schema_extra=DYNAMIC,
     )
     integrity_check_bytes_per_second: Size = Field(
         default=32 * MIB,
         ge=64 * KIB,
-        description="How fast a check reads.",
+        description="How fast a check reads entries and index.",
         json_schema_extra=DYNAMIC,
     )
 

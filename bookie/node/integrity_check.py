@@ -1,4 +1,4 @@
-"""The integrity check: it ends limbo for complete ledgers, and reports the others.
+"""The integrity check: it finds missing entries, and ends limbo for complete ledgers.
 
 A ledger leaves limbo if its metadata says CLOSED and every entry that this bookie must have is here
 and intact. Other ledgers stay in limbo: their next recovery decides the end without this bookie. Of
@@ -8,21 +8,29 @@ bookies.
 A check covers all ledgers of the metadata store. Missing entries put the bookie in doubt, durably.
 When every ledger is whole the doubt ends, durably.
 
-Missing entries alone put no open ledger in limbo. This bookie may have been away when they were
+A bookie without doubt checks, too: soon after its start, and then from time to time. It may have
+been away while a writer went on without it, and nobody tells it. Such a check is slow, trusts the
+counts of the ledgers' rows, and looks twice before it calls an entry missing.
+
+Missing entries alone put no ledger in limbo. This bookie may have been away when they were
 written. Each loss that it knows of put every ledger that named it in limbo before the next request.
 A ledger that named it later has no entries here from before the loss: a writer learns the
-incarnation of a newcomer after the ledger names it, and a recovery names it by closing the ledger.
-So denials outside of limbo are true, and recovery needs them: it finds no end if too many bookies
-deny nothing. `_may_be_lost` has the exceptions.
+incarnation of a newcomer after the ledger names it, and a recovery names it by a close that fails
+if the incarnation changed. So denials outside of limbo are true. Recovery needs them: it finds no
+end if too many bookies deny nothing. `_may_be_lost` has the exceptions.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import asdict, dataclass, field, replace
-from typing import NoReturn
+from itertools import pairwise
+from typing import NoReturn, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from bookie.cluster.ledgers import LedgerManager
 from bookie.config import NodeSettings
@@ -52,12 +60,30 @@ from bookie.telemetry import Metrics, event_log
 
 _log = event_log(__name__)
 
+R = TypeVar("R")
+Ranges = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
+
 ENTRIES_PER_READ = 4096
 BYTES_PER_READ = 1024 * 1024
 LEDGERS_PER_PAGE = 1000
 PAUSE_SECONDS_MAX = 3600.0
+SETTLE_SECONDS = 10.0
+"""How long an entry may be on its way before a bookie without doubt calls it missing."""
+
+LEDGERS_AT_ONCE = 100
+"""Ledgers that a slow check lists between two rests."""
+
+LOCATION_BYTES = 17
+"""What the index stores for an entry, about."""
+
+LACKING_MAX = 100
+"""Ledgers with missing entries that are looked at again between two checks."""
+
 UNREADABLE_MAX = 1000
 """After this many unreadable entries of a ledger, the check of it ends."""
+
+EXAMPLES_MAX = 5
+"""Ledgers that a log line names."""
 
 PROBLEMS_MAX = 100
 """Sentences that a report holds; counts continue beyond."""
@@ -77,7 +103,9 @@ class CheckReport:
     missing_entries: int = 0
     unreadable_entries: int = 0
     problems: tuple[str, ...] = ()
-    """A sentence for each incomplete ledger, up to `PROBLEMS_MAX`."""
+    """A sentence for each incomplete or damaged ledger, up to `PROBLEMS_MAX`."""
+    damaged_metadata: int = 0
+    """Ledgers whose metadata cannot be read: nobody knows whether this bookie must have entries."""
     whole: bool = False
     """True if all entries were present, readable and intact, and no ledger waits or is in doubt."""
 
@@ -89,6 +117,8 @@ class _Progress:
     report: CheckReport = field(default_factory=CheckReport)
     limbo_seen: set[int] = field(default_factory=set)
     """Ledgers in limbo that a listing has handled."""
+    lacking: list[int] = field(default_factory=list)
+    """Ledgers with missing entries, up to `LACKING_MAX`."""
 
     def count(self, problem: str = "", **more: int) -> None:
         values = {name: getattr(self.report, name) + number for name, number in more.items()}
@@ -99,7 +129,7 @@ class _Progress:
 
 
 class IntegrityCheck:
-    """The check of one bookie, repeated while there is doubt, and made on request.
+    """The check of one bookie: often while there is doubt, else seldom, and made on request.
 
     `end_doubt` records the end of the doubt in the metadata store, then calls its argument.
     """
@@ -122,18 +152,26 @@ class IntegrityCheck:
         self._bookie_id, self._instance_id = identity.bookie_id, identity.instance_id
         self._end_doubt = end_doubt
         self._asked = False
-        self._interval, self._rest = Pause(), Pause()
+        self._interval, self._rest, self._pace = Pause(), Pause(), Pause()
+        self._lacking: list[int] = []
+        """Of the last check; see `_Progress`."""
+        self._missing_entries = 0
+        self._finished_at = environment.clock.monotonic()
         self._lock = asyncio.Lock()
         self.report: CheckReport | None = None
         """The result of the last finished check; None before the first."""
         self.unfinished = "no check was made since the start"
         """Why there is no current result; empty once a check has finished."""
         metrics.limbo_ledgers.set_function(lambda: engine.admission.limbo.ledgers)
+        metrics.integrity_check_age_seconds.set_function(
+            lambda: environment.clock.monotonic() - self._finished_at
+        )
 
     def start(self) -> None:
-        """Start a check now, or after the current one."""
+        """Start a check now, or after the current one, which hurries then."""
         self._asked = True
         self._interval.end()
+        self._pace.end()
 
     @property
     def settings(self) -> NodeSettings:
@@ -145,6 +183,7 @@ class IntegrityCheck:
         self._settings = settings
         self._interval.measure_again()
         self._rest.measure_again()
+        self._pace.measure_again()
 
     @property
     def needed(self) -> bool:
@@ -173,33 +212,80 @@ class IntegrityCheck:
     async def run(self) -> NoReturn:
         """Check until cancelled. An error of the metadata store postpones a check.
 
-        A check covers all ledgers. While ledgers wait for another client, checks become rarer, down
-        to one in `PAUSE_SECONDS_MAX`.
+        A check covers all ledgers. While doubt or errors last, checks become rarer, down to one in
+        `PAUSE_SECONDS_MAX`. In between, ledgers that lacked entries are looked at again. When they
+        lack nothing more, a check is made at once.
         """
         with suppress(CorruptionError):
             await self._engine.admission.limbo.count(self._engine.ledgers)
-        longer = 1.0
+        now = asyncio.get_running_loop().time
+        last, longer, share = now(), 1.0, self._random_share()
+        is_first, has_failed = True, False
 
         def pause() -> float:
             interval = self._settings.integrity_check_interval_seconds
-            return min(longer * interval, max(interval, PAUSE_SECONDS_MAX))
+            if self.needed or has_failed:
+                return min(longer * interval, max(interval, PAUSE_SECONDS_MAX))
+            if is_first:
+                return share * interval
+            return (0.75 + share / 2) * self._settings.integrity_check_repeat_seconds
 
+        is_due = self.needed
         while True:
-            if self.needed or self._asked:
-                try:
-                    async with self._lock:
-                        self._asked = False
-                        self._interval.clear()
-                        await self._finish_check()
-                except (MetadataError, RequestError, CorruptionError, DiskFullError) as error:
-                    _log.warning("integrity_check_stopped", reason=str(error))
-            if await self._interval.wait(pause):
+            if is_due or self._asked:
+                is_first = False
+                has_failed = not await self._try(self._check_in_turn())
+                last, share = now(), self._random_share()
+            began = now()
+
+            def until_next_look(began: float = began, last: float = last) -> float:
+                until_check = last + pause() - began
+                if not self._lacking:
+                    return until_check
+                return min(until_check, self._settings.integrity_check_interval_seconds)
+
+            is_asked = await self._interval.wait(until_next_look)
+            is_due = now() >= last + pause()
+            if not (is_due or is_asked):
+                is_asked = is_due = bool(await self._try(self._is_filled()))
+            if is_asked:
                 longer = 1.0
-            elif self.needed:
+            elif is_due and (self.needed or has_failed):
                 longer *= 2
 
+    async def _try(self, work: Awaitable[R]) -> R | None:
+        """Do some work; None if the metadata store, the index or a full disk ended it."""
+        try:
+            return await work
+        except (MetadataError, RequestError, CorruptionError, DiskFullError) as error:
+            _log.warning("integrity_check_stopped", reason=str(error))
+            return None
+
+    async def _check_in_turn(self) -> bool:
+        async with self._lock:
+            is_asked, self._asked = self._asked, False
+            self._interval.clear()
+            self._pace.clear()
+            await self._finish_check(is_asked=is_asked)
+        return True
+
+    def _random_share(self) -> float:
+        """In 0 … 1, so that bookies that start together do not check together."""
+        return int.from_bytes(self._env.clock.nonce()[:4], "big") / 2**32
+
+    async def _is_filled(self) -> bool:
+        """Whether ledgers lacked entries at the last check, and none of these does now."""
+        for ledger_id in self._lacking:
+            metadata = await self._current(ledger_id)
+            if metadata is None:
+                continue
+            state = await self._engine.load(ledger_id)
+            if (await self._missing(state, list(holdings(metadata, self._bookie_id)))).count:
+                return False
+        return bool(self._lacking)
+
     async def check(self) -> CheckReport:
-        """Check every ledger once; the report is kept.
+        """Check every ledger once, thoroughly and at once; the report is kept.
 
         Raises:
             MetadataError, RequestError: the ledgers could not be listed, or the store holds another
@@ -208,29 +294,42 @@ class IntegrityCheck:
             StorageFailedError: the engine failed.
         """
         async with self._lock:
-            return await self._finish_check()
+            return await self._finish_check(is_asked=True)
 
     @property
     def running(self) -> bool:
         """Whether a check is running, or will be at once."""
         return self._lock.locked() or self._asked
 
-    async def _finish_check(self) -> CheckReport:
+    async def _finish_check(self, *, is_asked: bool) -> CheckReport:
         try:
-            report = await self._check()
+            report = await self._check(is_asked=is_asked)
         except BookieError as error:
             self.unfinished = f"the last check could not be finished: {error}"
             raise
         self.unfinished = ""
+        self._finished_at = self._env.clock.monotonic()
         return report
 
-    async def _check(self) -> CheckReport:
+    async def _check(self, *, is_asked: bool) -> CheckReport:
         found = _Progress()
+        was_sound = not self.needed
+        is_deep = is_asked or not was_sound
         # The ledgers of another cluster may have the same ids, and other entries.
         await self._ledgers.require_instance(self._instance_id)
-        async for versioned in self._ledgers.list_all():
-            if names(versioned.value, self._bookie_id):
-                await self._look_at(versioned.value, found)
+        async with aclosing(self._listed(found, is_asked=is_asked)) as listed:
+            lacking = [
+                metadata.ledger_id
+                async for metadata in listed
+                if await self._look_at(metadata, found, is_deep=is_deep)
+            ]
+        if lacking and was_sound and not is_asked:
+            await self._pace.wait(lambda: SETTLE_SECONDS)
+        for ledger_id in lacking:
+            # The ledger may be deleted since it was listed, or have another ensemble.
+            current = await self._current(ledger_id)
+            if current is not None:
+                await self._look_at(current, found, is_deep=True, is_final=True)
         await self._ledgers.require_instance(self._instance_id)
         await self._release_others(found)
         report = found.report
@@ -238,13 +337,16 @@ class IntegrityCheck:
         whole = not (report.waiting or report.incomplete or damage)
         if not whole:
             await self._doubt()
+        elif report.damaged_metadata:
+            # Nobody knows whose these are. They begin no doubt, and a doubt outlasts them.
+            whole = False
         elif self._engine.integrity.value == INTEGRITY_IN_LIMBO:
             await self._end_doubt(lambda: self._engine.integrity.set(INTEGRITY_SOUND))
             if self._engine.scrubber.findings:
                 # The scrubber found them meanwhile, while the doubt was still recorded.
                 await self._doubt()
         self.report = replace(report, whole=whole and not self.needed)
-        self._metrics.missing_entries.set(report.missing_entries)
+        self._tell(report, found.lacking)
         _log.info(
             "integrity_checked",
             ledgers=report.ledgers,
@@ -255,32 +357,109 @@ class IntegrityCheck:
         )
         return self.report
 
+    def _tell(self, report: CheckReport, lacking: list[int]) -> None:
+        """Show how many entries are missing; a line for the first of them, and for the last."""
+        before, self._missing_entries = self._missing_entries, report.missing_entries
+        self._lacking = lacking
+        self._metrics.missing_entries.set(report.missing_entries)
+        if report.missing_entries and not before:
+            some = [str(ledger_id) for ledger_id in lacking[:EXAMPLES_MAX]]
+            _log.warning("entries_missing", entries=report.missing_entries, ledgers=some)
+        elif before and not report.missing_entries:
+            _log.info("no_more_entries_missing")
+
+    async def _listed(
+        self, found: _Progress, *, is_asked: bool
+    ) -> AsyncGenerator[LedgerMetadata, None]:
+        """The ledgers that name this bookie. Slowly, unless somebody waits for the result."""
+        after, damaged = NO_ENTRY, set[int]()
+        while after < MAX_ID:
+            count = 0
+            listing = self._ledgers.list_readable(damaged.add, after)
+            async with aclosing(listing) as ledgers:  # type: ignore[type-var]
+                async for versioned in ledgers:
+                    if names(versioned.value, self._bookie_id):
+                        yield versioned.value
+                    after, count = versioned.value.ledger_id, count + 1
+                    if count == LEDGERS_AT_ONCE and not is_asked and not self._is_urgent:
+                        break
+                else:
+                    break
+            await self._pace.wait(self._rest_of_a_listing)
+        for ledger_id in sorted(damaged):
+            found.count(f"the metadata of ledger {ledger_id} is damaged", damaged_metadata=1)
+
+    @property
+    def _is_urgent(self) -> bool:
+        """Whether a check should hurry: it may release ledgers, or an operator waits."""
+        return self._asked or self._engine.admission.limbo.ledgers > 0
+
+    def _rest_of_a_listing(self) -> float:
+        return LEDGERS_AT_ONCE / self._settings.integrity_check_ledgers_per_second
+
+    async def _current(self, ledger_id: int) -> LedgerMetadata | None:
+        """The metadata now; None if the ledger was deleted, or does not name this bookie."""
+        try:
+            metadata = (await self._ledgers.read(ledger_id)).value
+        except NoSuchLedgerError:
+            return None
+        return metadata if names(metadata, self._bookie_id) else None
+
     async def _doubt(self) -> None:
         """Record the doubt durably, so that checks continue."""
         if self._engine.integrity.value == INTEGRITY_SOUND:
             await self._engine.integrity.set(INTEGRITY_IN_LIMBO)
 
-    async def _look_at(self, metadata: LedgerMetadata, found: _Progress) -> None:
+    async def _look_at(
+        self, metadata: LedgerMetadata, found: _Progress, *, is_deep: bool, is_final: bool = False
+    ) -> bool:
+        """Decide about a ledger and count it. But if entries are missing, only say so at first.
+
+        Args:
+            metadata: the ledger, which names this bookie.
+            found: the report.
+            is_deep: list the ledger's entries even if its row counts enough of them.
+            is_final: missing entries are missing.
+        """
         ledger_id = metadata.ledger_id
-        found.count(ledgers=1)
         try:
             state = await self._engine.load(ledger_id)
             state.users += 1
             try:
-                await self._decide(state, metadata, found)
+                held = list(holdings(metadata, self._bookie_id))
+                if state.limbo:
+                    found.limbo_seen.add(ledger_id)
+                missing = Missing()
+                if is_deep or state.limbo or not _is_counted(state, held):
+                    missing = await self._missing(state, held)
+                if missing.count and not is_final:
+                    return True
+                found.count(ledgers=1)
+                await self._decide(state, metadata, missing, found)
             finally:
                 state.users -= 1
         except CorruptionError as error:
-            found.count(f"ledger {ledger_id} cannot be checked: {error}", incomplete=1)
+            found.count(f"ledger {ledger_id} cannot be checked: {error}", ledgers=1, incomplete=1)
+        return False
 
-    async def _decide(self, state: LocalLedger, metadata: LedgerMetadata, found: _Progress) -> None:
-        ledger_id = metadata.ledger_id
-        if state.limbo:
-            found.limbo_seen.add(ledger_id)
-        missing, unreadable = Missing(), Missing()
-        for holding in holdings(metadata, self._bookie_id):
+    async def _missing(self, state: LocalLedger, held: Sequence[Holding]) -> Missing:
+        """List the ledger's entries in the index, and compare."""
+        missing = Missing()
+        for holding in held:
             stored = self._engine.entry_ranges(state, holding.first, holding.last)
-            missing = missing.plus(await missing_of(holding, stored))
+            missing = missing.plus(await missing_of(holding, self._slowly(stored)))
+        return missing
+
+    async def _slowly(self, listing: AsyncIterator[Ranges]) -> AsyncIterator[Ranges]:
+        async for firsts, lasts in listing:
+            yield firsts, lasts
+            await self._keep_to_the_rate(LOCATION_BYTES * int((lasts - firsts + 1).sum()))
+
+    async def _decide(
+        self, state: LocalLedger, metadata: LedgerMetadata, missing: Missing, found: _Progress
+    ) -> None:
+        ledger_id = metadata.ledger_id
+        unreadable = Missing()
         if state.limbo and metadata.is_closed and not missing.count:
             unreadable = await self._unreadable(state, metadata)
         if missing.count or unreadable.count:
@@ -293,9 +472,11 @@ class IntegrityCheck:
                 missing_entries=missing.count,
                 unreadable_entries=unreadable.count,
             )
+            if missing.count and len(found.lacking) < LACKING_MAX:
+                found.lacking.append(ledger_id)
             if not state.limbo:
                 await self._doubt()
-                if self._may_be_lost(state, metadata):
+                if self._may_be_lost(state):
                     await self._set_limbo(state, in_limbo=True)
         elif state.limbo and not metadata.is_closed:
             found.count(f"ledger {ledger_id} is not closed", waiting=1)
@@ -305,13 +486,12 @@ class IntegrityCheck:
             await self._set_limbo(state, in_limbo=False)
             found.count(released=1)
 
-    def _may_be_lost(self, state: LocalLedger, metadata: LedgerMetadata) -> bool:
+    def _may_be_lost(self, state: LocalLedger) -> bool:
         """Whether missing entries of a ledger outside of limbo may have been acknowledged here.
 
-        Damage and a deletion here may have taken them. In a closed ledger any cause is assumed: its
-        end is known, so no recovery waits for a denial, and a reader is better told the doubt.
+        Damage and a deletion here may have taken them.
         """
-        return metadata.is_closed or state.deleted or bool(self._engine.scrubber.findings)
+        return state.deleted or bool(self._engine.scrubber.findings)
 
     async def _unreadable(self, state: LocalLedger, metadata: LedgerMetadata) -> Missing:
         """Read all entries that should be here and verify their digests."""
@@ -386,3 +566,26 @@ class IntegrityCheck:
             raise StorageFailedError(str(self._engine.failure))
         if outcome.status is not Status.OK:
             raise DiskFullError(f"ledger {state.ledger_id}: {outcome.message}")
+
+
+def _is_counted(state: LocalLedger, held: Sequence[Holding]) -> bool:
+    """Whether the row of a ledger proves that nothing is missing, without a look at its entries.
+
+    It counts entries. So all of them must be among those that should be here: `held` is one run of
+    ids, and the row's bounds lie in it.
+    """
+    if state.deleted:
+        return False
+    if not held:
+        return True
+    first, last = held[0].first, held[-1].last
+    is_one_run = all(
+        one.last + 1 == following.first and one.stripe == following.stripe
+        for one, following in pairwise(held)
+    )
+    return (
+        is_one_run
+        and first <= state.first_entry_id
+        and state.last_entry_id <= last
+        and state.entries >= sum(one.entries for one in held)
+    )

@@ -6,7 +6,7 @@
 ``/readyz``         200 when traffic may come; 503 with the reasons otherwise
 ``GET /bookie``     what the bookie says of itself
 ``PUT /read-only``  ``{"read_only": true}`` refuses new entries, ``false`` takes them again
-``GET /check``      what the last check of the ledgers in limbo found; ``PUT``: make one now
+``GET /check``      what the last check of all entries found; ``PUT``: make one now
 ``PUT /garbage``    409 says why it was not done. ``{"action": …}`` is one of these:
                     ``"run"`` looks for deleted ledgers now;
                     ``"force"`` deletes all absent ones without their grace;

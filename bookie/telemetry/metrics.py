@@ -193,7 +193,12 @@ class Metrics:
         self.missing_entries = declare.gauge(
             "missing_entries",
             "Entries that the last check did not find though ensembles give them to this bookie;"
-            " 0 before the first check.",
+            " 0 before the first check, which comes soon after a start.",
+        )
+        self.integrity_check_age_seconds = declare.gauge(
+            "integrity_check_age_seconds",
+            "Seconds since the end of the last check of all entries that should be here; before"
+            " the first check, since the start.",
         )
         self.scrub_bytes_total = declare.counter(
             "scrub_bytes_total", "Bytes of files and index that the scrubber has read."

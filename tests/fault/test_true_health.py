@@ -17,14 +17,22 @@ from typing import Any
 import aiohttp
 
 from bookie.api import connect
+from bookie.client.replica_audit import ReplicaVerdict
+from bookie.client.replica_repair import CopyDamage, RepairOutcome
 from bookie.cluster.instance import initialize_cluster
 from bookie.metadata.connect import open_store
 from bookie.server.local.process import child_environment
 from tests.fault.daemon_cluster import BOOKIES, home_of
 from tests.fault.daemon_process import Daemon, Home, serving, suspend
+from tests.fault.waiting import time_limit
 
 COMMAND_SECONDS_MAX = 60.0
+SEEN_SECONDS_MAX = 120.0
+"""A bookie looks after at most `CHECK_SECONDS`, and again after 10 s."""
+
 ENTRIES = 1000
+CHECK_SECONDS = 0.5
+ALERTS = Path(__file__).parents[2] / "conf" / "prometheus" / "alerts.yml"
 ANSWER_SECONDS = "2"
 
 
@@ -54,14 +62,19 @@ class Running:
         self.daemons[name].process.send_signal(signal.SIGTERM)
         assert await self.daemons[name].end() == 0
 
+    async def kill(self, name: str) -> None:
+        """End it at once."""
+        self.daemons[name].process.kill()
+        await self.daemons[name].end()
+
     async def append_without(self, name: str, count: int) -> int:
-        """Stop a bookie while a ledger is written, and close that; its id."""
+        """Kill a bookie while a ledger is written, and close that; its id."""
         async with connect(self.uri) as client:
             writer = await client.create_ledger(
                 ensemble_size=3, write_quorum_size=3, ack_quorum_size=2
             )
             await writer.append(b"on all")
-            await self.stop(name)
+            await self.kill(name)
             await writer.append_many([b"on two"] * count)
             await writer.close()
             return writer.ledger_id
@@ -76,6 +89,30 @@ class Running:
             lines = (await answer.text()).splitlines()
         (value,) = (line.split()[1] for line in lines if line.split()[0] == metric)
         return float(value)
+
+    async def until_metric(self, name: str, metric: str, value: float) -> None:
+        """Wait until a gauge has a value, without any command to the bookie."""
+        async with time_limit(SEEN_SECONDS_MAX):
+            while await self.metric(name, metric) != value:  # noqa: ASYNC110  (as Prometheus)
+                await asyncio.sleep(0.2)
+
+    async def damage(self) -> list[ReplicaVerdict]:
+        """The verdicts of an audit that are not ok; what the Spark job writes to its report."""
+        async with connect(self.uri) as client:
+            maintenance = client.maintenance()
+            items = await maintenance.plan(1 << 28, lambda _: True, lambda _: None)
+            return [one for one in await maintenance.audit(items) if one.verdict != "ok"]
+
+    async def repair(self, damage: list[ReplicaVerdict]) -> list[RepairOutcome]:
+        """What a task of the Spark job does with the report."""
+        async with connect(self.uri) as client:
+            return [
+                outcome
+                for one in damage
+                for outcome in await client.maintenance().repair(
+                    one.ledger_id, [CopyDamage(one.bookie_id, one.ranges, one.found_on)]
+                )
+            ]
 
     async def command(self, *words: str) -> tuple[int, Any]:
         """Exit status and JSON of a command."""
@@ -104,7 +141,10 @@ async def prepared(path: Path) -> AsyncIterator[Running]:
     async with open_store(uri) as store:
         await initialize_cluster(store)
     async with AsyncExitStack() as stack:
-        yield Running(uri, {name: home_of(uri, path, name) for name in BOOKIES}, stack)
+        homes = {name: home_of(uri, path, name) for name in BOOKIES}
+        for home in homes.values():
+            home.sections["limits"] = {"integrity_check_interval_seconds": CHECK_SECONDS}
+        yield Running(uri, homes, stack)
 
 
 @asynccontextmanager
@@ -116,34 +156,59 @@ async def running(path: Path) -> AsyncIterator[Running]:
         yield cluster
 
 
-async def test_missing_entries_are_seen_by_every_command(tmp_path: Path) -> None:
-    """A bookie that was away lacks a thousand entries. So it and the cluster are incomplete."""
+def unhealthy(checks: dict[str, dict[str, Any]]) -> dict[str, str]:
+    """What is wrong, by check."""
+    return {name: one["found"] for name, one in checks.items() if not one["healthy"]}
+
+
+async def test_what_a_bookie_missed_is_seen_and_mended(tmp_path: Path) -> None:
+    """A bookie that was away lacks a thousand entries, says so unasked, and gets them back.
+
+    The story of an operator: the alert, the runbook's check, the repair, and silence.
+    """
+    rule = (
+        ALERTS.read_text().partition("- alert: BookieMissesEntries\n")[2].partition("- alert:")[0]
+    )
+    assert "        expr: bookie_missing_entries > 0\n" in rule
     async with running(tmp_path) as cluster:
         status, checks = await cluster.health()
-        assert (status, [one["check"] for one in checks.values() if not one["healthy"]]) == (0, [])
+        assert (status, unhealthy(checks)) == (0, {})
         status, check = await cluster.command("node", "check", "b3")
         assert (status, check["whole"]) == (0, True)
         ledger_id = await cluster.append_without("b3", ENTRIES)
         status, checks = await cluster.health()
         assert (status, checks["ledgers on absent bookies"]["count"]) == (1, 1)
+        lost = {"ledgers with missing copies": f"b3: {ENTRIES} entries (ledger {ledger_id})"}
+
         await cluster.start("b3")
+        await cluster.until_metric("b3", "bookie_missing_entries", ENTRIES)
+        assert await cluster.metric("b3", "bookie_integrity_check_needed") == 1
+        assert await cluster.metric("b3", "bookie_integrity_check_age_seconds") >= 0
+        assert [await cluster.metric(name, "bookie_missing_entries") for name in ("b1", "b2")] == [
+            0,
+            0,
+        ]
         for words in ((), ("--deep",)):
             status, checks = await cluster.health(*words)
-            assert status == 1
-            missing = checks["ledgers with missing copies"]
-            assert (missing["healthy"], missing["count"]) == (False, 1)
-            assert missing["found"] == f"b3: {ENTRIES} entries (ledger {ledger_id})"
-        assert await cluster.metric("b3", "bookie_limbo_ledgers") == 0
+            assert (status, unhealthy(checks)) == (1, lost)
+
         status, check = await cluster.command("node", "check", "b3")
         assert (status, check["whole"], check["missing_entries"]) == (1, False, ENTRIES)
-        assert await cluster.metric("b3", "bookie_missing_entries") == ENTRIES
-        assert await cluster.metric("b3", "bookie_limbo_ledgers") == 1
-        status, checks = await cluster.health()
-        assert (status, checks["ledgers in limbo"]["found"]) == (1, f"b3: 1 (ledger {ledger_id})")
+        assert await cluster.metric("b3", "bookie_limbo_ledgers") == 0
         # The doubt outlives the process.
         await cluster.stop("b3")
         await cluster.start("b3")
         assert await cluster.metric("b3", "bookie_integrity_check_needed") == 1
+
+        (wrong,) = damage = await cluster.damage()
+        assert (wrong.bookie_id, wrong.verdict, wrong.entries) == ("b3", "missing", ENTRIES)
+        (outcome,) = await cluster.repair(damage)
+        assert (outcome.outcome, outcome.entries) == ("repaired", ENTRIES), outcome.detail
+        await cluster.until_metric("b3", "bookie_missing_entries", 0)
+        await cluster.until_metric("b3", "bookie_integrity_check_needed", 0)
+        status, checks = await cluster.health("--deep")
+        assert (status, unhealthy(checks)) == (0, {})
+        assert await cluster.damage() == []
 
 
 async def test_a_bookie_that_does_not_answer_is_unknown(tmp_path: Path) -> None:

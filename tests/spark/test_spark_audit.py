@@ -173,6 +173,33 @@ def test_the_command_tells_damage_by_its_exit_status(
     assert (tmp_path / "report" / "audit.html").read_text().startswith("<!DOCTYPE html>")
 
 
+def test_a_bookie_that_is_away_leaves_both_jobs_unfinished(
+    spark: SparkSession,
+    uri: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Nobody knows what it has. So the audit fails, and a repair with nothing to copy as well."""
+    monkeypatch.setattr("bookie.cli.spark.spark_session", lambda *_: nullcontext(spark))
+    report = str(tmp_path / "report")
+    metadata = asyncio.run(write_ledger(uri, PAYLOADS))
+    bookies = metadata.last_fragment.bookies
+    asyncio.run(change_metadata(uri, with_bookies(metadata, *bookies[:2], "stopped")))
+    words = ["--metadata", uri, "--report", report]
+    audits = ["spark", "audit", *words, "--ledgers", str(metadata.ledger_id)]
+    assert run(audits) == 1
+    assert "no damage was found, but bookies did not answer" in capsys.readouterr().out
+    assert run(["spark", "repair", *words]) == 1
+    said = capsys.readouterr()
+    assert "unreachable" in said.out
+    assert "not every copy is known to be whole (1 unreachable)" in said.err
+    asyncio.run(change_metadata(uri, metadata))
+    assert run(audits) == 0
+    assert run(["spark", "repair", *words]) == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_open_ledgers_are_audited_up_to_what_is_confirmed(
     spark: SparkSession, uri: str, bk: SyncBookKeeper
 ) -> None:

@@ -70,6 +70,11 @@ class AuditSummary:
         return not any(one.verdict == "unreachable" for one in self.counts)
 
     @property
+    def is_whole(self) -> bool:
+        """Whether every copy was judged, and none is damaged."""
+        return self.is_complete and not self.has_damage
+
+    @property
     def verified_entries(self) -> int:
         """Entries whose digests were right, each copy counted."""
         return sum(one.entries for one in self.counts if one.verdict == "ok")
@@ -91,7 +96,8 @@ class AuditSummary:
             f"({pictures.size_text(self.verified_bytes)})"
         )
         if self.has_damage:
-            return f"{self.damaged_ledgers} ledgers are damaged; {checked}"
+            more = "" if self.is_complete else ", and bookies did not answer"
+            return f"{self.damaged_ledgers} ledgers are damaged{more}; {checked}"
         if not self.is_complete:
             return f"no damage was found, but bookies did not answer; {checked}"
         return f"no damage was found; {checked}"
@@ -192,7 +198,7 @@ def audit_page(summary: AuditSummary) -> str:
         for one in summary.counts
     ]
     parts_of_page = [
-        pictures.sentence(summary.sentence, "bad" if summary.has_damage else "good"),
+        pictures.sentence(summary.sentence, "good" if summary.is_whole else "bad"),
         pictures.heading("Copies of entries by bookie"),
         audit_picture(summary),
         pictures.heading("Verdicts"),

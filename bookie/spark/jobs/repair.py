@@ -9,7 +9,7 @@ copy.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -29,6 +29,9 @@ REPAIRS = "repairs"
 LEDGERS_OF_A_TASK = 100
 """About how many damaged ledgers one task repairs."""
 
+_DONE = frozenset({"repaired", "was-fine", "deleted"})
+"""Outcomes after which nothing is left to do."""
+
 OUTCOMES = (
     "ledgerId BIGINT, bookie STRING, outcome STRING, entries BIGINT, bytes BIGINT, detail STRING"
 )
@@ -42,11 +45,22 @@ class RepairSummary:
     """Copies by outcome: see `RepairOutcome`."""
     entries: int
     packet_bytes: int
+    left: Mapping[str, int] = field(default_factory=dict)
+    """How often the report has each verdict that no copy mends, such as ``unreachable``."""
 
     @property
     def is_whole(self) -> bool:
-        """Whether no damage is left that a copy could mend."""
-        return not self.copies.keys() - {"repaired", "was-fine", "deleted"}
+        """Whether every copy that the report names is whole now, and none is unknown."""
+        return not self.left and not self.copies.keys() - _DONE
+
+    @property
+    def sentence(self) -> str:
+        """What is left, in one sentence; empty if nothing is."""
+        if self.is_whole:
+            return ""
+        unlike = {name: count for name, count in self.copies.items() if name not in _DONE}
+        counts = ", ".join(f"{count} {name}" for name, count in {**unlike, **self.left}.items())
+        return f"not every copy is known to be whole ({counts}); audit again to see what is left"
 
 
 def repair(spark: SparkSession, metadata: str, report: str) -> RepairSummary:
@@ -57,9 +71,10 @@ def repair(spark: SparkSession, metadata: str, report: str) -> RepairSummary:
     """
     connection = SparkConnection(metadata)
     connection.client().maintenance().require_repairs_enabled()
+    verdicts = spark.read.parquet(f"{report}/{VERDICTS}")
+    left = verdicts.where(~F.col("verdict").isin("ok", *REPAIRABLE)).groupBy("verdict").count()
     damage = (
-        spark.read.parquet(f"{report}/{VERDICTS}")
-        .where(F.col("verdict").isin(*REPAIRABLE))
+        verdicts.where(F.col("verdict").isin(*REPAIRABLE))
         .groupBy("ledgerId")
         .agg(F.collect_list(F.struct("bookie", "ranges", "foundOn")).alias("damages"))
     ).cache()
@@ -71,7 +86,10 @@ def repair(spark: SparkSession, metadata: str, report: str) -> RepairSummary:
     done = spark.read.parquet(f"{report}/{REPAIRS}")
     rows = done.groupBy("outcome").agg(F.count("*"), F.sum("entries"), F.sum("bytes")).collect()
     return RepairSummary(
-        {row[0]: row[1] for row in rows}, sum(row[2] for row in rows), sum(row[3] for row in rows)
+        {row[0]: row[1] for row in rows},
+        sum(row[2] for row in rows),
+        sum(row[3] for row in rows),
+        {row[0]: row[1] for row in left.collect()},
     )
 
 

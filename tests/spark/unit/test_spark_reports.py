@@ -34,7 +34,10 @@ def test_only_damage_is_damage() -> None:
     assert not _summary(CLEAN, SILENT).has_damage
     assert not _summary(CLEAN, SILENT).is_complete
     assert "bookies did not answer" in _summary(CLEAN, SILENT).sentence
-    assert "1 ledgers are damaged" in _summary(CLEAN, LOST, SILENT).sentence
+    both = _summary(CLEAN, LOST, SILENT).sentence
+    assert "1 ledgers are damaged, and bookies did not answer" in both
+    wholes = [_summary(CLEAN, *more).is_whole for more in ((), (LOST,), (SILENT,))]
+    assert wholes == [True, False, False]
     assert _summary(CLEAN, LOST).entries("missing") == 3
 
 
@@ -98,6 +101,15 @@ def test_a_repair_is_whole_when_nothing_is_left() -> None:
     assert RepairSummary({}, 0, 0).is_whole
     for left in ("refused", "no-good-copy", "locked"):
         assert not RepairSummary({"repaired": 2, left: 1}, 5, 5).is_whole
+
+
+def test_a_repair_of_an_audit_that_is_incomplete_is_not_whole() -> None:
+    """Nobody knows what the silent bookie has. So nothing to do is not the same as done."""
+    for left in ("unreachable", "wrong-length", "unreadable"):
+        summary = RepairSummary({"repaired": 2, "refused": 1}, 5, 5, {left: 3})
+        assert not RepairSummary({"repaired": 2}, 5, 5, {left: 3}).is_whole
+        assert f"(1 refused, 3 {left})" in summary.sentence
+    assert RepairSummary({"repaired": 2}, 5, 5).sentence == ""
 
 
 def test_errors_of_spark_are_told_in_one_sentence() -> None:

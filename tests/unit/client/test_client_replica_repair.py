@@ -15,6 +15,7 @@ from bookie.client.replica_repair import CopyDamage, RepairOutcome
 from bookie.cluster.ledgers import LedgerManager
 from bookie.cluster.underreplication import UnderreplicationManager
 from bookie.formats.ledger_metadata import Fragment, LedgerMetadata
+from bookie.ids import MAX_ID
 from bookie.metadata.store import MetadataStore
 from tests.unit.client.real_cluster import RealCluster, real_cluster, until
 
@@ -182,6 +183,43 @@ async def test_a_skipped_bookie_lacks_what_it_missed(
         assert [(one.verdict, one.bookie_id) for one in found] == [("missing", "b1")]
         assert found[0].ranges[-1][1] == metadata.last_entry_id == 25
         assert [one.outcome for one in await _repair(bk, found)] == ["repaired"]
+        assert await _damage(bk) == []
+
+
+async def test_what_a_bookie_in_limbo_lacks_is_copied_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers, and does not know what it lacks. No answer would be another verdict."""
+    monkeypatch.setattr("bookie.client.copy_check.PATIENCE_SECONDS", 0.2)
+    async with real_cluster(tmp_path / "limbo") as cluster, connect(cluster.uri) as bk:
+        writer = await bk.create_ledger(ack_quorum_size=2)
+        other = await bk.create_ledger(ack_quorum_size=2)
+        await writer.append_many(PAYLOADS)
+        await until(lambda: not writer._machine.window.retained)  # all three have them
+        await cluster.stop(1)
+        await writer.append_many(PAYLOADS)
+        await other.append_many(PAYLOADS)
+        ledger_id = (await writer.close()).ledger_id
+        await other.close()
+        await cluster.start(1)
+        await until(lambda: "b1" in bk.bookies())
+        engine = cluster.bookies[1]._engine
+        for one in (ledger_id, other.ledger_id):
+            await engine.admission.set_limbo(await engine.load(one), in_limbo=True)
+        limbo = [row.limbo async for rows in cluster.bookies[1].list_ledgers(-1) for row in rows]
+        assert limbo == [True, True]
+        listed = [
+            (ranges[0].tolist(), ranges[1].tolist())
+            async for ranges in cluster.bookies[1].list_entries(ledger_id, 0, MAX_ID)
+        ]
+        assert listed == [([0], [24])]
+        found = sorted(await _damage(bk), key=lambda one: one.ledger_id)
+        assert [(one.verdict, one.bookie_id, one.ranges) for one in found] == [
+            ("missing", "b1", ((25, 49),)),
+            ("missing", "b1", ((0, 24),)),
+        ]
+        assert all("in limbo" in one.detail for one in found)
+        assert [one.outcome for one in await _repair(bk, found)] == ["repaired", "repaired"]
         assert await _damage(bk) == []
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -182,10 +182,10 @@ async def test_an_older_fragment_makes_doubt_and_no_fence(
         shutil.move(killed.root, machine.root)
 
 
-async def test_a_recovery_that_named_this_bookie_later_is_noticed(
+async def test_a_closed_ledger_that_names_this_bookie_after_a_loss_is_denied(
     machine: Machine, store: MetadataStore
 ) -> None:
-    """It had written entries here before they were lost, and published the ensemble after."""
+    """A recovery that wrote here before the loss cannot close it: the incarnation changed."""
     manager = LedgerManager(store)
     await manager.create(metadata(1, CLOSED, ("b1",), last=0))
     async with started(machine, store):
@@ -193,9 +193,9 @@ async def test_a_recovery_that_named_this_bookie_later_is_noticed(
     shutil.rmtree(machine.index)
     async with started(machine, store) as after:
         await manager.create(metadata(2, CLOSED, ("b1", "b2"), last=5, write_quorum=2))
-        assert (await read(after.bookie, 2, 0, 0)).status is Status.NO_SUCH_LEDGER
         assert (await after.check.check()).incomplete == 2
-        assert (await read(after.bookie, 2, 0, 0)).status is UNKNOWN
+        assert (await read(after.bookie, 1, 0, 0)).status is UNKNOWN
+        assert (await read(after.bookie, 2, 0, 0)).status is Status.NO_SUCH_LEDGER
 
 
 async def test_ledgers_that_are_gone_or_elsewhere_do_not_prolong_the_doubt(
@@ -222,11 +222,13 @@ class Unreliable(LedgerManager):
 
     away = False
 
-    def list_all(self, after: int = -1) -> AsyncIterator[Versioned[LedgerMetadata]]:
+    def list_readable(
+        self, on_damaged: Callable[[int], object], after: int = -1
+    ) -> AsyncIterator[Versioned[LedgerMetadata]]:
         """The ledgers, unless it is cut off."""
         if self.away:
             raise MetadataUnavailableError("the metadata store does not answer")
-        return super().list_all(after)
+        return super().list_readable(on_damaged, after)
 
 
 async def test_without_the_metadata_store_the_doubt_goes_on(
@@ -259,7 +261,10 @@ async def test_without_the_metadata_store_the_doubt_goes_on(
 async def test_what_is_missing_on_a_sound_bookie_is_doubt(
     machine: Machine, store: MetadataStore
 ) -> None:
-    """It is not whole, and the next start knows; it is over when the entries have come back."""
+    """It is not whole, and the next start knows; it is over when the entries have come back.
+
+    It never had them. So it denies them, and nothing enters limbo.
+    """
     manager = LedgerManager(store)
     await manager.create(metadata(1, CLOSED, ("b1",), last=9))
     await manager.create(metadata(2, CLOSED, ("b1",), last=9))
@@ -272,13 +277,13 @@ async def test_what_is_missing_on_a_sound_bookie_is_doubt(
         assert (report.missing_entries, report.whole, one.check.whole) == (3, False, False)
         assert one.check.status()["whole"] is False
         assert one.engine.integrity.value == INTEGRITY_IN_LIMBO
-        assert gauges(machine) == (3, 1)
-        assert (await read(one.bookie, 1, 7, 7)).status is UNKNOWN
+        assert gauges(machine) == (3, 0)
+        assert (await read(one.bookie, 1, 7, 7)).status is NO_SUCH_ENTRY
     async with started(machine, store) as after:
         assert after.engine.needs_integrity_check
         await until(lambda: after.check.report is not None)
         assert after.check.status()["whole"] is False
-        assert gauges(machine) == (3, 1)
+        assert gauges(machine) == (3, 0)
         assert (await add(after.bookie, 1, range(7, 10), recovery=True)).status is Status.OK
         assert (await after.check.check()).whole
         assert after.check.whole
