@@ -78,10 +78,13 @@ async def run_daemon(sources: Sources, supervision: Supervision, failpoints: str
         BookieError: the metadata store is away or holds no cluster; a format is newer.
     """
     first = sources.first_settings()
+    sources.require_one_store()
     require_bookie_id(first)
     require_shared(first.metadata.uri)
     configure_logging(first.log.level, first.log.format, bookie=first.bookie.id)
     require_descriptors()
+    for name, right in sources.unknown_variables.items():
+        _log.warning("variable_ignored", variable=name, likely_name=right)
     live = LiveSettings(sources, await fetch_cluster_settings(first))
     settings = live.settings
     configure_logging(settings.log.level, settings.log.format, bookie=settings.bookie.id)

@@ -46,6 +46,18 @@ async def test_wrong_setting(section: str, key: str, value: object, words: str, 
     assert (status, words in sentence) == (MISCONFIGURED, True), sentence
 
 
+async def test_another_store_in_the_shell(home: Home) -> None:
+    """A file and BOOKIE_METADATA that differ: the bookie joins neither cluster."""
+    other = f"local://{home.path}/other"
+    async with open_store(other) as store:
+        await initialize_cluster(store)
+    path = home.write()
+    status, sentence = await refused(path, BOOKIE_METADATA=other)
+    assert status == MISCONFIGURED
+    assert sentence.startswith(f"BOOKIE_METADATA and metadata.uri in {path} name different stores")
+    await assert_never_joined(home)
+
+
 async def test_no_configuration_file(tmp_path: Path) -> None:
     """A file that is not there is named."""
     status, sentence = await refused(tmp_path / "none.toml")
