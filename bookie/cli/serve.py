@@ -49,6 +49,9 @@ def serve(
 
         arrange()
     given = parse_overrides(overrides, metadata)
+    from bookie.server.signals import NOTED_SIGNALS, ignore
+
+    ignore(*NOTED_SIGNALS)
     # Imported objects live as long as the process. Collecting while they are made takes a seventh
     # of the time of a start. `run` turns the collector on again.
     gc.disable()

@@ -46,7 +46,7 @@ from bookie.server.registration_updater import (
     show_registration,
 )
 from bookie.server.session_policy import obey_session_policy
-from bookie.server.signals import until_signal
+from bookie.server.signals import NOTED_SIGNALS, noting, until_signal
 from bookie.server.systemd import ServiceManager
 from bookie.server.watchdog import beat, observe_loop_lag
 from bookie.telemetry import Metrics, configure_logging, event_log, set_log_level
@@ -100,7 +100,8 @@ async def run_daemon(sources: Sources, supervision: Supervision, failpoints: str
         overridden_settings=live.overridden,
     )
     try:
-        await _run(live, ServiceManager(supervision), supervision, Failpoints(failpoints))
+        with noting(*NOTED_SIGNALS, note=_note_signal):
+            await _run(live, ServiceManager(supervision), supervision, Failpoints(failpoints))
     except BaseExceptionGroup as group:
         error = _first_error(group)
         if isinstance(error, StorageFailedError):
@@ -246,6 +247,14 @@ def _first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
     collect(group)
     found.sort(key=lambda error: not isinstance(error, StorageFailedError))
     return found[0]
+
+
+def _note_signal(name: str) -> None:
+    _log.warning(
+        "signal_ignored",
+        signal=name,
+        hint="a start reads the file; bookie cluster settings change a running bookie",
+    )
 
 
 def _note(error: BaseException) -> None:
