@@ -9,13 +9,14 @@ the `overrides` of the caller. Cluster settings come as a mapping; the caller fe
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, TypeAlias
+from typing import TYPE_CHECKING, Self, TypeAlias, get_args
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
@@ -28,11 +29,13 @@ from bookie.config.environment import (
     check_variables,
 )
 from bookie.config.section import Section, is_own
-from bookie.config.sections import Settings
+from bookie.config.sections import LogFormat, Settings
 from bookie.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
+
+_FORMAT_VARIABLE = PREFIX + "LOG" + DELIMITER + "FORMAT"
 
 NO_CLUSTER: Mapping[str, str] = {}
 
@@ -197,6 +200,26 @@ def load_settings(
             is wrong, or the file cannot be read. Never echoes a value that may be a secret.
     """
     return Sources.read(path, overrides, environment=environment).settings()
+
+
+def find_log_format(
+    path: Path | None = None,
+    overrides: Mapping[str, str] | None = None,
+    *,
+    environment: Mapping[str, str] | None = None,
+) -> LogFormat:
+    """``log.format`` as far as it can be read, for a refusal of settings that are wrong.
+
+    The arguments are those of `load_settings`. What is wrong counts as absent.
+    """
+    variables = os.environ if environment is None else environment
+    path = path or Path(variables.get(CONFIG_VARIABLE, ""))
+    given: list[object] = []
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        given.append(tomllib.loads(path.read_text(encoding="utf-8"))["log"]["format"])
+    given += [variables.get(_FORMAT_VARIABLE), (overrides or {}).get("log.format")]
+    known = [text for text in given if text in get_args(LogFormat)]
+    return "console" if known and known[-1] == "console" else Settings().log.format
 
 
 def check_cluster_settings(cluster: Mapping[str, str]) -> None:

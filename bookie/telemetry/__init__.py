@@ -4,7 +4,24 @@ The libraries prometheus-client and structlog are imported at the first use. The
 import, and a client does not need them.
 """
 
-from bookie.telemetry.events import Event, EventLog, configure_logging, event_log, set_log_level
+from bookie.telemetry.events import (
+    Event,
+    EventLog,
+    configure_logging,
+    event_log,
+    log_uncaught,
+    set_log_level,
+    writes_json,
+)
 from bookie.telemetry.metrics import Metrics
 
-__all__ = ["Event", "EventLog", "Metrics", "configure_logging", "event_log", "set_log_level"]
+__all__ = [
+    "Event",
+    "EventLog",
+    "Metrics",
+    "configure_logging",
+    "event_log",
+    "log_uncaught",
+    "set_log_level",
+    "writes_json",
+]

@@ -19,6 +19,7 @@ from bookie.config import (
     Sources,
     StorageSettings,
     check_cluster_settings,
+    find_log_format,
     load_settings,
     read_failpoints,
     read_supervision,
@@ -146,6 +147,33 @@ def test_a_file_without_a_store_leaves_it_to_the_short_name(tmp_path: Path) -> N
     sources.require_one_store()
     assert sources.settings().metadata.uri == "memory://x"
     assert sources.origins()["metadata.uri"] == "BOOKIE_METADATA"
+
+
+@pytest.mark.parametrize(
+    ("text", "variable", "flag", "found"),
+    [
+        ("[log]\nformat = 'console'", None, None, "console"),
+        ("[lgo]\nx = 1\n[log]\nformat = 'console'", None, None, "console"),
+        ("[log]\nformat = 'console'", "json", None, "json"),
+        ("[log]\nformat = 'console'", "loud", None, "console"),
+        ("[log]\nformat = 'json'", None, "console", "console"),
+        ("log = 1", None, None, "json"),
+        ("[log", None, None, "json"),
+        ("", None, None, "json"),
+    ],
+)
+def test_the_format_of_log_lines_is_found_in_wrong_settings(
+    text: str, variable: str | None, flag: str | None, found: str, tmp_path: Path
+) -> None:
+    """A refusal is written as the log would have been."""
+    path = tmp_path / "bookie.toml"
+    path.write_text(text, encoding="utf-8")
+    variables = {} if variable is None else {"BOOKIE_LOG__FORMAT": variable}
+    flags = {} if flag is None else {"log.format": flag}
+    assert find_log_format(path, flags, environment=variables) == found
+    named = variables | {"BOOKIE_CONFIG": str(path)}
+    assert find_log_format(None, flags, environment=named) == found
+    assert find_log_format(tmp_path / "none", flags, environment={}) == (flag or "json")
 
 
 KUBERNETES = {
