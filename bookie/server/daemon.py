@@ -156,6 +156,7 @@ async def _run(
                 endpoints_of(settings, held.port, http_port),
                 settings.bookie.labels,
                 await BookieLabels(store).read(settings.bookie.id),
+                lambda: started.check.needed,
             )
             registration = await updater.registration()
             async with (
@@ -163,8 +164,8 @@ async def _run(
                 beside([keep_registered(updater, registered, metrics, readiness)]),
                 beside(_followers(store, live, started, updater)),
             ):
-                reasons = updater.read_only_reasons()
-                show_registration(registration, registered, metrics, readiness, reasons)
+                remarks = updater.remarks()
+                show_registration(registration, registered, metrics, readiness, remarks)
                 readiness.clear(Part.BOOT)
                 administration.bookie = started.bookie
                 administration.reclaiming = started.garbage

@@ -1,7 +1,7 @@
 """May traffic come here? Each part of the daemon states its own obstacle, and takes it back.
 
-A bookie is ready when no part holds an obstacle. A remark (read-only) does not stop traffic: a
-read-only bookie still answers reads, fences and recovery.
+A bookie is ready when no part holds an obstacle. A remark does not stop traffic: a bookie that is
+read-only or in doubt still answers reads, fences and recovery.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Readiness:
 
     def __init__(self) -> None:
         self._obstacles: dict[Part, str] = {Part.BOOT: "the bookie is starting"}
-        self._remark = ""
+        self._remarks: tuple[str, ...] = ()
 
     def block(self, part: Part, reason: str) -> None:
         """State the obstacle of one part, replacing the one it held."""
@@ -36,9 +36,9 @@ class Readiness:
         """Remove the obstacle of one part, if it has one."""
         self._obstacles.pop(part, None)
 
-    def remark(self, text: str) -> None:
-        """Say something that does not stop traffic; empty takes it back."""
-        self._remark = text
+    def remark(self, *texts: str) -> None:
+        """Say what does not stop traffic, instead of what was said before."""
+        self._remarks = texts
 
     @property
     def is_ready(self) -> bool:
@@ -50,5 +50,5 @@ class Readiness:
         return {
             "ready": self.is_ready,
             "reasons": [f"{part}: {reason}" for part, reason in self._obstacles.items()],
-            "remarks": [self._remark] if self._remark else [],
+            "remarks": list(self._remarks),
         }

@@ -49,11 +49,13 @@ async def test_read_only_is_ready_and_says_so() -> None:
     """A read-only bookie still answers reads, so it stays ready, with a remark."""
     readiness = Readiness()
     readiness.clear(Part.BOOT)
-    readiness.remark("read-only")
+    readiness.remark("read-only", "in doubt")
     async with serve_http(Metrics(), readiness, host="127.0.0.1", port=0) as port:
         status, _, body = await get(port, "/readyz")
         assert status == 200
-        assert '"remarks": ["read-only"]' in body
+        assert '"remarks": ["read-only", "in doubt"]' in body
+    readiness.remark()
+    assert readiness.report()["remarks"] == []
 
 
 async def test_metrics_are_this_bookies() -> None:
