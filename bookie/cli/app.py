@@ -11,7 +11,8 @@ exit status  meaning
 1            failed; one sentence on standard error says why
 2            misused: unknown command, option or value
 130          interrupted with Ctrl-C
-141          the reader of the output ended first, as ``head`` does; nothing is printed
+141          the reader of the output ended first, as ``head`` does, or the terminal was closed;
+             nothing is printed
 ===========  =====================================================================================
 
 ``bookie serve`` adds 3 (the metadata store was away for too long). As in ``sysexits.h``, it also
@@ -21,7 +22,9 @@ With ``BOOKIE_DEBUG=1`` an error also prints its traceback.
 
 from __future__ import annotations
 
+import errno
 import os
+import signal
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -199,13 +202,22 @@ def main() -> NoReturn:
     """The console script: `run` on the process's own arguments, then exit."""
     # NumPy's linear algebra would start a thread per core; bookie does not use it.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # it is ignored below nohup
+        signal.signal(signal.SIGHUP, _interrupt)
     status = run()
     try:
         sys.stdout.flush()
-    except BrokenPipeError:
+    except OSError as error:
         _abandon_stdout()
-        status = status or EXIT_BROKEN_PIPE
+        is_gone = isinstance(error, BrokenPipeError) or error.errno == errno.EIO
+        status = status or (EXIT_BROKEN_PIPE if is_gone else _end(error))
     sys.exit(status)
+
+
+def _interrupt(*_signal: object) -> None:
+    """A closed terminal is as good as Ctrl-C. Kernel and shell both tell of it."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.raise_signal(signal.SIGINT)
 
 
 def _fail(sentence: str, status: int) -> int:

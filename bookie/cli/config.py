@@ -9,6 +9,7 @@ import typer
 
 from bookie.cli.options import ConfigFile, Output, OutputFormat, parse_pairs
 from bookie.cli.output import print_record, print_records
+from bookie.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from bookie.config import Sources
@@ -64,9 +65,15 @@ def show(
 
     --cluster includes the settings of the cluster, as a bookie that starts now would.
     """
+    from bookie.cli.app import report
     from bookie.config import Sources, given_values, render_toml
 
     sources = Sources.read(config, parse_overrides(overrides))
+    _tell_unknown_variables(sources)
+    try:
+        sources.require_one_store()
+    except ConfigurationError as error:
+        report(f"a bookie would not start: {error}")
     given = _of_cluster(sources) if cluster else {}
     settings = sources.settings(given)
     if origins:
@@ -81,6 +88,15 @@ def show(
         print(json.dumps(settings.model_dump(mode="json"), indent=2))
     else:
         print(render_toml(settings), end="")
+
+
+def _tell_unknown_variables(sources: Sources) -> None:
+    """Name variables that look like settings and are none."""
+    from bookie.cli.app import report
+
+    for name, right in sources.unknown_variables.items():
+        hint = f"; did you mean {right}?" if right else ""
+        report(f"{name} is no variable of bookie and is ignored{hint}")
 
 
 def _of_cluster(sources: Sources) -> dict[str, str]:
@@ -106,6 +122,9 @@ def check(
     from bookie.server.live_settings import open_configured
 
     sources = Sources.read(config, parse_overrides(overrides))
+    _tell_unknown_variables(sources)
+    sources.first_settings()  # what is wrong in itself comes first
+    sources.require_one_store()
     settings = sources.settings(_of_cluster(sources) if cluster else {})
     require_bookie_id(settings)
     open_configured(settings)  # fails if the URI is wrong; the store opens when it is entered

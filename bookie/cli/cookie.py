@@ -249,6 +249,7 @@ async def _move(sources: Sources, *, accept_older: bool) -> Move:
     from bookie.server.live_settings import fetch_cluster_settings, open_configured
 
     first = sources.first_settings()
+    sources.require_one_store()
     require_bookie_id(first)
     settings = sources.settings(await fetch_cluster_settings(first))
     async with (

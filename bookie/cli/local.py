@@ -12,6 +12,8 @@ import typer
 from bookie.cli.output import table_lines
 
 if TYPE_CHECKING:
+    import asyncio
+
     from bookie.server.local.supervisor import LocalCluster
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -59,7 +61,8 @@ def local(
 ) -> None:
     """Run a whole cluster of bookie processes on this machine until Ctrl-C.
 
-    Started again on the same directory, the cluster comes back with its data and its ports.
+    A closed terminal stops it, too. Started again on the same directory, the cluster comes back
+    with its data and its ports.
     """
     import asyncio
 
@@ -82,29 +85,48 @@ async def _run(
     base_port: int | None,
     restart: bool,
 ) -> None:
-    import asyncio
+    from bookie.server.local.supervisor import local_cluster
+    from bookie.server.signals import USER_SIGNALS, ignore, noting, until_signal
 
-    from bookie.server.local.supervisor import local_cluster, watch_processes
-    from bookie.server.signals import until_signal
-
+    ignore(*USER_SIGNALS)
     print(f"starting the cluster in {data} …", flush=True)
     async with (
-        until_signal() as stop_requested,
+        until_signal(hangup=True) as stop_requested,
         local_cluster(data, bookies=bookies, metadata_uri=metadata, base_port=base_port) as cluster,
     ):
         _print_cluster(cluster)
-        async with asyncio.TaskGroup() as group:
-            watching = group.create_task(watch_processes(cluster, _report, restart=restart))
-            stopping = group.create_task(stop_requested.wait())
-            await asyncio.wait((watching, stopping), return_when=asyncio.FIRST_COMPLETED)
-            watching.cancel()
-            stopping.cancel()
-        print("stopping …", flush=True)
-    print(f"stopped; the same command starts it again with its data in {cluster.directory}")
+        with noting(*USER_SIGNALS, note=_note_signal):
+            await _until_stopped(cluster, stop_requested, restart=restart)
+        _report("stopping …")
+    _report(f"stopped; the same command starts it again with its data in {cluster.directory}")
+
+
+async def _until_stopped(
+    cluster: LocalCluster, stop_requested: asyncio.Event, *, restart: bool
+) -> None:
+    """Watch the processes until the stop is asked for, or all of them have ended."""
+    import asyncio
+
+    from bookie.server.local.supervisor import watch_processes
+
+    async with asyncio.TaskGroup() as group:
+        watching = group.create_task(watch_processes(cluster, _report, restart=restart))
+        stopping = group.create_task(stop_requested.wait())
+        await asyncio.wait((watching, stopping), return_when=asyncio.FIRST_COMPLETED)
+        watching.cancel()
+        stopping.cancel()
+
+
+def _note_signal(name: str) -> None:
+    _report(f"{name} does nothing here; Ctrl-C stops the cluster")
 
 
 def _report(sentence: str) -> None:
-    print(sentence, flush=True)
+    """Print a line, also to a terminal or a pipe that may be gone: the cluster goes on."""
+    import contextlib
+
+    with contextlib.suppress(OSError):
+        print(sentence, flush=True)
 
 
 def _print_cluster(cluster: LocalCluster) -> None:

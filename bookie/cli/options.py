@@ -7,6 +7,7 @@ An option is an annotated type, so that each command lists it in its own signatu
 from __future__ import annotations
 
 import enum
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -21,6 +22,16 @@ class OutputFormat(enum.StrEnum):
     JSON = "json"
 
 
+def _refuse_other_store(context: typer.Context, uri: str) -> str:
+    """Refuse BOOKIE_METADATA beside a BOOKIE_CONFIG that names another store."""
+    source = context.get_parameter_source("metadata")
+    if source is not None and source.name == "ENVIRONMENT" and os.environ.get("BOOKIE_CONFIG"):
+        from bookie.config import Sources
+
+        Sources.read().require_one_store()
+    return uri
+
+
 Metadata = Annotated[
     str,
     typer.Option(
@@ -28,6 +39,7 @@ Metadata = Annotated[
         "-m",
         envvar="BOOKIE_METADATA",
         show_envvar=True,
+        callback=_refuse_other_store,
         metavar="URI",
         help="The metadata store, such as local:///var/lib/cluster/metadata.",
     ),

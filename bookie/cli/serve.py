@@ -42,13 +42,22 @@ def serve(
     for example, or the metadata store is away. Status 3 means that the store was away for longer
     than [session] allows. Status 74 means a failed disk, 78 a wrong setting.
     """
+    from bookie.config import find_log_format, silence_grpc
+    from bookie.server.signals import NOTED_SIGNALS, ignore
+    from bookie.telemetry import configure_logging, log_uncaught, writes_json
+
+    ignore(*NOTED_SIGNALS)
+    given = parse_overrides(overrides, metadata)
+    configure_logging("info", find_log_format(config, given))
+    log_uncaught()
+    silence_grpc()
     if not __debug__:
-        return _refuse("python -O removes the checks that protect data; start without it", 78)
+        sentence = "python -O removes the checks that protect data; start without it"
+        return _refuse(sentence, EXIT_MISCONFIGURED)
     if stop_with_parent:
         from bookie.server.parent import stop_with_parent as arrange
 
         arrange()
-    given = parse_overrides(overrides, metadata)
     # Imported objects live as long as the process. Collecting while they are made takes a seventh
     # of the time of a start. `run` turns the collector on again.
     gc.disable()
@@ -67,14 +76,23 @@ def serve(
         return _refuse(str(error), EXIT_SESSION_GIVEN_UP)
     except BookieError as error:
         return _refuse(str(error), EXIT_FAILED)
+    except Exception as error:
+        if not writes_json():
+            raise
+        return _refuse(f"internal error, {type(error).__name__}: {error}", EXIT_FAILED, error)
     finally:
         gc.enable()
     return 0
 
 
-def _refuse(sentence: str, status: int) -> int:
+def _refuse(sentence: str, status: int, bug: Exception | None = None) -> int:
+    """Say why the process ends, as its log is written: a line of JSON, or a sentence."""
     from bookie.cli.app import report
+    from bookie.telemetry import event_log, writes_json
 
-    report(sentence)
+    if writes_json():
+        event_log(__name__).error("ended", bug, reason=sentence, exit_status=status)
+    else:
+        report(sentence)
     sys.stderr.flush()
     return status

@@ -5,8 +5,14 @@ reads environment variables.
 """
 
 from bookie.config.client_section import ClientSettings
-from bookie.config.grpc_transport import grpc_polling
-from bookie.config.load import Sources, check_cluster_settings, load_settings, require_bookie_id
+from bookie.config.grpc_transport import grpc_polling, silence_grpc
+from bookie.config.load import (
+    Sources,
+    check_cluster_settings,
+    find_log_format,
+    load_settings,
+    require_bookie_id,
+)
 from bookie.config.metadata_section import MetadataSettings
 from bookie.config.placement_section import PlacementSettings
 from bookie.config.render import find_setting, given_values, render_defaults, render_toml
@@ -39,6 +45,7 @@ __all__ = [
     "StorageSettings",
     "Supervision",
     "check_cluster_settings",
+    "find_log_format",
     "find_setting",
     "given_values",
     "grpc_polling",
@@ -48,4 +55,5 @@ __all__ = [
     "render_defaults",
     "render_toml",
     "require_bookie_id",
+    "silence_grpc",
 ]

@@ -1,4 +1,4 @@
-"""How gRPC waits for its sockets: the value of its own variable, which it reads as it loads.
+"""What gRPC reads from its own variables as it loads: how it waits for its sockets, what it prints.
 
 gRPC for Python has two ways. The older one polls the sockets in the thread that waits for
 completions. The event engine, the default of recent versions, has threads of its own: each message
@@ -20,6 +20,8 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 GRPC_VARIABLE: Final = "GRPC_EXPERIMENTS"
+
+VERBOSITY_VARIABLE: Final = "GRPC_VERBOSITY"
 
 POLLING: Final = "-event_engine_client,-event_engine_listener"
 
@@ -44,6 +46,15 @@ def grpc_polling(environment: MutableMapping[str, str] | None = None) -> Iterato
     finally:
         # Another thread may have loaded it at the same time.
         variables.pop(GRPC_VARIABLE, None)
+
+
+def silence_grpc(environment: MutableMapping[str, str] | None = None) -> None:
+    """Keep gRPC's own lines out of a log of JSON, unless the user has set the variable.
+
+    For the daemon, before gRPC is loaded. What they tell comes as errors of calls, too.
+    """
+    variables = os.environ if environment is None else environment
+    variables.setdefault(VERBOSITY_VARIABLE, "NONE")
 
 
 def _is_measured() -> bool:

@@ -1,37 +1,41 @@
 """Settings from defaults < cluster < TOML file < environment < flags; an error is one sentence.
 
 A file holds one table per section. The variable ``BOOKIE_STORAGE__READ_THREADS`` sets the key
-``storage.read_threads``. Two names have no double underscore: ``BOOKIE_METADATA``, short for
-``BOOKIE_METADATA__URI``, and ``BOOKIE_CONFIG``, the file to read when the caller names none. Other
-such names are ignored: Kubernetes sets ``BOOKIE_PORT`` for a service called bookie. Flags are the
-`overrides` of the caller. Cluster settings come as a mapping; the caller fetches them.
+``storage.read_threads``. ``BOOKIE_CONFIG`` is the file to read when the caller names none.
+``BOOKIE_METADATA`` is the store of a shell's commands. It ranks below the file, and a bookie
+refuses it beside a file that names another store. `environment` tells of all other names. Flags are
+the `overrides` of the caller. Cluster settings come as a mapping; the caller fetches them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, TypeAlias
+from typing import TYPE_CHECKING, Self, TypeAlias, get_args
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
+from bookie.config.environment import (
+    CONFIG_VARIABLE,
+    DELIMITER,
+    METADATA_VARIABLE,
+    PREFIX,
+    check_variables,
+)
 from bookie.config.section import Section, is_own
-from bookie.config.sections import Settings
+from bookie.config.sections import LogFormat, Settings
 from bookie.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-PREFIX = "BOOKIE_"
-DELIMITER = "__"
-METADATA_VARIABLE = "BOOKIE_METADATA"
-CONFIG_VARIABLE = "BOOKIE_CONFIG"
-
+_FORMAT_VARIABLE = PREFIX + "LOG" + DELIMITER + "FORMAT"
 
 NO_CLUSTER: Mapping[str, str] = {}
 
@@ -45,6 +49,7 @@ class _Given:
     value: object
     origin: str
     by_cluster: bool = False
+    by_file: bool = False
 
     @property
     def name(self) -> str:
@@ -62,8 +67,16 @@ class Sources:
     process runs. Each call of `settings` merges them with the other sources as of the start.
     """
 
-    def __init__(self, given: _AllGiven) -> None:
+    def __init__(
+        self,
+        given: _AllGiven,
+        short_uri: str | None = None,
+        unknown_variables: Mapping[str, str] | None = None,
+    ) -> None:
         self._given = given
+        self._short_uri = short_uri
+        self.unknown_variables = dict(unknown_variables or {})
+        """Variables that look like ours and are not: name → the likely right name, or empty."""
 
     @classmethod
     def read(
@@ -77,8 +90,13 @@ class Sources:
         variables = os.environ if environment is None else environment
         if path is None and variables.get(CONFIG_VARIABLE):
             path = Path(variables[CONFIG_VARIABLE])
-        file, environ = _from_file(path), _from_environment(variables)
-        return cls(_last_of(file, environ, _from_flags(overrides or {})))
+        given = _last_of(
+            _from_short_name(variables),
+            _from_file(path),
+            _from_environment(variables),
+            _from_flags(overrides or {}),
+        )
+        return cls(given, variables.get(METADATA_VARIABLE), check_variables(variables))
 
     def settings(self, cluster: Mapping[str, str] = NO_CLUSTER) -> Settings:
         """Merge and check the settings.
@@ -113,6 +131,22 @@ class Sources:
                     raise ConfigurationError(_sentence(problem, given)) from None
         sound = {place: item for place, item in given.items() if item.section in _FIRST_SECTIONS}
         return Settings.model_validate(_tables(sound))
+
+    def require_one_store(self) -> None:
+        """Refuse BOOKIE_METADATA beside a file that names another store.
+
+        Raises:
+            ConfigurationError: they differ, and neither a flag nor the long variable decides. The
+                sentence repeats no address: the one that is not used was not checked for secrets.
+        """
+        used = self._given.get(("metadata", "uri"))
+        if self._short_uri is None or used is None or not used.by_file:
+            return
+        if used.value != self._short_uri:
+            raise ConfigurationError(
+                f"{METADATA_VARIABLE} and metadata.uri in {used.origin} name different stores;"
+                " remove one of them, or give --metadata"
+            )
 
     def origins(self, cluster: Mapping[str, str] = NO_CLUSTER) -> dict[str, str]:
         """The source of each given value: `section.key` → a file, variable, flag or the cluster."""
@@ -168,6 +202,26 @@ def load_settings(
     return Sources.read(path, overrides, environment=environment).settings()
 
 
+def find_log_format(
+    path: Path | None = None,
+    overrides: Mapping[str, str] | None = None,
+    *,
+    environment: Mapping[str, str] | None = None,
+) -> LogFormat:
+    """``log.format`` as far as it can be read, for a refusal of settings that are wrong.
+
+    The arguments are those of `load_settings`. What is wrong counts as absent.
+    """
+    variables = os.environ if environment is None else environment
+    path = path or Path(variables.get(CONFIG_VARIABLE, ""))
+    given: list[object] = []
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        given.append(tomllib.loads(path.read_text(encoding="utf-8"))["log"]["format"])
+    given += [variables.get(_FORMAT_VARIABLE), (overrides or {}).get("log.format")]
+    known = [text for text in given if text in get_args(LogFormat)]
+    return "console" if known and known[-1] == "console" else Settings().log.format
+
+
 def check_cluster_settings(cluster: Mapping[str, str]) -> None:
     """Refuse cluster settings that would keep a bookie with defaults from starting.
 
@@ -203,12 +257,15 @@ def _from_file(path: Path | None) -> Iterator[_Given]:
             )
         _check_section(section, str(path))
         for key, value in table.items():
-            yield _Given(section, key, value, str(path))
+            yield _Given(section, key, value, str(path), by_file=True)
+
+
+def _from_short_name(variables: Mapping[str, str]) -> Iterator[_Given]:
+    if METADATA_VARIABLE in variables:
+        yield _Given("metadata", "uri", variables[METADATA_VARIABLE], METADATA_VARIABLE)
 
 
 def _from_environment(variables: Mapping[str, str]) -> Iterator[_Given]:
-    if METADATA_VARIABLE in variables:
-        yield _Given("metadata", "uri", variables[METADATA_VARIABLE], METADATA_VARIABLE)
     for name in sorted(variables):
         section, delimiter, key = name.removeprefix(PREFIX).lower().partition(DELIMITER)
         if name.startswith(PREFIX) and section and delimiter:

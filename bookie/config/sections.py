@@ -8,7 +8,7 @@ whole server.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal, Self, TypeAlias
 
 from pydantic import Field, field_validator, model_validator
 
@@ -444,6 +444,9 @@ class HttpSettings(Section):
     _host = field_validator("host")(_plain_host)
 
 
+LogFormat: TypeAlias = Literal["json", "console"]
+
+
 class LogSettings(Section):
     """Log lines, one per state change, on standard error."""
 
@@ -452,9 +455,7 @@ class LogSettings(Section):
         description="The least severe line written: debug, info, warning or error.",
         json_schema_extra=DYNAMIC,
     )
-    format: Literal["json", "console"] = Field(
-        default="json", description="json, or console for people."
-    )
+    format: LogFormat = Field(default="json", description="json, or console for people.")
 
 
 class Settings(Section):

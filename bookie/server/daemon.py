@@ -47,7 +47,7 @@ from bookie.server.registration_updater import (
     show_registration,
 )
 from bookie.server.session_policy import obey_session_policy
-from bookie.server.signals import until_signal
+from bookie.server.signals import NOTED_SIGNALS, noting, until_signal
 from bookie.server.systemd import ServiceManager
 from bookie.server.watchdog import beat, observe_loop_lag
 from bookie.telemetry import Metrics, configure_logging, event_log, set_log_level
@@ -77,10 +77,13 @@ async def run_daemon(sources: Sources, supervision: Supervision, failpoints: str
         BookieError: the metadata store is away or holds no cluster; a format is newer.
     """
     first = sources.first_settings()
+    sources.require_one_store()
     require_bookie_id(first)
     require_shared(first.metadata.uri)
     configure_logging(first.log.level, first.log.format, bookie=first.bookie.id)
     require_descriptors()
+    for name, right in sources.unknown_variables.items():
+        _log.warning("variable_ignored", variable=name, likely_name=right)
     live = LiveSettings(sources, await fetch_cluster_settings(first))
     settings = live.settings
     configure_logging(settings.log.level, settings.log.format, bookie=settings.bookie.id)
@@ -96,7 +99,8 @@ async def run_daemon(sources: Sources, supervision: Supervision, failpoints: str
         overridden_settings=live.overridden,
     )
     try:
-        await _run(live, ServiceManager(supervision), supervision, Failpoints(failpoints))
+        with noting(*NOTED_SIGNALS, note=_note_signal):
+            await _run(live, ServiceManager(supervision), supervision, Failpoints(failpoints))
     except BaseExceptionGroup as group:
         error = _first_error(group)
         if isinstance(error, StorageFailedError):
@@ -152,6 +156,7 @@ async def _run(
                 endpoints_of(settings, held.port, http_port),
                 settings.bookie.labels,
                 await BookieLabels(store).read(settings.bookie.id),
+                lambda: started.check.needed,
             )
             registration = await updater.registration()
             async with (
@@ -159,8 +164,8 @@ async def _run(
                 beside([keep_registered(updater, registered, metrics, readiness)]),
                 beside(_followers(store, instance_id, live, started, updater)),
             ):
-                reasons = updater.read_only_reasons()
-                show_registration(registration, registered, metrics, readiness, reasons)
+                remarks = updater.remarks()
+                show_registration(registration, registered, metrics, readiness, remarks)
                 readiness.clear(Part.BOOT)
                 administration.bookie = started.bookie
                 administration.reclaiming = started.garbage
@@ -254,6 +259,14 @@ def _first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
     collect(group)
     found.sort(key=lambda error: not isinstance(error, StorageFailedError))
     return found[0]
+
+
+def _note_signal(name: str) -> None:
+    _log.warning(
+        "signal_ignored",
+        signal=name,
+        hint="a start reads the file; bookie cluster settings change a running bookie",
+    )
 
 
 def _note(error: BaseException) -> None:

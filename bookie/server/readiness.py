@@ -19,6 +19,7 @@ class Part(enum.StrEnum):
     METADATA = "metadata"
     REGISTRATION = "registration"
     READ_ONLY = "read-only"
+    DOUBT = "doubt"
 
 
 class Readiness:

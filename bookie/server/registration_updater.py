@@ -8,7 +8,7 @@ Otherwise it is renewed rarely.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NoReturn
 
 from bookie.cluster.registration import BookieRegistration
@@ -37,11 +37,13 @@ class RegistrationUpdater:
         endpoints: tuple[Endpoint, ...],
         own_labels: Mapping[str, str],
         given_labels: Mapping[str, str],
+        is_in_doubt: Callable[[], bool],
     ) -> None:
         self._bookie = bookie
         self._endpoints = endpoints
         self._own_labels = own_labels
         self._given_labels = given_labels
+        self._is_in_doubt = is_in_doubt
         self.interval = Pause()
         """Between two looks; a change of labels ends it."""
 
@@ -55,9 +57,18 @@ class RegistrationUpdater:
         self._given_labels = labels
         self.interval.end()
 
-    def read_only_reasons(self) -> list[str]:
-        """Why the bookie is read-only now; empty when it is not."""
-        return self._bookie.read_only_reasons()
+    def remarks(self) -> dict[Part, str]:
+        """What an operator should know of a bookie that is ready; empty texts take it back."""
+        why = ", ".join(self._bookie.read_only_reasons())
+        return {
+            Part.READ_ONLY: f"read-only ({why}): new entries are refused" if why else "",
+            Part.DOUBT: (
+                "in doubt: it may miss entries and denies none of them;"
+                f" `bookie node check {self._bookie.bookie_id}` tells more"
+            )
+            if self._is_in_doubt()
+            else "",
+        }
 
     async def registration(self) -> Registration:
         """The registration as it should be now."""
@@ -89,7 +100,7 @@ async def keep_registered(
     updated_at = loop.time()
     while True:
         wanted = await updater.registration()
-        show_registration(wanted, registered, metrics, readiness, updater.read_only_reasons())
+        show_registration(wanted, registered, metrics, readiness, updater.remarks())
         last = registered.registration
         changed = (wanted.read_only, wanted.labels) != (last.read_only, last.labels)
         if registered.is_registered and (
@@ -109,12 +120,11 @@ def show_registration(
     registered: BookieRegistration,
     metrics: Metrics,
     readiness: Readiness,
-    reasons: list[str],
+    remarks: dict[Part, str],
 ) -> None:
     """Let the gauges and the readiness say how the bookie is registered."""
-    why = ", ".join(reasons)
-    read_only = f"read-only ({why}): new entries are refused" if wanted.read_only else ""
-    readiness.remark(Part.READ_ONLY, read_only)
+    for part, text in remarks.items():
+        readiness.remark(part, text)
     if registered.is_registered:
         readiness.remark(Part.REGISTRATION, "")
         metrics.server_status.set(0 if wanted.read_only else 1)

@@ -1,34 +1,72 @@
-"""SIGTERM and SIGINT as an event that the loop can wait for."""
+"""Signals as what the loop can wait for, or as a line that says that they do nothing.
+
+SIGTERM and SIGINT stop. SIGHUP stops what stands in a terminal; a daemon only notes it, as others
+reload or reopen files then. SIGUSR1 and SIGUSR2 are noted. Without a handler these three would kill
+the process without a word.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
+USER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
+
+NOTED_SIGNALS = (signal.SIGHUP, *USER_SIGNALS)
+"""What a daemon only notes."""
+
+
+def ignore(*numbers: signal.Signals) -> None:
+    """Ignore signals until a loop notes them. For the main thread."""
+    for number in numbers:
+        signal.signal(number, signal.SIG_IGN)
+
+
+@contextmanager
+def noting(*numbers: signal.Signals, note: Callable[[str], None]) -> Iterator[None]:
+    """Call `note` in the loop with the name of each such signal; they are ignored afterwards."""
+    loop = asyncio.get_running_loop()
+    for number in numbers:
+        loop.add_signal_handler(number, note, number.name)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+        ignore(*numbers)
+
 
 @asynccontextmanager
-async def until_signal() -> AsyncIterator[asyncio.Event]:
+async def until_signal(*, hangup: bool = False) -> AsyncIterator[asyncio.Event]:
     """An event that is set by the first SIGTERM or SIGINT within the block.
 
     A second signal has its default effect: it ends the process without an orderly stop (SIGINT by
     KeyboardInterrupt).
+
+    Args:
+        hangup: whether SIGHUP stops, too, unless the process was told to ignore it (``nohup``). Two
+            of them come from a closed terminal, so a second one is ignored.
     """
     loop = asyncio.get_running_loop()
     requested = asyncio.Event()
+    heeds_hangup = hangup and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+    numbers = (*STOP_SIGNALS, signal.SIGHUP) if heeds_hangup else STOP_SIGNALS
 
     def release() -> None:
-        for number in STOP_SIGNALS:
+        for number in numbers:
             loop.remove_signal_handler(number)
+        if heeds_hangup:
+            ignore(signal.SIGHUP)
 
     def request() -> None:
         requested.set()
         release()
 
-    for number in STOP_SIGNALS:
+    for number in numbers:
         loop.add_signal_handler(number, request)
     try:
         yield requested

@@ -4,7 +4,24 @@ The library prometheus-client is imported at the first use. It is slow to import
 not need it.
 """
 
-from bookie.telemetry.events import Event, EventLog, configure_logging, event_log, set_log_level
+from bookie.telemetry.events import (
+    Event,
+    EventLog,
+    configure_logging,
+    event_log,
+    log_uncaught,
+    set_log_level,
+    writes_json,
+)
 from bookie.telemetry.metrics import Metrics
 
-__all__ = ["Event", "EventLog", "Metrics", "configure_logging", "event_log", "set_log_level"]
+__all__ = [
+    "Event",
+    "EventLog",
+    "Metrics",
+    "configure_logging",
+    "event_log",
+    "log_uncaught",
+    "set_log_level",
+    "writes_json",
+]

@@ -12,6 +12,7 @@ import datetime
 import json
 import logging
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -101,7 +102,7 @@ def configure_logging(
         bound: Fields of every line, such as the bookie's id.
     """
     target = stream or sys.stderr
-    handler = logging.StreamHandler(target)
+    handler = _LineHandler(target)
     handler.setFormatter(_EventFormatter(style, colors=target.isatty(), bound=bound))
     root = logging.getLogger()
     root.handlers = [handler]
@@ -109,9 +110,53 @@ def configure_logging(
     logging.captureWarnings(capture=True)
 
 
+def writes_json() -> bool:
+    """Whether `configure_logging` chose JSON for this process."""
+    formatters = [handler.formatter for handler in logging.getLogger().handlers]
+    return any(isinstance(each, _EventFormatter) and each.style == "json" for each in formatters)
+
+
+def log_uncaught() -> None:
+    """Log exceptions that nothing catches, instead of printing their tracebacks.
+
+    Those of the main thread, of other threads, and of destructors. For the daemon only, after
+    `configure_logging`. A loop tells its own to `logging`.
+    """
+    log = event_log(__name__)
+
+    def uncaught(_type: object, error: BaseException, _traceback: object) -> None:
+        log.error("uncaught_exception", error=error)
+
+    def in_thread(failure: threading.ExceptHookArgs) -> None:
+        name = failure.thread.name if failure.thread is not None else ""
+        log.error("uncaught_exception", error=failure.exc_value, thread=name)
+
+    def unraisable(failure: sys.UnraisableHookArgs) -> None:
+        what = f"{failure.err_msg or 'exception ignored in'}: {failure.object!r}"
+        log.error("unraisable_exception", error=failure.exc_value, what=what)
+
+    sys.excepthook = uncaught
+    threading.excepthook = in_thread
+    sys.unraisablehook = unraisable
+
+
 def set_log_level(level: LogLevel) -> None:
     """Change the least severe level that is written, after `configure_logging`."""
     logging.getLogger().setLevel(level.upper())
+
+
+class _LineHandler(logging.StreamHandler[TextIO]):
+    """Writes lines; a record that cannot be rendered is a line as well, and no bare traceback."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  (the library's name)
+        """Name the logger whose record is wrong. If nothing can be written, be silent."""
+        lost = logging.makeLogRecord({"name": record.name, "levelname": "ERROR"})
+        lost.msg = Event("log_line_lost", {"reason": repr(sys.exc_info()[1])})
+        try:
+            self.stream.write(self.format(lost) + self.terminator)
+            self.flush()
+        except Exception:  # noqa: BLE001, S110  (the stream is broken, and there is no other)
+            pass
 
 
 class _EventFormatter(logging.Formatter):
@@ -119,6 +164,7 @@ class _EventFormatter(logging.Formatter):
 
     def __init__(self, style: LogFormat, *, colors: bool, bound: Mapping[str, FieldValue]) -> None:
         super().__init__()
+        self.style = style
         self._bound = bound
         self._render: Callable[[dict[str, Any]], str]
         self._render = _render_json if style == "json" else partial(_render_console, colors=colors)

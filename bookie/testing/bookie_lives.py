@@ -175,7 +175,9 @@ class BookieLives:
             self._session, self._started = store, started
             await self._link.open(held.port)
             endpoint = Endpoint("bookie", "127.0.0.1", self._link.port, "grpc")
-            updater = RegistrationUpdater(started.bookie, (endpoint,), {}, {})
+            updater = RegistrationUpdater(
+                started.bookie, (endpoint,), {}, {}, lambda: started.check.needed
+            )
             try:
                 async with (
                     BookieRegistration(store, await updater.registration()) as registered,

@@ -123,13 +123,14 @@ class Daemon:
             return await self.process.wait()
 
     async def refusal(self) -> tuple[int, str]:
-        """Exit status and sentence of a daemon that does not start: one line beside the log."""
+        """Exit status and sentence of a daemon that does not start: its last line of JSON."""
         status = await self.end()
-        said = [line for line in self.lines if not line.startswith("{")]
-        assert len(said) == 1, self.lines
-        assert said[0].startswith("bookie: "), said
-        assert not [line for line in self.lines if '"py.warnings"' in line]
-        return status, said[0].removeprefix("bookie: ")
+        lines = [json.loads(line) for line in self.lines]
+        assert not [line for line in lines if line["logger"] == "py.warnings"]
+        assert [line["event"] for line in lines].count("ended") == 1, self.lines
+        last = lines[-1]
+        assert (last["event"], last["level"], last["exit_status"]) == ("ended", "error", status)
+        return status, str(last["reason"])
 
 
 @asynccontextmanager

@@ -76,7 +76,7 @@ class LossyCluster:
 
     async def _lost_its_session(self, name: str) -> bool:
         daemon = self.daemons[name]
-        return await daemon.end() == 1 and daemon.lines[-1].startswith("bookie: the session ")
+        return await daemon.end() == 1 and '"reason": "the session ' in daemon.lines[-1]
 
     async def kill(self, *names: str) -> None:
         """SIGKILL; what was acknowledged is on the disks."""

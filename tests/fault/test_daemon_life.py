@@ -62,6 +62,12 @@ async def test_registration_comes_with_ready_and_goes_with_sigterm(home: Home) -
         endpoint = directory.resolve("b1")
         assert (endpoint.host, endpoint.port) == ("127.0.0.1", home.sections["listen"]["port"])
         assert directory.bookies()["b1"].free_bytes > 0
+        for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+            # Scripts that reload daemons or rotate logs send these; a bookie must not die of them.
+            daemon.lines.clear()
+            daemon.process.send_signal(number)
+            await daemon.until("signal_ignored")
+            assert json.loads(daemon.lines[-1])["signal"] == number.name
         daemon.process.send_signal(signal.SIGTERM)
         while "b1" in directory.bookies():
             await directory.wait_for_change()

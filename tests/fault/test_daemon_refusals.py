@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import socket
@@ -44,6 +45,18 @@ async def test_wrong_setting(section: str, key: str, value: object, words: str, 
     home.sections[section][key] = value
     status, sentence = await refused(home.write())
     assert (status, words in sentence) == (MISCONFIGURED, True), sentence
+
+
+async def test_another_store_in_the_shell(home: Home) -> None:
+    """A file and BOOKIE_METADATA that differ: the bookie joins neither cluster."""
+    other = f"local://{home.path}/other"
+    async with open_store(other) as store:
+        await initialize_cluster(store)
+    path = home.write()
+    status, sentence = await refused(path, BOOKIE_METADATA=other)
+    assert status == MISCONFIGURED
+    assert sentence.startswith(f"BOOKIE_METADATA and metadata.uri in {path} name different stores")
+    await assert_never_joined(home)
 
 
 async def test_no_configuration_file(tmp_path: Path) -> None:
@@ -229,10 +242,39 @@ async def test_newer_journal(used: Home, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 async def test_refusals_are_logged_as_json(home: Home) -> None:
-    """Beside the sentence, every line on standard error is a JSON event with the bookie's id."""
+    """Every line on standard error is a JSON event; those of the daemon have the bookie's id."""
     home.sections["listen"]["port"] = home.sections["http"]["port"]
     async with serving(home.write()) as daemon:
         await daemon.refusal()
-        events = [json.loads(line) for line in daemon.lines if line.startswith("{")]
-    assert events
+        events = [json.loads(line) for line in daemon.lines]
+    assert len(events) > 1
     assert all(event["bookie"] == "b1" for event in events)
+
+
+@pytest.mark.parametrize("by_file", [False, True])
+async def test_refusals_for_people(by_file: bool, home: Home) -> None:
+    """With the console format the last line is a sentence, even if the settings are wrong."""
+    home.sections["listen"]["prot"] = 1
+    variables = {}
+    if by_file:
+        home.sections["log"] = {"format": "console"}
+    else:
+        variables["BOOKIE_LOG__FORMAT"] = "console"
+    path = home.write()
+    async with serving(path, **variables) as daemon:
+        assert await daemon.end() == MISCONFIGURED
+    hint = "unknown setting listen.prot; did you mean port?"
+    assert daemon.lines == [f"bookie: {path}: {hint}"]
+
+
+async def test_a_bug_is_one_line(home: Home) -> None:
+    """What nobody expected is JSON as well, with its traceback."""
+    (home.path / "sitecustomize.py").write_text(
+        "import resource\nresource.setrlimit = resource.getrlimit = None\n", encoding="utf-8"
+    )
+    python_path = f"{home.path}:{os.environ.get('PYTHONPATH', '')}"
+    async with serving(home.write(), PYTHONPATH=python_path) as daemon:
+        status, sentence = await daemon.refusal()
+    assert status == FAILED
+    assert sentence.startswith("internal error, TypeError: 'NoneType' object is not callable")
+    assert "Traceback" in json.loads(daemon.lines[-1])["exception"]

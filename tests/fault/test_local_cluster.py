@@ -83,10 +83,10 @@ def pids(data: Path) -> dict[str, int]:
 async def test_comes_up_goes_down_and_comes_back(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Ctrl-C stops everything with status 0; the next start has the same ports."""
+    """Ctrl-C stops everything, and so does a closed terminal; the next start has the same ports."""
     data = tmp_path / "cluster"
     addresses = []
-    for _ in range(2):
+    for stop in (signal.SIGINT, signal.SIGHUP):
         async with supervisor(data, "--bookies", "2") as started:
             await started.until(UP)
             async with (
@@ -96,7 +96,14 @@ async def test_comes_up_goes_down_and_comes_back(
                 assert sorted(directory.bookies()) == ["bookie-1", "bookie-2"]
                 addresses.append([directory.resolve(name).port for name in directory.bookies()])
             assert len(pids(data)) == 2
-            started.process.send_signal(signal.SIGINT)
+            for number in (signal.SIGUSR1, signal.SIGUSR2):
+                started.process.send_signal(number)
+                await started.until(f"{number.name} does nothing here")
+            started.process.send_signal(stop)
+            if stop is signal.SIGHUP:
+                # Kernel and shell both send it.
+                await started.until("stopping")
+                started.process.send_signal(stop)
             assert await started.end() == 0
         assert pids(data) == {}
     assert addresses[0] == addresses[1]

@@ -114,6 +114,15 @@ class Running:
                 )
             ]
 
+    async def readiness(self, name: str) -> tuple[int, dict[str, Any]]:
+        """Status and body of ``/readyz``."""
+        port = self.homes[name].sections["http"]["port"]
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(f"http://127.0.0.1:{port}/readyz") as answer,
+        ):
+            return answer.status, await answer.json()
+
     async def command(self, *words: str) -> tuple[int, Any]:
         """Exit status and JSON of a command."""
         process = await asyncio.create_subprocess_exec(
@@ -199,6 +208,12 @@ async def test_what_a_bookie_missed_is_seen_and_mended(tmp_path: Path) -> None:
         await cluster.stop("b3")
         await cluster.start("b3")
         assert await cluster.metric("b3", "bookie_integrity_check_needed") == 1
+        status, ready = await cluster.readiness("b3")
+        assert (status, ready["ready"]) == (200, True)
+        (remark,) = ready["remarks"]
+        assert "it may miss entries" in remark
+        assert "bookie node check b3" in remark
+        assert (await cluster.readiness("b1"))[1]["remarks"] == []
 
         (wrong,) = damage = await cluster.damage()
         assert (wrong.bookie_id, wrong.verdict, wrong.entries) == ("b3", "missing", ENTRIES)

@@ -19,6 +19,7 @@ from bookie.config import (
     Sources,
     StorageSettings,
     check_cluster_settings,
+    find_log_format,
     load_settings,
     read_failpoints,
     read_supervision,
@@ -100,9 +101,143 @@ def test_the_short_name_of_the_metadata_variable() -> None:
     assert both.metadata.uri == "memory://y"
 
 
+def test_a_file_that_was_named_wins_over_the_short_name(tmp_path: Path) -> None:
+    """A bookie must not join the cluster of a shell; flags and the long name win over both."""
+    text = '[metadata]\nuri = "memory://file"\n'
+    path = tmp_path / "bookie.toml"
+    path.write_text(text, encoding="utf-8")
+
+    def uri(flags: dict[str, str] | None = None, **variables: str) -> str:
+        return load_settings(path, flags, environment=variables).metadata.uri
+
+    assert uri(BOOKIE_METADATA="memory://x") == "memory://file"
+    long = {"BOOKIE_METADATA__URI": "memory://y"}
+    assert uri(None, BOOKIE_METADATA="memory://x", **long) == "memory://y"
+    assert uri({"metadata.uri": "memory://z"}, BOOKIE_METADATA="memory://x") == "memory://z"
+
+
+@pytest.mark.parametrize("by_variable", [False, True])
+def test_two_stores_are_refused(by_variable: bool, tmp_path: Path) -> None:
+    """The short name and the file differ, and nothing decides between them."""
+    path = tmp_path / "bookie.toml"
+    path.write_text('[metadata]\nuri = "memory://file"\n', encoding="utf-8")
+    named = {"BOOKIE_CONFIG": str(path)} if by_variable else {}
+
+    def read(flags: dict[str, str] | None = None, **variables: str) -> Sources:
+        return Sources.read(None if by_variable else path, flags, environment=named | variables)
+
+    other = "zk://admin:hunter2@x"
+    with pytest.raises(ConfigurationError) as caught:
+        read(BOOKIE_METADATA=other).require_one_store()
+    sentence = str(caught.value)
+    assert sentence.startswith(f"BOOKIE_METADATA and metadata.uri in {path} name different stores")
+    assert "hunter2" not in sentence
+    assert read(BOOKIE_METADATA=other).origins() == {"metadata.uri": str(path)}
+    read(BOOKIE_METADATA="memory://file").require_one_store()
+    read().require_one_store()
+    read({"metadata.uri": "memory://z"}, BOOKIE_METADATA=other).require_one_store()
+    read(BOOKIE_METADATA=other, BOOKIE_METADATA__URI="memory://y").require_one_store()
+
+
+def test_a_file_without_a_store_leaves_it_to_the_short_name(tmp_path: Path) -> None:
+    """There is one place only."""
+    path = tmp_path / "bookie.toml"
+    path.write_text("[listen]\nport = 1\n", encoding="utf-8")
+    sources = Sources.read(path, environment={"BOOKIE_METADATA": "memory://x"})
+    sources.require_one_store()
+    assert sources.settings().metadata.uri == "memory://x"
+    assert sources.origins()["metadata.uri"] == "BOOKIE_METADATA"
+
+
+@pytest.mark.parametrize(
+    ("text", "variable", "flag", "found"),
+    [
+        ("[log]\nformat = 'console'", None, None, "console"),
+        ("[lgo]\nx = 1\n[log]\nformat = 'console'", None, None, "console"),
+        ("[log]\nformat = 'console'", "json", None, "json"),
+        ("[log]\nformat = 'console'", "loud", None, "console"),
+        ("[log]\nformat = 'json'", None, "console", "console"),
+        ("log = 1", None, None, "json"),
+        ("[log", None, None, "json"),
+        ("", None, None, "json"),
+    ],
+)
+def test_the_format_of_log_lines_is_found_in_wrong_settings(
+    text: str, variable: str | None, flag: str | None, found: str, tmp_path: Path
+) -> None:
+    """A refusal is written as the log would have been."""
+    path = tmp_path / "bookie.toml"
+    path.write_text(text, encoding="utf-8")
+    variables = {} if variable is None else {"BOOKIE_LOG__FORMAT": variable}
+    flags = {} if flag is None else {"log.format": flag}
+    assert find_log_format(path, flags, environment=variables) == found
+    named = variables | {"BOOKIE_CONFIG": str(path)}
+    assert find_log_format(None, flags, environment=named) == found
+    assert find_log_format(tmp_path / "none", flags, environment={}) == (flag or "json")
+
+
+KUBERNETES = {
+    "BOOKIE_PORT": "tcp://10.0.0.1:3181",
+    "BOOKIE_SERVICE_HOST": "10.0.0.1",
+    "BOOKIE_SERVICE_PORT": "3181",
+    "BOOKIE_SERVICE_PORT_GRPC": "3181",
+    "BOOKIE_PORT_3181_TCP": "tcp://10.0.0.1:3181",
+    "BOOKIE_PORT_3181_TCP_PROTO": "tcp",
+    "BOOKIE_PORT_3181_TCP_PORT": "3181",
+    "BOOKIE_PORT_3181_TCP_ADDR": "10.0.0.1",
+    # The services bookie-http and bookie-listen: their names are those of two settings.
+    "BOOKIE_HTTP_PORT": "tcp://10.0.0.2:8000",
+    "BOOKIE_HTTP_SERVICE_HOST": "10.0.0.2",
+    "BOOKIE_LISTEN_PORT": "tcp://10.0.0.3:3181",
+    "BOOKIE_0_PORT_3181_UDP_ADDR": "10.0.0.4",
+}
+
+
 def test_variables_of_others_are_left_alone() -> None:
-    """Kubernetes sets such names for a service called bookie."""
-    assert load(BOOKIE_PORT="tcp://10.0.0.1:3181", BOOKIE_SERVICE_HOST="x") == Settings()
+    """Kubernetes sets such names for services called bookie or bookie-something."""
+    assert load_settings(environment=KUBERNETES) == Settings()
+    ours = {
+        "BOOKIE_CONFIG": "",
+        "BOOKIE_DEBUG": "1",
+        "BOOKIE_FAILPOINT": "x",
+        "BOOKIE_TEST_CACHE": "/x",
+        "_BOOKIE_COMPLETE": "bash_source",
+    }
+    assert Sources.read(environment=KUBERNETES | ours).unknown_variables == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "right"),
+    [
+        ("BOOKIE_LISTEN_PORT", "BOOKIE_LISTEN__PORT"),
+        ("BOOKIE_BOOKIE_ID", "BOOKIE_BOOKIE__ID"),
+        ("BOOKIE_METADATA_URI", "BOOKIE_METADATA__URI"),
+        ("BOOKIE_CLIENT_ADD_TIMEOUT_SECONDS", "BOOKIE_CLIENT__ADD_TIMEOUT_SECONDS"),
+    ],
+)
+def test_a_variable_with_one_underscore_is_refused(name: str, right: str) -> None:
+    """It was meant for a setting, and would be ignored."""
+    with pytest.raises(ConfigurationError) as caught:
+        load_settings(environment={name: "7"})
+    assert str(caught.value) == f"{name}: unknown variable; did you mean {right}?"
+
+
+def test_other_unknown_variables_are_told_with_the_likely_name() -> None:
+    """They may belong to another program, so they refuse nothing."""
+    found = Sources.read(
+        environment={
+            "BOOKIE_STORAGE_READ_THREAD": "1",
+            "BOOKIE_METADTA": "memory://x",
+            "BOOKIE_OWNER": "me",
+            "BOOKIE_": "x",
+        }
+    ).unknown_variables
+    assert found == {
+        "BOOKIE_": "",
+        "BOOKIE_METADTA": "BOOKIE_METADATA",
+        "BOOKIE_OWNER": "",
+        "BOOKIE_STORAGE_READ_THREAD": "BOOKIE_STORAGE__READ_THREADS",
+    }
 
 
 @pytest.mark.parametrize(

@@ -172,6 +172,53 @@ def test_records_of_other_libraries_and_warnings_are_rendered_too(
     assert second["logger"] == "py.warnings"
 
 
+def test_what_is_caught_nowhere_is_a_line_too() -> None:
+    """In the main thread, in another, in a destructor, in a task; and a record that is wrong."""
+    script = """
+import asyncio, logging, threading
+from bookie.telemetry import configure_logging, log_uncaught
+
+configure_logging("info", "json")
+log_uncaught()
+
+class Grave:
+    def __del__(self):
+        raise ValueError("in a destructor")
+
+def fail(where):
+    raise ValueError(where)
+
+async def lose_a_task():
+    asyncio.create_task(asyncio.sleep(0)).add_done_callback(lambda _: fail("in a callback"))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+
+Grave()
+thread = threading.Thread(target=fail, args=("in a thread",), name="t1")
+thread.start()
+thread.join()
+asyncio.run(lose_a_task())
+logging.getLogger("other").warning("%d", "no number")
+fail("in the main thread")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    assert [line["event"] for line in lines if line["logger"] != "asyncio"] == [
+        "unraisable_exception",
+        "uncaught_exception",
+        "log_line_lost",
+        "uncaught_exception",
+    ]
+    text = done.stderr
+    for where in ("in a destructor", "in a thread", "in a callback", "in the main thread"):
+        assert f"ValueError: {where}" in text
+    assert lines[1]["thread"] == "t1"
+    assert lines[3]["logger"] == "other"
+
+
 def test_the_console_format_names_event_and_fields(root_logger: logging.Logger) -> None:
     """It is for people: a traceback has its own lines, and only a terminal gets colours."""
     stream, terminal = io.StringIO(), Terminal()

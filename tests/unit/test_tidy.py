@@ -66,6 +66,7 @@ ENVIRONMENT_HOMES = {
     "server/local/process.py": "a child inherits the variables that concern it",
     "spark/session.py": "Spark learns by a variable which Python to start",
     "cli/torture_run.py": "so does a writer that is tortured",
+    "cli/options.py": "BOOKIE_CONFIG decides about reading a file, which most commands need not",
     "cli/app.py": "BOOKIE_DEBUG decides about tracebacks, and NumPy's threads, before settings",
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -203,6 +204,9 @@ def describe_end(status: int, log_path: Path) -> str:
 
 
 def last_line(path: Path) -> str:
-    """The last line of a log that is a sentence for people, without the program's name."""
+    """What a bookie's log says last, for people: the reason of its end, if that is there."""
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    return lines[-1].removeprefix("bookie: ") if lines else "it said nothing"
+    last = lines[-1] if lines else "it said nothing"
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        return str(json.loads(last)["reason"])
+    return last.removeprefix("bookie: ")

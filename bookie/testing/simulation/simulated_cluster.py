@@ -329,7 +329,9 @@ class SimulatedBookie:
             ):
                 self.incarnations.append(started.bookie.incarnation)
                 endpoint = Endpoint("bookie", self.host, BOOKIE_PORT, "grpc")
-                updater = RegistrationUpdater(started.bookie, (endpoint,), {}, {})
+                updater = RegistrationUpdater(
+                    started.bookie, (endpoint,), {}, {}, lambda: started.check.needed
+                )
                 registration = await updater.registration()
                 async with (
                     BookieRegistration(store, registration, instance_id=instance_id) as registered,

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -143,6 +147,69 @@ def test_debug_shows_the_traceback(
     err = capsys.readouterr().err
     assert "Traceback" in err
     assert err.endswith("bookie: gone\n")
+
+
+@pytest.fixture
+def hangup() -> Iterator[None]:
+    """What SIGHUP does, put back as it was afterwards."""
+    before = signal.getsignal(signal.SIGHUP)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+def hang_up() -> int:
+    """A command whose terminal is closed: kernel and shell both say so."""
+    try:
+        signal.raise_signal(signal.SIGHUP)
+    except KeyboardInterrupt:
+        signal.raise_signal(signal.SIGHUP)
+        return app.EXIT_INTERRUPTED
+    return 0
+
+
+@pytest.mark.parametrize(
+    ("before", "status"), [(signal.SIG_DFL, app.EXIT_INTERRUPTED), (signal.SIG_IGN, 0)]
+)
+@pytest.mark.usefixtures("hangup")
+def test_a_closed_terminal_is_ctrl_c(
+    before: signal.Handlers, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command cleans up. Under ``nohup`` it goes on."""
+    signal.signal(signal.SIGHUP, before)
+    monkeypatch.setattr(app, "run", hang_up)
+    with pytest.raises(SystemExit) as ended:
+        app.main()
+    assert ended.value.code == status
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "said"),
+    [
+        (errno.EIO, app.EXIT_BROKEN_PIPE, ""),
+        (errno.ENOSPC, app.EXIT_FAILED, "bookie: No space left on device\n"),
+    ],
+)
+@pytest.mark.usefixtures("hangup")
+def test_output_that_cannot_be_written(
+    number: int,
+    status: int,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A terminal that is gone is nobody's news; a full disk is one sentence."""
+
+    class Output:
+        def flush(self) -> None:
+            raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(app, "run", lambda: 0)
+    monkeypatch.setattr(app, "_abandon_stdout", lambda: None)
+    with monkeypatch.context() as context:
+        context.setattr(sys, "stdout", Output())
+        with pytest.raises(SystemExit) as ended:
+            app.main()
+    assert (ended.value.code, capsys.readouterr().err) == (status, said)
 
 
 @pytest.mark.parametrize(

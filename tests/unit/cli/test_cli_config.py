@@ -54,6 +54,64 @@ def test_check_accepts(config_file: Path, capsys: pytest.CaptureFixture[str]) ->
     assert json.loads(capsys.readouterr().out) == {"valid": True, "bookie_id": "b-7"}
 
 
+@pytest.fixture
+def two_stores(config_file: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file and the variable of a shell that name two stores."""
+    with config_file.open("a", encoding="utf-8") as file:
+        file.write('[metadata]\nuri = "memory://cli-config-file"\n')
+    monkeypatch.setenv("BOOKIE_METADATA", "memory://cli-config-shell")
+    return config_file
+
+
+REFUSAL = "BOOKIE_METADATA and metadata.uri in {} name different stores; remove one of them"
+
+
+@pytest.mark.parametrize("words", ["config check", "cookie move"])
+def test_two_stores_are_refused(
+    words: str, two_stores: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By whatever would use the store that the file names."""
+    assert app.run([*words.split(), "--config", str(two_stores)]) == 2
+    assert REFUSAL.format(two_stores) in capsys.readouterr().err
+
+
+def test_show_tells_which_of_two_stores_counts(
+    two_stores: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And that a bookie would not start with both."""
+    assert app.run(["config", "show", "--origins", "-c", str(two_stores), "-o", "json"]) == 0
+    shown = capsys.readouterr()
+    assert {
+        "setting": "metadata.uri",
+        "value": '"memory://cli-config-file"',
+        "from": str(two_stores),
+    } in json.loads(shown.out)
+    assert REFUSAL.format(two_stores) in shown.err
+
+
+def test_commands_on_a_cluster_refuse_two_stores(
+    two_stores: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless the command line names one: it is used, with the credentials of the file."""
+    assert app.run(["metadata", "ls"]) == 0
+    monkeypatch.setenv("BOOKIE_CONFIG", str(two_stores))
+    assert app.run(["metadata", "ls"]) == 2
+    assert REFUSAL.format(two_stores) in capsys.readouterr().err
+    assert app.run(["metadata", "ls", "-m", "memory://cli-config-shell"]) == 0
+
+
+def test_check_tells_of_variables_that_do_nothing(
+    config_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the likely right name."""
+    monkeypatch.setenv("BOOKIE_LISTEN_PROT", "1")
+    assert app.run(["config", "check", "-c", str(config_file)]) == 0
+    assert capsys.readouterr().err == (
+        "bookie: BOOKIE_LISTEN_PROT is no variable of bookie and is ignored;"
+        " did you mean BOOKIE_LISTEN__PORT?\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

@@ -97,3 +97,38 @@ def test_the_choice_is_made_while_the_block_lasts() -> None:
         load()
     assert seen == {"OTHER": "1", GRPC_VARIABLE: POLLING}
     assert variables == {"OTHER": "1"}
+
+
+PORT_TAKEN = """
+import os, socket
+from bookie.config import silence_grpc
+
+silence_grpc()
+import bookie.rpc
+import grpc
+
+with socket.create_server(("127.0.0.1", 0)) as taken:
+    server = grpc.server(None, options=[("grpc.so_reuseport", 0)])
+    try:
+        server.add_insecure_port(f"127.0.0.1:{taken.getsockname()[1]}")
+    except RuntimeError:
+        os._exit(0)
+os._exit(1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("variables", "is_silent"), [({}, True), ({"GRPC_VERBOSITY": "error"}, False)]
+)
+def test_a_daemon_silences_the_library(variables: dict[str, str], is_silent: bool) -> None:
+    """Its own lines are no JSON. Who looks for a fault in it may still ask for them."""
+    done = subprocess.run(
+        [sys.executable, "-c", PORT_TAKEN],
+        env={name: text for name, text in os.environ.items() if name != "GRPC_VERBOSITY"}
+        | variables,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert (done.stderr == "") is is_silent

@@ -50,10 +50,14 @@ async def test_read_only_is_ready_and_says_so() -> None:
     readiness = Readiness()
     readiness.clear(Part.BOOT)
     readiness.remark(Part.READ_ONLY, "read-only")
+    readiness.remark(Part.DOUBT, "in doubt")
     async with serve_http(Metrics(), readiness, host="127.0.0.1", port=0) as port:
         status, _, body = await get(port, "/readyz")
         assert status == 200
-        assert '"remarks": ["read-only"]' in body
+        assert '"remarks": ["read-only", "in doubt"]' in body
+    readiness.remark(Part.READ_ONLY, "")
+    readiness.remark(Part.DOUBT, "")
+    assert readiness.report()["remarks"] == []
 
 
 async def test_metrics_are_this_bookies() -> None:
