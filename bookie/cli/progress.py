@@ -1,10 +1,12 @@
 """A progress bar on standard error while something long runs.
 
-Shown only when standard error is a terminal: logs and pipes stay clean, and `rich` stays unloaded.
+Shown only when standard error is a terminal, and this command is in its foreground: logs, pipes and
+what other commands print stay clean, and `rich` stays unloaded.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,10 +24,10 @@ def progress_bar(
         title: what is being done.
         total: the end of the bar in units. None if it is unknown: then a count and a rate.
         unit: ``bytes`` (shown as KiB, MiB …) or the plural of what is counted.
-        watched: show it; when None, if standard error is a terminal.
+        watched: show it; when None, if this command has the terminal of standard error for itself.
     """
     if watched is None:
-        watched = sys.stderr.isatty()
+        watched = _has_the_terminal()
     if not watched:
         yield lambda _count: None
         return
@@ -56,3 +58,13 @@ def progress_bar(
     ) as bar:
         task = bar.add_task(title, total=total)
         yield lambda count: bar.advance(task, count)
+
+
+def _has_the_terminal() -> bool:
+    """True unless standard error is no terminal, or this is a job in the background of one."""
+    if not sys.stderr.isatty():
+        return False
+    try:
+        return os.tcgetpgrp(sys.stderr.fileno()) == os.getpgrp()
+    except OSError:  # the terminal is not the one that controls this process
+        return True

@@ -8,6 +8,16 @@ import pytest
 
 from tests.installed.environments import built_wheel, installed
 
+SECONDS_MAX = 1800
+"""Of a test, with the environments that it is the first to need."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give these tests time: half a gigabyte comes through a slow network."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.timeout(SECONDS_MAX))
+
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -18,9 +18,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 PROMPT = "\u00bbready\u00ab"
-SECONDS_MAX = 120.0
-"""The longest that a guide lets a reader wait is 20 s."""
+SECONDS_MAX = 600.0
+"""A fresh environment takes a minute to install. The longest wait of a guide is 20 s."""
 
+_ERASED = re.compile(r"[^\n]*\n?\r?\x1b\[1A\x1b\[2K|[^\n]*\r\x1b\[2K")
+"""A line that a progress bar takes back, or paints again."""
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r")
 
 
@@ -63,7 +65,7 @@ class Terminal:
         """Start the shell. Made by `open_terminal`, which ends it."""
         self._master, slave = pty.openpty()
         self._decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
-        self._shown = ""
+        self._printed = ""
         self.process = subprocess.Popen(
             ["bash", "--norc", "--noprofile", "-i"],
             cwd=directory,
@@ -93,14 +95,13 @@ class Terminal:
     def read_until(self, wanted: str) -> str:
         """All that is printed until `wanted` is, without what moves a cursor."""
         end = time.monotonic() + SECONDS_MAX
-        while wanted not in self._shown:
+        while wanted not in self._printed:
             left = end - time.monotonic()
-            assert left > 0, f"no {wanted!r} in {SECONDS_MAX:.0f} s, only:\n{self._shown}"
+            assert left > 0, f"no {wanted!r} in {SECONDS_MAX:.0f} s, only:\n{self._printed}"
             if select.select([self._master], [], [], left)[0]:
-                printed = self._decode(os.read(self._master, 65536))
-                self._shown = _CONTROL.sub("", self._shown + printed)
-        shown, wanted, self._shown = self._shown.partition(wanted)
-        return shown + wanted
+                self._printed += self._decode(os.read(self._master, 65536)).replace("\r\n", "\n")
+        printed, wanted, self._printed = self._printed.partition(wanted)
+        return _CONTROL.sub("", _ERASED.sub("", printed + wanted))
 
     def follow(self, entry: Typed) -> str:
         """Type a command of a guide; all that it prints, which holds the guide's lines in order."""
