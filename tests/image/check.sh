@@ -36,15 +36,18 @@ cp /etc/ssl/certs/ca-certificates.crt "$work/base/etc/ssl/certs/"
 tar -C "$work/base" -c . | "${podman[@]}" import --quiet - localhost/base >/dev/null
 
 echo "== the image"
-"${podman[@]}" build --quiet --format docker --network=host --isolation=chroot \
-  --build-arg BASE_IMAGE=localhost/base --tag bookie .
+# As the guide of operations has it, with what this machine's podman needs besides.
+printf '#!/bin/sh\nverb=$1; shift\nexec %s "$verb" --quiet --format docker --network=host --isolation=chroot "$@"\n' \
+  "${podman[*]}" >"$work/podman"
+chmod +x "$work/podman"
+make --no-print-directory docker DOCKER="$work/podman" BASE_IMAGE=localhost/base
 
 echo "== a bookie in it"
 uri=local:///var/lib/bookie/metadata
 port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
 "${run[@]}" --rm bookie cluster init -m "$uri"
 "${run[@]}" --detach --name b1 -e BOOKIE_BOOKIE__ID=b1 -e BOOKIE_LISTEN__HOST=127.0.0.1 \
-  -e BOOKIE_LISTEN__PORT=0 -e BOOKIE_HTTP__HOST=127.0.0.1 -e BOOKIE_HTTP__PORT="$port" bookie >/dev/null
+  -e BOOKIE_LISTEN__PORT=0 -e BOOKIE_HTTP__PORT="$port" bookie >/dev/null
 inside=("${podman[@]}" exec b1)
 [[ $("${inside[@]}" id --user) == 10001 ]]
 # What the image says of its health, until it is well or half a minute has gone.
@@ -58,7 +61,14 @@ done
   export BOOKIE_METADATA=$uri
   id=\$(bookie ledger create -E 1 -W 1 -A 1)
   seq 1000 | bookie ledger append \$id >/dev/null
-  [ \"\$(bookie ledger read \$id | tail -n 1)\" = 1000 ]"
+  [ \"\$(bookie ledger read \$id | tail -n 1)\" = 1000 ]
+  bookie log create first --set ensemble_size=1 --set write_quorum_size=1 --set ack_quorum_size=1
+  seq 1000 | bookie log append first >/dev/null
+  [ \"\$(bookie log read first | tail -n 1)\" = 1000 ]
+  bookie cluster health
+  bookie node info b1 >/dev/null
+  bookie node readonly b1 on >/dev/null
+  bookie node readonly b1 off >/dev/null"
 "${podman[@]}" stop --time 20 b1 >/dev/null
 status=$("${podman[@]}" inspect b1 --format '{{.State.ExitCode}}')
 [[ $status == 0 ]] || { echo "the bookie ended with status $status" >&2; exit 1; }

@@ -134,7 +134,7 @@ def imported(path: Path) -> Iterator[str]:
 def distribution(module: str) -> str:
     """The distribution that brings a module of a third party."""
     two = ".".join(module.split(".")[:2])
-    top = module.split(".")[0]
+    top = module.split(".", maxsplit=1)[0]
     named = DISTRIBUTIONS.get(two) or DISTRIBUTIONS.get(top) or BROUGHT_ALONG.get(top)
     return named or top.lower().replace("_", "-")
 
@@ -210,3 +210,32 @@ def test_every_verb_of_the_makefile_is_listed_and_explained() -> None:
     assert verbs == explained == phony
     for folder in re.findall(r"\btests/\w+", makefile):
         assert (ROOT / folder).is_dir(), f"the Makefile names {folder}, which does not exist"
+
+
+def test_every_verb_that_documents_name_is_run() -> None:
+    """By every CI run, by the nightly one, or by a test that types a document."""
+    named = {
+        verb
+        for document in ("README.md", "tests/README.md", "docs/operations.md")
+        for verb in re.findall(r"\bmake ([a-z][a-z-]+)(?=[` ]+)", text(document))
+        if re.search(rf"^{verb}:", text("Makefile"), re.MULTILINE)
+    }
+    assert {"run", "demo", "test", "test-core", "soak", "test-image"} <= named
+    makefile = text("Makefile")
+    gate = set(re.findall(r"^(?:step|aside) (.*?)(?: \|\||$)", text(".ci/run"), re.MULTILINE))
+    gate = {verb for words in gate for verb in words.split()}
+    nightly = re.search(r"^for verb in (.*); do$", text(".ci/nightly"), re.MULTILINE)
+    assert nightly is not None
+    # `make test` consists of verbs that the gate runs one by one.
+    parts = re.search(r"^test: (.*?) ##", makefile, re.MULTILINE)
+    assert parts is not None
+    assert set(parts[1].split()) == {"java", "test-core", "test-rest"}
+    assert {"test-core", "test-rest"} <= gate
+    typed = {"run"}  # tests/installed/test_readme_typed.py
+    typed |= set(
+        re.findall(r"^make --no-print-directory (\w+)", text("tests/image/check.sh"), re.MULTILINE)
+    )
+    assert re.search(r"^spark-setup: .*\bzookeeper\b", makefile, re.MULTILINE)
+    inside = {"help", "test", "test-installed", "zookeeper"}
+    covered = gate | set(nightly[1].split()) | typed | inside
+    assert named <= covered, f"no CI runs {sorted(named - covered)}"
