@@ -57,25 +57,6 @@ WHOLE = ("cut before", "cut inside", "zeroed", "garbage", "duplicated", "stale",
 RECORD_PLACES = ("log", "below", "earlier", "middle", "last", "vouched")
 LINK_PLACES = ("log", "below", "mark", "earlier", "middle")
 
-KINDS_LEFT_TO_SOAK = frozenset(KINDS) - {"entries", "fence", "limbo unfenced"}
-DAMAGES_LEFT_TO_SOAK = frozenset(
-    {
-        "block magic",
-        "record count",
-        "sequence",
-        "durable_upto",
-        "header CRC",
-        "padding",
-        "cut inside",
-        "garbage",
-        "of another file",
-    }
-)
-"""The structure of a block is the same for all kinds of records.
-
-So for most kinds it is left to the long run.
-"""
-
 HEADER_FIELDS = {"magic": 0, "version": 8, "kind": 12, "number": 16, "nonce": 24, "CRC": 4092}
 HEADER_PLACES = ("log", "below", "mark", "earlier", "middle")
 FILE = "journal or log"
@@ -164,11 +145,6 @@ class Cell:
         if self.place in {"last", "vouched"} and self.thing in KINDS:
             return f"{self.place}-{self.thing}"
         return self.place if self.place in {"stopped", *REMOVED} else "killed"
-
-    @property
-    def is_left_to_soak(self) -> bool:
-        """Whether only a long run starts a bookie on it."""
-        return self.thing in KINDS_LEFT_TO_SOAK and self.damage in DAMAGES_LEFT_TO_SOAK
 
     @property
     def probe(self) -> int | None:

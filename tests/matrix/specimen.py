@@ -10,11 +10,12 @@ leave them.
 from __future__ import annotations
 
 import shutil
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 from bookie.cluster.cookies import CookieManager
 from bookie.cluster.ledgers import LedgerManager
@@ -29,6 +30,9 @@ from bookie.node.start import StartedBookie, start_bookie
 from bookie.storage.journal.group_commit import JournalRequest, RequestKind
 from tests.unit.node.node_room import add_command
 from tests.unit.storage.machine import DIGESTER, IDENTITY, KEY, KIB, Machine, batch
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 POSITIONS = ("log", "below", "earlier", "middle", "last")
 KINDS = (
@@ -88,11 +92,25 @@ class Picture:
     """What the file of the index was after earlier transactions, the newest last."""
 
 
+class WorkersWithoutPools(ThreadWorkers):
+    """Runs a pool's functions at once: files lie in memory, and most work would be the hops."""
+
+    async def run(
+        self, pool: str, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> R:
+        return function(*args, **kwargs)
+
+    async def run_through(
+        self, pool: str, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> R:
+        return function(*args, **kwargs)
+
+
 @asynccontextmanager
 async def started(machine: Machine, store: MetadataStore) -> AsyncIterator[StartedBookie]:
     """A bookie, from its directories and a metadata store."""
     async with (
-        ThreadWorkers(read_threads=1) as workers,
+        WorkersWithoutPools() as workers,
         start_bookie(
             machine.environment(workers),
             machine.settings,
