@@ -23,6 +23,7 @@ With ``BOOKIE_DEBUG=1`` an error also prints its traceback.
 from __future__ import annotations
 
 import errno
+import io
 import os
 import signal
 import sys
@@ -204,6 +205,9 @@ def main() -> NoReturn:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # it is ignored below nohup
         signal.signal(signal.SIGHUP, _interrupt)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A name may hold bytes that are no text, and a terminal may lack a letter.
+        sys.stdout.reconfigure(errors="backslashreplace")
     status = run()
     try:
         sys.stdout.flush()

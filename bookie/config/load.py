@@ -14,7 +14,7 @@ import difflib
 import os
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypeAlias, get_args
 
@@ -171,8 +171,29 @@ def _last_of(*sources: Iterator[_Given]) -> _AllGiven:
                     f"{item.origin}: each process has its own {item.name}; it cannot be set for a"
                     " cluster"
                 )
-            given[item.section, item.key] = item
+            is_path = field.annotation is Path or item.key.endswith("_file")
+            given[item.section, item.key] = (
+                replace(item, value=_absolute(item)) if is_path else item
+            )
     return given
+
+
+def _absolute(item: _Given) -> object:
+    """The path that a text names: from the folder of its file, else from the working directory.
+
+    So a bookie is the same one wherever it is started. Earlier versions took the working directory
+    in any case: a bookie's directory that lies there, and not beside the file, is still its own.
+    """
+    text = item.value
+    if not isinstance(text, str) or not text:
+        return text
+    here = os.path.abspath(text)
+    if not item.by_file:
+        return here
+    beside = os.path.abspath(os.path.join(os.path.dirname(item.origin), text))
+    # The directory of a bookie has a cookie since its first start.
+    proof = "" if item.key.endswith("_file") else "/COOKIE"
+    return here if os.path.exists(here + proof) and not os.path.exists(beside + proof) else beside
 
 
 def _tables(given: _AllGiven) -> dict[str, dict[str, object]]:

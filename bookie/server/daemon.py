@@ -16,6 +16,7 @@ After it the process must not answer, sync or tidy up.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import socket
 from collections.abc import Coroutine
@@ -94,7 +95,7 @@ async def run_daemon(sources: Sources, supervision: Supervision, failpoints: str
         metadata=settings.metadata.uri,
         journal_dir=str(settings.storage.journal_dir),
         ledgers_dir=str(settings.storage.ledgers_dir),
-        changed_settings=settings.model_dump_json(exclude_defaults=True),
+        changed_settings=json.dumps(settings.model_dump(mode="json", exclude_defaults=True)),
         cluster_settings=live.cluster,
         overridden_settings=live.overridden,
     )

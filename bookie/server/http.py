@@ -28,6 +28,7 @@ name the cluster. A request that names somebody else is refused with 421.
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import json
 import os
@@ -50,6 +51,16 @@ from bookie.telemetry import Metrics
 
 REQUEST_BYTES_MAX = 4096
 """Requests need small bodies only."""
+
+CONNECTIONS_MAX = 256
+"""Probes, scrapes and commands need few. Beyond it the oldest connection is closed."""
+
+IDLE_SECONDS_MAX = 75.0
+"""A connection is closed that sends no whole header for so long, from its begin or after a request.
+It is longer than the usual interval of scrapes."""
+
+BODY_SECONDS_MAX = 10.0
+"""Time for the body of a change to arrive."""
 
 SHUTDOWN_SECONDS = 1.0
 """A scrape in flight may end; a kept-alive connection is not waited for."""
@@ -244,7 +255,10 @@ async def _wanted(
     if not _is_command(request):
         return _refused()
     try:
-        wanted = (await request.json())[key]
+        async with asyncio.timeout(BODY_SECONDS_MAX):
+            wanted = (await request.json())[key]
+    except TimeoutError:
+        return _error(408, f"the body did not arrive within {BODY_SECONDS_MAX:g} s")
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError):
         wanted = None
     for value in allowed:
@@ -324,23 +338,47 @@ async def serve_http(
             web.put("/{work:check|scrub}", pages.upkeep),
         ]
     )
-    runner = web.AppRunner(application, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
+    runner = web.AppRunner(
+        application,
+        access_log=None,
+        shutdown_timeout=SHUTDOWN_SECONDS,
+        keepalive_timeout=IDLE_SECONDS_MAX,
+    )
     await runner.setup()
+    server = runner.server
+    assert server is not None
+
     try:
+        listener = await _listen(server, host, port)
         try:
-            await _site(runner, host, port).start()
-        except OSError as error:
-            reason = os.strerror(error.errno).lower() if error.errno else str(error)
-            address = join_address(host, port)
-            raise CannotStartError(f"cannot serve HTTP on {address}: {reason}") from error
-        yield int(runner.addresses[0][1])
+            yield int(listener.sockets[0].getsockname()[1])
+        finally:
+            listener.close()
     finally:
         await runner.cleanup()
 
 
-def _site(runner: web.AppRunner, host: str, port: int) -> web.BaseSite:
-    """Where to listen. The IPv6 wildcard takes IPv4 as well, as it does for gRPC."""
-    if ":" in host and is_wildcard(host) and socket.has_dualstack_ipv6():
-        both = socket.create_server((host, port), family=socket.AF_INET6, dualstack_ipv6=True)
-        return web.SockSite(runner, both)
-    return web.TCPSite(runner, host, port)
+async def _listen(server: web.Server, host: str, port: int) -> asyncio.Server:
+    """Accept connections for `server`, and close the oldest ones when there are too many.
+
+    Raises:
+        CannotStartError: the address cannot be listened on now.
+    """
+
+    def accept() -> asyncio.Protocol:
+        transports = [one.transport for one in server.connections if one.transport is not None]
+        for transport in transports[: max(0, len(transports) + 1 - CONNECTIONS_MAX)]:
+            transport.abort()
+        return server()
+
+    loop = asyncio.get_running_loop()
+    try:
+        if ":" in host and is_wildcard(host) and socket.has_dualstack_ipv6():
+            # The IPv6 wildcard takes IPv4 as well, as it does for gRPC.
+            both = socket.create_server((host, port), family=socket.AF_INET6, dualstack_ipv6=True)
+            return await loop.create_server(accept, sock=both)
+        return await loop.create_server(accept, host, port)
+    except OSError as error:
+        reason = os.strerror(error.errno).lower() if error.errno else str(error)
+        address = join_address(host, port)
+        raise CannotStartError(f"cannot serve HTTP on {address}: {reason}") from error

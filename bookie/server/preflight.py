@@ -11,6 +11,7 @@ import ctypes
 import enum
 import os
 import platform
+import re
 import resource
 import sys
 import tempfile
@@ -34,6 +35,7 @@ FILES_MIN = 65536
 PYTHON_MIN = (3, 11)
 
 _ADJTIMEX_BYTES = 256
+_ESCAPE = re.compile(rb"\\([0-3][0-7]{2})")
 _TIME_ERROR = 5
 _NETWORK_FILE_SYSTEMS = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "ceph", "glusterfs", "fuse.sshfs", "afs"}
@@ -253,22 +255,24 @@ def nearest_existing(path: Path) -> Path:
     return path
 
 
-def file_system_of(path: Path, mounts: str | None = None) -> tuple[str, str]:
+def file_system_of(path: Path, mounts: bytes | None = None) -> tuple[str, str]:
     """Type and mount point of the file system that holds `path`.
 
     Args:
         path: an existing path.
-        mounts: the text of ``/proc/self/mountinfo``; read when None.
+        mounts: the content of ``/proc/self/mountinfo``; read when None. Names in it are bytes, of
+            which the kernel escapes those that separate fields and lines.
     """
     if mounts is None:
-        mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8")
+        mounts = Path("/proc/self/mountinfo").read_bytes()
     resolved = path.resolve()
     best = ("unknown", "/")
     best_parts = 0
-    for line in mounts.splitlines():
-        left, _, right = line.partition(" - ")
-        fields, kind = left.split(" "), right.split(" ", 1)[0]
-        mount = fields[4].encode().decode("unicode_escape")
+    for line in filter(None, mounts.split(b"\n")):
+        left, _, right = line.partition(b" - ")
+        kind = os.fsdecode(right.split(b" ", 1)[0])
+        name = _ESCAPE.sub(lambda found: bytes([int(found[1], 8)]), left.split(b" ")[4])
+        mount = os.fsdecode(name)
         parts = len(Path(mount).parts)
         # Later lines hide earlier ones mounted on the same place.
         if resolved.is_relative_to(mount) and parts >= best_parts:

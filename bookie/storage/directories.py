@@ -48,8 +48,7 @@ class Directories:
         self.ledgers = os.path.abspath(settings.ledgers_dir)
         self.index = os.path.join(self.ledgers, "index")
         self.logs = os.path.join(self.ledgers, "logs")
-        if self.journal == self.ledgers:
-            raise ConfigurationError("journal_dir and ledgers_dir must be two directories")
+        _refuse_one_place(self.journal, self.ledgers)
 
     def roots(self) -> tuple[str, str]:
         """The directories that carry a cookie."""
@@ -178,6 +177,27 @@ class Directories:
         self._disk.make_directory(self.index)
         self._disk.sync_directory(self.ledgers)
         return aside
+
+
+def _refuse_one_place(journal: str, ledgers: str) -> None:
+    """Refuse directories that are one, perhaps by a link, or that lie in each other.
+
+    Each is locked, and new only if it is empty. So other reasons would be given later.
+
+    Raises:
+        ConfigurationError: they are.
+    """
+    first, second = os.path.realpath(journal), os.path.realpath(ledgers)
+    with suppress(OSError):
+        if os.path.samefile(first, second):  # also by a mount
+            second = first
+    if first == second:
+        links = "" if journal == ledgers else f": {journal} and {ledgers} are both {first}"
+        raise ConfigurationError(f"journal_dir and ledgers_dir must be two directories{links}")
+    if os.path.commonpath([first, second]) in (first, second):
+        raise ConfigurationError(
+            f"journal_dir and ledgers_dir must not lie in each other: {journal} and {ledgers}"
+        )
 
 
 @contextmanager

@@ -105,6 +105,19 @@ async def test_file_in_place_of_a_directory(key: str, home: Home) -> None:
     await assert_never_joined(home)
 
 
+async def test_one_directory_for_both(home: Home) -> None:
+    """By a link: the reason is that they are one, and no other process."""
+    home.journal.mkdir()
+    home.ledgers.symlink_to(home.journal)
+    status, sentence = await refused(home.write())
+    assert status == MISCONFIGURED
+    assert sentence == (
+        "journal_dir and ledgers_dir must be two directories:"
+        f" {home.journal} and {home.ledgers} are both {home.journal}"
+    )
+    await assert_never_joined(home)
+
+
 @pytest.mark.parametrize("section", ["listen", "http"])
 async def test_port_taken(section: str, home: Home) -> None:
     """A port may be free later, so that systemd tries again; the bookie never joined."""

@@ -176,6 +176,65 @@ def test_the_format_of_log_lines_is_found_in_wrong_settings(
     assert find_log_format(tmp_path / "none", flags, environment={}) == (flag or "json")
 
 
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, which is not that of the file."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    return elsewhere
+
+
+PATHS = """
+[storage]
+journal_dir = "data/journal"
+ledgers_dir = "../ledgers"
+[metadata]
+tls_ca_file = "ca.pem"
+"""
+
+
+def test_paths_in_a_file_begin_at_its_folder(tmp_path: Path, elsewhere: Path) -> None:
+    """So the bookie is the same one wherever it is started."""
+    settings = load(PATHS, tmp_path)
+    assert settings.storage.journal_dir == tmp_path / "data" / "journal"
+    assert settings.storage.ledgers_dir == tmp_path.parent / "ledgers"
+    assert settings.metadata.tls_ca_file == f"{tmp_path}/ca.pem"
+    assert settings.metadata.tls_key_file == ""
+    named = {"BOOKIE_CONFIG": "../bookie.toml"}
+    assert load_settings(environment=named).storage == settings.storage
+
+
+def test_other_paths_begin_at_the_working_directory(tmp_path: Path, elsewhere: Path) -> None:
+    """As those that a shell completes."""
+    settings = load(
+        PATHS,
+        tmp_path,
+        {"storage.journal_dir": "j"},
+        BOOKIE_METADATA__TLS_CA_FILE="c",
+    )
+    assert settings.storage.journal_dir == elsewhere / "j"
+    assert settings.metadata.tls_ca_file == f"{elsewhere}/c"
+    cluster = {"storage.ledgers_dir": "l"}
+    assert Sources.read(environment={}).settings(cluster).storage.ledgers_dir == elsewhere / "l"
+
+
+def test_directories_of_earlier_starts_are_found(tmp_path: Path, elsewhere: Path) -> None:
+    """They were sought in the working directory; a cookie tells a bookie's own."""
+    old = elsewhere / "data" / "journal"
+    old.mkdir(parents=True)
+    (elsewhere / "ca.pem").touch()
+    beside = tmp_path / "data" / "journal"
+    assert load(PATHS, tmp_path).storage.journal_dir == beside, "anybody's directory"
+    (old / "COOKIE").touch()
+    settings = load(PATHS, tmp_path)
+    assert settings.storage.journal_dir == old
+    assert settings.metadata.tls_ca_file == f"{elsewhere}/ca.pem"
+    beside.mkdir(parents=True)
+    (beside / "COOKIE").touch()
+    assert load(PATHS, tmp_path).storage.journal_dir == beside
+
+
 KUBERNETES = {
     "BOOKIE_PORT": "tcp://10.0.0.1:3181",
     "BOOKIE_SERVICE_HOST": "10.0.0.1",

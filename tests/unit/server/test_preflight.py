@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +15,7 @@ from bookie.server import preflight
 from bookie.server.descriptors import DESCRIPTORS_MIN
 from bookie.server.preflight import Severity
 
-MOUNTS = """\
+MOUNTS = b"""\
 22 1 254:0 / / rw,relatime - ext4 /dev/vda rw
 23 22 0:5 / /dev rw - devtmpfs devtmpfs rw
 24 22 0:40 / /tmp/shm\\040space rw,nosuid shared:9 master:2 - tmpfs tmpfs rw
@@ -44,6 +47,33 @@ def test_slow_syncs_are_a_warning() -> None:
 def test_file_system_is_that_of_the_deepest_last_mount(path: str, kind: str) -> None:
     """The longest mount point wins, the later one among equals; octal escapes are understood."""
     assert preflight.file_system_of(Path(path), MOUNTS)[0] == kind
+
+
+@pytest.mark.parametrize("name", ["ümlaut", "\udcff\udcfe", "a\x85b", "back\\slash", "tab\there"])
+def test_mount_points_may_have_any_name(name: str) -> None:
+    """A name is bytes; the kernel escapes a few of them."""
+    written = os.fsencode(name)
+    for character in b"\\\t":
+        written = written.replace(bytes([character]), b"\\%03o" % character)
+    mounts = MOUNTS + b"40 1 8:9 / /mnt/%s rw - xfs /dev/x rw\n\n" % written
+    assert preflight.file_system_of(Path("/mnt", name, "x"), mounts) == ("xfs", f"/mnt/{name}")
+    assert preflight.file_system_of(Path("/etc"), mounts)[0] == "ext4"
+
+
+def test_doctor_of_a_directory_with_any_name(tmp_path: Path) -> None:
+    """What cannot be printed is printed escaped, also on a terminal without umlauts."""
+    directory = os.fsencode(tmp_path) + b"/\xff"
+    os.mkdir(directory)
+    done = subprocess.run(
+        [sys.executable, "-m", "bookie", "doctor", directory, "--syncs", "10"],
+        env=os.environ | {"PYTHONIOENCODING": "ascii:strict", "PYTHONUTF8": "0"},
+        capture_output=True,
+        check=False,
+        timeout=60,
+    )
+    assert b"journal sync" in done.stdout, done.stderr
+    assert b"\\xb5s" in done.stdout
+    assert done.stderr == b""
 
 
 def test_real_mounts_are_readable(tmp_path: Path) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import ExitStack, closing
+
 import aiohttp
 import pytest
 
 from bookie.errors import CannotStartError
+from bookie.server import http
 from bookie.server.http import serve_http
 from bookie.server.readiness import Part, Readiness
 from bookie.telemetry import Metrics
@@ -86,3 +90,62 @@ async def test_port_taken_is_one_sentence() -> None:
         with pytest.raises(CannotStartError, match=f"cannot serve HTTP on 127.0.0.1:{port}: "):
             async with serve_http(Metrics(), Readiness(), host="127.0.0.1", port=port):
                 pytest.fail("two servers on one port")
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that waits for nobody."""
+    monkeypatch.setattr(http, "IDLE_SECONDS_MAX", 0.05)
+    monkeypatch.setattr(http, "BODY_SECONDS_MAX", 0.05)
+
+
+SILENT_SECONDS_MAX = 30.0
+"""For a connection to be closed that is due after a twentieth of a second."""
+
+
+@pytest.mark.parametrize(
+    ("sent", "answer"),
+    [
+        (b"", b""),
+        (b"GET /healthz HTTP/1.1\r\nHost: a", b""),
+        (b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n", b"HTTP/1.1 200 OK"),
+        (
+            b"PUT /read-only HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+            b"Content-Length: 9\r\n\r\n{",
+            b"HTTP/1.1 408 Request Timeout",
+        ),
+    ],
+    ids=["nothing", "half a header", "a request", "half a body"],
+)
+@pytest.mark.usefixtures("impatient")
+async def test_a_client_that_falls_silent_is_not_kept(sent: bytes, answer: bytes) -> None:
+    """Connections are descriptors, which the bookie needs for its files."""
+    async with (
+        serve_http(Metrics(), Readiness(), host="127.0.0.1", port=0) as port,
+        asyncio.timeout(SILENT_SECONDS_MAX),
+    ):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        with closing(writer):
+            writer.write(sent)
+            received = await reader.read()
+    assert received.split(b"\r\n")[0] == answer
+
+
+async def test_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest ones make room, so that probes are still answered."""
+    monkeypatch.setattr(http, "CONNECTIONS_MAX", 3)
+    async with (
+        serve_http(Metrics(), Readiness(), host="127.0.0.1", port=0) as port,
+        asyncio.timeout(SILENT_SECONDS_MAX),
+    ):
+        with ExitStack() as connections:
+            readers = []
+            for _ in range(10):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                connections.enter_context(closing(writer))
+                readers.append(reader)
+            for reader in readers[:7]:
+                assert await reader.read() == b""
+            assert (await get(port, "/healthz"))[0] == 200
+            assert await readers[7].read() == b""
+            assert not readers[9].at_eof()
