@@ -85,7 +85,7 @@ class Specimen:
             for daemon in daemons.values():
                 await daemon.until("registered")
             async with connect(self.uri, session_timeout_seconds=SESSION_TIMEOUT_SECONDS) as client:
-                await DaemonCluster(daemons, client).registered(*names)
+                await DaemonCluster(daemons, client, {}).registered(*names)
                 yield daemons, client
             for daemon in daemons.values():
                 daemon.process.send_signal(signal.SIGTERM)

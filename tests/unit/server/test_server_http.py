@@ -10,7 +10,7 @@ import pytest
 
 from bookie.errors import CannotStartError
 from bookie.server import http
-from bookie.server.http import serve_http
+from bookie.server.http import Administration, serve_http
 from bookie.server.readiness import Part, Readiness
 from bookie.telemetry import Metrics
 
@@ -110,8 +110,8 @@ SILENT_SECONDS_MAX = 30.0
         (b"GET /healthz HTTP/1.1\r\nHost: a", b""),
         (b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n", b"HTTP/1.1 200 OK"),
         (
-            b"PUT /read-only HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
-            b"Content-Length: 9\r\n\r\n{",
+            b"PUT /read-only HTTP/1.1\r\nHost: a\r\nBookie-Id: b1\r\n"
+            b"Content-Type: application/json\r\nContent-Length: 9\r\n\r\n{",
             b"HTTP/1.1 408 Request Timeout",
         ),
     ],
@@ -120,8 +120,9 @@ SILENT_SECONDS_MAX = 30.0
 @pytest.mark.usefixtures("impatient")
 async def test_a_client_that_falls_silent_is_not_kept(sent: bytes, answer: bytes) -> None:
     """Connections are descriptors, which the bookie needs for its files."""
+    administration = Administration("b1")
     async with (
-        serve_http(Metrics(), Readiness(), host="127.0.0.1", port=0) as port,
+        serve_http(Metrics(), Readiness(), administration, host="127.0.0.1", port=0) as port,
         asyncio.timeout(SILENT_SECONDS_MAX),
     ):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
