@@ -430,8 +430,10 @@ class WriterHandle:
         before, self._skipped = self._skipped, self._machine.slots.dead
         for slot in slots_of(before ^ self._skipped):
             bookie_id = self._machine.metadata.last_fragment.bookies[slot]
-            event = "bookie_skipped" if self._skipped >> slot & 1 else "bookie_back"
-            _log.warning(event, ledger_id=self._ledger_id, bookie_id=bookie_id)
+            is_skipped = self._skipped >> slot & 1
+            event = "bookie_skipped" if is_skipped else "bookie_back"
+            why = {"reason": self._machine.slots.cause(slot, bookie_id)} if is_skipped else {}
+            _log.warning(event, ledger_id=self._ledger_id, bookie_id=bookie_id, **why)
 
     def _carry_out(self, effect: WriterEffect) -> None:  # noqa: C901, PLR0912  (a table)
         match effect:

@@ -149,6 +149,11 @@ class Delivery:
         self._release_done(effects)
         return effects
 
+    def skip_fenced(self, slots: int) -> list[WriterEffect]:
+        """These bookies say that another client fenced the ledger: go on without them."""
+        self.slots.fenced |= slots
+        return self.skip(slots)
+
     def lose(self, slots: int) -> list[WriterEffect]:
         """These bookies may have lost what they acknowledged: nothing of theirs counts any more."""
         effects: list[WriterEffect] = []

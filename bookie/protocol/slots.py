@@ -8,7 +8,7 @@ down     its stream is broken, which proves nothing: batches wait for it while t
 dead     it failed (by a status or the add timeout): skipped as long as the others can acknowledge.
          Up again when its stream reopens, or when it stores a **probe**: one batch that is sent to
          it now and then, without waiting for the answer
-lost     dead for good: it may have lost what it acknowledged
+lost     dead for good: it may have lost what it acknowledged, or says that the ledger is fenced
 ======== ===========================================================================================
 
 There is one probe at a time, because requests must not pile up at a silent bookie.
@@ -36,6 +36,8 @@ class Slots:
         self.refusals: dict[int, str] = {}
         """By slot: why its bookie refused an add, since it was trusted last."""
 
+        self.fenced = 0
+        """Slots whose bookies answered FENCED. The cause of a slot is then a fence, and no loss."""
         self.newcomers = 0
         """Slots whose bookies are new in the ensemble and have not been up yet."""
 
@@ -89,6 +91,7 @@ class Slots:
         """Another bookie stands in the slot, and nothing is known about it."""
         keep = ~(1 << slot)
         self.lost &= keep
+        self.fenced &= keep
         self.connected &= keep
         self.broken &= keep
         self.restore(slot)
@@ -107,6 +110,8 @@ class Slots:
 
     def cause(self, slot: int, bookie_id: str) -> str:
         """Why the bookie of a slot has not acknowledged a batch, for people."""
+        if self.fenced & self.dead & 1 << slot:
+            return f"{bookie_id}: it says that another client fenced the ledger"
         if self.lost >> slot & 1:
             return f"{bookie_id} lost its data"
         if not self.connected >> slot & 1:

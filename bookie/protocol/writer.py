@@ -26,7 +26,8 @@ A writer that failed (`error` is set) never acknowledges again. It may still be 
 unless another client has taken the ledger over, or confirmed entries beyond are not synced.
 
 **Fenced, or not.** A bookie that answers FENCED is skipped while the metadata is read again. If
-the ledger is still OPEN and ours, that bookie failed, and is lost. Otherwise the writer fails.
+the ledger is still OPEN and ours, the bookie failed, or somebody fenced it without a recovery. It
+is lost, and errors say that it was fenced. Otherwise the writer fails.
 
 **Lost bookies.** A bookie that comes back with another incarnation may have lost what it had
 acknowledged. Its acknowledgements of unconfirmed batches are void. It may come back only as a
@@ -487,7 +488,7 @@ class LedgerWriter:
         if self.error is not None or not self._is_working:
             return []
         self.fenced_by |= bookie
-        return self.delivery.skip(bookie & self.quorum.every_slot)
+        return self.delivery.skip_fenced(bookie & self.quorum.every_slot)
 
     def _on_unknown_owner(self) -> list[WriterEffect]:
         if self.state is WriterState.DRAINING and not self.window.retained:

@@ -45,7 +45,17 @@ FIELDS: dict[str, set[str]] = {
         *("length_confirmed", "pending", "retained", "retained_bytes", "_made"),
     },
     "Slots": {
-        *("connected", "broken", "dead", "lost", "probing", "probes", "refusals", "newcomers"),
+        *(
+            "connected",
+            "broken",
+            "dead",
+            "lost",
+            "fenced",
+            "probing",
+            "probes",
+            "refusals",
+            "newcomers",
+        ),
     },
     "LedgerOwnership": {
         *("metadata", "version", "change", "silence", "_limits", "_operation", "_end"),

@@ -132,6 +132,34 @@ async def test_a_fenced_writer_says_who_took_the_ledger() -> None:
             assert str(error).endswith("create another ledger")
 
 
+class OpenLedgers:
+    """A metadata store in which the ledger is the writer's own."""
+
+    async def read_latest(self, _ledger_id: int) -> Versioned[object]:
+        return Versioned(metadata_of(), 0)
+
+
+async def test_a_fence_without_a_recovery_is_called_a_fence(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Another client fenced two bookies, and took nothing over: no bookie lost its data."""
+    async with fake_pool(QUICK) as pool:
+        created = Versioned(metadata_of(), 0)
+        writer = WriterHandle(created, pool.pool, cast("LedgerManager", OpenLedgers()), UNNAMED)
+        writer.start()
+        waiting = await sent(pool, writer)
+        pool.lane(0).answer()
+        for slot in (1, 2):
+            pool.lane(slot).answer(Status.FENCED)
+        fenced = "it says that another client fenced the ledger"
+        for error in [await waiting, *await errors_of(writer)]:
+            assert isinstance(error, NotEnoughBookiesError)
+            assert f"(b1: {fenced}; b2: {fenced});" in str(error)
+        skipped = [str(record.msg) for record in caplog.records if "skipped" in str(record.msg)]
+        assert len(skipped) == 2
+        assert all(fenced in line for line in skipped)
+
+
 async def test_a_writer_says_that_it_has_ended() -> None:
     """One look is enough, whatever class its errors have; a refused call ends nothing."""
     async with fake_pool(QUICK) as pool:

@@ -89,6 +89,22 @@ def test_a_bookie_that_claims_a_fence_nobody_made_is_lost() -> None:
     assert writer.step(Append(1, 10))[0] == SendBatch(1, 1, 1, 0, 10, 0b101)
 
 
+def test_what_a_bookie_said_stands_until_it_is_trusted_again() -> None:
+    """Before and after the metadata is read; one that also lost its data has another reason."""
+    writer = accused()
+    fenced = "b1: it says that another client fenced the ledger"
+    assert writer.slots.cause(1, "b1") == fenced
+    writer.step(MetadataRead(ledger(), 0))
+    assert writer.slots.cause(1, "b1") == fenced
+    writer.step(SlotLost(2, 0))
+    assert writer.slots.cause(2, "b2") == "b2 lost its data"
+    back = accused()
+    back.step(SlotConnected(1))
+    assert back.slots.cause(1, "b1") == "b1: no answer"
+    back.step(MetadataRead(ledger(), 0))
+    assert back.slots.cause(1, "b1") == fenced
+
+
 def test_appends_go_on_while_the_metadata_is_read() -> None:
     """The others decide: if the fence is real, they cannot make an ack quorum."""
     writer = accused()
