@@ -2,15 +2,20 @@
 
 The library uses the processor's carry-less multiplication and does not copy. From 16 KiB on it
 releases the interpreter's lock, so a buffer must stay unchanged during the call.
+
+Who checks an LMDB file or reads metadata needs no numpy. Who has rows has loaded it.
 """
 
 from __future__ import annotations
 
 from functools import cache
+from typing import TYPE_CHECKING
 
-import numpy as np
 from fastcrc.crc32 import iscsi as crc32c
-from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 __all__ = ["crc32c", "crcs_of_rows"]
 
@@ -24,6 +29,8 @@ def crcs_of_rows(rows: NDArray[np.uint8], seed: int = 0) -> NDArray[np.uint32]:
     headers of one batch only the low bytes of ids and lengths differ, so about five table look-ups
     serve all headers. A library call per header took a third of a writer's time.
     """
+    import numpy as np
+
     words = rows.view(np.uint32)
     differing = np.bitwise_or.reduce(words ^ words[0], axis=0).view(np.uint8)
     first = rows[0]
@@ -41,6 +48,8 @@ def crcs_of_rows(rows: NDArray[np.uint8], seed: int = 0) -> NDArray[np.uint32]:
 @cache
 def _crc_changes(width: int) -> NDArray[np.uint32]:
     """By position and value of a byte: how it changes the CRC-32C of `width` zeros."""
+    import numpy as np
+
     zeros = crc32c(bytes(width))
     table = np.zeros((width, 256), np.uint32)
     for position in range(width):

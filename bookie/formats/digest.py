@@ -29,16 +29,17 @@ import struct
 import zlib
 from collections.abc import Sequence
 from itertools import starmap
-from typing import Any, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from bookie.formats.checksum import crc32c, crcs_of_rows
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
 BytesLike = bytes | bytearray | memoryview
 
-Headers = NDArray[np.uint8]
+Headers: TypeAlias = "NDArray[np.uint8]"
 """Packet headers, one a row, with what payloads share behind them; contiguous in memory."""
 
 LEDGER_KEY_SIZE_BYTES = 32
@@ -148,7 +149,7 @@ class DummyDigester:
 
 def _each(headers: Headers) -> list[bytes]:
     """The headers one by one; ``tolist`` of rows is faster than slicing."""
-    rows: NDArray[Any] = headers.view(np.dtype((np.void, headers.shape[1])))[:, 0]
+    rows: NDArray[Any] = headers.view(f"V{headers.shape[1]}")[:, 0]
     each: list[bytes] = rows.tolist()
     return each
 
