@@ -46,6 +46,8 @@ class BrokenCluster:
     writers: int = 2
     recoverers: int = 2
     vanish_share: float = 0.15
+    first_seed: int = 0
+    """Where to begin; the one that has shown it spares the run of those before."""
 
     def swarm(self, seed: int) -> ClusterSwarm:
         """The features of a seed, with this focus."""
@@ -184,6 +186,7 @@ BROKEN_CLUSTERS = (
         writers=4,
         recoverers=1,
         vanish_share=0.0,
+        first_seed=4,
     ),
     BrokenCluster(
         "silence is taken for a denial",
@@ -216,6 +219,7 @@ BROKEN_CLUSTERS = (
         writers=4,
         recoverers=1,
         vanish_share=0.0,
+        first_seed=2,
     ),
     BrokenCluster(
         "acks count across a change",
@@ -233,6 +237,7 @@ BROKEN_CLUSTERS = (
         "a lost reply is taken for a success",
         takes_silence_for_success,
         ("lost replies", "kill", "pause"),
+        first_seed=4,
     ),
     BrokenCluster(
         "recovery stores nothing again", lambda: with_recovery(broken.DoesNotStoreAgain), NETWORK
@@ -241,5 +246,6 @@ BROKEN_CLUSTERS = (
         "recovery looks no further than the LAC",
         lambda: with_recovery(broken.LooksNoFurther),
         NETWORK,
+        first_seed=2,
     ),
 )

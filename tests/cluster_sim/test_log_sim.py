@@ -16,24 +16,26 @@ from tests.cluster_sim.log_observers import LOGS_SOMETIMES, LOGS_SOMETIMES_SEEDS
 from tests.cluster_sim.log_script import simulate_logs
 
 ROOT = Path(__file__).parents[2]
-LOG_SEEDS, LOG_SEEDS_OF_A_SOAK = 50, 3000
-LOG_SEEDS_A_TEST = 50
+LOG_SEEDS, LOG_SEEDS_OF_A_SOAK = 30, 3000
+LOG_SEEDS_A_TEST_OF_A_SOAK = LOGS_SOMETIMES_SEEDS
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Fifty seeds by default, three thousand in a soak."""
+    """Thirty seeds by default, three thousand in a soak."""
     soak = metafunc.config.getoption("hypothesis_profile", None) == "soak"
     if "seeds" in metafunc.fixturenames:
         last = LOG_SEEDS_OF_A_SOAK if soak else LOG_SEEDS
-        chunks = [
-            range(first, first + LOG_SEEDS_A_TEST) for first in range(0, last, LOG_SEEDS_A_TEST)
-        ]
+        step = LOG_SEEDS_A_TEST_OF_A_SOAK if soak else LOG_SEEDS
+        chunks = [range(first, first + step) for first in range(0, last, step)]
         metafunc.parametrize("seeds", chunks, ids=lambda chunk: f"{chunk[0]} to {chunk[-1]}")
 
 
 @pytest.mark.timeout(1800)
 def test_logs_keep_the_rules(seeds: range, report: Callable[[str], None]) -> None:
-    """Every seed ends calm and breaks no rule of L1 to L9; rare things happen often enough."""
+    """Every seed ends calm and breaks no rule of L1 to L9.
+
+    Rare things happen, in a soak often enough.
+    """
     counts: Counter[str] = Counter()
     virtual_seconds, began = 0.0, time.process_time()
     for seed in seeds:
@@ -46,8 +48,9 @@ def test_logs_keep_the_rules(seeds: range, report: Callable[[str], None]) -> Non
         f"logs from seed {seeds[0]}: {len(seeds)} seeds in {time.process_time() - began:.0f} CPU "
         f"seconds, {virtual_seconds / 60:.0f} simulated minutes; {told}"
     )
-    share = len(seeds) / LOGS_SOMETIMES_SEEDS
-    least = {name: most * share for name, most in LOGS_SOMETIMES.items()}
+    # Of few seeds only this is asked: a change of the product has other things happen in each.
+    full = len(seeds) >= LOGS_SOMETIMES_SEEDS
+    least = LOGS_SOMETIMES if full else dict.fromkeys(LOGS_SOMETIMES, 1)
     rare = {name: counts[name] for name in least if counts[name] < least[name]}
     assert not rare, f"these happened too rarely: {rare}"
 

@@ -26,6 +26,8 @@ class BrokenLog:
     faults: tuple[str, ...] = NETWORK
     lost_replies: float = 0.0
     recover_pause_seconds: float = 1000.0
+    first_seed: int = 0
+    """Where to begin; the one that has shown it spares the run of those before."""
 
     def swarm(self, seed: int) -> LogSwarm:
         """The features of a seed, with this focus."""
@@ -54,7 +56,7 @@ BROKEN_LOGS = (
     BrokenLog(broken.serves_before_it_is_in_the_chain),
     BrokenLog(broken.fences_before_it_claims),
     BrokenLog(broken.fences_only_the_last_ledger),
-    BrokenLog(broken.mends_in_another_order, recover_pause_seconds=0.6),
+    BrokenLog(broken.mends_in_another_order, recover_pause_seconds=0.6, first_seed=4),
     BrokenLog(broken.counts_empty_ledgers, recover_pause_seconds=0.3),
     BrokenLog(broken.forgets_producers_at_a_takeover),
     BrokenLog(broken.ignores_the_last_batch, METADATA, lost_replies=0.2),
@@ -69,7 +71,8 @@ def _name(one: BrokenLog) -> str:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("one", BROKEN_LOGS, ids=_name)
 def test_a_bug_of_logs_is_found(one: BrokenLog, report: Callable[[str], None]) -> None:
-    for seed in range(SEEDS_MAX):
+    for number in range(SEEDS_MAX):
+        seed = (one.first_seed + number) % SEEDS_MAX
         with pytest.MonkeyPatch.context() as patch:
             one.break_it(patch)
             outcome = simulate_logs(seed, one.swarm(seed))

@@ -557,16 +557,23 @@ class SimulatedDisk:
         return number
 
     def _room(self, path: str) -> Room:
+        if len(self.rooms) == 1:
+            return self.rooms[0]
         return next(room for room in self.rooms if path.startswith(room.prefix))
 
     def _used(self, room: Room) -> int:
-        used = 0
-        for path in self.paths():
-            if self._room(path) is room:
-                inode = self.inode_of(path)
-                used += len(inode.data)
-                if inode.tables:
-                    used += store_bytes(inode.tables)
+        used, left = 0, [(ROOT, "/")]
+        while left:
+            directory, parent = left.pop()
+            for name, number in self._names[directory].items():
+                path = f"{parent}{name}"
+                if number in self._directories:
+                    left.append((number, f"{path}/"))
+                elif self._room(path) is room:
+                    inode = self._inode(number, path)
+                    used += len(inode.data)
+                    if inode.tables:
+                        used += store_bytes(inode.tables)
         return used
 
 
