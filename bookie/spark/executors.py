@@ -35,13 +35,14 @@ def check_executors(spark: SparkSession) -> None:
     # Without Arrow, so that an executor without pyarrow can say so.
     asked = F.udf(_look(), "string", useArrow=False)
     rows = spark.range(0, tasks, 1, tasks).select(asked("id").alias("found")).distinct().collect()
-    for host, version, problem in sorted(json.loads(row["found"]) for row in rows):
-        if problem is not None:
-            raise ConfigurationError(package_problem(f"executor {host}", problem))
-        if version != bookie.__version__:
+    for host, version, problem in sorted((json.loads(row["found"]) for row in rows), key=repr):
+        # Another version may need other libraries, so the version is told first.
+        if version not in (None, bookie.__version__):
             raise ConfigurationError(
                 package_differs(f"executor {host}", version, bookie.__version__)
             )
+        if problem is not None:
+            raise ConfigurationError(package_problem(f"executor {host}", problem))
 
 
 def package_problem(where: str, problem: str) -> str:
@@ -60,12 +61,14 @@ def _look() -> Callable[[int], str]:
         import json
         import socket
 
-        host = socket.gethostname()
+        host, version = socket.gethostname(), None
         try:
             import bookie
+
+            version = bookie.__version__
             import bookie.spark.source
         except ImportError as error:
-            return json.dumps([host, None, str(error)])
-        return json.dumps([host, bookie.__version__, None])
+            return json.dumps([host, version, str(error)])
+        return json.dumps([host, version, None])
 
     return look
