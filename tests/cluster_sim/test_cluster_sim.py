@@ -21,7 +21,7 @@ SEEDS = 80
 
 SEEDS_OF_A_SOAK = 10_000
 SEEDS_A_TEST_OF_A_SOAK = SOMETIMES_SEEDS
-SEEDS_A_TRACE = 100
+SEEDS_A_TRACE = 50
 """One seed of so many is run twice more, in processes of its own."""
 
 
@@ -37,7 +37,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.mark.timeout(1800)
 def test_clusters_keep_the_rules(clusters: range, report: Callable[[str], None]) -> None:
-    """Every seed ends calm and breaks no rule; rare things happen, in a soak often enough."""
+    """Every seed ends calm and breaks no rule; rare things happen often enough."""
     counts: Counter[str] = Counter()
     virtual_seconds, began = 0.0, time.monotonic()
     for seed in clusters:
@@ -55,10 +55,8 @@ def test_clusters_keep_the_rules(clusters: range, report: Callable[[str], None])
         f"clusters from seed {clusters[0]}: {rate:.1f} seeds/s, "
         f"{virtual_seconds / 3600:.2f} simulated hours; {told}"
     )
-    # Of few seeds only this is asked: a change of the product has other things happen in each.
-    full = len(clusters) >= SOMETIMES_SEEDS
-    least = SOMETIMES if full else dict.fromkeys(SOMETIMES, 1)
-    rare = {name: counts[name] for name in least if counts[name] < least[name]}
+    share = len(clusters) / SOMETIMES_SEEDS
+    rare = {name: counts[name] for name in SOMETIMES if counts[name] < SOMETIMES[name] * share}
     assert not rare, f"these happened too rarely: {rare}"
     for seed in clusters[::SEEDS_A_TRACE]:
         assert trace_elsewhere(seed, "1") == trace_elsewhere(seed, "4711")
