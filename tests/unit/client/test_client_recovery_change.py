@@ -31,7 +31,10 @@ from tests.unit.client.real_cluster import RealCluster, until
 
 
 async def ledger_with_a_dead_bookie(bk: BookKeeper, cluster: RealCluster, spares: int = 1) -> int:
-    """A ledger 3/3/3 whose last entry only two bookies have; the third is dead."""
+    """A ledger 3/3/3 whose last entry only two bookies have; the third is dead.
+
+    The client's writers replace nobody: its own change would be a race with the recovery.
+    """
     writer = await bk.create_ledger(ensemble_size=3, write_quorum_size=3, ack_quorum_size=3)
     for number in range(3, 3 + spares):
         await cluster.start(number)
@@ -55,7 +58,7 @@ async def read_back(bk: BookKeeper, ledger_id: int) -> list[bytes]:
 
 async def test_a_spare_takes_over_from_a_dead_bookie(cluster: RealCluster) -> None:
     """The ledger is closed, on the spare from the first entry on that it stored."""
-    async with connect(cluster.uri, add_timeout_seconds=1) as bk:
+    async with connect(cluster.uri, add_timeout_seconds=1, changes_per_minute_max=0) as bk:
         ledger_id = await ledger_with_a_dead_bookie(bk, cluster)
         reader = await bk.open_ledger(ledger_id, recover=True)
         assert reader.last_entry_id == 10
@@ -72,7 +75,7 @@ async def test_a_spare_takes_over_from_a_dead_bookie(cluster: RealCluster) -> No
 
 async def test_without_a_spare_recovery_fails_until_there_is_one(cluster: RealCluster) -> None:
     """3/3/3, one dead: the ledger stays as it is, and the error says what is missing."""
-    async with connect(cluster.uri, add_timeout_seconds=0.5) as bk:
+    async with connect(cluster.uri, add_timeout_seconds=0.5, changes_per_minute_max=0) as bk:
         ledger_id = await ledger_with_a_dead_bookie(bk, cluster, spares=0)
         with pytest.raises(LedgerRecoveryError, match="no other bookie can take over"):
             await bk.open_ledger(ledger_id, recover=True)
@@ -84,9 +87,9 @@ async def test_without_a_spare_recovery_fails_until_there_is_one(cluster: RealCl
 async def test_recoveries_that_choose_different_bookies_agree(cluster: RealCluster) -> None:
     """Three clients recover at once, with two spares: one end, one list of fragments."""
     async with (
-        connect(cluster.uri, add_timeout_seconds=1) as bk,
-        connect(cluster.uri, add_timeout_seconds=1) as second,
-        connect(cluster.uri, add_timeout_seconds=1) as third,
+        connect(cluster.uri, add_timeout_seconds=1, changes_per_minute_max=0) as bk,
+        connect(cluster.uri, add_timeout_seconds=1, changes_per_minute_max=0) as second,
+        connect(cluster.uri, add_timeout_seconds=1, changes_per_minute_max=0) as third,
     ):
         ledger_id = await ledger_with_a_dead_bookie(bk, cluster, spares=2)
         async with asyncio.TaskGroup() as tasks:
@@ -123,7 +126,7 @@ async def test_a_newcomer_that_loses_its_state_before_the_close_does_not_count(
     cluster: RealCluster,
 ) -> None:
     """It is renewed between the last look at its cookie and the write: stored again elsewhere."""
-    async with connect(cluster.uri, add_timeout_seconds=1) as bk:
+    async with connect(cluster.uri, add_timeout_seconds=1, changes_per_minute_max=0) as bk:
         ledger_id = await ledger_with_a_dead_bookie(bk, cluster, spares=2)
         entered = bk._connected
         ledgers = RenewingLedgers(cluster.store)
@@ -150,7 +153,7 @@ async def test_a_new_start_of_a_newcomer_only_costs_another_attempt(cluster: Rea
                 await self._cookies.write(replace(found.value, state_number=number), found.version)
             return await super().write(metadata, version, conditions)
 
-    async with connect(cluster.uri, add_timeout_seconds=1) as bk:
+    async with connect(cluster.uri, add_timeout_seconds=1, changes_per_minute_max=0) as bk:
         ledger_id = await ledger_with_a_dead_bookie(bk, cluster)
         entered = bk._connected
         ledgers = Restarting(cluster.store)
