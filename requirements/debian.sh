@@ -3,7 +3,7 @@
 #
 #   requirements/debian.sh run      for `make run`: an interpreter that can make environments
 #   requirements/debian.sh test     besides, for `make test`: Java for ZooKeeper and Spark, openssl
-#   requirements/debian.sh system   besides, for `make test-system`: etcd, strace, gcc, systemd
+#   requirements/debian.sh system   besides, for `make test-system`: etcd, strace, gcc, systemd, Prometheus
 #   requirements/debian.sh image    for `make test-image`: podman and a base of Debian packages
 #
 # As root on Debian it installs what is missing. Elsewhere it ends with the one command to type.
@@ -36,6 +36,7 @@ case $level in
     need strace strace
     need etcd etcd-server
     need gcc gcc
+    need promtool prometheus
     [[ -e /usr/include/stdio.h ]] || missing+=(libc6-dev)
     ;;
   image)
