@@ -198,6 +198,27 @@ def test_alerts_name_metrics_that_exist() -> None:
     assert {re.sub(r"_bucket$", "", name) for name in asked} <= exposed
 
 
+def test_every_alert_names_its_runbook() -> None:
+    """A section of the page, whose table names the alert and links to the same section."""
+    page = text("docs/runbooks.md")
+    headings = re.findall(r"^## (.+)$", page, re.MULTILINE)
+    sections = {re.sub(r"[^\w -]", "", line).lower().replace(" ", "-") for line in headings}
+    listed = {
+        alert: section
+        for names, section in re.findall(
+            r"^\| (`Bookie.*?) \| \[.*\]\(#(.*)\) \|$", page, re.MULTILINE
+        )
+        for alert in re.findall(r"`(\w+)`", names)
+    }
+    rules = re.split(r"- alert: ", text("conf/prometheus/alerts.yml"))[1:]
+    for rule in rules:
+        alert = rule.partition("\n")[0]
+        found = re.findall(r"^          runbook: docs/runbooks\.md#(\S+)$", rule, re.MULTILINE)
+        assert found == [listed[alert]], alert
+        assert found[0] in sections, f"{alert}: docs/runbooks.md has no section {found[0]}"
+    assert len(listed) == len(rules)
+
+
 def test_the_licence_is_apache_2() -> None:
     """As `pyproject.toml` says."""
     assert "Apache License\n                           Version 2.0" in text("LICENSE")
