@@ -2,7 +2,7 @@
 # Sees that the programs are there which Python's packages do not bring.
 #
 #   requirements/debian.sh run      for `make run`: an interpreter that can make environments
-#   requirements/debian.sh test     besides, for `make test`: Java for ZooKeeper and Spark, openssl
+#   requirements/debian.sh test     besides, for `make test`: Java for ZooKeeper and Spark, openssl, git, curl
 #   requirements/debian.sh system   besides, for `make test-system`: etcd, strace, gcc, systemd, Prometheus
 #   requirements/debian.sh image    for `make test-image`: podman and a base of Debian packages
 #
@@ -28,6 +28,7 @@ case $level in
     has_java || missing+=(default-jre-headless)
     need openssl openssl
     need git git
+    need curl curl
     ;;&
   system)
     need systemd-analyze systemd

@@ -12,12 +12,11 @@ from pathlib import Path
 import pytest
 
 from tests.installed.environments import ROOT
-from tests.installed.machines import Machines
-from tests.installed.terminal import Terminal, Typed, open_terminal, typed
+from tests.installed.machines import Machines, Operator
+from tests.installed.terminal import open_terminal
 
 PAGE = (ROOT / "docs" / "runbooks.md").read_text(encoding="utf-8")
 BOOKIES = ("b1", "b2", "b3", "b4")
-ASKED = "[y/N]: "
 
 LEDGERS = """\
 import asyncio, os
@@ -33,76 +32,18 @@ asyncio.run(main())
 """
 
 
-class Operator:
-    """Types commands of the page into a terminal, each on the machine where it belongs."""
-
-    def __init__(self, machines: Machines, wheel: Path, terminal: Terminal) -> None:
-        self.machines, self.terminal = machines, terminal
-        self.done: set[str] = set()
-        install = f"pip install --quiet --no-index --no-deps {wheel}"
-        self.places = {
-            "etcd://etcd1:2379/bookies": machines.uri,
-            "127.0.0.1:8000": "127.0.0.1:$HTTP_PORT",
-            "/etc/bookie/bookie.toml": "$MACHINES/$MACHINE/bookie.toml",
-            "/var/tmp/audit": f"{machines.home}/audit",
-            "/opt/bookie/bin/pip install bookie-NEW.whl": install,
-            "/opt/bookie/bin/pip install bookie-OLD.whl": install,
-        }
-        """What stands in the page for a place of the reader's."""
-
-    def go_to(self, name: str) -> None:
-        """Type on another machine from now on."""
-        self.terminal.type(self.machines.on(name))
-
-    def follow(self, section: str, *, bookie: str = "b2") -> Iterator[tuple[Typed, str]]:
-        """Type each command of a section; what it says. The caller may act in between."""
-        self.done.add(section)
-        for entry in typed(sections()[section]):
-            is_everywhere, shown = "on each machine" in entry.command, ""
-            for name in self.machines.names if is_everywhere else [bookie]:
-                self.go_to(name)
-                command = entry.command
-                for printed, own in self.places.items():
-                    command = command.replace(printed, own)
-                if is_everywhere:
-                    command = command.replace("b2", name)
-                shown = self.run(command)
-            yield entry, shown
-
-    def run(self, command: str) -> str:
-        """Type a command, and agree if it asks. Its exit status is what its comment says."""
-        if "# asks" in command:
-            self.terminal.send(f"{command}\n")
-            question = self.terminal.read_until(ASKED)
-            shown = question + self.terminal.type("y")
-        else:
-            shown = self.terminal.type(command)
-        status = self.terminal.type("echo $?").strip()
-        said = re.search(r"exit status (\d)( if)?", command.partition("# ")[2])
-        allowed = {"0"} if said is None else {said[1]} | ({"0"} if said[2] else set())
-        assert status in allowed, f"$ {command}\nended with {status}:\n{shown}"
-        return shown
-
-    def all_of(self, section: str, *, bookie: str = "b2") -> dict[str, str]:
-        """Type a section; what each command said, by its words without a comment."""
-        return {
-            entry.command.partition("  #")[0].strip(): shown
-            for entry, shown in self.follow(section, bookie=bookie)
-        }
-
-
-def sections() -> dict[str, str]:
-    """The text of each section of the page, by its heading; what comes before them is ``""``."""
-    first, *others = re.split(r"^## ", PAGE, flags=re.MULTILINE)
-    return {"": first} | {part.partition("\n")[0]: part for part in others}
-
-
 @pytest.fixture(name="operator")
 def _operator(with_spark: Path, wheel: Path, tmp_path: Path) -> Iterator[Operator]:
     """Four bookies that run, nine ledgers, and somebody who can type."""
     machines = Machines(tmp_path, with_spark, BOOKIES)
     with open_terminal(tmp_path, machines.variables) as terminal:
-        operator = Operator(machines, wheel, terminal)
+        install = f"pip install --quiet --no-index --no-deps {wheel}"
+        operator = Operator(machines, PAGE, terminal)
+        operator.places |= {
+            "/var/tmp/audit": f"{tmp_path}/audit",
+            "/opt/bookie/bin/pip install bookie-NEW.whl": install,
+            "/opt/bookie/bin/pip install bookie-OLD.whl": install,
+        }
         operator.run(f"bookie cluster init --metadata {machines.uri}")
         for name in BOOKIES:
             operator.go_to(name)
@@ -120,7 +61,7 @@ def test_every_runbook(operator: Operator) -> None:
     everyday(operator)
     the_store_comes_from_a_backup(operator)
     planned_work(operator)
-    assert operator.done == sections().keys()
+    assert operator.done == operator.sections.keys()
 
 
 def bookies_come_and_go(operator: Operator) -> None:
