@@ -117,7 +117,7 @@ test-system: $(VENV)/.test ## as root on Debian: devices that fail, power cuts, 
 	@requirements/debian.sh system
 	$(PYTEST) tests/system $(SHARED) --durations=10
 
-test-installed: $(VENV)/.test ## the wheel in fresh environments, the guides typed there; 3 min
+test-installed: java $(VENV)/.test ## the wheel in fresh environments, the guides and runbooks typed there; 6 min
 	$(PYTEST) tests/installed
 
 test-image: ## as root on Debian: build the image with podman and run a bookie in it; 4 min

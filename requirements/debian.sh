@@ -2,8 +2,8 @@
 # Sees that the programs are there which Python's packages do not bring.
 #
 #   requirements/debian.sh run      for `make run`: an interpreter that can make environments
-#   requirements/debian.sh test     besides, for `make test`: Java for ZooKeeper and Spark, openssl
-#   requirements/debian.sh system   besides, for `make test-system`: etcd, strace, gcc, systemd
+#   requirements/debian.sh test     besides, for `make test`: Java for ZooKeeper and Spark, openssl, git, curl
+#   requirements/debian.sh system   besides, for `make test-system`: etcd, strace, gcc, systemd, Prometheus
 #   requirements/debian.sh image    for `make test-image`: podman and a base of Debian packages
 #
 # As root on Debian it installs what is missing. Elsewhere it ends with the one command to type.
@@ -28,6 +28,7 @@ case $level in
     has_java || missing+=(default-jre-headless)
     need openssl openssl
     need git git
+    need curl curl
     ;;&
   system)
     need systemd-analyze systemd
@@ -36,6 +37,7 @@ case $level in
     need strace strace
     need etcd etcd-server
     need gcc gcc
+    need promtool prometheus
     [[ -e /usr/include/stdio.h ]] || missing+=(libc6-dev)
     ;;
   image)

@@ -187,12 +187,36 @@ def test_no_distribution_is_pinned_to_two_versions() -> None:
 
 
 def test_alerts_name_metrics_that_exist() -> None:
-    """A rule on a metric that is never exposed stays silent for ever."""
+    """A rule on a metric that is never exposed stays silent for ever.
+
+    `tests/system/test_alerts.py` has each rule fire.
+    """
     body, _ = Metrics().exposition()
     exposed = set(re.findall(r"^# TYPE (\w+) ", body.decode(), re.MULTILINE))
-    asked = set(re.findall(r"\bbookie_\w+", text("conf/prometheus/alerts.yml")))
+    asked = set(re.findall(r"\b(?:bookie|process)_\w+", text("conf/prometheus/alerts.yml")))
     assert asked
     assert {re.sub(r"_bucket$", "", name) for name in asked} <= exposed
+
+
+def test_every_alert_names_its_runbook() -> None:
+    """A section of the page, whose table names the alert and links to the same section."""
+    page = text("docs/runbooks.md")
+    headings = re.findall(r"^## (.+)$", page, re.MULTILINE)
+    sections = {re.sub(r"[^\w -]", "", line).lower().replace(" ", "-") for line in headings}
+    listed = {
+        alert: section
+        for names, section in re.findall(
+            r"^\| (`Bookie.*?) \| \[.*\]\(#(.*)\) \|$", page, re.MULTILINE
+        )
+        for alert in re.findall(r"`(\w+)`", names)
+    }
+    rules = re.split(r"- alert: ", text("conf/prometheus/alerts.yml"))[1:]
+    for rule in rules:
+        alert = rule.partition("\n")[0]
+        found = re.findall(r"^          runbook: docs/runbooks\.md#(\S+)$", rule, re.MULTILINE)
+        assert found == [listed[alert]], alert
+        assert found[0] in sections, f"{alert}: docs/runbooks.md has no section {found[0]}"
+    assert len(listed) == len(rules)
 
 
 def test_the_licence_is_apache_2() -> None:
