@@ -107,8 +107,7 @@ zookeeper: $(VENV)/.test ## the jars of ZooKeeper that tests start; 456 MB witho
 test: java test-core test-rest ## every test that needs nothing but PyPI and Java; 15 min on two cores
 
 test-rest: java $(VENV)/.test $(VENV)/.spark zookeeper ## of `make test` what `make test-core` leaves out
-	$(PYTEST) tests/interop -m alone
-	$(PYTEST) --ignore=tests/system -m "not core and not alone" $(SHARED) --durations=25
+	$(PYTEST) --ignore=tests/system -m "not core" $(SHARED) --durations=25
 
 java: ## see that there is a Java; as root on Debian, install it
 	@requirements/debian.sh test

@@ -60,9 +60,6 @@ QUICK = (TESTS / "unit", TESTS / "property")
 CORE = (*QUICK, TESTS / "conformance")
 """What `make test-core` runs of, but for the long models and for what needs Java."""
 
-ALONE = TESTS / "interop"
-"""`make test` looks only here for tests that run alone: collecting all takes ten seconds."""
-
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` looks at the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -70,8 +67,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if is_core(item):
             item.add_marker("core")
-        if item.get_closest_marker("alone") and ALONE not in item.path.parents:
-            raise pytest.UsageError(f"{item.nodeid}: tests that run alone belong to {ALONE}")
     items.sort(key=lambda item: any(part in QUICK for part in item.path.parents))
 
 
