@@ -18,6 +18,7 @@ import numpy.typing as npt
 from bookie.config import StorageSettings
 from bookie.env import Environment, beside
 from bookie.errors import BookieError, CorruptionError, DiskFullError, StorageFailedError
+from bookie.formats.distinct import distinct
 from bookie.formats.index_rows import LedgerIndexRow
 from bookie.ids import MAX_ID, Status
 from bookie.protocol.quorum import EVERY_ID, Stripe
@@ -201,7 +202,7 @@ class Engine:
             for memtable in self._checkpointer.memtables()
             if (runs := memtable.ledgers.get(state.ledger_id)) is not None
         ]
-        ids_in_memory = np.unique(np.concatenate(recent)) if recent else np.zeros(0, np.int64)
+        ids_in_memory = distinct(np.concatenate(recent)) if recent else np.zeros(0, np.int64)
         cursor = max(first, 0)
         while cursor <= last:
             ids, following = await self._env.workers.run(
@@ -210,7 +211,7 @@ class Engine:
             low = np.searchsorted(ids_in_memory, cursor, "left")
             # `following` may exceed 64 bits after the last id, so search for the id before it.
             high = np.searchsorted(ids_in_memory, following - 1, "right")
-            ids = np.union1d(ids, ids_in_memory[low:high])
+            ids = distinct(np.concatenate((ids, ids_in_memory[low:high])))
             ids = ids[ids <= last]
             if len(ids):
                 breaks = np.flatnonzero(ids[1:] - ids[:-1] > 1)

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bookie.formats.batch import EntryBatch
+from bookie.formats.distinct import distinct
 from bookie.storage.window import Buffer, Window
 
 FOLD_RUNS = 64
@@ -283,7 +284,7 @@ class LedgerRuns:
     def entry_ids(self) -> npt.NDArray[np.int64]:
         """Every id, ascending and unique, written or not."""
         parts = [table.ids for table in self._tables] + [run.ids() for run in self._runs]
-        return np.unique(np.concatenate(parts)) if parts else np.zeros(0, np.int64)
+        return distinct(np.concatenate(parts)) if parts else np.zeros(0, np.int64)
 
     def table(self) -> LocationTable:
         """Everything as one table; every run must be written."""

@@ -26,6 +26,7 @@ from bookie.env import Buffer, Environment, File, Pause
 from bookie.errors import CorruptionError, DiskFullError
 from bookie.formats.blocks import FILE_HEADER_SIZE_BYTES, FileHeader
 from bookie.formats.checksum import crc32c
+from bookie.formats.distinct import distinct
 from bookie.formats.index_rows import FileState, decode_ledger_row, parse_ledger_key
 from bookie.storage.files import FileTable, read_header
 from bookie.storage.index.entry_index import INTEGRITY_IN_LIMBO, INTEGRITY_SOUND, META_INTEGRITY
@@ -289,7 +290,7 @@ class Scrubber:
         slots = pages.reshape(-1, 3)
         slots = slots[slots[:, 2] > 0]
         ends = slots[:, 1].astype(np.int64) + slots[:, 2]
-        for number in np.unique(slots[:, 0]).tolist():
+        for number in distinct(slots[:, 0]).tolist():
             last = int(ends[slots[:, 0] == number].max())
             known = self._ends.get(number)
             if known is not None and last > known and self._is_sealed(number):

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
-
 from bookie.env import ReadTransaction, WriteTransaction
 from bookie.errors import ChecksumError, CorruptionError
 from bookie.formats.checksum import crc32c
+from bookie.formats.distinct import distinct
 from bookie.formats.index_rows import (
     FileRow,
     LedgerIndexRow,
@@ -125,7 +124,7 @@ def delete_pages(
             slots.count_live(used[:, 0], used[:, 2], -1)
             for key, _ in pairs:
                 txn.delete("locations", key)
-            note_held(txn, ledger_id, held_in(np.unique(used[:, 0]).tolist(), files))
+            note_held(txn, ledger_id, held_in(distinct(used[:, 0]).tolist(), files))
             budget -= len(pairs)
             if budget <= 0:
                 return thinned, True

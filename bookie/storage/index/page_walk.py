@@ -8,6 +8,7 @@ import numpy as np
 
 from bookie.env import KeyValueStore
 from bookie.errors import CorruptionError
+from bookie.formats.distinct import distinct
 from bookie.formats.index_rows import LEDGER_KEY_SIZE_BYTES, ledger_keys_above, parse_ledger_key
 from bookie.formats.pages import COLUMNS, SLOTS_PER_PAGE, Slots, decode_pages, parse_page_key
 
@@ -52,7 +53,7 @@ def verify_all_pages(store: KeyValueStore, files: Container[int]) -> int:
         named = slots[:, :, 0][slots[:, :, 2] > 0]
         # Neighbours are mostly in the same file, so there is little to sort.
         first = np.append(True, named[1:] != named[:-1])[: len(named)]
-        for number in np.unique(named[first]).tolist():
+        for number in distinct(named[first]).tolist():
             if number not in files:
                 raise CorruptionError(f"the index has entries in file {number}, but no row of it")
         _check_rows(store, pairs)

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bookie.env import ReadTransaction, WriteTransaction
+from bookie.formats.distinct import distinct
 from bookie.formats.pages import SLOTS_PER_PAGE, decode_pages, encode_pages, page_key
 
 Ids = npt.NDArray[np.int64]
@@ -90,7 +91,7 @@ def find_slots(txn: ReadTransaction, ledger_id: int, ids: Ids) -> FoundSlots | N
         ChecksumError: a page is damaged; nothing may be concluded.
     """
     page_of = ids // SLOTS_PER_PAGE
-    wanted = np.unique(page_of)
+    wanted = distinct(page_of)
     first, last = int(wanted[0]), int(wanted[-1])
     if last - first < 2 * len(wanted):
         start, stop = page_key(ledger_id, first), page_key(ledger_id, last + 1)
@@ -122,7 +123,7 @@ def move_slots(
     at, where = found.at[moved], found.where[moved]
     found.slots[at, where, 0] = number
     found.slots[at, where, 1] = entries.new_offsets[moved]
-    changed = np.unique(at)
+    changed = distinct(at)
     pages = encode_pages(entries.ledger_id, found.numbers[changed], found.slots[changed])
     txn.put_many("locations", pages)
     return moved, len(pages)

@@ -1,0 +1,39 @@
+"""A daemon imports what it uses, and imports it before it is ready."""
+
+from __future__ import annotations
+
+import json
+import signal
+from http.client import HTTPConnection
+
+from bookie.ids import Status
+from tests.fault.daemon_process import Home, serving
+from tests.fault.test_daemon_life import add_entries
+
+NEEDLESS = {
+    *("aiohttp", "kazoo", "rich", "structlog", "grpc_reflection.v1alpha", "pyspark", "pytest"),
+    *("bookie.api", "bookie.client", "bookie.log", "bookie.testing", "bookie._pb.etcd_pb2"),
+    *("bookie.metadata.etcd", "bookie.metadata.zookeeper"),
+}
+
+
+async def test_a_ready_daemon_has_imported_what_it_needs_and_no_more(home: Home) -> None:
+    """An import in the event loop would keep the first request, or the first scrape, waiting."""
+    http = HTTPConnection("127.0.0.1", home.sections["http"]["port"])
+    async with serving(home.write(), "-X", "importtime") as daemon:
+        await daemon.until("registered")
+        assert await add_entries(home, 0, 3, 100) == [Status.OK] * 3
+        http.request("GET", "/metrics")
+        assert http.getresponse().status == 200
+        http.close()
+        daemon.process.send_signal(signal.SIGTERM)
+        assert await daemon.end() == 0
+    imported: list[str] = []
+    events: dict[str, int] = {}
+    for line in daemon.lines:
+        if line.startswith("import time:"):
+            imported.append(line.rpartition("|")[2].strip())
+        elif line.startswith("{"):
+            events[json.loads(line)["event"]] = len(imported)
+    assert sorted(NEEDLESS & set(imported)) == []
+    assert imported[events["registered"] : events["stopping"]] == []
