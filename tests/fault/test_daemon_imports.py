@@ -19,7 +19,7 @@ NEEDLESS = {
 
 async def test_a_ready_daemon_has_imported_what_it_needs_and_no_more(home: Home) -> None:
     """An import in the event loop would keep the first request, or the first scrape, waiting."""
-    http = HTTPConnection("127.0.0.1", home.sections["http"]["port"])
+    http = HTTPConnection(f"127.0.0.1:{home.sections['http']['port']}")
     async with serving(home.write(), "-X", "importtime") as daemon:
         await daemon.until("registered")
         assert await add_entries(home, 0, 3, 100) == [Status.OK] * 3
