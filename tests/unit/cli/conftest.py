@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from tests.unit.cli.cli_store import new_uri
+from tests.unit.cli.command_process import CommandProcess, running_command_process
 
 
 @pytest.fixture
@@ -13,3 +16,10 @@ def uri(monkeypatch: pytest.MonkeyPatch) -> str:
     uri = new_uri()
     monkeypatch.setenv("BOOKIE_METADATA", uri)
     return uri
+
+
+@pytest.fixture(scope="session")
+def command_process() -> Iterator[CommandProcess]:
+    """A process for commands on real clusters."""
+    with running_command_process() as process:
+        yield process

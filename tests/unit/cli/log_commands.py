@@ -1,4 +1,4 @@
-"""``bookie log`` in processes of its own, on a cluster of real bookies in this one."""
+"""``bookie log`` in another process, on a cluster of real bookies in this one."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bookie.api import BookKeeper, connect
+from tests.unit.cli.command_process import CommandProcess
 from tests.unit.client.real_cluster import real_cluster
 
 TOLD_SECONDS_MAX = 30.0
@@ -23,9 +24,10 @@ class LogCommands:
 
     bk: BookKeeper
     uri: str
+    process: CommandProcess
 
     async def start(self, *words: str) -> asyncio.subprocess.Process:
-        """A command whose standard streams are pipes."""
+        """A process for one command, whose standard streams are pipes."""
         return await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "bookie", *words, "--metadata", self.uri),
             stdin=asyncio.subprocess.PIPE,
@@ -35,10 +37,8 @@ class LogCommands:
 
     async def run(self, words: str, lines: str = "") -> tuple[int, str, str]:
         """A command that is given `lines`; its exit status, and what it said on both streams."""
-        process = await self.start(*words.split())
-        out, said = await process.communicate(lines.encode())
-        assert process.returncode is not None
-        return process.returncode, out.decode(), said.decode()
+        command = [*words.split(), "--metadata", self.uri]
+        return await asyncio.to_thread(self.process.run, command, lines)
 
     async def json(self, words: str, lines: str = "", *, status: int = 0) -> Any:
         """What a command prints as JSON."""
@@ -48,8 +48,8 @@ class LogCommands:
 
 
 @asynccontextmanager
-async def log_commands(directory: Path) -> AsyncIterator[LogCommands]:
+async def log_commands(directory: Path, process: CommandProcess) -> AsyncIterator[LogCommands]:
     """A new cluster of three bookies, and commands on it."""
     uri = f"local://{directory}/metadata"
     async with real_cluster(directory / "bookies", uri=uri), connect(uri) as bk:
-        yield LogCommands(bk, uri)
+        yield LogCommands(bk, uri, process)

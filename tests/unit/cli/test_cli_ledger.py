@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -12,26 +11,20 @@ import pytest
 
 from bookie.api import UNCLAIMED, connect
 from bookie.cli import app
+from tests.unit.cli.command_process import CommandProcess
 from tests.unit.client.real_cluster import real_cluster
 
 Command = Callable[[str], Awaitable[tuple[int, str, str]]]
 
 
 @pytest.fixture
-async def command(tmp_path: Path) -> AsyncIterator[Command]:
+async def command(tmp_path: Path, command_process: CommandProcess) -> AsyncIterator[Command]:
     """Runs ``bookie ledger WORDS`` where ledger 0 has three entries, and 1 waits for a writer."""
     uri = f"local://{tmp_path}/metadata"
 
     async def run(words: str) -> tuple[int, str, str]:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "bookie", "ledger", *words.split(), "--metadata", uri),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        out, said = await process.communicate()
-        assert process.returncode is not None
-        return process.returncode, out.decode(), said.decode()
+        given = ["ledger", *words.split(), "--metadata", uri]
+        return await asyncio.to_thread(command_process.run, given)
 
     async with real_cluster(tmp_path / "bookies", uri=uri), connect(uri) as bk:
         async with bk.create_ledger() as writer:

@@ -13,13 +13,14 @@ import pytest
 from bookie.api import NewRecord
 from bookie.cli import app
 from bookie.errors import LogTakenOverError
+from tests.unit.cli.command_process import CommandProcess
 from tests.unit.cli.log_commands import TOLD_SECONDS_MAX, LogCommands, log_commands
 
 
 @pytest.fixture
-async def commands(tmp_path: Path) -> AsyncIterator[LogCommands]:
+async def commands(tmp_path: Path, command_process: CommandProcess) -> AsyncIterator[LogCommands]:
     """Commands on a cluster without logs."""
-    async with log_commands(tmp_path) as commands:
+    async with log_commands(tmp_path, command_process) as commands:
         yield commands
 
 

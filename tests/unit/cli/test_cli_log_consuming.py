@@ -9,13 +9,14 @@ import pytest
 
 from bookie.cli.log_access import client_of
 from bookie.cluster.logs import LogName, LogPartition
+from tests.unit.cli.command_process import CommandProcess
 from tests.unit.cli.log_commands import LogCommands, log_commands
 
 
 @pytest.fixture
-async def commands(tmp_path: Path) -> AsyncIterator[LogCommands]:
+async def commands(tmp_path: Path, command_process: CommandProcess) -> AsyncIterator[LogCommands]:
     """Commands on a cluster with the log ``orders``: ten records in each of two partitions."""
-    async with log_commands(tmp_path) as commands:
+    async with log_commands(tmp_path, command_process) as commands:
         await commands.bk.create_log("orders", partitions=2)
         async with commands.bk.open_log("orders") as log:
             for number in range(2):
