@@ -11,7 +11,7 @@ from tests.fault.daemon_process import Home, serving
 from tests.fault.test_daemon_life import add_entries
 
 NEEDLESS = {
-    *("aiohttp", "kazoo", "rich", "structlog", "grpc_reflection.v1alpha", "pyspark", "pytest"),
+    *("kazoo", "rich", "structlog", "grpc_reflection.v1alpha", "pyspark", "pytest"),
     *("bookie.api", "bookie.client", "bookie.log", "bookie.testing", "bookie._pb.etcd_pb2"),
     *("bookie.metadata.etcd", "bookie.metadata.zookeeper"),
 }
