@@ -70,13 +70,15 @@ def installed(wheel: Path, directory: Path, extra: str = "") -> Path:
     The versions are those of `requirements/`, so that a release of somebody else's changes nothing.
     """
     base = Path(sys.base_prefix) / "bin" / f"python3.{sys.version_info.minor}"
-    run([str(base), "-m", "venv", str(directory)], directory.parent)
+    run([str(base), "-m", "venv", "--without-pip", str(directory)], directory.parent)
     programs = directory / "bin"
+    # Our pip installs there. What is imported gets its bytecode then; most modules never are.
+    pip = [sys.executable, "-m", "pip", "--python", str(programs / "python"), "install", "--quiet"]
     pins = [f"--constraint={ROOT}/requirements/core.txt"]
     if extra:
         pins.append(f"--constraint={ROOT}/requirements/{extra}.txt")
     wanted = f"{wheel}[{extra}]" if extra else str(wheel)
-    run([str(programs / "pip"), "install", "--quiet", *pins, wanted], directory)
+    run([*pip, "--no-compile", *pins, wanted], directory)
     return programs
 
 
