@@ -29,6 +29,7 @@ pytest_plugins = [
     "tests.servers.zookeeper",
     # Who runs what, and what is printed at the end.
     "tests.sharing",
+    "tests.costs",
     "tests.conformance.summary",
     "tests.sim.summary",
 ]

@@ -30,6 +30,15 @@ INSTALLED = "tests/installed/"
 """They share environments that take a minute to make."""
 
 
+def group_of(nodeid: str) -> str:
+    """The name of the group that a test belongs to; its own name if it runs by itself."""
+    if nodeid.startswith(SPARK):
+        return "spark"
+    if nodeid.startswith(INSTALLED):
+        return "installed"
+    return TOGETHER.get(nodeid.partition("::")[0], nodeid)
+
+
 class Sharing(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
     """The groups of `TOGETHER` first, the largest before the others; then each test by itself.
 
@@ -37,11 +46,7 @@ class Sharing(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        if nodeid.startswith(SPARK):
-            return "spark"
-        if nodeid.startswith(INSTALLED):
-            return "installed"
-        return TOGETHER.get(nodeid.partition("::")[0], nodeid)
+        return group_of(nodeid)
 
 
 @pytest.hookimpl(tryfirst=True, optionalhook=True)

@@ -68,7 +68,7 @@ def _name(one: BrokenLog) -> str:
     return one.break_it.__name__
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("one", BROKEN_LOGS, ids=_name)
 def test_a_bug_of_logs_is_found(one: BrokenLog, report: Callable[[str], None]) -> None:
     for number in range(SEEDS_MAX):

@@ -17,7 +17,7 @@ CREATED, MODIFIED, DELETED = ChangeKind.CREATED, ChangeKind.MODIFIED, ChangeKind
 
 async def next_item(stream: AsyncIterator[T]) -> T:
     """The next item; a store that is silent for ten seconds fails the test."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         return await anext(stream)
 
 

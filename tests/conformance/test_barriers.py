@@ -60,7 +60,7 @@ async def test_who_leaves_while_the_store_is_away_holds_nobody_up(new_client: Ne
             await fail()
         first.store.is_down = False
 
-    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         group.create_task(work())
         async with DoubleBarrier(second.participant, "/barrier", "b", 2):
             pass
@@ -68,7 +68,7 @@ async def test_who_leaves_while_the_store_is_away_holds_nobody_up(new_client: Ne
 
 async def test_the_dead_hold_nobody_up(backend: Backend, new_client: NewClient) -> None:
     alive, observer = await new_client(), await new_client()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         async with backend.session(session_timeout_seconds=3.0) as session:
             from bookie.coordination.participant import Participant
 
@@ -110,6 +110,6 @@ async def test_who_comes_again_at_once_holds_nobody_up(new_client: NewClient) ->
         again = group.create_task(pass_through(quick, "a"))
         await until_found(has_come_again)
         slow.store.hold_changes.set()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await leaving
         await pass_through(slow, "b")

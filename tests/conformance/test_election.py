@@ -38,7 +38,7 @@ class Candidate:
         return None if holder is None else holder.content
 
     async def turns(self, state: LeaderState) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await self.election.wait_for(state)
 
 
@@ -157,7 +157,7 @@ async def test_a_listener_may_call_back(client: Client) -> None:
             readers.append(client.participant.spawn(read()))
 
     election = Election(client.participant, PATH, on_change=listen)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await election.elect()
         await asyncio.wait(readers)
     assert seen == [(LEADING, LEADING)]

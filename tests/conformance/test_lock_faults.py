@@ -107,7 +107,7 @@ async def test_a_holder_hears_of_its_end_although_its_watch_failed(new_client: N
     await until_found(lambda: has_claims(first, 1))
     await second.session.sync()
     taken = await second.locks.try_acquire(PATH, take_over=True)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await lock.lost.wait()
     assert taken.is_held
     await taken.release()
@@ -141,7 +141,7 @@ async def test_a_take_over_that_was_not_answered_is_found(new_client: NewClient)
     await second.session.sync()
     second.store.lost_replies = second.store.lost_listings = 1
     taken = await second.locks.try_acquire(PATH, take_over=True)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await held.lost.wait()
     assert taken.is_held
     await until_found(lambda: has_claims(second, 1))

@@ -182,7 +182,7 @@ async def test_a_lock_is_taken_from_the_same_owner_if_that_is_wanted(
         await second.locks.try_acquire(PATH)
     taken = await second.locks.try_acquire(PATH, take_over=True)
     assert taken.token > lock.token
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await lock.lost.wait()
     assert lock.state is LockState.LOST
     assert first.locks.held == ()
@@ -245,7 +245,7 @@ async def test_a_release_wakes_exactly_one_of_fifty(new_client: NewClient) -> No
         for turn in range(3):
             before = [store.reads for store in stores]
             await held.release()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 held = await acquired.get()
             await settle()
             woken = [i for i, store in enumerate(stores) if store.reads > before[i]]
@@ -364,7 +364,7 @@ async def test_a_lock_is_lost_with_its_session_if_somebody_waits(
         await backend.expire(client.session)
         inherited = await waiting
     assert inherited.token > lock.token
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await lock.lost.wait()
     assert inherited.is_held
     await until_found(lambda: _is_line(heir, [inherited]))

@@ -256,7 +256,7 @@ async def test_an_item_whose_claim_was_not_answered_comes_back(client: Client) -
     client.store.after_write = lose_reply
     with pytest.raises(MetadataUnavailableError):
         await queue.take()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         assert await take(queue) == b"1"
 
 
@@ -269,7 +269,7 @@ async def test_an_item_that_is_given_back_while_the_store_is_away_comes_back(
     client.store.is_down = True
     await taken.give_back()
     client.store.is_down = False
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         assert await take(queue) == b"1"
 
 
@@ -289,7 +289,7 @@ async def test_a_taker_that_is_cancelled_late_takes_nothing(client: Client, turn
         client.store.after_write = claimed
     if not taking.cancelled():
         await taking.result().give_back()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         assert await take(queue) == b"1"
 
 

@@ -92,7 +92,7 @@ def _shared_zookeeper(request: pytest.FixtureRequest) -> SharedServer:
 
     def expire_owner(key: str) -> None:
         client = KazooClient(hosts=server.address)
-        client.start(timeout=30)
+        client.start(timeout=60)
         try:
             owner = client.get(f"{scope}{key}")[1].ephemeralOwner
         finally:

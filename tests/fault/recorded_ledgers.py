@@ -285,7 +285,7 @@ async def _copies_of_slot(
             stripe_first_residue=stripe.first_residue,
             stripe_count=stripe.count,
         )
-        read = partial(connection.channel().read, command, timeout=5)
+        read = partial(connection.channel().read, command, timeout=60)
         told = verify_read(await healed(read), digester)
         held.update((entry.entry_id, digest_of(entry.payload)) for entry in told.entries)
         if told.batch is None:

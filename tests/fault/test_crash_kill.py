@@ -57,7 +57,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("seed", seeds)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 async def test_killed_bookie_keeps_its_promises(seed: int, tmp_path: Path) -> None:
     """Every acknowledged entry comes back identical and every fence holds, life after life."""
     harness = CrashHarness(tmp_path, seed)

@@ -83,7 +83,7 @@ async def test_service_manager_and_probes(home: Home) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as manager:
         manager.bind(str(home.path / "notify"))
         variables = {"NOTIFY_SOCKET": str(home.path / "notify"), "WATCHDOG_USEC": "200000"}
-        async with serving(home.write(), **variables) as daemon, asyncio.timeout(30):
+        async with serving(home.write(), **variables) as daemon, asyncio.timeout(60):
             heard: list[bytes] = []
             while not any(b"READY=1" in message for message in heard):
                 heard.append(await loop.sock_recv(manager, 4096))

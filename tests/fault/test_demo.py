@@ -13,7 +13,7 @@ import pytest
 from bookie.server.local.process import child_environment
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1800)
 def test_every_acknowledged_byte_survives_the_demonstration(tmp_path: Path) -> None:
     """200 MB of real text, one bookie killed midway, then all: SHA-256 says that all came back."""
     done = subprocess.run(

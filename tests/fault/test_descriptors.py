@@ -95,7 +95,7 @@ async def test_the_soft_limit_is_raised_to_what_is_needed(home: Home) -> None:
     )
     assert process.stderr is not None
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while b'"registered"' not in (line := await process.stderr.readline()):
                 assert line, "it ended"
         soft, hard = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)

@@ -17,7 +17,7 @@ async def explained(cluster: LossyCluster, ledger_id: int) -> tuple[int, dict[st
     return status, json.loads(said)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1800)
 async def test_explain_as_bookies_come_and_go(tmp_path: Path) -> None:
     """Open, with a bookie in limbo, with one and two dead, and closed by a recovery."""
     async with lossy_cluster(f"local://{tmp_path}/metadata", tmp_path) as cluster:

@@ -33,9 +33,9 @@ from tests.fault.recorded_ledgers import RecordedLedgers, RecordedWriter
 from tests.servers.proxy import Direction
 
 STORES = ["local", *sorted(SHARED)]
-EPISODES, EPISODES_OF_A_SOAK = 14, 334
+EPISODES, EPISODES_OF_A_SOAK = 5, 334
 """On each of the three kinds of store, with three bookies."""
-EPISODES_WITH_SPARES, EPISODES_WITH_SPARES_OF_A_SOAK = 6, 334
+EPISODES_WITH_SPARES, EPISODES_WITH_SPARES_OF_A_SOAK = 3, 334
 """Likewise, with five."""
 FIVE = ("b1", "b2", "b3", "b4", "b5")
 
@@ -226,7 +226,7 @@ class Episode:
             entered = client._connected
             channel = entered.pool.connection(self.victim).channel()
             for ledger_id in named:
-                reply = await channel.read(ReadCommand(ledger_id, 10**6, 10**6), timeout=5)
+                reply = await channel.read(ReadCommand(ledger_id, 10**6, 10**6), timeout=60)
                 metadata = (await entered.ledgers.read(ledger_id)).value
                 assert metadata.is_closed or reply.status is Status.UNKNOWN_LEDGER_STATE, reply
 

@@ -62,7 +62,7 @@ async def cluster(server: MetadataServer, tmp_path: Path) -> AsyncIterator[Daemo
         yield cluster
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 async def test_an_outage_of_several_sessions_stops_nobody(
     server: MetadataServer, cluster: DaemonCluster, tmp_path: Path, outage_timeouts: int
 ) -> None:

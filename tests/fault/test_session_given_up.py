@@ -65,7 +65,7 @@ async def test_a_daemon_that_was_stopped_for_too_long(home: Home, policy: str) -
         await daemon.until("registered")
         registration = keys.registration("b1", read_only=False)
         await suspend(daemon.process, home.metadata_uri)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while await store.exists(registration):
                 await anext(changes)
         daemon.process.send_signal(signal.SIGCONT)

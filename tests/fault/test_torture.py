@@ -13,7 +13,7 @@ import pytest
 from bookie.server.local.process import child_environment
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1800)
 def test_a_tortured_log_keeps_its_promises(tmp_path: Path) -> None:
     """Faults come, records are acknowledged and read, and the judge finds nothing."""
     done = subprocess.run(

@@ -36,12 +36,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("seed", seeds)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1800)
 async def test_histories_on_etcd_are_good(etcd_cluster: EtcdCluster, seed: int) -> None:
     await _run(EtcdServers(etcd_cluster), seed)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1800)
 async def test_histories_on_zookeeper_are_good(
     zookeeper_ensemble: ZooKeeperEnsemble, seed: int
 ) -> None:

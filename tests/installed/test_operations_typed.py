@@ -40,7 +40,7 @@ def settings_of_b1(machines: Machines) -> list[str]:
     return found
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_the_examples_for_operators(operator: Operator) -> None:
     """One bookie, then what all share, then three of them; every section with an example."""
     machines = operator.machines

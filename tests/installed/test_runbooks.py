@@ -111,13 +111,16 @@ def everyday(operator: Operator) -> None:
 
 def the_store_comes_from_a_backup(operator: Operator) -> None:
     """What the table says is lost is lost; ids are not used again."""
-    closed_later = operator.run("bookie ledger create").split()[-1]
-    deleted_later, created_later = "5", ""
+    # On all four, so that the bookie of the examples has each.
+    create = "bookie ledger create --ensemble 4 --write-quorum 4 --ack-quorum 2"
+    closed_later = operator.run(create).split()[-1]
+    deleted_later, created_later = operator.run(create).split()[-1], ""
+    operator.run(f"seq 10 | bookie ledger append {deleted_later}")
     for entry, shown in operator.follow("The metadata store comes from a backup"):
         if "metadata export" in entry.command:
             operator.run(f"seq 5 | bookie ledger append {closed_later}")
             operator.run(f"bookie ledger delete {deleted_later} --yes")
-            created_later = operator.run("bookie ledger create").split()[-1]
+            created_later = operator.run(create).split()[-1]
             operator.run(f"seq 5 | bookie ledger append {created_later}")
             operator.run("until bookie node info b2 | grep -q 'deleted ledgers *[1-9]'; do :; done")
         if "systemctl stop" in entry.command:

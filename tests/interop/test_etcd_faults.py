@@ -100,7 +100,7 @@ async def _under(
             await asyncio.sleep(FAULT_SECONDS)
             await heal()
             history.wanted = len(history.increments) + 20
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 await history.reached.wait()
             stop.set()
             await asyncio.wait(counting)
@@ -124,7 +124,7 @@ async def _check(stores: list[EtcdStore], history: _History, following: asyncio.
             mine = await store.get(f"/e{number}")
             assert mine is not None
             assert mine.created_by_self
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while max(history.written) not in history.followed:
             assert not following.done()
             await asyncio.sleep(0.02)
@@ -206,7 +206,7 @@ async def test_without_a_majority_nothing_is_written(etcd_cluster: EtcdCluster) 
             member.start()
         for member in (leader, follower):
             await asyncio.to_thread(member.wait_ready)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             stat = None
             while stat is None:
                 try:

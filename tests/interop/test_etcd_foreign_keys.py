@@ -78,7 +78,7 @@ async def test_watches_skip_them(
     async with store.watch("/") as changes:
         await write_foreign(store, etcd_scope)
         await store.put("/after", b"")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             assert await next_changes(changes) == [(CREATED, "/after")]
         await write_foreign(store, etcd_scope)
         await store.put("/again", b"")

@@ -12,7 +12,7 @@ from tests.servers.etcd import EtcdCluster, EtcdMember, EtcdServer
 
 def _health(endpoint: str) -> str:
     try:
-        with urllib.request.urlopen(f"http://{endpoint}/health", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://{endpoint}/health", timeout=60) as answer:
             return str(json.load(answer)["health"])
     except urllib.error.HTTPError as error:
         return str(json.load(error)["health"])
@@ -20,7 +20,7 @@ def _health(endpoint: str) -> str:
 
 async def _becomes_healthy(member: EtcdMember) -> None:
     """A member has no health while a leader is elected."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         healthy = False
         while not healthy:
             healthy = await asyncio.to_thread(_health, member.endpoint) == "true"

@@ -202,7 +202,7 @@ async def _holder(server: EtcdServer, scope: str) -> AsyncIterator[Process]:
 
 async def _line(process: Process) -> str:
     assert process.stdout is not None
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         return (await process.stdout.readline()).decode().strip()
 
 

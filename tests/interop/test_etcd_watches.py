@@ -86,7 +86,7 @@ async def test_a_silent_stream_is_replaced(
         streams = store.client.calls["Watch"]
         etcd_link.hold(Direction.TO_CLIENT)
         await etcd_observer.put("/1", b"")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             is_replaced = False
             while not is_replaced:
                 await asyncio.sleep(0.05)

@@ -156,7 +156,7 @@ class Sessions:
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 await self._process.wait()
         finally:
             if self._process.returncode is None:

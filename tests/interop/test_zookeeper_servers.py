@@ -33,7 +33,7 @@ def clients() -> Iterator[list[KazooClient]]:
 def _connect(clients: list[KazooClient], hosts: str, timeout: float = 10.0) -> KazooClient:
     client = KazooClient(hosts=hosts, timeout=timeout)
     clients.append(client)
-    client.start(timeout=30)
+    client.start(timeout=60)
     return client
 
 
@@ -107,4 +107,4 @@ def test_what_a_silent_link_held_arrives_when_it_heals(
         pending = client.create_async(scope)
         assert not pending.wait(0.2)
         proxy.heal()
-        assert pending.get(timeout=10) == scope
+        assert pending.get(timeout=60) == scope

@@ -248,7 +248,7 @@ def expire_session(hosts: str, session_id: int, password: bytes) -> None:
     while not is_gone:
         client = KazooClient(hosts=hosts, client_id=(session_id, password), timeout=10)
         try:
-            client.start(timeout=10)
+            client.start(timeout=60)
             is_gone = client.client_id is None or client.client_id[0] != session_id
         except KazooTimeoutError:
             pass  # its owner took it back during the handshake, and kazoo gives up after that

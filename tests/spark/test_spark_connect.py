@@ -16,7 +16,7 @@ from tests.spark.programs import run_program
 RECORDS = 300
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_the_example_writes_reads_streams_and_queries(
     connect_address: str, uri: str, bk: SyncBookKeeper, log: str, tmp_path: Path
 ) -> None:
@@ -34,7 +34,7 @@ def test_the_example_writes_reads_streams_and_queries(
     assert values == {b'{"id":%d,"shop":%d}' % (number, number % 97) for number in range(RECORDS)}
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_every_job_runs_or_says_what_is_missing(
     connect_address: str, uri: str, bk: SyncBookKeeper, log: str, tmp_path: Path
 ) -> None:

@@ -40,13 +40,13 @@ def zookeeper_uri(zookeeper_ensemble: ZooKeeperEnsemble, tmp_path: Path) -> Iter
         yield uri
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_a_million_rows(spark: SparkSession, uri: str, log: str, tmp_path: Path) -> None:
     """On the embedded store."""
     check_a_million_rows(spark, uri, log, tmp_path)
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_a_million_rows_on_etcd(
     spark: SparkSession, etcd_uri: str, log: str, tmp_path: Path
 ) -> None:
@@ -91,7 +91,7 @@ def fingerprint(rows: DataFrame) -> tuple[int, int, int]:
     return tuple(counted.head())  # type: ignore[arg-type]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1800)
 def test_the_leader_of_the_metadata_is_killed(
     spark: SparkSession,
     zookeeper_ensemble: ZooKeeperEnsemble,

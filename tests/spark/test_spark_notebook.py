@@ -13,7 +13,7 @@ from tests.spark.programs import ROOT, run_program
 TOUR = ROOT / "examples" / "spark" / "tour.ipynb"
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_the_tour_shows_what_its_file_shows(connect_address: str, uri: str, tmp_path: Path) -> None:
     target = tmp_path / "tour.ipynb"
     run_program(

@@ -30,7 +30,7 @@ def _order(number: int) -> bytes:
 
 
 @pytest.mark.usefixtures("_tables")
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_each_run_takes_what_is_new(
     connect_address: str,
     spark: SparkSession,

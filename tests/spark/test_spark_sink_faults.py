@@ -20,7 +20,7 @@ from tests.spark.faulty_sink import plant
 from tests.spark.sink_checker import sink_problems
 from tests.spark.sink_streams import FileStream, file_streams, ledgers_by_log, orphans_of, rows_in
 
-SEEDS = 30
+SEEDS = 12
 SEEDS_OF_SOAK = 300
 AT_ONCE = 4
 """Seeds that run at the same time in one JVM."""

@@ -14,7 +14,7 @@ from tests.spark.standalone_job import ROWS
 JOB = Path(__file__).parent / "standalone_job.py"
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1800)
 def test_two_workers_write_and_read(uri: str, bk: SyncBookKeeper, log: str, tmp_path: Path) -> None:
     bk.create_log(log, partitions=2, transactional=True)
     with standalone_spark(tmp_path) as cluster:
@@ -22,7 +22,7 @@ def test_two_workers_write_and_read(uri: str, bk: SyncBookKeeper, log: str, tmp_
             cluster.submit_command(str(JOB), uri, log),
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=1500,
             check=False,
         )
     assert job.returncode == 0, job.stderr[-4000:]

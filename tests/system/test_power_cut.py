@@ -38,7 +38,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("seed", seeds)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 async def test_power_cuts_lose_nothing(seed: int, tmp_path: Path, ram: Path, boot_id: Path) -> None:
     """Under load, at every failpoint, and while it boots from the cut before."""
     mode = f"commit=1,data={DATA_MODES[seed % len(DATA_MODES)]}"

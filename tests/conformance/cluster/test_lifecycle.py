@@ -255,7 +255,7 @@ async def test_a_nuke_that_is_cancelled_gives_the_identity_back(store: MetadataS
     instance_id = await initialize_cluster(store)
     async with asyncio.TaskGroup() as tasks:
         nuke = tasks.create_task(nuke_cluster(broken))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await reached.wait()
         assert not await store.exists(keys.INSTANCE_ID)
         broken._prefix = "/nothing"
@@ -304,7 +304,7 @@ async def test_a_nuke_that_is_late_deletes_nothing_of_a_new_cluster(backend: Bac
     late.before_write = hold
     async with asyncio.TaskGroup() as tasks:
         nuke = tasks.create_task(nuke_cluster(late))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await reached.wait()
         await other.sync()
         assert await nuke_cluster(other)

@@ -233,7 +233,7 @@ async def test_a_late_removal_leaves_a_new_log_alone(backend: Backend) -> None:
     late.hold_writes.clear()
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(LogManager(late).remove(ORDERS))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not late.counts["transaction"]:  # noqa: ASYNC110  (the store is not told)
                 await asyncio.sleep(0.001)
         await logs.remove(ORDERS)
@@ -327,7 +327,7 @@ async def test_a_log_that_is_deleted_meanwhile_gets_nothing_new(
     )
     async with asyncio.TaskGroup() as tasks:
         refused = tasks.create_task(_refusal(write))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not faulty.counts["transaction"]:  # noqa: ASYNC110  (the store is not told)
                 await asyncio.sleep(0.001)
         await LogManager(store).mark_deleted(ORDERS)

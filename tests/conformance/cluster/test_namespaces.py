@@ -108,7 +108,7 @@ async def test_a_namespace_that_just_got_a_policy_is_not_deleted(backend: Backen
     faulty.hold_writes.clear()
     async with asyncio.TaskGroup() as tasks:
         deletion = tasks.create_task(_refused(NamespaceManager(faulty).delete("n")))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not faulty.counts["transaction"]:  # noqa: ASYNC110  (the store is not told)
                 await asyncio.sleep(0.001)
         # The deletion has seen an empty namespace, and is about to happen.

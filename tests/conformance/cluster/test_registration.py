@@ -50,13 +50,13 @@ def _register(store: MetadataStore, registration: Registration) -> BookieRegistr
 
 
 async def _until(condition: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not await condition():  # noqa: ASYNC110  (another session's doing, which no event tells)
             await asyncio.sleep(0.01)
 
 
 async def _seen(directory: BookieDirectory, condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():
             await directory.wait_for_change()
 
@@ -177,7 +177,7 @@ async def test_an_ended_session_is_followed_by_a_new_registration(backend: Backe
     async with _register(store, _bookie()) as handle, store.session_events() as events:
         for _ in range(2):
             await backend.expire(store)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while await anext(events) is not SessionEvent.SESSION_REESTABLISHED:
                     continue
             await _until(lambda: _is_ours(store, WRITABLE, _bookie()))
@@ -322,7 +322,7 @@ async def test_a_predecessor_whose_session_ends_is_succeeded(backend: Backend) -
             entering = tasks.create_task(handle.__aenter__())
             done, _ = await asyncio.wait([entering], timeout=0.1)
             assert not done
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await entering
     assert await _is_ours(store, WRITABLE, _bookie())
     assert await store.get(READ_ONLY) is None
@@ -343,7 +343,7 @@ async def test_an_id_that_is_lost_to_another_process_ends_the_bookie(backend: Ba
             await asyncio.Event().wait()
 
     with pytest.raises(IdentityError):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await serve()
     record = await other.get(WRITABLE)
     assert record is not None
@@ -356,7 +356,7 @@ async def test_who_leaves_during_a_repair_leaves_nothing_behind(backend: Backend
     async with store.session_events() as events:
         async with _register(store, _bookie()):
             await backend.expire(store)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while await anext(events) is not SessionEvent.SESSION_REESTABLISHED:
                 continue
     await store.put("/barrier", b"")
@@ -371,7 +371,7 @@ async def test_changing_sides_during_a_repair_leaves_one_record(backend: Backend
     wanted = _bookie(read_only=True)
     async with _register(store, _bookie()) as handle, store.session_events() as events:
         await backend.expire(store)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while await anext(events) is not SessionEvent.SESSION_REESTABLISHED:
                 continue
         await handle.update(wanted)
@@ -389,6 +389,6 @@ async def test_a_store_that_does_not_answer_fails_the_registration(
         await backend.disconnect(store)
         assert await next_item(events) is SessionEvent.CONNECTION_LOST
         with pytest.raises(MetadataUnavailableError):
-            async with asyncio.timeout(20), _register(store, _bookie()):
+            async with asyncio.timeout(60), _register(store, _bookie()):
                 pass
         await backend.reconnect(store)

@@ -28,7 +28,7 @@ async def _replicas(manager: UnderreplicationManager, ledger_id: int) -> tuple[s
 
 
 async def _taken(manager: UnderreplicationManager) -> int:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         return await manager.take()
 
 
@@ -229,7 +229,7 @@ async def test_while_repair_is_disabled_nothing_is_taken(backend: Backend) -> No
         assert not enabled.done()
         await operator.enable()
     assert sorted(task.result() for task in waiting) == [7, 8]
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await worker.wait_until_enabled()
 
 
@@ -360,7 +360,7 @@ async def test_a_caller_that_is_cancelled_leaves_no_lock_behind(backend: Backend
     await store.sync()
     async with asyncio.TaskGroup() as tasks:
         waiting = tasks.create_task(first.take())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while await second.worker_of(7) is None:  # noqa: ASYNC110  (another session's doing)
                 await asyncio.sleep(0.001)
         waiting.cancel()
@@ -388,7 +388,7 @@ async def test_who_is_cancelled_with_a_ledger_in_hand_gets_it_again(store: Metad
     await manager.mark(7, ["b1"])
     async with asyncio.TaskGroup() as tasks:
         waiting = tasks.create_task(manager.take())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not faulty.counts["left"]:  # noqa: ASYNC110  (the store tells nobody)
                 await asyncio.sleep(0.001)
         waiting.cancel()

@@ -117,7 +117,7 @@ async def orders(process: LogProcess) -> LogProcess:
 
 async def take(member: GroupMember, count: int) -> list[GroupRecord]:
     """The next records."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         return [await anext(member) for _ in range(count)]
 
 

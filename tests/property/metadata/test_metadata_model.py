@@ -226,7 +226,7 @@ class _Side:
 
     async def follow(self, expected: int) -> None:
         """Take what the watch tells, up to `expected` events in all."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while len(self.events) < expected:
                 change: Change = await anext(self.changes)
                 assert not isinstance(change, Resync), "continuity was lost without an outage"
@@ -236,7 +236,7 @@ class _Side:
 
     async def take_resync(self) -> None:
         """The watch lost its continuity, after what was told before."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not isinstance(change := await anext(self.changes), Resync):
                 self.events += [
                     (event.kind, self.numbers.get(event.key, event.key)) for event in change.events
@@ -245,7 +245,7 @@ class _Side:
     async def expire(self, session: int) -> None:
         store = self.stores[session]
         await self.backend.expire(store)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while await anext(self.session_events[session]) is not (
                 SessionEvent.SESSION_REESTABLISHED
             ):

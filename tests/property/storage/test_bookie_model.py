@@ -204,7 +204,7 @@ class BookieModel(RuleBasedStateMachine):
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run it on the bookie's loop."""
-        return self.loop.run_until_complete(asyncio.wait_for(coroutine, 30))
+        return self.loop.run_until_complete(asyncio.wait_for(coroutine, 60))
 
     @initialize()
     def begin(self) -> None:

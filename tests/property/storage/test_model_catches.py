@@ -184,7 +184,7 @@ NAMES = [
 ]
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("breakage", BREAKAGES, ids=NAMES)
 def test_a_broken_engine_does_not_pass(breakage: Break, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever it is that the model notices first, in the examples of an ordinary run."""

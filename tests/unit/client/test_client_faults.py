@@ -169,7 +169,7 @@ async def _answers(connection: BookieConnection) -> None:
     async with asyncio.timeout(WAIT_SECONDS_MAX):
         while True:
             with contextlib.suppress(BookieError):
-                await connection.channel().info(timeout=5)
+                await connection.channel().info(timeout=60)
                 return
             await asyncio.sleep(0.01)
 
@@ -354,7 +354,7 @@ async def test_another_bookie_at_an_old_address_loses_nothing(
     await cluster.start(3)
     channel = bk._connected.pool.connection("b0").channel()
     with pytest.raises(BookieUnreachableError, match="this is bookie b3"):
-        await channel.info(timeout=5)
+        await channel.info(timeout=60)
     await writer.append(b"b")
     await cluster.start(0)
     await writer.append(b"c")

@@ -223,7 +223,7 @@ async def test_an_open_ledger_is_read_up_to_its_lac(bk: BookKeeper) -> None:
 
 async def until_lac(refresh: Callable[[], Awaitable[int]], lac: int) -> None:
     """Refresh until the explicit LAC has arrived."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while await refresh() < lac:  # noqa: ASYNC110  (it arrives at bookies, not here)
             await asyncio.sleep(0.005)
 

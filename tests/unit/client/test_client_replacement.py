@@ -229,7 +229,7 @@ async def test_a_dropped_writer_that_lacks_a_bookie_is_collected(tmp_path: Path)
         writer = await bk.create_ledger()
         await append_all(writer, 3)
         await cluster.stop(0)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not writer._machine.replacements.lacks_spares:  # noqa: ASYNC110  (no name is kept)
                 await asyncio.sleep(0.01)
         dropped = weakref.ref(writer)

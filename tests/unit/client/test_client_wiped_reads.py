@@ -82,5 +82,5 @@ async def test_a_ledger_made_after_the_wipe_is_not_suspected(tmp_path: Path) -> 
         await until(lambda: "b0" in bk.bookies())
         ledger_id, _ = await ledger_of_one(bk)
         channel = bk._connected.pool.connection("b0").channel()
-        found = await channel.read(ReadCommand(ledger_id, 0, 1), timeout=5)
+        found = await channel.read(ReadCommand(ledger_id, 0, 1), timeout=60)
         assert (found.status, found.stopped_by) == (Status.OK, Status.NO_SUCH_ENTRY)

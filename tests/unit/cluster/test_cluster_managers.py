@@ -59,7 +59,7 @@ async def memory() -> AsyncIterator[MetadataStore]:
 
 
 async def _next(stream: AsyncIterator[T]) -> T:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         return await anext(stream)
 
 

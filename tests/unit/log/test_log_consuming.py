@@ -47,7 +47,7 @@ async def client_of(cluster: RealCluster) -> AsyncIterator[tuple[BookKeeper, Log
 
 async def take(consumer: LogConsumer, count: int) -> list[bytes]:
     """The next values."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         return [(await anext(consumer)).value for _ in range(count)]
 
 

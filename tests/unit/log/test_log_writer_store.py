@@ -129,7 +129,7 @@ async def test_a_ledger_stays_if_it_was_added_before_the_takeover(
     logs, partition = LogManager(cluster.store), LogPartition(LogName.parse("orders"))
     async with asyncio.TaskGroup() as tasks:
         rolling = tasks.create_task(error_of(old.roll()))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while len((await head_of(cluster.store, "orders")).ranges) < 2:  # noqa: ASYNC110  (the store tells nobody)
                 await asyncio.sleep(0.005)
         head = await head_of(cluster.store, "orders")
@@ -198,7 +198,7 @@ async def test_a_lost_reply_and_a_truncation(cluster: RealCluster, bk: BookKeepe
         store.before_write = hold_the_adding_write
         async with asyncio.TaskGroup() as tasks, connect(cluster.uri) as other:
             rolling = tasks.create_task(log.roll())
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while len((await head_of(cluster.store, "orders")).ranges) < 3:  # noqa: ASYNC110  (the store tells nobody)
                     await asyncio.sleep(0.005)
             await other.truncate_log("orders", before=5)
@@ -218,7 +218,7 @@ async def test_a_full_log_is_truncated(cluster: RealCluster, bk: BookKeeper) -> 
         with suppress(LogFullError):
             await append_one_by_one(log, [bytes(100)] * 100)
         await other.truncate_log("orders", before=log.next_offset() - 9)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while await _is_full(log):  # noqa: ASYNC110  (the writer tells nobody)
                 await asyncio.sleep(0.01)
 
@@ -236,7 +236,7 @@ async def test_the_owner_applies_the_retention(cluster: RealCluster, bk: BookKee
     await bk.create_log("orders", policy=LogPolicy(roll_bytes=1000, retention_bytes=1))
     async with bk.open_log("orders") as log:
         await append_one_by_one(log, [bytes(100)] * 50)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while (await head_of(cluster.store, "orders")).start_offset < 20:  # noqa: ASYNC110  (the store tells nobody)
                 await asyncio.sleep(0.01)
     head = await head_of(cluster.store, "orders")

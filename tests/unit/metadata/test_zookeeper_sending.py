@@ -223,7 +223,7 @@ async def test_an_answer_out_of_order_ends_the_connection_and_not_the_client() -
     port = server.sockets[0].getsockname()[1]
     notices: asyncio.Queue[Notice] = asyncio.Queue()
     bridge = Bridge(f"127.0.0.1:{port}", 10.0, MetadataSecurity(), notices.put_nowait, lambda: None)
-    async with server, asyncio.timeout(30):
+    async with server, asyncio.timeout(60):
         bridge.start()
         assert isinstance(await notices.get(), KazooConnected)
         with pytest.raises(LostError):

@@ -364,7 +364,7 @@ async def test_adds_are_answered_when_a_checkpoint_finds_no_room(
 ) -> None:
     """New entries are refused and recovery adds go on; once there is room, so do all."""
     machine = Machine(tmp_path / "m", changes={"checkpoint_entries": 10})
-    async with serving(machine) as room, asyncio.timeout(30):
+    async with serving(machine) as room, asyncio.timeout(60):
         bookie, engine = room.bookie, room.engine
         machine.store.gate = gate = Hold("commit", "index")
         machine.store.errors += [DiskFullError("full")] * 100

@@ -66,7 +66,7 @@ def apply(
 
 async def soon(condition: Callable[[], object]) -> None:
     """Wait until it holds: long before the pauses that the bookie began with end."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110  (no event to wait for)
             await asyncio.sleep(0.001)
 

@@ -424,7 +424,7 @@ async def test_a_store_that_refuses_a_bookie_does_not_end_it(
         with monkeypatch.context() as patched:
             patched.setattr(store, "get", refuse)
             one.check.start()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 await refused.wait()
             await until(lambda: "nobody" in one.check.unfinished)
         before = (await recorded(store)).state_number

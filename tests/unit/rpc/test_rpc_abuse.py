@@ -28,7 +28,7 @@ class Target:
 
     async def still_serves(self) -> None:
         """The honest client gets its answer."""
-        assert await self.honest.info(timeout=5) == INFO
+        assert await self.honest.info(timeout=60) == INFO
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ async def test_a_flood_of_pings_ends_the_connection(target: Target) -> None:
     async with connected(target.port) as peer:
         for _ in range(20):
             peer.frame(PING, 0, 0, bytes(8))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await peer.until_closed()
     await target.still_serves()
 
@@ -58,7 +58,7 @@ async def test_a_peer_that_never_introduces_itself_is_dropped(target: Target, se
     """Half a handshake holds its connection no longer than the handshake timeout."""
     async with connected(target.port, introduced=False) as peer:
         peer.writer.write(sent)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await peer.until_closed()
     await target.still_serves()
 

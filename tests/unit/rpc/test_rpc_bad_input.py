@@ -82,7 +82,7 @@ async def test_random_bytes_are_answered(served: Served, rpc: str) -> None:
             else:
                 call = channel.unary_stream(f"/{SERVICE}/{rpc}")(data, metadata=METADATA)
                 _ = [answer async for answer in call]
-    assert (await served.channel.info(timeout=5)).bookie_id == "b1"
+    assert (await served.channel.info(timeout=60)).bookie_id == "b1"
 
 
 async def test_random_bytes_on_the_streams_are_answered(served: Served) -> None:
@@ -206,7 +206,7 @@ async def test_reads_over_the_budget_are_turned_away_and_fencing_ones_later() ->
 
         async def read(max_bytes: int, *, fence: bool = False) -> Status:
             command = ReadCommand(3, 0, 9, 0, max_bytes, fence)
-            return (await channel.read(command, timeout=5)).status
+            return (await channel.read(command, timeout=60)).status
 
         first = tasks.create_task(read(0))
         await until(lambda: len(node.calls) == 1)
@@ -239,6 +239,6 @@ async def test_a_client_that_takes_no_answers_uses_up_the_budget_not_the_memory(
                 most = max(most, in_flight or 0.0)
             assert 0 < most <= limit + 5 * 1024 * 1024
             honest = BookieChannel(f"127.0.0.1:{port}", INSTANCE_ID, tasks)
-            assert (await honest.info(timeout=5)).bookie_id == "b1"
+            assert (await honest.info(timeout=60)).bookie_id == "b1"
             await honest.aclose()
         await until(lambda: metrics.registry.get_sample_value("bookie_in_flight_read_bytes") == 0)

@@ -30,7 +30,7 @@ async def test_a_read_returns_the_nodes_reply(served: Served) -> None:
     batch = batch_of([40, 60], first=5, steps=[3])
     served.node.read_reply = ReadReply(Status.OK, "", batch, 9, Status.NO_SUCH_ENTRY, 4)
     command = ReadCommand(3, 5, 20, 100, 5000, True, KEY, 3, 2, 1)
-    reply = await served.channel.read(command, timeout=5)
+    reply = await served.channel.read(command, timeout=60)
     assert served.node.calls == [("read", command)]
     assert reply.batch is not None
     assert reply.batch.ledger_id == 3
@@ -41,7 +41,7 @@ async def test_a_read_returns_the_nodes_reply(served: Served) -> None:
 
 async def test_a_negative_answer_is_a_reply(served: Served) -> None:
     """Recovery counts negatives, so they do not raise."""
-    reply = await served.channel.read(ReadCommand(3, 0, 0), timeout=5)
+    reply = await served.channel.read(ReadCommand(3, 0, 0), timeout=60)
     assert (reply.status, reply.message) == (Status.NO_SUCH_ENTRY, "nothing here")
 
 
@@ -62,10 +62,10 @@ async def test_a_force_is_for_one_life_of_the_bookie(served: Served) -> None:
 async def test_lac_fence_force_and_write_lac_carry_their_arguments(served: Served) -> None:
     """Each of the small calls reaches the node's method of the same name."""
     channel, node = served.channel, served.node
-    assert await channel.read_lac(3, KEY, timeout=5) == node.lac_reply
-    assert await channel.fence(4, KEY, timeout=5) == node.lac_reply
-    assert (await channel.force(5, timeout=5)).status is Status.OK
-    assert (await channel.write_lac(6, KEY, b"packet", timeout=5)).status is Status.OK
+    assert await channel.read_lac(3, KEY, timeout=60) == node.lac_reply
+    assert await channel.fence(4, KEY, timeout=60) == node.lac_reply
+    assert (await channel.force(5, timeout=60)).status is Status.OK
+    assert (await channel.write_lac(6, KEY, b"packet", timeout=60)).status is Status.OK
     assert node.calls == [
         ("read_lac", 3, KEY),
         ("fence", 4, KEY),
@@ -76,7 +76,7 @@ async def test_lac_fence_force_and_write_lac_carry_their_arguments(served: Serve
 
 async def test_info_describes_the_bookie(served: Served) -> None:
     """All fields survive the way."""
-    assert await served.channel.info(timeout=5) == INFO
+    assert await served.channel.info(timeout=60) == INFO
 
 
 async def test_listings_come_in_pages(served: Served) -> None:
@@ -132,11 +132,11 @@ async def test_errors_of_the_node_are_answered_in_band(
     served.node.failure = error
     channel = served.channel
     replies: list[ReadReply | LacReply | Reply] = [
-        await channel.read(ReadCommand(3, 0, 0), timeout=5),
-        await channel.read_lac(3, b"", timeout=5),
-        await channel.fence(3, b"", timeout=5),
-        await channel.force(3, timeout=5),
-        await channel.write_lac(3, b"", b"x", timeout=5),
+        await channel.read(ReadCommand(3, 0, 0), timeout=60),
+        await channel.read_lac(3, b"", timeout=60),
+        await channel.fence(3, b"", timeout=60),
+        await channel.force(3, timeout=60),
+        await channel.write_lac(3, b"", b"x", timeout=60),
     ]
     assert {reply.status for reply in replies} == {status}
     for reply in replies:
@@ -149,15 +149,15 @@ async def test_another_cluster_is_refused_by_every_call(served: Served) -> None:
     """The node hears of none of them."""
     channel = BookieChannel(served.address, "another", served.tasks)
     replies: list[ReadReply | LacReply | Reply] = [
-        await channel.read(ReadCommand(3, 0, 0), timeout=5),
-        await channel.read_lac(3, b"", timeout=5),
-        await channel.fence(3, b"", timeout=5),
-        await channel.force(3, timeout=5),
-        await channel.write_lac(3, b"", b"x", timeout=5),
+        await channel.read(ReadCommand(3, 0, 0), timeout=60),
+        await channel.read_lac(3, b"", timeout=60),
+        await channel.fence(3, b"", timeout=60),
+        await channel.force(3, timeout=60),
+        await channel.write_lac(3, b"", b"x", timeout=60),
     ]
     assert {reply.status for reply in replies} == {Status.WRONG_CLUSTER}
     with pytest.raises(WrongClusterError):
-        await channel.info(timeout=5)
+        await channel.info(timeout=60)
     with pytest.raises(WrongClusterError):
         _ = [page async for page in channel.list_entries(3)]
     with pytest.raises(WrongClusterError):
@@ -180,7 +180,7 @@ async def test_a_bookie_that_is_not_there_raises(served: Served) -> None:
     """A refused connection is told at once."""
     channel = BookieChannel("127.0.0.1:1", INSTANCE_ID, served.tasks)
     with pytest.raises(BookieUnreachableError, match="bookie 127"):
-        await channel.fence(3, b"", timeout=5)
+        await channel.fence(3, b"", timeout=60)
     await channel.aclose()
 
 
@@ -271,12 +271,12 @@ async def test_a_watcher_of_another_cluster_is_refused(served: Served) -> None:
 async def test_a_cancelled_call_leaves_the_channel_usable(served: Served) -> None:
     """Abandoning one call does not disturb the others."""
     served.node.reading.clear()
-    task = served.tasks.create_task(served.channel.read(ReadCommand(3, 0, 0), timeout=5))
+    task = served.tasks.create_task(served.channel.read(ReadCommand(3, 0, 0), timeout=60))
     await until(lambda: len(served.node.calls) == 1)
     task.cancel()
     await asyncio.wait((task,))
     served.node.reading.set()
-    reply = await served.channel.read(ReadCommand(3, 0, 0), timeout=5)
+    reply = await served.channel.read(ReadCommand(3, 0, 0), timeout=60)
     assert reply.status is Status.NO_SUCH_ENTRY
 
 
@@ -289,7 +289,7 @@ async def test_closing_a_channel_ends_its_calls_without_cancelling_their_callers
 
     async def read() -> str:
         with pytest.raises(ClientClosedError):
-            await channel.read(ReadCommand(3, 0, 0), timeout=5)
+            await channel.read(ReadCommand(3, 0, 0), timeout=60)
         return "lives on"
 
     task = served.tasks.create_task(read())

@@ -57,29 +57,29 @@ async def test_what_is_added_over_grpc_is_read_back(tmp_path: Path) -> None:
         await until(lambda: len(answers) == 1)
         assert answers == [(1, Status.OK, "")]
 
-        reply = await channel.read(ReadCommand(7, 0, 200), timeout=5)
+        reply = await channel.read(ReadCommand(7, 0, 200), timeout=60)
         assert reply.batch is not None
         assert [entry.payload for entry in verify_batch(reply.batch, DIGESTER)] == payloads
         assert (reply.next_entry_id, reply.stopped_by) == (100, Status.NO_SUCH_ENTRY)
         for number in (0, 57, 99):
-            reply = await channel.read_entry(ReadCommand(7, number, number, 1), timeout=5)
+            reply = await channel.read_entry(ReadCommand(7, number, number, 1), timeout=60)
             assert reply.batch is not None
             (entry,) = verify_batch(reply.batch, DIGESTER)
             assert (entry.entry_id, entry.payload) == (number, payloads[number])
-        reply = await channel.read_entry(ReadCommand(7, 100, 100, 1), timeout=5)
+        reply = await channel.read_entry(ReadCommand(7, 100, 100, 1), timeout=60)
         assert (reply.status, reply.next_entry_id) == (Status.NO_SUCH_ENTRY, 100)
-        reply = await channel.read_entry(ReadCommand(8, 0, 0, 1), timeout=5)
+        reply = await channel.read_entry(ReadCommand(8, 0, 0, 1), timeout=60)
         assert reply.status is Status.NO_SUCH_LEDGER
 
         pages = [page async for page in channel.list_entries(7)]
         assert [(a.tolist(), b.tolist()) for a, b in pages] == [([0], [99])]
-        assert (await channel.fence(7, b"", timeout=5)).status is Status.OK
+        assert (await channel.fence(7, b"", timeout=60)).status is Status.OK
         stream.send(add_request(2, 7, 100, payloads))
         await until(lambda: len(answers) == 2)
         assert answers[1][:2] == (2, Status.FENCED)
         await until(lambda: any(state.fenced for state in states))
-        assert (await channel.force(7, timeout=5)).status is Status.OK
-        assert (await channel.info(timeout=5)).bookie_id == "b1"
+        assert (await channel.force(7, timeout=60)).status is Status.OK
+        assert (await channel.info(timeout=60)).bookie_id == "b1"
         assert [row.ledger_id async for rows in channel.list_ledgers() for row in rows] == [7]
         await channel.aclose()
     assert broken == []
@@ -109,7 +109,7 @@ async def test_packets_that_contradict_their_request_are_refused(tmp_path: Path)
             (2, Status.BAD_REQUEST),
             (3, Status.BAD_REQUEST),
         ]
-        reply = await channel.read(ReadCommand(7, 0, 0), timeout=5)
+        reply = await channel.read(ReadCommand(7, 0, 0), timeout=60)
         assert reply.status is Status.NO_SUCH_LEDGER
         await channel.aclose()
 

@@ -109,19 +109,19 @@ async def test_a_bookie_that_starts_refuses_at_once_and_then_serves() -> None:
             broken: list[BookieError] = []
             for _ in range(2):
                 with pytest.raises(BookieUnreachableError, match="the bookie is starting"):
-                    await channel.info(timeout=20)
+                    await channel.info(timeout=60)
                 with pytest.raises(BookieUnreachableError, match="the bookie is starting"):
-                    await channel.read_entry(ReadCommand(3, 0, 0), timeout=20)
+                    await channel.read_entry(ReadCommand(3, 0, 0), timeout=60)
                 with pytest.raises(BookieUnreachableError, match="the bookie is starting"):
-                    _ = [page async for page in channel.list_ledgers(timeout=20)]
+                    _ = [page async for page in channel.list_ledgers(timeout=60)]
             channel.add_stream(lambda *_: None, broken.append)
             await until(lambda: bool(broken))
             assert "the bookie is starting" in str(broken[0])
             assert await healths(held.port) == [health_pb2.HealthCheckResponse.NOT_SERVING] * 2
             node = FakeNode()
             async with held.serve(node, Metrics()):
-                assert await channel.info(timeout=20) == INFO
-                await channel.read_entry(ReadCommand(3, 0, 0), timeout=20)
+                assert await channel.info(timeout=60) == INFO
+                await channel.read_entry(ReadCommand(3, 0, 0), timeout=60)
                 assert channel._reads.is_offered
                 assert await healths(held.port) == [health_pb2.HealthCheckResponse.SERVING] * 2
         await channel.aclose()
@@ -210,8 +210,8 @@ async def test_a_shutdown_does_not_wait_for_watchers_and_idle_streams() -> None:
             channel = BookieChannel(f"127.0.0.1:{port}", INSTANCE_ID, tasks)
             channel.add_stream(lambda *_: None, broken.append)
             channel.watch_lac(lambda _: None, broken.append)
-            await channel.read_entry(ReadCommand(3, 0, 0), timeout=5)
-            assert await channel.info(timeout=5) == INFO
+            await channel.read_entry(ReadCommand(3, 0, 0), timeout=60)
+            assert await channel.info(timeout=60) == INFO
             began = loop.time()
         assert loop.time() - began < 5
         await until(lambda: len(broken) == 2)

@@ -50,7 +50,7 @@ async def test_a_bookie_that_dies_during_its_start_is_started_again(
     process = DyingProcess(tmp_path / "log")
     watched = LocalCluster(tmp_path, "memory://x", (cast("BookieProcess", process),))
     said: list[str] = []
-    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
         watching = tasks.create_task(watch_processes(watched, said.append, restart=True))
         await process.runs.wait()
         await asyncio.sleep(0)

@@ -546,7 +546,7 @@ async def test_a_round_is_made_by_itself_and_can_be_suspended(machine: Machine) 
         assert machine.log_files() == []
         engine.compactor.suspended = False
         engine.compactor.wake(force=True)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not machine.log_files():  # noqa: ASYNC110  (no event to wait for)
                 await asyncio.sleep(0.01)
         await assert_all_there(engine, [1, 2], range(40))

@@ -76,7 +76,7 @@ async def test_appends_go_on_while_look_ups_wait_for_the_device(
         comparing = tasks.create_task(add(engine, 7, range(100, 210)))
         try:
             await until(gate.reached.is_set)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 for entry_id in range(200, 220):
                     assert (await add(engine, 8, [entry_id])).status is Status.OK
                     assert ids_of(await read(engine, 8, entry_id, entry_id)) == [entry_id]
@@ -154,7 +154,7 @@ async def test_behind_the_last_entry_the_index_is_not_asked(
     assert ids_of(await read(engine, 7, 0, MAX_ID)) == list(range(64))
     machine.store.read_gate = gate = Hold("read", "index")
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             result = await read(engine, 7, 60, MAX_ID)
             assert (ids_of(result), result.stopped_by) == ([60, 61, 62, 63], Status.NO_SUCH_ENTRY)
             assert result.next_entry_id == 64

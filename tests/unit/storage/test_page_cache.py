@@ -20,7 +20,7 @@ def machine_at(path: Path, window_bytes: int = WINDOW_BYTES) -> Machine:
 
 
 async def until_dropped(machine: Machine, part: str) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while "forget" not in machine.disk.names_called(part):  # noqa: ASYNC110  (a thread's)
             await asyncio.sleep(0.01)
 

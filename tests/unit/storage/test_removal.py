@@ -49,7 +49,7 @@ async def dead_but_for(machine: Machine, engine: Engine, *alive: int) -> Path:
 
 async def until_gone(machine: Machine, name: str = "*.tmp") -> None:
     """Wait until no file of that name, or with more behind it, is left."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while list(machine.journal.glob(f"{name}*")):  # noqa: ASYNC110  (no event to wait for)
             await asyncio.sleep(0.01)
 
