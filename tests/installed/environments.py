@@ -72,14 +72,18 @@ def installed(wheel: Path, directory: Path, extra: str = "") -> Path:
     base = Path(sys.base_prefix) / "bin" / f"python3.{sys.version_info.minor}"
     run([str(base), "-m", "venv", "--without-pip", str(directory)], directory.parent)
     programs = directory / "bin"
-    # Our pip installs there. What is imported gets its bytecode then; most modules never are.
-    pip = [sys.executable, "-m", "pip", "--python", str(programs / "python"), "install", "--quiet"]
     pins = [f"--constraint={ROOT}/requirements/core.txt"]
     if extra:
         pins.append(f"--constraint={ROOT}/requirements/{extra}.txt")
     wanted = f"{wheel}[{extra}]" if extra else str(wheel)
-    run([*pip, "--no-compile", *pins, wanted], directory)
+    # What is imported gets its bytecode then; most modules never are.
+    run([*install_into(programs), "--no-compile", *pins, wanted], directory)
     return programs
+
+
+def install_into(programs: Path) -> list[str]:
+    """The command that installs into an environment without a pip of its own: ours does it."""
+    return [sys.executable, "-m", "pip", "--python", str(programs / "python"), "install", "--quiet"]
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.installed.environments import ROOT
+from tests.installed.environments import ROOT, install_into
 from tests.installed.machines import Machines, Operator
 from tests.installed.terminal import open_terminal
 
@@ -37,7 +37,7 @@ def _operator(with_spark: Path, wheel: Path, tmp_path: Path) -> Iterator[Operato
     """Four bookies that run, nine ledgers, and somebody who can type."""
     machines = Machines(tmp_path, with_spark, BOOKIES)
     with open_terminal(tmp_path, machines.variables) as terminal:
-        install = f"pip install --quiet --no-index --no-deps {wheel}"
+        install = " ".join([*install_into(with_spark), "--no-index", "--no-deps", str(wheel)])
         operator = Operator(machines, PAGE, terminal)
         operator.places |= {
             "/var/tmp/audit": f"{tmp_path}/audit",

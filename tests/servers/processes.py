@@ -29,7 +29,7 @@ def pause(seconds: float) -> None:
     threading.Event().wait(seconds)
 
 
-def wait_until(holds: Callable[[], bool], what: str, seconds_max: float = 60.0) -> None:
+def wait_until(holds: Callable[[], bool], what: str, seconds_max: float = 300.0) -> None:
     """Look again and again until `holds()`; fail with `what` if that takes too long."""
     for _ in range(int(seconds_max / 0.02)):
         if holds():
