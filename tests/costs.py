@@ -26,11 +26,23 @@ REASONS = {
     "installed": "fresh environments as users make them, 1 GB with Spark, and the guides typed",
     "corruption": "a bookie starts two times on each of 544 damages and of 250 random ones",
     "bookie local": "clusters of processes as users start them; a port is chosen by one at a time",
+    "sources": "each file of the tree is read by each rule",
     "tests/cluster_sim/test_cluster_sim.py": "80 seeds of whole clusters reach all rare things",
     "tests/cluster_sim/test_cluster_sim_finds_bugs.py": "14 clusters with one bug are caught",
     "tests/cluster_sim/test_log_sim.py": "30 seeds of logs reach all rare things of logs",
     "tests/cluster_sim/test_log_sim_finds_bugs.py": "7 logs with one bug are caught",
+    "tests/explorer/test_explorer.py": "all orders of events, in scopes that find mutants",
+    "tests/fault/test_crash_kill.py": "forty lives of a bookie that end at kills",
+    "tests/fault/test_logs_at_random.py": "eight episodes on each kind of store, judged as a whole",
+    "tests/fault/test_lost_disks.py": "each loss of a disk, on bookies that stop and start for it",
+    "tests/fault/test_lost_disks_at_random.py": "eight episodes on each kind of store",
+    "tests/fault/test_replacement.py": "a thousand ledgers lose a bookie at once",
+    "tests/fault/test_true_health.py": "an operator's stories, each with bookies of its own",
     "tests/matrix/test_io_errors.py": "each call on each kind of file fails, in three phases",
+    "tests/sim/test_crash_images.py": "thousands of images that a crash may leave, each opened",
+    "tests/system/test_failing_calls.py": "each call that may fail fails once, in a real bookie",
+    "tests/system/test_full_disks.py": "real devices are filled, and emptied again",
+    "tests/system/test_power_cut.py": "the power of a device is cut, and a bookie starts on it",
 }
 """Group → why its price is right."""
 

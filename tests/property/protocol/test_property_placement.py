@@ -58,7 +58,7 @@ def sizes(draw: st.DrawFn, most: int = 5) -> tuple[int, int]:
     return ensemble_size, draw(st.integers(1, ensemble_size))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=max(100, settings().max_examples))
 @given(
     sizes(),
     st.lists(st.sampled_from(RACKS), min_size=1, max_size=7),
@@ -103,7 +103,7 @@ def test_no_ensemble_spans_more(
         assert best[0] >= min(wanted, write_quorum_size)
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=max(500, settings().max_examples))
 @given(
     sizes(),
     st.lists(st.sampled_from(RACKS), min_size=5, max_size=5),

@@ -105,7 +105,7 @@ def test_an_add_request_has_the_bytes_of_the_generated_code_and_parses_back(
     assert (command.recovery, command.deferred_sync) == (recovery, deferred_sync)
 
 
-@settings(max_examples=300)
+@settings(max_examples=max(100, settings().max_examples))
 @given(
     st.tuples(UINT64, LEDGER_IDS, ENTRY_IDS, UINT32),
     KEYS | st.binary(min_size=20, max_size=20) | st.binary(min_size=32, max_size=32),
@@ -353,7 +353,7 @@ PARSERS: list[Callable[[bytes], object]] = [
 
 
 @pytest.mark.parametrize("parse", PARSERS)
-@settings(max_examples=300)
+@settings(max_examples=max(100, settings().max_examples))
 @given(data=st.binary(max_size=200) | st.lists(wire_fields(), max_size=12).map(b"".join))
 @example(data=b"\x08")
 @example(data=b"\x08" + b"\xff" * 10)
@@ -370,7 +370,7 @@ def test_no_bytes_raise_anything_but_a_bad_request(
     codec.read_id_of(data)
 
 
-@settings(max_examples=300)
+@settings(max_examples=max(100, settings().max_examples))
 @given(st.lists(wire_fields(), max_size=12), st.randoms(use_true_random=False))
 def test_what_parses_means_the_same_to_the_generated_code(
     fields: list[bytes], shuffle: object
