@@ -16,7 +16,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, TypeAlias, get_args
+from typing import Any, Self, TypeAlias, get_args
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
@@ -32,12 +32,12 @@ from bookie.config.section import Section, is_own
 from bookie.config.sections import LogFormat, Settings
 from bookie.errors import ConfigurationError
 
-if TYPE_CHECKING:
-    from pydantic_core import ErrorDetails
-
 _FORMAT_VARIABLE = PREFIX + "LOG" + DELIMITER + "FORMAT"
 
 NO_CLUSTER: Mapping[str, str] = {}
+
+_Problem: TypeAlias = Mapping[str, Any]
+"""What is wrong with one value, as pydantic tells it: `loc` is its place, `msg` the sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,19 +343,19 @@ def _hint(name: str, known: list[str]) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
-def _is_mendable(problem: ErrorDetails) -> bool:
+def _is_mendable(problem: _Problem) -> bool:
     """Whether cluster settings can correct it: a relation between values that they may set."""
     place = problem["loc"]
     return not place or (len(place) == 1 and not section_type(str(place[0])).own)
 
 
-def _problems(error: ValidationError) -> list[ErrorDetails]:
-    return error.errors(include_url=False, include_input=False)
+def _problems(error: ValidationError) -> list[_Problem]:
+    return [*error.errors(include_url=False, include_input=False)]
 
 
-def _sentence(problem: ErrorDetails, given: _AllGiven) -> str:
+def _sentence(problem: _Problem, given: _AllGiven) -> str:
     """What is wrong, with the key and the place where its value was set."""
-    text = problem["msg"].removeprefix("Value error, ")
+    text: str = problem["msg"].removeprefix("Value error, ")
     text = text[:1].lower() + text[1:]
     match problem["loc"]:
         case (str(section), str(key), *_):

@@ -31,7 +31,6 @@ DISTRIBUTIONS = {
 
 BROUGHT_ALONG = {
     "py4j": "pyspark",
-    "pydantic_core": "pydantic",
 }
 """Module → the requirement of ours that cannot do without it, and so always brings it."""
 
