@@ -95,7 +95,7 @@ docker: ## build the container image bookie; DOCKER=podman and BASE_IMAGE=… do
 
 # ---- test it --------------------------------------------------------------------------------------
 
-test-core: $(VENV)/.test ## unit, property and conformance tests, without Java and Spark; 4 min on two cores
+test-core: $(VENV)/.test ## unit, property and conformance tests, without Java and Spark; 4 to 8 min on two cores
 	$(PYTEST) tests/unit tests/property tests/conformance -m core $(SHARED) --durations=10
 
 model: $(VENV)/.test ## random schedules of the protocol and of the engine against models, and mutants; 1 min
@@ -104,7 +104,7 @@ model: $(VENV)/.test ## random schedules of the protocol and of the engine again
 zookeeper: $(VENV)/.test ## the jars of ZooKeeper that tests start; 456 MB without Spark, once
 	@$(BIN)/python -m tests.servers.fetch_zookeeper
 
-test: java test-core test-rest ## every test that needs nothing but PyPI and Java; 15 min on two cores
+test: java test-core test-rest ## every test that needs nothing but PyPI and Java; 25 to 50 min on two cores
 
 test-rest: java $(VENV)/.test $(VENV)/.spark zookeeper ## of `make test` what `make test-core` leaves out
 	$(PYTEST) --ignore=tests/system -m "not core" $(SHARED) --durations=25
