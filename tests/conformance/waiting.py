@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-SECONDS_MAX = 20.0
+SECONDS_MAX = 120.0
 
 
 async def until(condition: Callable[[], object]) -> None:

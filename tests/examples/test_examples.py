@@ -18,7 +18,7 @@ import bookie.sync
 from bookie.server.local.process import child_environment
 
 ROOT = Path(__file__).resolve().parents[2]
-SECONDS_MAX = 60.0
+SECONDS_MAX = 300.0
 
 
 class Terminal:

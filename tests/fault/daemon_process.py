@@ -19,7 +19,7 @@ from bookie.metadata.connect import open_store
 from bookie.server.local.process import child_environment
 from tests.servers.ports import claimed_ports
 
-START_SECONDS_MAX = 30.0
+START_SECONDS_MAX = 120.0
 
 
 @dataclass

@@ -21,7 +21,7 @@ from bookie.formats.registration import Registration
 from bookie.metadata.connect import open_store
 from bookie.server.local.process import child_environment
 
-SECONDS_MAX = 60.0
+SECONDS_MAX = 300.0
 
 
 class Shell:

@@ -20,7 +20,7 @@ from bookie.server.local.process import child_environment
 from tests.fault.daemon_process import Daemon, Home, new_home, refused, serving
 
 FAILED, MISCONFIGURED = 1, 78
-SECONDS_MAX = 30.0
+SECONDS_MAX = 120.0
 
 
 @pytest.fixture

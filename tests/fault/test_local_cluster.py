@@ -22,7 +22,7 @@ from bookie.server.local.process import child_environment
 from bookie.server.local.supervisor import local_cluster, start_all
 from tests.fault.metadata_servers import SHARED
 
-SECONDS_MAX = 60.0
+SECONDS_MAX = 300.0
 UP = "The cluster is up. In another terminal:"
 
 

@@ -68,7 +68,7 @@ HARMLESS = frozenset({"nothing", "swapped"})
 LEDGERS = 3
 PAUSE_SECONDS_MAX = 0.03
 """Between two batches of a writer, of which an episode then has a hundred."""
-EPISODE_SECONDS_MAX = 240.0
+EPISODE_SECONDS_MAX = 900.0
 
 
 async def write(writer: RecordedWriter, rng: random.Random) -> None:

@@ -22,7 +22,7 @@ from bookie.metadata.model import Delete
 from bookie.server.local.process import child_environment
 from tests.fault.daemon_process import Daemon, Home, new_home, serving
 
-SECONDS_MAX = 60
+SECONDS_MAX = 300.0
 ROUNDS = 10
 GARBAGE: dict[str, object] = {"interval_seconds": 0.1, "grace_seconds": 0.2}
 

@@ -14,7 +14,7 @@ from bookie.cluster.instance import initialize_cluster
 from bookie.metadata.connect import open_store
 from bookie.server.local.process import child_environment
 
-SECONDS_MAX = 60
+SECONDS_MAX = 300.0
 DONE, FAILED, INTERRUPTED = 0, 1, 130
 
 ANSWERS = {

@@ -20,7 +20,7 @@ from tests.servers.ports import claimed_ports
 from tests.servers.proxy import Proxy
 from tests.servers.zookeeper import ZooKeeperServer, new_scope
 
-SECONDS_MAX = 60.0
+SECONDS_MAX = 300.0
 
 
 @pytest.fixture(params=["etcd", "zk"])

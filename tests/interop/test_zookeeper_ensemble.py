@@ -48,7 +48,7 @@ async def put_until_done(store: MetadataStore, key: str, value: bytes) -> None:
             return
 
 
-ELECTION_SECONDS_MAX = 150
+ELECTION_SECONDS_MAX = 600
 """Servers that are cut off may keep others waiting in handshakes. How long an election takes is not
 what is tested here: up to half a minute was seen on an idle machine."""
 

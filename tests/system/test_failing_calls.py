@@ -19,7 +19,7 @@ from tests.system.driven_bookie import EXIT_DISK_FAILED, DrivenBookie
 WRITES = "write,pwrite64,pwritev,pwritev2"
 SYNCS = "fsync,fdatasync"
 NUMBERS = range(1, 100)
-SLOW_SECONDS_MAX = 30.0
+SLOW_SECONDS_MAX = 120.0
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from tests.fault.crash_harness import LedgerAtClient
 from tests.system.devices import MIB, fill, memory, use_up_inodes, volume
 from tests.system.driven_bookie import EXIT_DISK_FAILED, Client, DrivenBookie
 
-ROOM_SECONDS_MAX = 30.0
+ROOM_SECONDS_MAX = 120.0
 """A bookie looks every second whether there is room again."""
 
 STORAGE = {

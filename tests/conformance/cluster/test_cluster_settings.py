@@ -17,7 +17,7 @@ from bookie.errors import ConfigurationError, FormatError
 from bookie.metadata.store import MetadataStore
 from tests.conformance.backends import Backend
 
-SECONDS_MAX = 30.0
+SECONDS_MAX = 120.0
 OURS, THEIRS = str(uuid.UUID(int=1)), str(uuid.UUID(int=2))
 
 

@@ -15,7 +15,7 @@ from bookie.api import BookKeeper, connect
 from tests.unit.cli.command_process import CommandProcess
 from tests.unit.client.real_cluster import real_cluster
 
-TOLD_SECONDS_MAX = 30.0
+TOLD_SECONDS_MAX = 120.0
 
 
 @dataclass(slots=True)

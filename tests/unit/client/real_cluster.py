@@ -22,7 +22,7 @@ from bookie.telemetry import Metrics
 from tests.served_node import serve
 from tests.servers.ports import claimed_ports
 
-WAIT_SECONDS_MAX = 20.0
+WAIT_SECONDS_MAX = 120.0
 
 
 class RealCluster:

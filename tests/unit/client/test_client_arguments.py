@@ -16,7 +16,7 @@ from bookie.formats.entry import unpack_packet
 from bookie.rpc.client.channel import BookieChannel, ReadCommand
 from tests.unit.client.real_cluster import RealCluster, real_cluster
 
-SECONDS_MAX = 10.0
+SECONDS_MAX = 120.0
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from bookie.client.writer import WriterHandle
 from bookie.errors import ClientClosedError, LedgerFencedError
 from tests.unit.client.real_cluster import real_cluster
 
-SECONDS_MAX = 10.0
+SECONDS_MAX = 120.0
 
 
 async def fenced_writer(bk: BookKeeper) -> WriterHandle:

@@ -29,7 +29,7 @@ from bookie.metadata.store import MetadataStore
 from bookie.protocol.placement import PlacementPolicy
 from bookie.telemetry import configure_logging
 
-SECONDS_MAX = 20.0
+SECONDS_MAX = 120.0
 
 
 @pytest.fixture

@@ -99,7 +99,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "BODY_SECONDS_MAX", 0.05)
 
 
-SILENT_SECONDS_MAX = 30.0
+SILENT_SECONDS_MAX = 120.0
 """For a connection to be closed that is due after a twentieth of a second."""
 
 

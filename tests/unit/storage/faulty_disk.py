@@ -19,7 +19,7 @@ from pathlib import Path
 from bookie.env import DiskUsage, PosixDisk
 from bookie.env.disk import Buffer, PosixFile
 
-HOLD_SECONDS_MAX = 30.0
+HOLD_SECONDS_MAX = 120.0
 
 
 @dataclass(frozen=True, slots=True)

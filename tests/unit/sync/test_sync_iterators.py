@@ -14,7 +14,7 @@ from bookie.errors import NoSuchEntryError, OperationTimeoutError
 from bookie.sync import SyncBookKeeper, SyncHandle, SyncIterator
 from bookie.sync.loop_thread import this_process
 
-WAIT_SECONDS_MAX = 20.0
+WAIT_SECONDS_MAX = 120.0
 
 
 class Source(SyncHandle):

@@ -20,7 +20,7 @@ from bookie.formats.log_record import LogRecord, encode_log_record
 from bookie.sync import SyncBookKeeper
 from bookie.sync.given_records import GivenRecords
 
-WAIT_SECONDS_MAX = 20.0
+WAIT_SECONDS_MAX = 120.0
 
 
 def fill(bk: SyncBookKeeper, count: int, name: str = "orders") -> list[bytes]:

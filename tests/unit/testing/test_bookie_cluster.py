@@ -19,7 +19,7 @@ from bookie.errors import (
 from bookie.metadata.memory import tree
 from bookie.testing import BookieCluster, cluster, sync_cluster
 
-WAIT_SECONDS_MAX = 20.0
+WAIT_SECONDS_MAX = 120.0
 
 
 async def until(condition: Callable[[], bool]) -> None:
