@@ -23,6 +23,9 @@ from tests.fault.daemon_process import Daemon, Home, serving, suspend
 from tests.servers.proxy import Proxy
 
 SESSION_TIMEOUT_SECONDS = 1.0
+"""Of bookies: the loss of one is noticed soon."""
+CLIENT_SESSION_TIMEOUT_SECONDS = 30.0
+"""Of those that only look on. A busy machine must not end what an episode does not."""
 SECONDS_MAX = 300.0
 
 HEAL_SECONDS_MAX = 300.0
@@ -235,7 +238,7 @@ def client_of(uri: str) -> BookKeeper:
     """A client with short timeouts, that is not connected yet."""
     return connect(
         uri,
-        session_timeout_seconds=SESSION_TIMEOUT_SECONDS,
+        session_timeout_seconds=CLIENT_SESSION_TIMEOUT_SECONDS,
         add_timeout_seconds=ADD_SECONDS,
         read_timeout_seconds=READ_SECONDS,
         speculative_read_seconds=READ_SECONDS / 2,

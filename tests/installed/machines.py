@@ -91,6 +91,14 @@ class Machines:
         """The command that goes to a machine."""
         return f"export MACHINE={name} HTTP_PORT={self.http_ports[name]}"
 
+    def logged(self) -> str:
+        """What bookies have logged of doubts, and the last that each said."""
+        lines = []
+        for name in self.names:
+            own = (self.home / name / "log").read_text(encoding="utf-8").splitlines()
+            lines += [line for line in own if "integrity" in line or "warning" in line] + own[-3:]
+        return "\n".join(lines)
+
     def empty(self, name: str) -> None:
         """Put new disks into a machine."""
         for path in self.directories(name).values():
