@@ -41,10 +41,12 @@ settings.register_profile(
 )
 settings.load_profile("default")
 
-# A shell that starts something in the background has it ignore Ctrl-C, and so would every process
-# that a test starts and interrupts.
+# A shell that starts something in the background has it ignore Ctrl-C, and `nohup` the end of the
+# terminal. So would every process that a test starts, and then interrupts or hangs up.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture
