@@ -18,17 +18,14 @@ from tests.installed.terminal import open_terminal
 PAGE = (ROOT / "docs" / "runbooks.md").read_text(encoding="utf-8")
 BOOKIES = ("b1", "b2", "b3", "b4")
 
-# Where every bookie has to answer, none is left behind: what lacks an entry is in doubt.
 LEDGERS = """\
 import asyncio, os
 from bookie import connect
 
-THREE = dict(ensemble_size=3, write_quorum_size=3, ack_quorum_size=3)
-
 async def main():
     async with connect(os.environ["BOOKIE_METADATA"]) as bk:
         for _ in range(9):
-            async with bk.create_ledger(**THREE) as writer:
+            async with bk.create_ledger(ensemble_size=3, write_quorum_size=3) as writer:
                 await writer.append_many([b"entry"] * 10)
 
 asyncio.run(main())
@@ -71,7 +68,7 @@ def test_every_runbook(operator: Operator) -> None:
 def bookies_come_and_go(operator: Operator) -> None:
     """A bookie is killed while a ledger is written, then its disk is lost, then it is repaired."""
     machines = operator.machines
-    words = "--ensemble 4 --write-quorum 4 --ack-quorum 3"
+    words = "--ensemble 4 --write-quorum 4 --ack-quorum 2"
     ledger_id = operator.run(f"bookie ledger create {words}").split()[-1]
     os.kill(int((machines.home / "b2" / "pid").read_text()), signal.SIGKILL)
     operator.run(f"seq 100 | bookie ledger append {ledger_id}")
@@ -116,7 +113,7 @@ def everyday(operator: Operator) -> None:
 def the_store_comes_from_a_backup(operator: Operator) -> None:
     """What the table says is lost is lost; ids are not used again."""
     # On all four, so that the bookie of the examples has each.
-    create = "bookie ledger create --ensemble 4 --write-quorum 4 --ack-quorum 4"
+    create = "bookie ledger create --ensemble 4 --write-quorum 4 --ack-quorum 2"
     closed_later = operator.run(create).split()[-1]
     deleted_later, created_later = operator.run(create).split()[-1], ""
     operator.run(f"seq 10 | bookie ledger append {deleted_later}")
@@ -134,8 +131,10 @@ def the_store_comes_from_a_backup(operator: Operator) -> None:
             operator.run(f"until bookie node info b2 | grep -q '{found}'; do :; done")
         if "cluster health" in entry.command:
             assert f"(ledger {deleted_later})" in shown
-    assert "last entry id  4" in operator.run(f"bookie ledger recover {closed_later}")
-    operator.run(f"bookie ledger delete {deleted_later} --yes")
+            # A bookie that looks for its entries is in doubt; the check that is typed next ends it.
+            recovered = operator.run(f"bookie ledger recover {closed_later}")
+            assert "last entry id  4" in recovered
+            operator.run(f"bookie ledger delete {deleted_later} --yes")
     operator.run(f"bookie ledger show {created_later}   # exit status 1")
     operator.run("bookie cluster health")
     assert int(operator.run("bookie ledger create").split()[-1]) >= 1_000_000_100
