@@ -55,6 +55,7 @@
        ├─ NoSuchKeyError
        ├─ KeyHasChildrenError
        ├─ InvalidKeyError
+       ├─ StoreWentBackError          bookies know more ledgers than the store does
        ├─ ClusterInUseError           bookies are registered, or somebody else's keys are there
        ├─ UnsupportedError            this kind of metadata store cannot do it
        ├─ SessionLostError                                                   (retryable)
@@ -343,6 +344,10 @@ class KeyHasChildrenError(MetadataError):
 
 class InvalidKeyError(MetadataError):
     """The key or value breaks the limits that all stores share."""
+
+
+class StoreWentBackError(MetadataError):
+    """The metadata store is an older state than a bookie knows: it would use ids again."""
 
 
 class ClusterInUseError(MetadataError):

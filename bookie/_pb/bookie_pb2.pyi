@@ -173,18 +173,20 @@ class WatchLacRequest(_message.Message):
     def __init__(self, subscribe: _Optional[_Iterable[int]] = ..., unsubscribe: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class LacUpdate(_message.Message):
-    __slots__ = ("ledger_id", "max_lac", "fenced", "status", "lac_packet")
+    __slots__ = ("ledger_id", "max_lac", "fenced", "status", "lac_packet", "key_tag")
     LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
     MAX_LAC_FIELD_NUMBER: _ClassVar[int]
     FENCED_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     LAC_PACKET_FIELD_NUMBER: _ClassVar[int]
+    KEY_TAG_FIELD_NUMBER: _ClassVar[int]
     ledger_id: int
     max_lac: int
     fenced: bool
     status: Status
     lac_packet: bytes
-    def __init__(self, ledger_id: _Optional[int] = ..., max_lac: _Optional[int] = ..., fenced: _Optional[bool] = ..., status: _Optional[_Union[Status, str]] = ..., lac_packet: _Optional[bytes] = ...) -> None: ...
+    key_tag: bytes
+    def __init__(self, ledger_id: _Optional[int] = ..., max_lac: _Optional[int] = ..., fenced: _Optional[bool] = ..., status: _Optional[_Union[Status, str]] = ..., lac_packet: _Optional[bytes] = ..., key_tag: _Optional[bytes] = ...) -> None: ...
 
 class ForceRequest(_message.Message):
     __slots__ = ("ledger_id",)
@@ -219,14 +221,16 @@ class WriteLacResponse(_message.Message):
     def __init__(self, status: _Optional[_Union[Status, str]] = ..., message: _Optional[str] = ...) -> None: ...
 
 class ListEntriesRequest(_message.Message):
-    __slots__ = ("ledger_id", "first_entry_id", "last_entry_id")
+    __slots__ = ("ledger_id", "first_entry_id", "last_entry_id", "master_key")
     LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
     FIRST_ENTRY_ID_FIELD_NUMBER: _ClassVar[int]
     LAST_ENTRY_ID_FIELD_NUMBER: _ClassVar[int]
+    MASTER_KEY_FIELD_NUMBER: _ClassVar[int]
     ledger_id: int
     first_entry_id: int
     last_entry_id: int
-    def __init__(self, ledger_id: _Optional[int] = ..., first_entry_id: _Optional[int] = ..., last_entry_id: _Optional[int] = ...) -> None: ...
+    master_key: bytes
+    def __init__(self, ledger_id: _Optional[int] = ..., first_entry_id: _Optional[int] = ..., last_entry_id: _Optional[int] = ..., master_key: _Optional[bytes] = ...) -> None: ...
 
 class ListEntriesResponse(_message.Message):
     __slots__ = ("status", "message", "range_first", "range_last")
@@ -257,7 +261,7 @@ class ListLedgersResponse(_message.Message):
     def __init__(self, status: _Optional[_Union[Status, str]] = ..., message: _Optional[str] = ..., ledgers: _Optional[_Iterable[_Union[LedgerRow, _Mapping]]] = ...) -> None: ...
 
 class LedgerRow(_message.Message):
-    __slots__ = ("ledger_id", "fenced", "limbo", "first_entry_id", "last_entry_id", "entries", "bytes", "max_lac")
+    __slots__ = ("ledger_id", "fenced", "limbo", "first_entry_id", "last_entry_id", "entries", "bytes", "max_lac", "key_tag")
     LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
     FENCED_FIELD_NUMBER: _ClassVar[int]
     LIMBO_FIELD_NUMBER: _ClassVar[int]
@@ -266,6 +270,7 @@ class LedgerRow(_message.Message):
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_LAC_FIELD_NUMBER: _ClassVar[int]
+    KEY_TAG_FIELD_NUMBER: _ClassVar[int]
     ledger_id: int
     fenced: bool
     limbo: bool
@@ -274,7 +279,8 @@ class LedgerRow(_message.Message):
     entries: int
     bytes: int
     max_lac: int
-    def __init__(self, ledger_id: _Optional[int] = ..., fenced: _Optional[bool] = ..., limbo: _Optional[bool] = ..., first_entry_id: _Optional[int] = ..., last_entry_id: _Optional[int] = ..., entries: _Optional[int] = ..., bytes: _Optional[int] = ..., max_lac: _Optional[int] = ...) -> None: ...
+    key_tag: bytes
+    def __init__(self, ledger_id: _Optional[int] = ..., fenced: _Optional[bool] = ..., limbo: _Optional[bool] = ..., first_entry_id: _Optional[int] = ..., last_entry_id: _Optional[int] = ..., entries: _Optional[int] = ..., bytes: _Optional[int] = ..., max_lac: _Optional[int] = ..., key_tag: _Optional[bytes] = ...) -> None: ...
 
 class GetInfoRequest(_message.Message):
     __slots__ = ()

@@ -193,8 +193,8 @@ def _describe(found: LedgerMetadata) -> Record:
         "write_quorum": found.write_quorum_size,
         "ack_quorum": found.ack_quorum_size,
         "digest": found.digest_type.name.lower(),
-        # The key admits writers: whether there is one is all that is shown.
-        "password": bool(found.password_key),
+        # The key admits writers: whether there is a password is all that is shown.
+        "password": found.has_password,
         "created": format_moment(found.ctime_ms) if found.ctime_ms >= 0 else None,
         "last_entry_id": found.last_entry_id if found.is_closed else None,
         "bytes": found.length if found.is_closed else None,

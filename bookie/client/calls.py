@@ -132,12 +132,15 @@ class Calls(Generic[T]):
 
 
 async def carry_out_metadata(
-    ledgers: LedgerManager, ledger_id: int, effect: ReadMetadata | WriteMetadata
+    ledgers: LedgerManager, ledger_id: int, token: int, effect: ReadMetadata | WriteMetadata
 ) -> MetadataEvent:
-    """Do one metadata operation and return its outcome, also a failure, as an event."""
+    """Do one metadata operation and return its outcome, also a failure, as an event.
+
+    It is about the ledger that was created with `token`: another one may have the id meanwhile.
+    """
     try:
         if isinstance(effect, ReadMetadata):
-            found = await ledgers.read_latest(ledger_id)
+            found = await ledgers.read_latest(ledger_id, token)
             return MetadataRead(found.value, found.version)
         written = await ledgers.write(effect.metadata, effect.version)
     except BadVersionError:

@@ -15,8 +15,9 @@ from bookie.client.replica_plan import EntryRange, merged, stripe_ranges
 from bookie.client.verification import VerifiedRead, verify_read
 from bookie.errors import BookieError, NoSuchLedgerError
 from bookie.formats.batch import EntryBatch
-from bookie.formats.digest import Digester
+from bookie.formats.digest import digester_for_key
 from bookie.formats.entry import parse_header
+from bookie.formats.ledger_metadata import LedgerMetadata
 from bookie.ids import Status
 from bookie.protocol.quorum import Stripe
 from bookie.protocol.striping import is_run
@@ -72,18 +73,17 @@ class CopyCheck:
 
     def __init__(
         self,
-        ledger_id: int,
+        metadata: LedgerMetadata,
         bookie_id: str,
         stripe: Stripe,
-        digester: Digester,
         pool: BookiePool,
         *,
         is_patient: bool = True,
     ) -> None:
-        self._ledger_id = ledger_id
+        self._metadata = metadata
         self._bookie_id = bookie_id
         self._stripe = stripe
-        self._digester = digester
+        self._digester = digester_for_key(metadata.digest_type, metadata.password_key)
         self._pool = pool
         self._is_patient = is_patient
         self._timeout = pool.settings.read_timeout_seconds
@@ -154,11 +154,12 @@ class CopyCheck:
     async def _read_once(self, position: int, last: int) -> VerifiedRead:
         stripe = self._stripe
         command = ReadCommand(
-            self._ledger_id,
+            self._metadata.ledger_id,
             position,
             last,
             max_entries=READ_ENTRIES_MAX,
             max_bytes=READ_BYTES_MAX,
+            master_key=self._metadata.password_key,
             stripe_modulus=stripe.modulus,
             stripe_first_residue=stripe.first_residue,
             stripe_count=stripe.count,
@@ -179,7 +180,7 @@ class CopyCheck:
 
     async def _end_of_hole(self, at: int, last: int) -> int:
         """The last id of the stripe before the next one that the bookie lists."""
-        listed = await list_stored(self._pool, self._bookie_id, self._ledger_id, at + 1, last)
+        listed = await list_stored(self._pool, self._bookie_id, self._metadata, at + 1, last)
         wanted = (
             self._stripe.next_id(max(begin, at + 1))
             for begin, end in listed
@@ -196,7 +197,7 @@ class CopyCheck:
 
 
 async def list_stored(
-    pool: BookiePool, bookie_id: str, ledger_id: int, first: int, last: int
+    pool: BookiePool, bookie_id: str, metadata: LedgerMetadata, first: int, last: int
 ) -> list[EntryRange]:
     """The ranges of ids from `first` to `last` that a bookie says it stores.
 
@@ -209,7 +210,11 @@ async def list_stored(
     ranges: list[EntryRange] = []
     try:
         async for firsts, lasts in channel.list_entries(
-            ledger_id, first, last, timeout=pool.settings.read_timeout_seconds
+            metadata.ledger_id,
+            first,
+            last,
+            key=metadata.password_key,
+            timeout=pool.settings.read_timeout_seconds,
         ):
             ranges += zip(firsts.tolist(), lasts.tolist(), strict=True)
     except NoSuchLedgerError:

@@ -15,7 +15,7 @@ from bookie.cluster.cookies import CookieManager
 from bookie.cluster.directory import BookieDirectory
 from bookie.cluster.placement_view import PlacementView
 from bookie.env import gather
-from bookie.errors import FormatError, MetadataError, NotEnoughBookiesError
+from bookie.errors import FormatError, MetadataError, NotEnoughBookiesError, StoreWentBackError
 from bookie.formats.ledger_metadata import LedgerMetadata
 from bookie.ids import is_vacant
 from bookie.protocol.placement import (
@@ -77,7 +77,9 @@ class Ensembles:
 
         Raises:
             NotEnoughBookiesError: there are too few, or they stand too close together.
+            StoreWentBackError: a bookie knows more ledgers than the metadata store does.
         """
+        self._require_store()
         writable = self.directory.bookies()
         healthy = writable.keys() - self.quarantine.members()
         try:
@@ -85,6 +87,15 @@ class Ensembles:
         except NotEnoughBookiesError:
             lacking = max(0, quorum.ensemble_size - len(writable)) if allow_degraded else 0
             return self._choose(writable.keys(), quorum, lacking)
+
+    def _require_store(self) -> None:
+        """Refuse new ids while a bookie has seen a newer store: they may be taken."""
+        for bookie_id, one in sorted(self.directory.all().items()):
+            if one.store_doubt:
+                raise StoreWentBackError(
+                    f"no ledger is created: bookie {bookie_id} says that {one.store_doubt}; an "
+                    "operator must raise the counter of ids and confirm the store"
+                )
 
     def _choose(
         self, candidates: Collection[str], quorum: Quorum, lacking: int = 0

@@ -294,7 +294,11 @@ class _Inquiry:
         ranges: list[tuple[int, int]] = []
         try:
             async for firsts, lasts in channel.list_entries(
-                self._metadata.ledger_id, first, last, timeout=self._timeout
+                self._metadata.ledger_id,
+                first,
+                last,
+                key=self._metadata.password_key,
+                timeout=self._timeout,
             ):
                 ranges += zip(firsts.tolist(), lasts.tolist(), strict=True)
         except NoSuchLedgerError:

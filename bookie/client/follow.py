@@ -22,7 +22,7 @@ from bookie.errors import (
     NoSuchLedgerError,
     NotEnoughBookiesError,
 )
-from bookie.formats.digest import Digester
+from bookie.formats.digest import Digester, key_tag
 from bookie.formats.ledger_metadata import LedgerMetadata, Versioned
 from bookie.ids import NO_ENTRY
 from bookie.rpc.client.channel import LacReply, LacState
@@ -45,6 +45,7 @@ class Follower:
         self._pool = pool
         self._ledgers = ledgers
         self._digester = digester
+        self._key_tag = key_tag(found.value.password_key)
         self._error: BookieError | None = None
         self._hints: dict[int, LacState] = {}
         """By slot of the last ensemble: the highest LAC that its bookie hinted at lately."""
@@ -122,6 +123,8 @@ class Follower:
             self._unsubscribe.append(partial(lacs.unsubscribe, ledger_id, callback))
 
     def _on_hint(self, slot: int, state: LacState) -> None:
+        if state.key_tag != self._key_tag:
+            return  # of another ledger of this id
         known = self._hints.get(slot)
         if state.max_lac > (NO_ENTRY if known is None else known.max_lac):
             self._hints[slot] = state
@@ -146,7 +149,7 @@ class Follower:
 
     def _take(self, state: Versioned[LedgerMetadata] | None) -> bool:
         """Note what the store says; returns whether nothing can change any more."""
-        if state is None:
+        if state is None or state.value.c_token != self.metadata.c_token:
             self._error = NoSuchLedgerError(f"ledger {self.metadata.ledger_id} was deleted")
             self._news.set()
             return True

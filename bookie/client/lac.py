@@ -11,7 +11,7 @@ from bookie.formats.ledger_metadata import LedgerMetadata
 from bookie.ids import NO_ENTRY, Status
 from bookie.protocol.quorum import Quorum
 
-_CALLER_TO_BLAME = frozenset({Status.UNAUTHORIZED, Status.WRONG_CLUSTER, Status.BAD_REQUEST})
+_CALLER_TO_BLAME = frozenset({Status.WRONG_CLUSTER, Status.BAD_REQUEST})
 
 
 async def ask_lac(
@@ -36,7 +36,7 @@ async def read_lac(pool: BookiePool, metadata: LedgerMetadata, digester: Digeste
 
     Raises:
         NotEnoughBookiesError: too few bookies answered.
-        UnauthorizedError, WrongClusterError: a bookie refused the caller.
+        WrongClusterError: a bookie refused the caller.
         ClientClosedError: the client was closed meanwhile.
     """
     quorum = Quorum(metadata.ensemble_size, metadata.write_quorum_size, metadata.ack_quorum_size)

@@ -6,7 +6,6 @@ complete.
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -18,7 +17,7 @@ from bookie.client.recovery import recover_ledger
 from bookie.client.writer import WriterHandle
 from bookie.cluster.directory import BookieDirectory
 from bookie.cluster.ledger_ids import LedgerIdGenerator
-from bookie.cluster.ledgers import LedgerManager
+from bookie.cluster.ledgers import LedgerManager, new_token
 from bookie.env.clock import SystemClock
 from bookie.errors import (
     BadRequestError,
@@ -27,7 +26,7 @@ from bookie.errors import (
     LedgerExistsError,
     UnauthorizedError,
 )
-from bookie.formats.digest import DigestType, derive_key
+from bookie.formats.digest import DigestType, is_password, key_of_life
 from bookie.formats.ledger_metadata import Fragment, LedgerMetadata, LedgerState, Versioned
 from bookie.protocol.quorum import Quorum
 
@@ -75,7 +74,8 @@ class LedgerClient:
         ledger_id: int | None = None,
     ) -> WriterHandle:
         """Create a ledger and return its writer; raises what `BookKeeper.create_ledger` does."""
-        key = _key_of(shape.password)
+        password = checked_bytes(shape.password, "the password")
+        token = new_token()
         bookies = self.ensembles.choose(shape.quorum, allow_degraded=shape.allow_degraded)
         incarnations = await self.ensembles.incarnations(bookies)
         metadata = LedgerMetadata(
@@ -86,9 +86,10 @@ class LedgerClient:
             state=LedgerState.OPEN,
             fragments=(Fragment(0, bookies),),
             digest_type=shape.digest_type,
-            password_key=key,
+            password_key=key_of_life(password, token),
             ctime_ms=SystemClock().now_ms(),
             custom_metadata=_custom(custom_metadata),
+            c_token=token,
         )
         created = await self._store(metadata, ledger_id)
         lost = await self.ensembles.lost_since(incarnations)
@@ -178,12 +179,9 @@ class LedgerClient:
 
 
 def _check_password(metadata: LedgerMetadata, password: bytes) -> None:
-    if not hmac.compare_digest(_key_of(password), metadata.password_key):
+    password = checked_bytes(password, "the password")
+    if not is_password(password, metadata.password_key, metadata.c_token):
         raise UnauthorizedError(f"the password of ledger {metadata.ledger_id} is another one")
-
-
-def _key_of(password: bytes) -> bytes:
-    return derive_key(checked_bytes(password, "the password"))
 
 
 def _custom(metadata: Mapping[str, bytes] | None) -> dict[str, bytes]:

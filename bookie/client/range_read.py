@@ -55,6 +55,7 @@ class RangeRead:
         self._pool = pool
         self._digester = digester
         self._ledger_id = machine.metadata.ledger_id
+        self._key = machine.metadata.password_key
         self.entries_read = 0
         """Entries that came so far, and the bytes of their packets."""
         self.bytes_read = 0
@@ -154,6 +155,7 @@ class RangeRead:
             effect.last_entry_id,
             max_entries=READ_ENTRIES_MAX,
             max_bytes=READ_BYTES_MAX,
+            master_key=self._key,
             stripe_modulus=stripe.modulus,
             stripe_first_residue=stripe.first_residue,
             stripe_count=stripe.count,
@@ -199,7 +201,10 @@ async def read_one(
         ClientClosedError: the client was closed meanwhile.
     """
     bookie_id = metadata.fragment_of(entry_id).bookies[quorum.member(entry_id, replica)]
-    command = ReadCommand(metadata.ledger_id, entry_id, entry_id, 1, READ_ONE_BYTES_MAX)
+    key = metadata.password_key
+    command = ReadCommand(
+        metadata.ledger_id, entry_id, entry_id, 1, READ_ONE_BYTES_MAX, master_key=key
+    )
     try:
         channel = pool.connection(bookie_id).channel()
         reply = await channel.read_entry(command, timeout=timeout_seconds)

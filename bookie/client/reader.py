@@ -96,7 +96,7 @@ class ReaderHandle:
         """
         self._pool.require_open()
         if not self.is_closed:
-            self._adopt(await self._ledgers.read(self.ledger_id))
+            self._adopt(await self._ledgers.read(self.ledger_id, self.metadata.c_token))
         if not self.is_closed:
             lac = await read_lac(self._pool, self.metadata, self._digester)
             self._last_add_confirmed = max(self._last_add_confirmed, lac)
@@ -154,7 +154,7 @@ class ReaderHandle:
         _check_range(first_entry_id, last_entry_id)
         self._pool.require_open()
         if not self.is_closed:
-            self._adopt(await self._ledgers.read(self.ledger_id))
+            self._adopt(await self._ledgers.read(self.ledger_id, self.metadata.c_token))
         confirmed = self.last_add_confirmed
         if last_entry_id is not None and not self.is_closed:
             confirmed = min(confirmed, last_entry_id)
@@ -306,7 +306,7 @@ class ReaderHandle:
     async def _has_newer_metadata(self) -> bool:
         before = self._found.version
         # What was denied is confirmed: only metadata that is current can explain it.
-        self._adopt(await self._ledgers.read_latest(self.ledger_id))
+        self._adopt(await self._ledgers.read_latest(self.ledger_id, self.metadata.c_token))
         return self._found.version != before
 
     def _adopt(self, found: Versioned[LedgerMetadata]) -> None:

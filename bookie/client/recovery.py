@@ -105,6 +105,7 @@ class _RecoveryDriver:
     ) -> None:
         self._ledger_id = machine.metadata.ledger_id
         self._key = machine.metadata.password_key
+        self._token = machine.metadata.c_token
         self._write_quorum_size = machine.metadata.write_quorum_size
         self._encoder = RequestEncoder(machine.metadata, machine.quorum, pool.next_request_id)
         self._pool = pool
@@ -135,7 +136,8 @@ class _RecoveryDriver:
             case StartTimer(timer, seconds):
                 self._calls.start(_sleep(timer, seconds), name)
             case ReadMetadata() | WriteMetadata():
-                self._calls.start(carry_out_metadata(self._ledgers, self._ledger_id, effect), name)
+                call = carry_out_metadata(self._ledgers, self._ledger_id, self._token, effect)
+                self._calls.start(call, name)
             case Recovered() | RecoveryFailed():
                 raise AssertionError("the end of a recovery is no call")
 

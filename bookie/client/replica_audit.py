@@ -39,7 +39,6 @@ from bookie.client.replica_plan import (
 )
 from bookie.env import gather
 from bookie.errors import BookieError, NoSuchLedgerError
-from bookie.formats.digest import digester_for_key
 from bookie.formats.ledger_metadata import LedgerMetadata, Versioned, decode
 from bookie.ids import NO_ENTRY
 
@@ -118,7 +117,7 @@ class ReplicaAudit:
         suspicious = [not one.is_clean or _contradicts(planned, one) for one in findings]
         current: LedgerMetadata | None = planned
         if any(suspicious):
-            current = await self._current(planned.ledger_id)
+            current = await self._current(planned)
         if current is None:
             return []  # it was deleted
         verdicts = []
@@ -139,21 +138,20 @@ class ReplicaAudit:
         reader = ReaderHandle(Versioned(metadata, 0), self._client.pool, self._client.ledgers)
         return await reader.refresh()
 
-    async def _current(self, ledger_id: int) -> LedgerMetadata | None:
+    async def _current(self, planned: LedgerMetadata) -> LedgerMetadata | None:
+        ledgers = self._client.ledgers
         try:
-            return (await self._client.ledgers.read_latest(ledger_id)).value
+            return (await ledgers.read_latest(planned.ledger_id, planned.c_token)).value
         except NoSuchLedgerError:
             return None
 
     async def _check(self, metadata: LedgerMetadata, copy: CopyRange, last: int) -> CopyFindings:
         async with self._room:
-            digester = digester_for_key(metadata.digest_type, metadata.password_key)
             stripe = quorum_of(metadata).stripe_of(copy.slot)
             check = CopyCheck(
-                metadata.ledger_id,
+                metadata,
                 copy.bookie_id,
                 stripe,
-                digester,
                 self._client.pool,
                 is_patient=copy.bookie_id not in self._silent,
             )
@@ -231,9 +229,7 @@ class ReplicaAudit:
         first, last = missing[0][0], missing[-1][1]
         for bookie_id in self._client.directory.all():
             try:
-                stored = await list_stored(
-                    self._client.pool, bookie_id, metadata.ledger_id, first, last
-                )
+                stored = await list_stored(self._client.pool, bookie_id, metadata, first, last)
             except BookieError:
                 continue  # it cannot help; whether it lacks what it should have is seen elsewhere
             extra = difference(intersection(missing, stored), duties(metadata, bookie_id, missing))

@@ -166,10 +166,9 @@ class _Copying:
         owed = duties(self._metadata, self._damage.bookie_id, self._damage.ranges)
         for first, last in owed:
             check = CopyCheck(
-                self._metadata.ledger_id,
+                self._metadata,
                 self._damage.bookie_id,
                 Stripe(0, 0, 0),
-                self._encoder.digester,
                 self._pool,
             )
             found = await check.run(first, last)
@@ -191,7 +190,8 @@ class _Copying:
             if batch is None:
                 return f"no good copy of entry {position} ({'; '.join(reasons)})"
             # Not after a deletion: nobody would want the entries.
-            await self._client.ledgers.read_latest(self._metadata.ledger_id)
+            metadata = self._metadata
+            await self._client.ledgers.read_latest(metadata.ledger_id, metadata.c_token)
             await self._store(batch)
             self._entries += batch.count
             self._packet_bytes += batch.payload_bytes
@@ -222,6 +222,7 @@ class _Copying:
             last,
             max_entries=BATCH_ENTRIES_MAX,
             max_bytes=BATCH_SIZE_BYTES_MAX,
+            master_key=self._metadata.password_key,
         )
         try:
             channel = self._pool.connection(bookie_id).channel()

@@ -109,6 +109,7 @@ class WriterHandle:
         )
         self._machine = LedgerWriter(metadata, created.version, limits, deferred_sync=deferred_sync)
         self._ledger_id = metadata.ledger_id
+        self._token = metadata.c_token
         self._encoder = RequestEncoder(
             metadata, self._machine.quorum, pool.next_request_id, deferred_sync=deferred_sync
         )
@@ -515,7 +516,7 @@ class WriterHandle:
         self._step(TimerFired(timer))
 
     async def _on_metadata(self, effect: ReadMetadata | WriteMetadata) -> None:
-        self._step(await carry_out_metadata(self._ledgers, self._ledger_id, effect))
+        self._step(await carry_out_metadata(self._ledgers, self._ledger_id, self._token, effect))
 
     async def _force_slot(self, force: int, slot: int, bookie_id: str, life: str) -> None:
         timeout = self._pool.settings.add_timeout_seconds

@@ -36,6 +36,14 @@ def proof_of(layout: LedgerLayout, ledger_id: int, proof: DeletionProof) -> Put:
     return Put(key, encode_proof(proof), NOT_EXISTS)
 
 
+def keys_of_today(layout: LedgerLayout, ledger_id: int, proof: DeletionProof) -> list[str]:
+    """Where the proof of a deletion lies that happens now, by a clock that is a day off at most."""
+    day = max(proof.deleted_at_ms // DAY_MS, 1)
+    return [
+        layout.under(keys.deletions_of(each)).key(ledger_id) for each in range(day - 1, day + 2)
+    ]
+
+
 async def find_days(store: MetadataStore) -> list[int]:
     """The days that have proofs, newest first; foreign keys are skipped."""
     names = await store.get_children(keys.DELETED)

@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection,
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 
-from bookie.cluster.deletion_proofs import find_proofs, proof_of, sweep_proofs
+from bookie.cluster.deletion_proofs import find_proofs, keys_of_today, proof_of, sweep_proofs
 from bookie.cluster.instance import require_instance
 from bookie.cluster.layout import FLAT, LedgerLayout, read_layout
 from bookie.cluster.store_marks import StoreMarks, read_marks
@@ -65,43 +65,46 @@ class LedgerManager:
         A token of 0 is replaced by a random one. A caller whose create ended in
         MetadataUnavailableError may try again with the same token of its own.
 
-        The same step deletes the proof that an earlier ledger of this id was deleted. Pass
-        `is_fresh` for a new id of a `LedgerIdGenerator`, which has no such proof.
+        An id is used once: bookies may hold entries of its former ledger, and a former writer its
+        metadata version. While there is proof of a deletion, the id is refused. Later the ledger
+        key keeps both lives apart. Pass `is_fresh` for a new id of a `LedgerIdGenerator`, which has
+        no such proof.
 
         Raises:
-            LedgerExistsError: the id is taken, by another create.
+            LedgerExistsError: the id is taken, by another create or by a ledger that was deleted.
         """
         if metadata.c_token == 0:
-            metadata = replace(metadata, c_token=secrets.randbits(63) | 1)
+            metadata = replace(metadata, c_token=new_token())
         key = await self._key(metadata.ledger_id)
         try:
             value = encode(metadata)
             if is_fresh:
                 stat = await self._store.put(key, value, version=NOT_EXISTS)
             else:
-                stat = await self._create_again(Put(key, value, NOT_EXISTS), metadata.ledger_id)
+                stat = await self._create_unused(Put(key, value, NOT_EXISTS), metadata.ledger_id)
         except KeyExistsError as error:
             record = await self._store.get(key)
-            if record is not None:
-                found = _versioned(metadata.ledger_id, record)
-                if found.value.c_token == metadata.c_token:
-                    return found
+            if record is None:
+                raise _was_deleted(metadata.ledger_id) from error
+            found = _versioned(metadata.ledger_id, record)
+            if found.value.c_token == metadata.c_token:
+                return found
             raise LedgerExistsError(f"ledger {metadata.ledger_id} exists") from error
         return Versioned(metadata, stat.version)
 
-    async def _create_again(self, put: Put, ledger_id: int) -> Stat:
-        """Create a ledger whose id may have been used before."""
-        while True:
-            proofs = (await self._proofs([ledger_id])).get(ledger_id, [])
-            try:
-                stats = await self._store.transaction([put, *(Delete(p.key) for p in proofs)])
-            except NoSuchKeyError:
-                continue  # a sweep was faster
-            assert stats[0] is not None, "a put has a result"
-            return stats[0]
+    async def _create_unused(self, put: Put, ledger_id: int) -> Stat:
+        """Create a ledger whose id was chosen by somebody, unless it was used before."""
+        layout = await self._read_layout()
+        if await self._proofs([ledger_id]):
+            raise _was_deleted(ledger_id)
+        # Somebody may create and delete it right now, by a clock that is not ours.
+        checks = [Check(key, NOT_EXISTS) for key in keys_of_today(layout, ledger_id, self._proof())]
+        stats = await self._store.transaction([put, *checks])
+        assert stats[0] is not None, "a put has a result"
+        return stats[0]
 
-    async def read(self, ledger_id: int) -> Versioned[LedgerMetadata]:
-        """The metadata of a ledger.
+    async def read(self, ledger_id: int, token: int | None = None) -> Versioned[LedgerMetadata]:
+        """The metadata of a ledger; with `token`, of the one that was created with it.
 
         Raises:
             NoSuchLedgerError: the ledger does not exist.
@@ -110,9 +113,13 @@ class LedgerManager:
         found = await self._find(ledger_id)
         if found is None:
             raise NoSuchLedgerError(f"ledger {ledger_id} does not exist")
+        if token is not None and found.value.c_token != token:
+            raise NoSuchLedgerError(f"ledger {ledger_id} was deleted; another one has its id now")
         return found
 
-    async def read_latest(self, ledger_id: int) -> Versioned[LedgerMetadata]:
+    async def read_latest(
+        self, ledger_id: int, token: int | None = None
+    ) -> Versioned[LedgerMetadata]:
         """As `read`; shows every change that was finished before this call.
 
         Raises:
@@ -120,7 +127,7 @@ class LedgerManager:
             FormatError: it is damaged, or written by a newer version.
         """
         await self._store.sync()
-        return await self.read(ledger_id)
+        return await self.read(ledger_id, token)
 
     async def write(
         self, metadata: LedgerMetadata, version: int, conditions: Sequence[Check] = ()
@@ -287,6 +294,15 @@ class LedgerManager:
     async def _find(self, ledger_id: int) -> Versioned[LedgerMetadata] | None:
         record = await self._store.get(await self._key(ledger_id))
         return None if record is None else _versioned(ledger_id, record)
+
+
+def _was_deleted(ledger_id: int) -> LedgerExistsError:
+    return LedgerExistsError(f"ledger {ledger_id} was deleted; an id is used once: take another")
+
+
+def new_token() -> int:
+    """A random creation token, never 0."""
+    return secrets.randbits(63) | 1
 
 
 def _versioned(ledger_id: int, record: Record) -> Versioned[LedgerMetadata]:

@@ -93,6 +93,8 @@ class LacState:
     status: Status = Status.OK
     lac_packet: bytes = b""
     """The explicit LAC packet, if it is what `max_lac` comes from."""
+    key_tag: bytes = b""
+    """Of which life of the id it speaks; see `digest.key_tag`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,8 @@ class LedgerRow:
     entries: int
     payload_bytes: int
     max_lac: int
+    key_tag: bytes = b""
+    """Which life of the id is stored; see `digest.key_tag`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,15 @@ CRC32C   4     CRC-32C (Castagnoli) as a big-endian 32-bit number
 DUMMY    0     nothing: the entry is not protected
 ======== ===== ================================================================
 
-The password itself never leaves the client. :func:`derive_key` turns it into the **ledger key**.
+The password itself never leaves the client. :func:`key_of_life` turns it into the **ledger key**.
 The ledger key is stored in the ledger's metadata, sent to bookies, and yields the HMAC keys. So
 every process that may read a ledger's metadata (repair, the scrubber) can check its digests.
+
+The key is also the identity of a ledger's life. An id may be used twice: after a deletion, or
+because the metadata store came from a backup. Both lives have different creation tokens, so they
+have different keys, also without a password. A bookie compares the key of each request with the
+one that the ledger began with, so it never answers with the bytes of another life. Ledgers of
+versions that did not know lives have the key of :func:`derive_key`.
 
 Source: Apache BookKeeper's digest managers; the ledger key is ours and stands where BookKeeper
 keeps the password.
@@ -43,7 +49,9 @@ Headers: TypeAlias = "NDArray[np.uint8]"
 """Packet headers, one a row, with what payloads share behind them; contiguous in memory."""
 
 LEDGER_KEY_SIZE_BYTES = 32
-"""Bytes of the key of a ledger with a password."""
+"""Bytes of the key of a ledger, but of one without password from before there were lives."""
+
+KEY_TAG_BYTES = 8
 
 
 class DigestType(enum.IntEnum):
@@ -155,13 +163,42 @@ def _each(headers: Headers) -> list[bytes]:
 
 
 def derive_key(password: bytes) -> bytes:
-    """The ledger key of `password`: 32 bytes, or empty for the empty password.
+    """The key of a ledger without a life: 32 bytes, or empty for the empty password.
 
     It is HMAC-SHA-256 with the password as key over ``b"ledger"``.
     """
     if not password:
         return b""
     return hmac.digest(password, b"ledger", "sha256")
+
+
+def key_of_life(password: bytes, token: int) -> bytes:
+    """The ledger key of `password` and a creation token: 32 bytes.
+
+    It is HMAC-SHA-256 with the password as key over ``b"ledger"`` and the token (8 bytes,
+    big-endian).
+    """
+    return hmac.digest(password, b"ledger" + token.to_bytes(8, "big", signed=True), "sha256")
+
+
+def digest_of_key(ledger_key: bytes) -> bytes:
+    """What a bookie stores instead of a ledger's key: 32 bytes, empty for the empty key."""
+    return hashlib.sha256(b"ledger key\x00" + ledger_key).digest() if ledger_key else b""
+
+
+def key_tag(ledger_key: bytes) -> bytes:
+    """What tells the lives of one id apart, and gives no key away: 8 bytes of `digest_of_key`.
+
+    Bookies put it into what they tell without being asked for a key. Empty for the empty key.
+    """
+    return digest_of_key(ledger_key)[:KEY_TAG_BYTES]
+
+
+def is_password(password: bytes, ledger_key: bytes, token: int) -> bool:
+    """True if the ledger key and the creation token are those of `password`; in constant time."""
+    return hmac.compare_digest(ledger_key, key_of_life(password, token)) or hmac.compare_digest(
+        ledger_key, derive_key(password)
+    )
 
 
 def digester_for_key(digest_type: DigestType, ledger_key: bytes) -> Digester:

@@ -36,7 +36,7 @@ from google.protobuf.message import DecodeError
 
 from bookie._pb.ledger_metadata_pb2 import LedgerMetadataFormat
 from bookie.errors import BadRequestError, FormatError
-from bookie.formats.digest import DigestType
+from bookie.formats.digest import DigestType, is_password
 from bookie.ids import MAX_ID, NO_ENTRY, is_valid_bookie_id
 
 T = TypeVar("T")
@@ -89,7 +89,7 @@ class LedgerMetadata:
     """Ascending; the first starts at entry 0."""
     digest_type: DigestType = DigestType.CRC32C
     password_key: bytes = field(default=b"", repr=False)
-    """The ledger key, empty without a password. Not shown, because it admits writers."""
+    """The ledger key; see `digest`. Not shown, because it admits writers."""
     ctime_ms: int = -1
     """When the ledger was created, in ms since 1970; -1 if unknown."""
     last_entry_id: int = NO_ENTRY
@@ -104,6 +104,11 @@ class LedgerMetadata:
     def is_closed(self) -> bool:
         """Whether the ledger's end is decided."""
         return self.state is LedgerState.CLOSED
+
+    @property
+    def has_password(self) -> bool:
+        """True if the empty password does not open the ledger."""
+        return not is_password(b"", self.password_key, self.c_token)
 
     @property
     def last_fragment(self) -> Fragment:

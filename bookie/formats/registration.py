@@ -53,6 +53,8 @@ class Registration:
     """The program's version."""
     incarnation: str = ""
     """Renewed whenever the bookie may have lost something that it acknowledged."""
+    store_doubt: str = ""
+    """Why the metadata store may be older than the bookie; empty if it is not."""
 
     def endpoint(self, name: str) -> Endpoint | None:
         """The endpoint called `name`, or None."""
@@ -70,8 +72,9 @@ def encode_registration(registration: Registration) -> bytes:
     """
     fields = asdict(registration)
     fields["program_version"] = fields.pop("version")
-    if not registration.incarnation:
-        del fields["incarnation"]
+    for name in ("incarnation", "store_doubt"):
+        if not fields[name]:
+            del fields[name]
     try:
         return json_record.encode(_FORMAT, _VERSION, fields)
     except ValueError as error:
@@ -107,4 +110,5 @@ def decode_registration(data: bytes) -> Registration:
         read_only=fields.boolean("read_only"),
         version=fields.text("program_version"),
         incarnation=fields.text("incarnation") if "incarnation" in fields.names() else "",
+        store_doubt=fields.text("store_doubt") if "store_doubt" in fields.names() else "",
     )

@@ -19,6 +19,7 @@ from bookie.errors import (
     CorruptionError,
     ShuttingDownError,
     StorageFailedError,
+    error_for_status,
 )
 from bookie.formats.batch import check_headers
 from bookie.formats.checksum import crc32c
@@ -378,7 +379,9 @@ class Bookie:
     def try_read(self, command: ReadCommand) -> ReadReply | None:
         """The result of `read`, if it is one entry and available at once; else None."""
         state = self._engine.states.get(command.ledger_id)
-        if state is None or self._closing or command.fence or command.master_key:
+        if state is None or self._closing or command.fence:
+            return None
+        if command.master_key and not state.accepts_key(command.master_key):
             return None
         began = self._engine.clock.monotonic()
         reply = self._reads.try_read(state, command)
@@ -418,11 +421,18 @@ class Bookie:
         except (CorruptionError, StorageFailedError) as error:
             return ReadReply(Status.IO_ERROR, str(error), stopped_by=Status.IO_ERROR)
 
-    async def list_entries(self, ledger_id: int, first: int, last: int) -> AsyncIterator[IdRanges]:
-        """Ranges of the ids stored here; see `EntryReads.entries`."""
-        if not 0 <= ledger_id <= MAX_ID:
-            raise BadRequestError(f"ledger id {ledger_id} is out of range")
-        state = await self._engine.load(ledger_id)
+    async def list_entries(
+        self, ledger_id: int, first: int, last: int, key: bytes = b""
+    ) -> AsyncIterator[IdRanges]:
+        """Ranges of the ids stored here; see `EntryReads.entries`. An empty key asks for nothing.
+
+        Raises:
+            UnauthorizedError: this bookie knows another ledger by this id.
+        """
+        state, refusal = await self._authorized(ledger_id, key)
+        if refusal is not None:
+            raise error_for_status(refusal.status, refusal.message)
+        assert state is not None
         async for ranges in self._reads.entries(state, first, last):
             yield ranges
 

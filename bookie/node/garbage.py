@@ -116,6 +116,11 @@ class GarbageCollector:
         return self._memory.now.store_doubt or self._memory.now.absent_stop
 
     @property
+    def store_doubt(self) -> str:
+        """Why the metadata store may be older than this bookie; empty if it is not."""
+        return self._memory.now.store_doubt
+
+    @property
     def settings(self) -> GarbageSettings:
         """What rounds go by; may be replaced at any time."""
         return self._settings

@@ -93,3 +93,10 @@ async def missing_of(holding: Holding, stored: AsyncIterator[tuple[Ids, Ids]]) -
         if first < 0 and tail:
             first = holding.stripe.next_id(cursor)
     return Missing(count, first)
+
+
+async def nothing_stored() -> AsyncIterator[tuple[Ids, Ids]]:
+    """The ranges of a bookie that stores nothing of a ledger."""
+    nothing: tuple[tuple[Ids, Ids], ...] = ()
+    for ranges in nothing:
+        yield ranges

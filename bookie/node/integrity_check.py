@@ -48,7 +48,7 @@ from bookie.formats.digest import digester_for_key
 from bookie.formats.entry import verify_batch
 from bookie.formats.ledger_metadata import LedgerMetadata
 from bookie.ids import MAX_ID, NO_ENTRY, Status
-from bookie.node.holdings import Holding, Missing, holdings, missing_of
+from bookie.node.holdings import Holding, Missing, holdings, missing_of, nothing_stored
 from bookie.node.limbo_entry import names
 from bookie.storage.admission import Waiter
 from bookie.storage.boot.start import Identity
@@ -430,7 +430,11 @@ class IntegrityCheck:
                 if state.limbo:
                     found.limbo_seen.add(ledger_id)
                 missing = Missing()
-                if is_deep or state.limbo or not _is_counted(state, held):
+                if not state.accepts_key(metadata.password_key):
+                    # Another ledger of this id is stored here.
+                    for holding in held:
+                        missing = missing.plus(await missing_of(holding, nothing_stored()))
+                elif is_deep or state.limbo or not _is_counted(state, held):
                     missing = await self._missing(state, held)
                 if missing.count and not is_final:
                     return True

@@ -22,7 +22,9 @@ def lac_state(state: LocalLedger) -> LacState:
     packet = state.lac_packet
     if packet and lac_packet_ids(packet).last_add_confirmed < state.max_lac:
         packet = b""
-    return LacState(state.ledger_id, state.max_lac, state.fenced, lac_packet=packet)
+    return LacState(
+        state.ledger_id, state.max_lac, state.fenced, lac_packet=packet, key_tag=state.key_tag
+    )
 
 
 class LacWatches:

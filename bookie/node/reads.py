@@ -14,6 +14,7 @@ import numpy.typing as npt
 from bookie.config import NodeSettings
 from bookie.errors import BadRequestError, NoSuchLedgerError
 from bookie.formats.commands import LacReply, LedgerRow, ReadCommand, ReadReply
+from bookie.formats.digest import KEY_TAG_BYTES
 from bookie.ids import MAX_ID, NO_ENTRY, Status
 from bookie.protocol.quorum import EVERY_ID, Stripe
 from bookie.storage.engine import Engine
@@ -125,6 +126,7 @@ class EntryReads:
                     entries=item.row.entries,
                     payload_bytes=item.row.payload_bytes,
                     max_lac=item.row.max_lac,
+                    key_tag=(item.row.key_digest or b"")[:KEY_TAG_BYTES],
                 )
                 for item in page
             ]

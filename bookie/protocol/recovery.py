@@ -92,8 +92,12 @@ from bookie.protocol.striping import is_run, run_from, select
 
 _RETRY = ("retry", 0)
 
-_FATAL = frozenset({Status.UNAUTHORIZED, Status.WRONG_CLUSTER, Status.BAD_REQUEST})
-"""Answers that speak about the caller: no other bookie would say better."""
+_FATAL = frozenset({Status.WRONG_CLUSTER, Status.BAD_REQUEST})
+"""Answers that speak about the caller: no other bookie would say better.
+
+Not UNAUTHORIZED: it comes from a bookie that knows another ledger by this id. The password was
+checked before. Such a bookie stores nothing of this ledger, and its answer counts for nothing.
+"""
 
 
 class RecoveryState(enum.Enum):

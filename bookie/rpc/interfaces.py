@@ -110,7 +110,7 @@ class BookieNode(EntryNode, Protocol):
         """Which of the bookie's states this is; empty if it does not say."""
 
     def list_entries(
-        self, ledger_id: int, first_entry_id: int, last_entry_id: int, /
+        self, ledger_id: int, first_entry_id: int, last_entry_id: int, key: bytes, /
     ) -> AsyncIterator[Ranges]:
         """Pages of ranges of stored ids."""
 

@@ -70,14 +70,14 @@ def parse_write_lac_request(data: bytes) -> tuple[int, bytes, bytes]:
     return _ledger_id(message.ledger_id), _key(message.master_key), packet
 
 
-def parse_list_entries_request(data: bytes) -> tuple[int, int, int]:
-    """Ledger, first and last id to list; a last id of -1 in the request becomes MAX_ID."""
+def parse_list_entries_request(data: bytes) -> tuple[int, int, int, bytes]:
+    """Ledger, first and last id to list, key; a last id of -1 in the request becomes MAX_ID."""
     message = _parse(pb.ListEntriesRequest, data)
     first = message.first_entry_id
     last = MAX_ID if message.last_entry_id == NO_ENTRY else message.last_entry_id
     if not 0 <= first <= last:
         raise BadRequestError(f"entries {first} to {last} are not a range of entry ids")
-    return _ledger_id(message.ledger_id), first, last
+    return _ledger_id(message.ledger_id), first, last, _key(message.master_key)
 
 
 def parse_list_ledgers_request(data: bytes) -> int:
@@ -190,6 +190,7 @@ def encode_ledger_rows(reply: Reply, rows: Iterable[LedgerRow]) -> bytes:
                 entries=row.entries,
                 bytes=row.payload_bytes,
                 max_lac=row.max_lac,
+                key_tag=row.key_tag,
             )
             for row in rows
         ],
@@ -209,6 +210,7 @@ def parse_ledger_rows(data: bytes) -> tuple[Reply, list[LedgerRow]]:
             row.entries,
             row.bytes,
             row.max_lac,
+            row.key_tag,
         )
         for row in message.ledgers
     ]
@@ -236,6 +238,7 @@ def encode_lac_state(state: LacState) -> bytes:
         fenced=state.fenced,
         status=_pb_status(state.status),
         lac_packet=state.lac_packet,
+        key_tag=state.key_tag,
     ).SerializeToString()
 
 
@@ -248,6 +251,7 @@ def parse_lac_state(data: bytes) -> LacState:
         message.fenced,
         _status(message.status),
         message.lac_packet,
+        message.key_tag,
     )
 
 

@@ -22,12 +22,13 @@ from dataclasses import dataclass, field
 from bookie.cluster.directory import ENDPOINT, BookieDirectory
 from bookie.cluster.instance import ClusterStatus, read_status
 from bookie.cluster.ledgers import LedgerManager
-from bookie.errors import BookieError, NoSuchLedgerError
+from bookie.errors import BookieError, NoSuchLedgerError, UnauthorizedError
 from bookie.formats.commands import LedgerRow
+from bookie.formats.digest import key_tag
 from bookie.formats.ledger_metadata import LedgerMetadata
 from bookie.formats.registration import Registration
 from bookie.metadata.store import MetadataStore
-from bookie.node.holdings import Holding, Missing, holdings, missing_of
+from bookie.node.holdings import Holding, Missing, holdings, missing_of, nothing_stored
 from bookie.rpc.client.channel import BookieChannel, Ranges
 
 EXAMPLES_MAX = 5
@@ -123,6 +124,8 @@ class _Bookie:
     async def lacks(self, metadata: LedgerMetadata) -> bool:
         """Whether its row leaves doubt that it has all that `metadata` gives it; notes limbo."""
         row = await self.row(metadata.ledger_id)
+        if row is not None and row.key_tag != key_tag(metadata.password_key):
+            row = None  # of another ledger of this id
         if self.problem:
             return False
         if row is not None and row.limbo:
@@ -135,7 +138,7 @@ class _Bookie:
         missing = Missing()
         try:
             for holding in holdings(metadata, self.bookie_id):
-                missing = missing.plus(await self._missing(metadata.ledger_id, holding))
+                missing = missing.plus(await self._missing(metadata, holding))
         except TimeoutError:
             self.problem = f"no answer within {self._seconds:g} s"
         except BookieError as error:
@@ -144,15 +147,17 @@ class _Bookie:
             self.missing.add(metadata.ledger_id, missing.count)
         return missing.count
 
-    async def _missing(self, ledger_id: int, holding: Holding) -> Missing:
+    async def _missing(self, metadata: LedgerMetadata, holding: Holding) -> Missing:
         if self.problem or self._channel is None:
             return Missing()
-        listing = self._channel.list_entries(ledger_id, holding.first, holding.last)
+        listing = self._channel.list_entries(
+            metadata.ledger_id, holding.first, holding.last, key=metadata.password_key
+        )
         try:
             async with aclosing(self._in_time(listing)) as ranges:  # type: ignore[type-var]
                 return await missing_of(holding, ranges)
-        except NoSuchLedgerError:
-            return await missing_of(holding, _nothing())
+        except (NoSuchLedgerError, UnauthorizedError):
+            return await missing_of(holding, nothing_stored())
 
     async def _in_time(self, listing: AsyncIterator[Ranges]) -> AsyncIterator[Ranges]:
         async with aclosing(listing) as pages:  # type: ignore[type-var]
@@ -163,12 +168,6 @@ class _Bookie:
                     return
                 if len(page[0]):
                     yield page
-
-
-async def _nothing() -> AsyncIterator[Ranges]:
-    nothing: tuple[Ranges, ...] = ()
-    for ranges in nothing:
-        yield ranges
 
 
 class _Comparison:

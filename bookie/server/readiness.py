@@ -20,6 +20,7 @@ class Part(enum.StrEnum):
     REGISTRATION = "registration"
     READ_ONLY = "read-only"
     DOUBT = "doubt"
+    STORE = "store"
 
 
 class Readiness:

@@ -1,8 +1,8 @@
 """The registration of this bookie, kept up to date while it runs.
 
 The registration carries the bookie's addresses and, so that placement can weigh bookies, its free
-space. It is renewed soon after the bookie turns read-only or writable, or gets other labels.
-Otherwise it is renewed rarely.
+space. It is renewed soon after the bookie turns read-only or writable, gets other labels, or
+doubts the metadata store. Otherwise it is renewed rarely.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ LOOK_INTERVAL_SECONDS = 1.0
 REFRESH_INTERVAL_SECONDS = 60.0
 """How often free space alone is registered. Each time is a write to the store."""
 
+TOLD_AT_ONCE = ("read_only", "labels", "store_doubt")
+"""What clients act on."""
+
 _log = event_log(__name__)
 
 
@@ -38,12 +41,14 @@ class RegistrationUpdater:
         own_labels: Mapping[str, str],
         given_labels: Mapping[str, str],
         is_in_doubt: Callable[[], bool],
+        store_doubt: Callable[[], str],
     ) -> None:
         self._bookie = bookie
         self._endpoints = endpoints
         self._own_labels = own_labels
         self._given_labels = given_labels
         self._is_in_doubt = is_in_doubt
+        self._store_doubt = store_doubt
         self.interval = Pause()
         """Between two looks; a change of labels ends it."""
 
@@ -68,6 +73,9 @@ class RegistrationUpdater:
             )
             if self._is_in_doubt()
             else "",
+            Part.STORE: f"clients create no ledgers: {doubt}"
+            if (doubt := self._store_doubt())
+            else "",
         }
 
     async def registration(self) -> Registration:
@@ -82,6 +90,7 @@ class RegistrationUpdater:
             read_only=info.read_only,
             version=info.version,
             incarnation=info.incarnation,
+            store_doubt=self._store_doubt(),
         )
 
 
@@ -102,7 +111,7 @@ async def keep_registered(
         wanted = await updater.registration()
         show_registration(wanted, registered, metrics, readiness, updater.remarks())
         last = registered.registration
-        changed = (wanted.read_only, wanted.labels) != (last.read_only, last.labels)
+        changed = any(getattr(wanted, name) != getattr(last, name) for name in TOLD_AT_ONCE)
         if registered.is_registered and (
             changed or loop.time() - updated_at >= REFRESH_INTERVAL_SECONDS
         ):

@@ -1,6 +1,6 @@
 """The decision about one add, fence or LAC, in one synchronous section that reads memory only.
 
-It checks deletion, key, fence and read-only mode. Then the batch enters the memtable, where it is
+It checks key, deletion, fence and read-only mode. Then the batch enters the memtable, where it is
 readable, and the journal's queue. There is no await between these steps. Fences use the queue of
 adds, so a fence is in the journal after every add that was accepted before it.
 
@@ -38,7 +38,10 @@ Waiter = Outcome[Reply]
 OK = Reply(Status.OK)
 FENCED = Reply(Status.FENCED, "the ledger is fenced: another client took it over")
 DELETED = Reply(Status.FENCED, "the ledger was deleted")
-UNAUTHORIZED = Reply(Status.UNAUTHORIZED, "the key is not the ledger's")
+UNAUTHORIZED = Reply(
+    Status.UNAUTHORIZED,
+    "the key is not that of the ledger that this bookie knows by this id: the id was used twice",
+)
 READ_ONLY = Reply(Status.READ_ONLY, "the bookie takes no new entries")
 
 
@@ -61,10 +64,11 @@ class Admission:
 
     def refusal(self, state: LocalLedger, key: bytes, *, recovery: bool) -> Reply | None:
         """Why an add is refused, without a look at its bytes; None if it is accepted."""
-        if state.deleted_at_ms is not None:
-            return DELETED
+        # The key first: another life of the same id was not deleted, nor is it fenced.
         if not state.accepts_key(key):
             return UNAUTHORIZED
+        if state.deleted_at_ms is not None:
+            return DELETED
         if not recovery:
             if state.fenced:
                 return FENCED

@@ -8,7 +8,6 @@ index has all of it) and unused.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import hmac
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from bookie.formats.batch import EntryBatch
+from bookie.formats.digest import KEY_TAG_BYTES, digest_of_key
 from bookie.formats.entry import lac_packet_ids
 from bookie.formats.index_rows import LedgerIndexRow
 from bookie.ids import MAX_ID, NO_ENTRY
@@ -101,6 +101,11 @@ class LocalLedger:
         self._key = key
         return True
 
+    @property
+    def key_tag(self) -> bytes:
+        """Which life of the id this is; empty if it has no key, or none is known."""
+        return (self.key_digest or b"")[:KEY_TAG_BYTES]
+
     def may_hold(self, batch: EntryBatch) -> bool:
         """Whether ids of `batch` may be stored already, so that bytes must be compared."""
         return batch.first_entry_id <= self.last_entry_id
@@ -138,11 +143,6 @@ class LocalLedger:
         if self.first_entry_id == NO_ENTRY or first < self.first_entry_id:
             self.first_entry_id = first
         self.last_entry_id = max(self.last_entry_id, last)
-
-
-def digest_of_key(key: bytes) -> bytes:
-    """What is stored instead of a ledger's key; empty for the empty key."""
-    return hashlib.sha256(b"ledger key\x00" + key).digest() if key else b""
 
 
 def highest_id(first_above: Callable[[int], int | None]) -> int:

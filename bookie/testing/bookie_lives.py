@@ -176,7 +176,12 @@ class BookieLives:
             await self._link.open(held.port)
             endpoint = Endpoint("bookie", "127.0.0.1", self._link.port, "grpc")
             updater = RegistrationUpdater(
-                started.bookie, (endpoint,), {}, {}, lambda: started.check.needed
+                started.bookie,
+                (endpoint,),
+                {},
+                {},
+                lambda: started.check.needed,
+                lambda: started.collector.store_doubt,
             )
             try:
                 async with (

@@ -129,7 +129,7 @@ class MemoryBookie:
         return _OK
 
     async def list_entries(
-        self, ledger_id: int, first_entry_id: int, last_entry_id: int
+        self, ledger_id: int, first_entry_id: int, last_entry_id: int, key: bytes
     ) -> AsyncIterator[Ranges]:
         """Nothing."""
         ranges: list[Ranges] = []

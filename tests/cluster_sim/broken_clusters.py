@@ -139,8 +139,8 @@ ALL_ACK = ((2, 2, 2), (3, 3, 3))
 def takes_silence_for_success() -> Iterator[None]:
     """Clients take a compare-and-set without a reply for one that worked."""
 
-    async def carry_out(ledgers: Any, ledger_id: int, effect: Any) -> Any:
-        event = await carry_out_metadata(ledgers, ledger_id, effect)
+    async def carry_out(ledgers: Any, ledger_id: int, token: int, effect: Any) -> Any:
+        event = await carry_out_metadata(ledgers, ledger_id, token, effect)
         if isinstance(event, MetadataFailed) and isinstance(effect, WriteMetadata):
             return MetadataWritten(effect.version + 1)
         return event

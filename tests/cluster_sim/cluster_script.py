@@ -23,7 +23,7 @@ from typing import Any
 
 from bookie.api import BookKeeper, ReaderHandle, WriterHandle
 from bookie.errors import BookieError, UnauthorizedError
-from bookie.formats.digest import derive_key
+from bookie.formats.digest import derive_key, is_password
 from bookie.formats.ledger_metadata import LedgerMetadata, LedgerState
 from bookie.ids import Status
 from bookie.testing.simulation.cluster_faults import ClusterFaults
@@ -450,7 +450,9 @@ _STATES = {
 
 def _password_of(metadata: LedgerMetadata) -> bytes:
     """The password of a ledger whose creation got no reply."""
-    return next(one for one in PASSWORDS if derive_key(one) == metadata.password_key)
+    return next(
+        one for one in PASSWORDS if is_password(one, metadata.password_key, metadata.c_token)
+    )
 
 
 def simulate_cluster(seed: int, swarm: ClusterSwarm | None = None) -> ClusterOutcome:

@@ -274,6 +274,7 @@ class BookieChannel:
         first_entry_id: int = 0,
         last_entry_id: int = NO_ENTRY,
         *,
+        key: bytes = b"",
         timeout: float | None = None,
     ) -> AsyncIterator[Ranges]:
         """Ranges of ids that the bookie stores, ascending; complete when it ends without an error.
@@ -282,13 +283,17 @@ class BookieChannel:
             ledger_id: The ledger.
             first_entry_id: Where to begin.
             last_entry_id: Where to end (inclusive); -1 lists to the end.
+            key: The ledger's; without it, entries of another life of the id may be listed.
             timeout: Seconds for the whole listing; None waits for ever.
 
         Raises:
             BookieError: The error of the status, when it is not OK.
         """
         request = pb.ListEntriesRequest(
-            ledger_id=ledger_id, first_entry_id=first_entry_id, last_entry_id=last_entry_id
+            ledger_id=ledger_id,
+            first_entry_id=first_entry_id,
+            last_entry_id=last_entry_id,
+            master_key=key,
         ).SerializeToString()
         pages = self._pages("ListEntries", request, timeout)
         async with contextlib.aclosing(pages):

@@ -36,7 +36,7 @@ def ledger_row(metadata: LedgerMetadata) -> Row:
         metadata.write_quorum_size,
         metadata.ack_quorum_size,
         metadata.digest_type.name,
-        bool(metadata.password_key),
+        metadata.has_password,
         len(metadata.fragments),
         metadata.last_entry_id if closed else None,
         metadata.last_entry_id + 1 if closed else None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -14,12 +15,13 @@ from bookie.cluster.layout import FLAT, HIERARCHICAL, SHORT_ID_MAX
 from bookie.cluster.ledgers import LedgerManager
 from bookie.cluster.removal import nuke_cluster
 from bookie.env import SystemClock
-from bookie.errors import BadVersionError, NoSuchLedgerError
+from bookie.errors import BadVersionError, LedgerExistsError, NoSuchLedgerError
 from bookie.formats.deletion_proof import decode_proof
 from bookie.formats.ledger_metadata import Fragment, LedgerMetadata, LedgerState
 from bookie.ids import MAX_ID
 from bookie.metadata.connect import open_store
 from bookie.metadata.export import export_lines, import_records, parse_export
+from bookie.metadata.model import Record
 from bookie.metadata.store import MetadataStore
 from tests.conformance.backends import Backend
 
@@ -96,25 +98,52 @@ async def test_a_deletion_that_fails_leaves_no_proof(
     assert not await store.exists(keys.DELETED)
 
 
-async def test_a_ledger_that_is_made_again_loses_its_proof(
+async def test_an_id_is_refused_while_there_is_proof(
     store: MetadataStore, ledgers: LedgerManager, clock: SetClock
 ) -> None:
-    """That of each earlier life; a later deletion leaves proof again, also on the same day."""
-    for day in (0, 0, 1):
-        clock.ms = NOON_MS + day * DAY_MS
-        await _delete(ledgers, 7)
-        assert await ledgers.find_deleted([7]) == {7}
-    # An id from a generator is not looked for, so its creation leaves the proof where it is.
-    await ledgers.create(_metadata(7), is_fresh=True)
-    await ledgers.delete(7)
-    clock.ms += DAY_MS
-    await ledgers.create(_metadata(7), is_fresh=True)
-    await ledgers.delete(7)
-    assert await find_days(store) == [20_002, 20_001]
+    """Bookies may hold entries of the ledger that had it, however many days ago that was."""
+    await _delete(ledgers, 7)
+    for days in (0, 1, 6):
+        clock.ms = NOON_MS + days * DAY_MS
+        with pytest.raises(LedgerExistsError, match="ledger 7 was deleted; an id is used once"):
+            await ledgers.create(_metadata(7))
+    clock.ms = 20_008 * DAY_MS
+    assert await ledgers.sweep_deletions(WEEK_SECONDS, 100) == 1
     created = await ledgers.create(_metadata(7))
-    assert await ledgers.find_deleted([7]) == set()
     assert await ledgers.read(7) == created
-    assert await find_days(store) == []
+
+
+async def test_an_id_that_is_used_meanwhile_is_refused(
+    store: MetadataStore, ledgers: LedgerManager, clock: SetClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look for proofs and the creation, somebody whose clock is a day off has it."""
+    proofs = LedgerManager._proofs
+
+    async def and_then(self: LedgerManager, ids: Collection[int]) -> dict[int, list[Record]]:
+        found = await proofs(self, ids)
+        monkeypatch.undo()
+        clock.ms += DAY_MS
+        await _delete(ledgers, 7)
+        clock.ms -= DAY_MS
+        return found
+
+    monkeypatch.setattr(LedgerManager, "_proofs", and_then)
+    with pytest.raises(LedgerExistsError, match="was deleted"):
+        await ledgers.create(_metadata(7))
+    with pytest.raises(NoSuchLedgerError):
+        await ledgers.read(7)
+
+
+async def test_a_ledger_is_read_by_its_token(ledgers: LedgerManager) -> None:
+    """Another ledger with the same id is not the one that is looked for."""
+    created = await ledgers.create(_metadata(7))
+    token = created.value.c_token
+    assert await ledgers.read(7, token) == await ledgers.read_latest(7, token) == created
+    await ledgers.delete(7)
+    await ledgers.create(_metadata(7), is_fresh=True)
+    for read in (ledgers.read, ledgers.read_latest):
+        with pytest.raises(NoSuchLedgerError, match="another one has its id"):
+            await read(7, token)
 
 
 async def test_a_proof_that_cannot_be_read_proves_nothing(

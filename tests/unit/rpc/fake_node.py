@@ -153,11 +153,11 @@ class FakeNode:
         return Reply(Status.OK)
 
     async def list_entries(
-        self, ledger_id: int, first_entry_id: int, last_entry_id: int
+        self, ledger_id: int, first_entry_id: int, last_entry_id: int, key: bytes
     ) -> AsyncIterator[Ranges]:
         for page in self.pages:
             yield page
-        self._called("list_entries", ledger_id, first_entry_id, last_entry_id)
+        self._called("list_entries", ledger_id, first_entry_id, last_entry_id, key)
 
     async def list_ledgers(self, after_ledger_id: int) -> AsyncIterator[list[LedgerRow]]:
         self.listed += 1

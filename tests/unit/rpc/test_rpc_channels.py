@@ -85,15 +85,15 @@ async def test_listings_come_in_pages(served: Served) -> None:
         (np.array([0, 10]), np.array([5, 10])),
         (np.array([MAX_ID]), np.array([MAX_ID])),
     ]
-    pages = [page async for page in served.channel.list_entries(3)]
+    pages = [page async for page in served.channel.list_entries(3, key=b"k")]
     assert [(first.tolist(), last.tolist()) for first, last in pages] == [
         ([0, 10], [5, 10]),
         ([MAX_ID], [MAX_ID]),
     ]
-    rows = [LedgerRow(n, True, False, 0, 9, 10, 1000, 8) for n in range(5)]
+    rows = [LedgerRow(n, True, False, 0, 9, 10, 1000, 8, b"tag") for n in range(5)]
     served.node.rows = [rows[:3], rows[3:]]
     assert [page async for page in served.channel.list_ledgers(7)] == [rows[:3], rows[3:]]
-    assert served.node.calls == [("list_entries", 3, 0, MAX_ID), ("list_ledgers", 7)]
+    assert served.node.calls == [("list_entries", 3, 0, MAX_ID, b"k"), ("list_ledgers", 7)]
 
 
 async def test_a_listing_that_fails_midway_raises_after_its_pages(served: Served) -> None:

@@ -7,10 +7,11 @@ import asyncio
 import pytest
 
 from bookie.errors import ChecksumError
+from bookie.formats.digest import digest_of_key
 from bookie.formats.entry import pack_lac
 from bookie.formats.index_rows import LedgerIndexRow
 from bookie.ids import MAX_ID, NO_ENTRY
-from bookie.storage.ledger_state import LedgerStates, LocalLedger, digest_of_key, highest_id
+from bookie.storage.ledger_state import LedgerStates, LocalLedger, highest_id
 from tests.unit.storage.machine import DIGESTER
 
 STATES_MAX = 10
