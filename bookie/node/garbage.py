@@ -407,7 +407,6 @@ class GarbageCollector:
             for first in range(start, min(start + DELETIONS_AT_ONCE, len(missing)), READS_AT_ONCE):
                 end = min(first + READS_AT_ONCE, start + DELETIONS_AT_ONCE)
                 some = await self._without_metadata(missing[first:end])
-                # After the read above: creating a ledger again removes its proof.
                 found = await self._ledgers.find_deleted(some) if some else set()
                 proven += [ledger_id for ledger_id in some if ledger_id in found]
                 absent += [ledger_id for ledger_id in some if ledger_id not in found]

@@ -12,7 +12,7 @@ from bookie.env import ThreadWorkers
 from bookie.formats.ledger_metadata import Fragment, LedgerMetadata, LedgerState
 from bookie.metadata.store import MetadataStore
 from bookie.node.start import StartedBookie, start_bookie
-from tests.unit.storage.machine import IDENTITY, Machine
+from tests.unit.storage.machine import IDENTITY, KEY, Machine
 
 
 @asynccontextmanager
@@ -59,4 +59,5 @@ def metadata(
         fragments=tuple(Fragment(100 * i, names) for i, names in enumerate(ensembles)),
         last_entry_id=last if state is LedgerState.CLOSED else -1,
         length=1 if state is LedgerState.CLOSED else 0,
+        password_key=KEY,
     )

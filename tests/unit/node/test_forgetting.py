@@ -123,9 +123,9 @@ async def test_rounds_that_do_not_complete_do_not_count(place: Place) -> None:
 
 
 async def test_a_row_stays_while_the_store_lists_the_ledger(place: Place) -> None:
-    """Somebody made it again, as `undelete` does."""
+    """Somebody made it again, as an import does."""
     await deleted(place)
-    await place.ledgers.create(metadata(1, LedgerState.OPEN, ("b1",)))
+    await place.ledgers.create(metadata(1, LedgerState.OPEN, ("b1",)), is_fresh=True)
     await rounds(place, 3 * ROUNDS)
     assert is_known(place)
 

@@ -17,7 +17,7 @@ from bookie.node.bookie import Bookie
 from bookie.node.reads import STRIPE_MODULUS_MAX
 from tests.unit.node.node_room import Room, add, add_command, ids_of, read, read_command, serving
 from tests.unit.storage.faulty_disk import Hold
-from tests.unit.storage.machine import KEY, KIB, Machine, batch, start_add
+from tests.unit.storage.machine import KEY, KIB, OTHER_KEY, Machine, batch, start_add
 
 OK, NO_SUCH_ENTRY, UNKNOWN = Status.OK, Status.NO_SUCH_ENTRY, Status.UNKNOWN_LEDGER_STATE
 
@@ -204,7 +204,7 @@ async def test_what_is_at_hand_is_read_without_waiting(room: Room) -> None:
         assert reply is not None
         assert verdict(reply) == verdict(await bookie.read(command))
     for command in (
-        read_command(7, 0, 0),
+        read_command(7, 0, 0, master_key=OTHER_KEY),
         read_command(7, 0, 0, master_key=b"", fence=True),
         one_of(7, -1),
         one_of(7, 2**63),
@@ -229,7 +229,7 @@ async def test_what_is_at_hand_is_read_without_waiting(room: Room) -> None:
 
 
 def one_of(ledger_id: int, entry_id: int) -> ReadCommand:
-    """A read of one entry without a key, as a client's."""
+    """A read of one entry without a key, as of a client in another language."""
     return ReadCommand(ledger_id, entry_id, entry_id, 1)
 
 
