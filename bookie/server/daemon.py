@@ -158,7 +158,7 @@ async def _run(
                 settings.bookie.labels,
                 await BookieLabels(store).read(settings.bookie.id),
                 lambda: started.check.needed,
-                lambda: started.collector.store_doubt,
+                lambda: started.garbage.store_doubt,
             )
             registration = await updater.registration()
             async with (

@@ -181,7 +181,7 @@ class BookieLives:
                 {},
                 {},
                 lambda: started.check.needed,
-                lambda: started.collector.store_doubt,
+                lambda: started.garbage.store_doubt,
             )
             try:
                 async with (

@@ -330,7 +330,12 @@ class SimulatedBookie:
                 self.incarnations.append(started.bookie.incarnation)
                 endpoint = Endpoint("bookie", self.host, BOOKIE_PORT, "grpc")
                 updater = RegistrationUpdater(
-                    started.bookie, (endpoint,), {}, {}, lambda: started.check.needed
+                    started.bookie,
+                    (endpoint,),
+                    {},
+                    {},
+                    lambda: started.check.needed,
+                    lambda: started.garbage.store_doubt,
                 )
                 registration = await updater.registration()
                 async with (

@@ -113,7 +113,7 @@ async def test_a_refusal_says_what_to_do() -> None:
 class Ledgers:
     """A metadata store in which another client took the ledger over."""
 
-    async def read_latest(self, _ledger_id: int) -> Versioned[object]:
+    async def read_latest(self, _ledger_id: int, _token: int) -> Versioned[object]:
         return Versioned(replace(metadata_of(), state=LedgerState.IN_RECOVERY), 1)
 
 
@@ -135,7 +135,7 @@ async def test_a_fenced_writer_says_who_took_the_ledger() -> None:
 class OpenLedgers:
     """A metadata store in which the ledger is the writer's own."""
 
-    async def read_latest(self, _ledger_id: int) -> Versioned[object]:
+    async def read_latest(self, _ledger_id: int, _token: int) -> Versioned[object]:
         return Versioned(metadata_of(), 0)
 
 

@@ -31,6 +31,9 @@ class ScriptedDirectory:
     def bookies(self) -> dict[str, Registration]:
         return self.registered
 
+    def all(self) -> dict[str, Registration]:
+        return self.registered
+
     def incarnation(self, bookie_id: str) -> str:
         return self.registered[bookie_id].incarnation
 

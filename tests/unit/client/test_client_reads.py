@@ -295,7 +295,7 @@ async def unconfirmed(
         now = opened if closed == -2 else opened.closed(closed, 10)
         found = Versioned(opened, 1)
 
-        async def read(_: int) -> Versioned[LedgerMetadata]:
+        async def read(_ledger_id: int, _token: int) -> Versioned[LedgerMetadata]:
             return found if now is opened else Versioned(now, 2)
 
         ledgers.read, ledgers.read_latest = read, read

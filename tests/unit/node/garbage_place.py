@@ -75,11 +75,11 @@ class Listing(LedgerManager):
                 yield ledger_id
             count += 1
 
-    async def read(self, ledger_id: int) -> Versioned[LedgerMetadata]:
+    async def read(self, ledger_id: int, token: int | None = None) -> Versioned[LedgerMetadata]:
         """The metadata, or the error of the test."""
         if self.read_error is not None:
             raise self.read_error
-        return await super().read(ledger_id)
+        return await super().read(ledger_id, token)
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from bookie.client.explain import RANDOM_ORDERS
-from bookie.errors import UnauthorizedError
+from bookie.errors import WrongClusterError
 from bookie.formats.ledger_metadata import Fragment, LedgerState
 from bookie.ids import NO_ENTRY, Status
 from bookie.protocol.exchange import (
@@ -217,10 +217,10 @@ def test_a_refusal_lacks_no_answers() -> None:
     """The caller is refused: more bookies would not help."""
     forecast = RecoveryForecast(ledger(), 0, lambda _: True)
     forecast.begin()
-    forecast.answer(FenceAnswered(1, 0, Status.UNAUTHORIZED))
+    forecast.answer(FenceAnswered(1, 0, Status.WRONG_CLUSTER))
     failure = forecast.outcome
     assert isinstance(failure, WouldFail)
-    assert isinstance(failure.error, UnauthorizedError)
+    assert isinstance(failure.error, WrongClusterError)
     assert failure.shortfalls == ()
 
 

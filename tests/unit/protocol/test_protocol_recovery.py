@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bookie.errors import CorruptionError, LedgerRecoveryError, UnauthorizedError
+from bookie.errors import CorruptionError, LedgerRecoveryError
 from bookie.formats.ledger_metadata import Fragment, LedgerState
 from bookie.ids import Status
 from bookie.protocol.exchange import (
@@ -200,11 +200,15 @@ def test_fencing_needs_coverage() -> None:
     assert isinstance(error, LedgerRecoveryError)
 
 
-def test_a_wrong_password_ends_recovery_at_once() -> None:
-    """UNAUTHORIZED speaks about the caller."""
+def test_a_bookie_with_another_ledger_of_this_id_counts_for_nothing() -> None:
+    """UNAUTHORIZED is neither a fence nor a denial; two others suffice."""
     recovery = fencing()
-    error = error_of(recovery.step(FenceAnswered(recovery.round, 0, Status.UNAUTHORIZED)))
-    assert isinstance(error, UnauthorizedError)
+    assert recovery.step(FenceAnswered(recovery.round, 0, Status.UNAUTHORIZED)) == []
+    assert recovery.step(FenceAnswered(recovery.round, 1, Status.OK)) == []
+    effects = recovery.step(FenceAnswered(recovery.round, 2, Status.OK))
+    assert len(of_type(effects, SendRecoveryRead)) == 3
+    assert recovery.step(RecoveryReadAnswered(recovery.round, 0, Status.UNAUTHORIZED)) == []
+    assert recovery.denied == {}
 
 
 def test_storing_again_needs_an_ack_quorum() -> None:
@@ -314,7 +318,7 @@ def test_answers_of_another_round_are_ignored(event_round: int) -> None:
     assert recovery.denied == {}
 
 
-@pytest.mark.parametrize("status", [Status.UNAUTHORIZED, Status.WRONG_CLUSTER])
+@pytest.mark.parametrize("status", [Status.BAD_REQUEST, Status.WRONG_CLUSTER])
 def test_answers_about_the_caller_end_every_state(status: Status) -> None:
     """No other bookie would say better."""
     recovery = reading()
