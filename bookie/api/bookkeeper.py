@@ -84,7 +84,7 @@ class BookKeeper(ClusterConnection):
             password: admits readers and recovery; stored as a derived key only.
             digest_type: ``crc32c``, ``crc32``, ``hmac`` or ``dummy``.
             custom_metadata: kept with the ledger, for the user.
-            ledger_id: a free id; None takes a fresh one.
+            ledger_id: an id that no ledger ever had; None takes a fresh one.
             deferred_sync: `append` returns before entries are durable; `force` makes them so. The
                 bookies of such a ledger are never replaced: one that fails is skipped.
             allow_degraded: create the ledger even with fewer writable bookies than `ensemble_size`,
@@ -95,7 +95,8 @@ class BookKeeper(ClusterConnection):
         Raises:
             NotEnoughBookiesError: fewer writable bookies than `ensemble_size`, or than
                 `allow_degraded` needs, or `placement.enforce` forbids what there is.
-            LedgerExistsError: `ledger_id` is taken.
+            LedgerExistsError: `ledger_id` is taken, or was.
+            StoreWentBackError: the metadata store is older than a bookie: it would use ids again.
             BadRequestError: sizes or digest type are wrong.
             MetadataError: the metadata store failed; a ledger may have been created.
         """
