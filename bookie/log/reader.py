@@ -89,9 +89,9 @@ class LogReader:
     ) -> None:
         """See `LogStart` for `start`; or start at the first record of `start_time` or later.
 
-        The record at `end` and later ones are not read. With `follow` the reader goes on for ever,
-        or up to `end`. Without it, it ends with the last record that is confirmed when it gets
-        there. With `on_truncated` ``skip`` it goes on at the earliest record, and logs a line.
+        The record at `end` and later ones are not read; nothing is if `end` is not behind the
+        start. With `follow` the reader goes on for ever, or up to `end`. Without it, it ends with
+        the last record that is confirmed when it gets there. With `on_truncated` ``skip`` it goes on at the earliest record, and logs a line.
 
         Raises:
             BadRequestError: an argument is wrong.
@@ -252,6 +252,8 @@ class LogReader:
                 if self._has_target():
                     await self._go_to_target(watch)
                     continue
+                if self._is_behind_end():
+                    return
                 ranges = await self._ranges.from_offset(self._next_offset)
                 runs = runs_from(ranges, self._next_offset, self._known_end)
                 if runs:
@@ -281,10 +283,14 @@ class LogReader:
     def _known_end(self) -> int | None:
         return self._end if isinstance(self._end, int) else None
 
+    def _is_behind_end(self) -> bool:
+        """True if the next record is at the end or later: a range that begins there is empty."""
+        end = self._known_end
+        return end is not None and self._next_offset >= end
+
     def _is_at_end(self, runs: Sequence[LedgerRun]) -> bool:
         """Whether the reader is done, after it has read `runs`."""
-        end = self._known_end
-        if end is not None and self._next_offset >= end:
+        if self._is_behind_end():
             return True
         if self._follow:
             return False

@@ -124,6 +124,21 @@ async def test_an_end_while_following(log: HandMadeLog) -> None:
     assert await offsets_of(log.reader(follow=True, end=5)) == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("follow", [False, True])
+async def test_a_range_without_records(log: HandMadeLog, follow: bool) -> None:
+    """It ends where it begins, or before; also in an open ledger, by time and by position."""
+    await log.fill(3)
+    await log.append(await log.add(), 4)
+    first, second = (one.ledger_id for one in (await log.head()).ranges)
+    for start in range(9):
+        for end in range(start + 1):
+            for begin in ({"start": start}, {"start_time": start}):
+                if start < 7 or not follow:
+                    assert await offsets_of(log.reader(**begin, end=end, follow=follow)) == []
+    for begin, end in (((second, 1), (second, 1)), ((second, 2), (first, 1)), ((first, 2), 0)):
+        assert await offsets_of(log.reader(start=begin, end=end, follow=follow)) == []
+
+
 async def test_batches_and_positions(log: HandMadeLog) -> None:
     """A batch holds consecutive records, and the reader's place is behind it."""
     await log.fill(3, 3)
