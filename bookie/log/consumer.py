@@ -29,7 +29,7 @@ from bookie.log.cursor_record import CursorRecord
 from bookie.log.log_client import LogClient
 from bookie.log.partition_consumer import ConsumedBatch, PartitionConsumer
 from bookie.log.places import LogStart, Place, checked_place
-from bookie.log.reading import PartitionReading
+from bookie.log.reading import PartitionReading, locate_cursor
 from bookie.telemetry import event_log
 
 _log = event_log(__name__)
@@ -263,7 +263,7 @@ class LogConsumer:
         )
         start = self._start
         await consumer.hold(
-            None if start is None else partial(self._reading.locate, partition, start)
+            None if start is None else partial(locate_cursor, self._reading, partition, start)
         )
         self._entered = consumer
         if self._auto_commit is not None:

@@ -28,7 +28,7 @@ from bookie.formats.log_record import LogPosition
 from bookie.log.cursor_record import CursorRecord, unique_owner
 from bookie.log.log_client import LogClient
 from bookie.log.places import AtEntry, LogStart, checked_place
-from bookie.log.reading import PartitionReading
+from bookie.log.reading import PartitionReading, locate_cursor
 from bookie.metadata.model import NOT_EXISTS
 
 
@@ -56,7 +56,7 @@ class Cursors:
     def __init__(self, client: LogClient, name: LogName, reading: PartitionReading) -> None:
         self._client = client
         self._name = name
-        self._locate = reading.locate
+        self._reading = reading
         self._bounds = reading.bounds
 
     async def create(
@@ -75,7 +75,7 @@ class Cursors:
         Raises:
             KeyExistsError: it exists on all partitions.
             NoSuchLogError: there is no such log.
-            BadRequestError: the name or the start is wrong.
+            BadRequestError: the name or the start is wrong, or the start is behind the end.
         """
         place = checked_place(start, time)
         records = await self._records(cursor)
@@ -83,7 +83,7 @@ class Cursors:
         if not missing:
             raise KeyExistsError(f"the cursor {cursor} of the log {self._name} exists")
         for record in missing:
-            offset = await self._locate(record.partition, place)
+            offset = await locate_cursor(self._reading, record.partition, place)
             value = LogCursor(
                 offset,
                 owner=unique_owner(self._client),
@@ -99,9 +99,13 @@ class Cursors:
 
         Raises:
             NoSuchCursorError, NoSuchLogError: there is none.
+            BadRequestError: the offset is behind the end of the partition.
+            UnavailableError: the bookies did not tell where the partition ends.
             MetadataUnavailableError, SessionLostError: unknown whether it was committed.
         """
+        place = checked_place(offset)
         (record,) = await self._records(cursor, partition)
+        offset = await locate_cursor(self._reading, record.partition, place)
         await record.change(lambda found: replace(found, offset=max(offset, found.offset)))
 
     async def reset(
@@ -119,7 +123,7 @@ class Cursors:
 
         Raises:
             NoSuchCursorError, NoSuchLogError: there is none.
-            BadRequestError: one offset for several partitions.
+            BadRequestError: one offset for several partitions, or one behind the end.
             UnavailableError, CorruptionError: the place was not found.
             MetadataUnavailableError, SessionLostError: unknown which partitions were reset.
         """
@@ -133,7 +137,7 @@ class Cursors:
             )
         offsets = {}
         for record in records:
-            offset = await self._locate(record.partition, place)
+            offset = await locate_cursor(self._reading, record.partition, place)
             await record.change(partial(_reset, offset, unique_owner(self._client)))
             await self._evict(record)
             offsets[record.partition.number] = offset

@@ -62,7 +62,7 @@ from bookie.log.group_leader import GroupLeader, read_profile, split_pattern
 from bookie.log.log_client import LogClient
 from bookie.log.partition_consumer import ConsumedBatch, PartitionConsumer
 from bookie.log.places import LogStart, Place, checked_place
-from bookie.log.reading import PartitionReading
+from bookie.log.reading import PartitionReading, locate_cursor
 from bookie.metadata.mirror import follow
 from bookie.telemetry import event_log
 
@@ -270,9 +270,12 @@ class GroupMember:
                 self._client, self._participant, record, self._reading, self._stir
             )
             try:
-                await consumer.hold(partial(self._reading.locate, partition, self._start))
+                await consumer.hold(partial(locate_cursor, self._reading, partition, self._start))
             except MetadataClosedError:
                 self._fail(ClientClosedError("the client was closed"))
+                return
+            except BadRequestError as error:
+                self._fail(error)  # the start that the caller gave
                 return
             except BookieError as error:
                 _log.warning("partition_not_taken", partition=str(partition), reason=str(error))

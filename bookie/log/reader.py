@@ -39,7 +39,7 @@ from bookie.errors import (
     NotEnoughBookiesError,
 )
 from bookie.formats.entry import Entries
-from bookie.formats.log_metadata import LogDefinition
+from bookie.formats.log_metadata import LogDefinition, LogRange
 from bookie.formats.log_record import LogPosition, LogRecord
 from bookie.formats.log_records import decode_log_records
 from bookie.log.background import Background
@@ -91,7 +91,8 @@ class LogReader:
 
         The record at `end` and later ones are not read; nothing is if `end` is not behind the
         start. With `follow` the reader goes on for ever, or up to `end`. Without it, it ends with
-        the last record that is confirmed when it gets there. With `on_truncated` ``skip`` it goes on at the earliest record, and logs a line.
+        the last record that is confirmed when it gets there. With `on_truncated` ``skip`` it goes
+        on at the earliest record, and logs a line.
 
         Raises:
             BadRequestError: an argument is wrong.
@@ -252,10 +253,8 @@ class LogReader:
                 if self._has_target():
                     await self._go_to_target(watch)
                     continue
-                if self._is_behind_end():
-                    return
                 ranges = await self._ranges.from_offset(self._next_offset)
-                runs = runs_from(ranges, self._next_offset, self._known_end)
+                runs = self._runs_of(ranges)
                 if runs:
                     async with aclosing(self._stretch(runs)) as stretch:
                         async for found in stretch:
@@ -282,6 +281,12 @@ class LogReader:
     @property
     def _known_end(self) -> int | None:
         return self._end if isinstance(self._end, int) else None
+
+    def _runs_of(self, ranges: Sequence[LogRange]) -> Sequence[LedgerRun]:
+        """What to read of `ranges`; nothing if the end is not behind the next record."""
+        if self._is_behind_end():
+            return ()
+        return runs_from(ranges, self._next_offset, self._known_end)
 
     def _is_behind_end(self) -> bool:
         """True if the next record is at the end or later: a range that begins there is empty."""

@@ -32,6 +32,25 @@ class PartitionReading(Protocol):
         """The earliest offset, and the one behind the last record that is confirmed."""
 
 
+async def locate_cursor(reading: PartitionReading, partition: LogPartition, place: Place) -> int:
+    """The offset of a place where a cursor may stand: in the log, or right behind its end.
+
+    A cursor further on would pass over records that are still to be appended, and tell nobody.
+
+    Raises:
+        BadRequestError: the place is behind the end.
+        NoSuchLogError, LogTruncatedError, UnavailableError, CorruptionError: as `locate`.
+    """
+    offset = await reading.locate(partition, place)
+    if isinstance(place, int | AtEntry):
+        _, end = await reading.bounds(partition)
+        if offset > end:
+            raise BadRequestError(
+                f"offset {offset} is behind the end of {partition}: its next record gets {end}"
+            )
+    return offset
+
+
 class LogReading:
     """Reads the partitions of a client's logs."""
 

@@ -122,6 +122,35 @@ async def test_a_cursor_goes_to_any_place(one_bookie: RealCluster) -> None:
             await cursors.reset("billing", (999, 0))
 
 
+async def test_no_cursor_stands_behind_the_end(one_bookie: RealCluster) -> None:
+    """It would pass over records that come. Right behind the last record it may stand."""
+    async with client_of(one_bookie) as (bk, logs):
+        await bk.create_log("orders", policy=ONE_COPY)
+        reading = LogReading(logs)
+        cursors = Cursors(logs, ORDERS, reading)
+        async with bk.open_log("orders") as log:
+            last = await log.append(b"a")
+            behind = r"offset \d+ is behind the end of orders#0: its next record gets 1"
+            far: list[LogStart] = [2, 1_000_000, (last.ledger_id, last.entry_id + 2)]
+            await cursors.create("billing", 1)
+            for start in far:
+                with pytest.raises(BadRequestError, match=behind):
+                    await cursors.create("other", start)
+                with pytest.raises(BadRequestError, match=behind):
+                    await cursors.reset("billing", start)
+                with pytest.raises(BadRequestError, match=behind):
+                    await consume(logs, "orders", reading, cursor="new", start=start).__aenter__()
+            with pytest.raises(BadRequestError, match=behind):
+                await cursors.commit("billing", 2)
+            async with bk.join_group("readers", logs=["orders"], start=2) as member:
+                with pytest.raises(BadRequestError, match=behind):
+                    await anext(member)
+            assert (await cursors.all()).keys() == {"billing"}
+            await append(log, "b")
+            async with consume(logs, "orders", reading, cursor="billing") as consumer:
+                assert await take(consumer, 1) == [b"b"]
+
+
 async def test_what_is_open_behind_an_open_ledger_has_no_offset_yet(
     one_bookie: RealCluster,
 ) -> None:
