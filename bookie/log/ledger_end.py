@@ -41,6 +41,24 @@ async def end_of(ledgers: LedgerClient, metadata: LedgerMetadata, password: byte
     )
 
 
+async def check_last_record(
+    ledgers: LedgerClient, ledger_id: int, base_offset: int, password: bytes
+) -> bool:
+    """Read the last entry of a ledger that is known now, without a fence; False if it has none.
+
+    Raises:
+        FormatError: it is no record, or one of a newer version.
+        NoSuchLedgerError, UnavailableError, CorruptionError: it could not be read.
+    """
+    reader = await ledgers.open(ledger_id, password)
+    last = reader.last_entry_id
+    if last == NO_ENTRY:
+        return False
+    payload = await _payload(ledgers, ledger_id, last, password)
+    decode_log_record(payload, ledger_id, last, base_offset + last)
+    return True
+
+
 async def producers_of(
     ledgers: LedgerClient, end: LedgerEnd, base_offset: int, password: bytes
 ) -> ProducerWindows:

@@ -432,6 +432,11 @@ class PartitionWriter:
                 adding(created.ledger_id),
                 check=lambda: self._client.ledgers.ledgers.read(created.ledger_id),
             )
+        except NoSuchLedgerError:
+            created.abandon()
+            self._created = None
+            await self._add_next()
+            return
         except LogTakenOverError:
             await discard(self._client, created, self._keeper)
             raise
@@ -500,9 +505,21 @@ class PartitionWriter:
                 one.future.set_result(range(0))
 
     async def _close_ledger(self, segment: Segment) -> LedgerEnd:
-        """Close a ledger, by a recovery if somebody else fenced it; returns where it ends."""
-        metadata = await self._close_once(segment)
-        return await end_of(self._client.ledgers, metadata, self._options.password)
+        """Close a ledger, by a recovery if somebody else fenced it; returns where it ends.
+
+        Raises:
+            LogTakenOverError: another owner has the partition, and may have removed the ledger.
+            LogClosedError: somebody deleted the ledger.
+        """
+        try:
+            metadata = await self._close_once(segment)
+            return await end_of(self._client.ledgers, metadata, self._options.password)
+        except NoSuchLedgerError as error:
+            await self._keeper.refresh()
+            raise LogClosedError(
+                f"ledger {segment.writer.ledger_id} of {self.partition} was deleted; "
+                "open the log again"
+            ) from error
 
     async def _close_once(self, segment: Segment) -> LedgerMetadata:
         ledger_id = segment.writer.ledger_id
@@ -512,11 +529,6 @@ class PartitionWriter:
             # Another owner says so in the head before it fences.
             await self._keeper.refresh()
             return await self._client.ledgers.recover(ledger_id, self._options.password)
-        except NoSuchLedgerError as error:
-            await self._keeper.refresh()
-            raise LogClosedError(
-                f"ledger {ledger_id} of {self.partition} was deleted; open the log again"
-            ) from error
 
     async def _patiently(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Try again while the store or the bookies do not answer, within the patience.

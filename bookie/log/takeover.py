@@ -7,6 +7,7 @@ that lost it begins anew after a pause, which doubles and varies, so that one of
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass
 
 from bookie.client.writer import WriterHandle
@@ -15,15 +16,17 @@ from bookie.env import jitter
 from bookie.errors import (
     BadVersionError,
     BookieError,
+    LedgerError,
     LogTakenOverError,
     MetadataUnavailableError,
     NoSuchLedgerError,
+    UnavailableError,
 )
 from bookie.formats.ledger_metadata import Versioned
 from bookie.formats.log_metadata import LogDefinition, LogHead, LogOwner, LogRange
 from bookie.ids import NO_ENTRY
 from bookie.log.head_keeper import HeadKeeper, adding, closing, taken_over_error
-from bookie.log.ledger_end import end_of, producers_of
+from bookie.log.ledger_end import check_last_record, end_of, producers_of
 from bookie.log.log_client import LogClient
 from bookie.protocol.chain import LedgerEnd, end_offset, taken_over
 from bookie.protocol.producer_windows import ProducerWindows
@@ -107,6 +110,7 @@ class _Takeover:
         found = await self._client.logs.read_latest_head(self._partition, self._log_id)
         for one in found.value.ranges[-1:]:
             await self._check_password(found, one)
+        await self._check_records(found.value)
         # Nor must a cluster without bookies for a new ledger.
         writer = await self._create()
         try:
@@ -144,6 +148,16 @@ class _Takeover:
                 raise taken_over_error(self._partition, latest.value) from None
             if last.is_open:
                 raise
+
+    async def _check_records(self, head: LogHead) -> None:
+        """Nor must an older program, which cannot read what a newer owner appends."""
+        for one in reversed(head.ranges[-2:]):
+            # If bookies are silent, the takeover itself decides.
+            with suppress(UnavailableError, LedgerError):
+                base = (one.base_offset or 0) - one.first_entry_id
+                password = self._options.password
+                if await check_last_record(self._client.ledgers, one.ledger_id, base, password):
+                    return
 
     async def _begin(self, keeper: HeadKeeper, writer: WriterHandle) -> Ownership:
         before = keeper.head

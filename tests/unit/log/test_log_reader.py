@@ -135,8 +135,8 @@ async def test_a_range_without_records(log: HandMadeLog, follow: bool) -> None:
             for begin in ({"start": start}, {"start_time": start}):
                 if start < 7 or not follow:
                     assert await offsets_of(log.reader(**begin, end=end, follow=follow)) == []
-    for begin, end in (((second, 1), (second, 1)), ((second, 2), (first, 1)), ((first, 2), 0)):
-        assert await offsets_of(log.reader(start=begin, end=end, follow=follow)) == []
+    for place, before in (((second, 1), (second, 1)), ((second, 2), (first, 1)), ((first, 2), 0)):
+        assert await offsets_of(log.reader(start=place, end=before, follow=follow)) == []
 
 
 async def test_batches_and_positions(log: HandMadeLog) -> None:

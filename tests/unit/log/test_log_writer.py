@@ -9,11 +9,14 @@ from itertools import count
 
 import pytest
 
+import bookie.formats.log_record
 from bookie.api import BookKeeper, LogPolicy, LogPosition, NewRecord, connect
 from bookie.errors import (
     BadRequestError,
     BookieError,
     ClientClosedError,
+    FormatError,
+    LedgerFencedError,
     LogClosedError,
     LogExistsError,
     LogFullError,
@@ -226,6 +229,65 @@ async def test_a_wrong_password_leaves_the_owner_alone(
             await bk.open_log("orders", password=b"wrong")
         await log.append(b"two")
         assert len((await head_of(cluster.store, "orders")).ranges) == 1
+
+
+async def test_a_newer_version_s_records_leave_the_owner_alone(
+    cluster: RealCluster, bk: BookKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that cannot read them is refused before it takes anything over."""
+    async with bk.open_log("orders") as log:
+        await log.append(b"one")
+        await log.append(b"two")
+        before = await head_of(cluster.store, "orders")
+        monkeypatch.setattr(bookie.formats.log_record, "LOG_RECORD_VERSION", 1)
+        for _ in range(3):
+            with pytest.raises(FormatError, match="has version 2, and this program reads 1"):
+                await bk.open_log("orders")
+        monkeypatch.undo()
+        assert await head_of(cluster.store, "orders") == before
+        await log.append(b"three")
+    assert await values_of(bk, cluster.store, "orders") == [b"one", b"two", b"three"]
+
+
+async def test_a_former_owner_whose_empty_ledger_is_gone(
+    cluster: RealCluster, bk: BookKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is paused while it closes its ledger. The new owner removes that, because it is empty."""
+    async with connect(cluster.uri) as other:
+        old = await bk.open_log("orders", owner="old")
+        (writer,) = old._partitions.values()
+        look = writer._keeper.refresh
+
+        async def paused_after_the_look() -> None:
+            await look()
+            monkeypatch.undo()
+            await (await other.open_log("orders", owner="new")).append(b"one")
+
+        async def fenced() -> None:
+            raise LedgerFencedError("another client fenced the ledger")
+
+        monkeypatch.setattr(writer._keeper, "refresh", paused_after_the_look)
+        monkeypatch.setattr(writer._segment.writer, "close", fenced)
+        with pytest.raises(LogTakenOverError, match="new took orders#0 over"):
+            await writer._close_ledger(writer._segment)
+
+
+async def test_a_next_ledger_that_a_sweep_took_is_made_again(
+    cluster: RealCluster, bk: BookKeeper
+) -> None:
+    """The writer was stopped for a day between making it and adding it."""
+    log = await bk.open_log("orders")
+    await log.append(b"one")
+    (writer,) = log._partitions.values()
+    writer._created = created = await writer._create()
+    await bk.delete_ledger(created.ledger_id)
+    head = await cluster.store.get(writer.partition.head_key)
+    assert head is not None
+    await cluster.store.put(head.key, head.value)  # as the sweep does
+    await log.roll()
+    await log.append(b"two")
+    await log.close()
+    assert await values_of(bk, cluster.store, "orders") == [b"one", b"two"]
 
 
 async def test_owners_that_die_leave_nothing(cluster: RealCluster, bk: BookKeeper) -> None:
