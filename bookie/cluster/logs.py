@@ -217,6 +217,19 @@ class LogManager:
             raise NoSuchLogError(f"the log {name} is being deleted; delete it again to finish")
         return found
 
+    async def require(self, name: LogName, log_id: str) -> None:
+        """Check that a log is still there.
+
+        Raises:
+            NoSuchLogError: it was deleted, or is being deleted, or was made anew.
+        """
+        await self._store.sync()
+        found = await self.find(name)
+        if found is None or found.value.is_deleted:
+            raise NoSuchLogError(f"the log {name} was deleted")
+        if found.value.log_id != log_id:
+            raise NoSuchLogError(f"the log {name} was deleted, and made anew")
+
     async def find(self, name: LogName) -> Versioned[LogDefinition] | None:
         """What a log is, also of one that is being deleted; None if there is no such log."""
         record = await self._store.get(name.definition_key)
@@ -414,15 +427,20 @@ class LogManager:
     async def _follow(
         self, partition: LogPartition, log_id: str, changes: AsyncIterator[Change]
     ) -> AsyncGenerator[Versioned[LogHead], None]:
-        last = await self.read_head(partition, log_id)
+        last = await self._read_head_of_a_log(partition, log_id)
         yield last
         async for _ in changes:
-            found = await self.read_head(partition, log_id)
-            if found.version == NOT_EXISTS:
-                await self.condition(partition.name, log_id)
+            found = await self._read_head_of_a_log(partition, log_id)
             if found.version != last.version:
                 last = found
                 yield found
+
+    async def _read_head_of_a_log(self, partition: LogPartition, log_id: str) -> Versioned[LogHead]:
+        """As `read_head`; without a head, the log may have had no owner yet, or be deleted."""
+        found = await self.read_head(partition, log_id)
+        if found.version == NOT_EXISTS:
+            await self.condition(partition.name, log_id)
+        return found
 
     # ---- cursors
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing, suppress
 
 from bookie.cluster.logs import LogName, LogPartition
 from bookie.env import gather
-from bookie.errors import LogExistsError, NoSuchLedgerError
+from bookie.errors import BookieError, LogExistsError, NoSuchLedgerError
 from bookie.formats.log_metadata import LogDefinition, LogHead
 from bookie.log.log_client import LogClient
 from bookie.log.unnamed_ledgers import READS_AT_ONCE
 from bookie.telemetry import event_log
+
+FENCE_SECONDS_MAX = 10.0
+"""A deletion waits for bookies no longer than this, ledger by ledger."""
 
 _log = event_log(__name__)
 
@@ -40,16 +44,28 @@ async def delete_log(client: LogClient, name: LogName) -> None:
 async def _delete_ledgers(
     client: LogClient, partition: LogPartition, definition: LogDefinition
 ) -> None:
-    """Delete the ledgers that the chain names; again if a writer has added one meanwhile."""
+    """Delete the ledgers that the chain names; again if a writer has added one meanwhile.
+
+    Ledgers that are open are closed first: an owner must not append into nothing.
+    """
     version: int | None = None
     while True:
         found = await client.logs.read_latest_head(partition, definition.log_id)
         if found.version == version:
             return
         version = found.version
+        for one in found.value.open_ranges:
+            await _end_writer(client, one.ledger_id)
         async with aclosing(_named(client, partition, found.value)) as groups:
             async for ledger_ids in groups:
                 await _delete(client, ledger_ids)
+
+
+async def _end_writer(client: LogClient, ledger_id: int) -> None:
+    """Take a ledger from its writer. Without enough bookies it goes all the same."""
+    with suppress(BookieError, TimeoutError):
+        async with asyncio.timeout(FENCE_SECONDS_MAX):
+            await client.ledgers.close_for_deletion(ledger_id)
 
 
 async def _named(

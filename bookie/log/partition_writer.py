@@ -443,6 +443,8 @@ class PartitionWriter:
         self._created, self._next = None, created
 
     async def _create(self) -> WriterHandle:
+        # A deletion closes the ledgers that the head names, and must not meet new ones for ever.
+        await self._client.logs.require(self.partition.name, self._keeper.log_id)
         shape = self._client.shape(self._policy, self._options.password)
         tags = self._client.tags(self.partition, self._keeper.log_id)
         return await self._client.ledgers.create(shape, tags)

@@ -54,7 +54,19 @@ class LogRanges:
             NoSuchLogError: the log was deleted.
             MetadataError: the metadata store failed.
         """
-        return self.adopt(await self._logs.read_latest_head(self.partition, self._log_id))
+        found = await self._logs.read_latest_head(self.partition, self._log_id)
+        if found.version == NOT_EXISTS:
+            await self.require_log()  # it had no owner yet, or was deleted
+        return self.adopt(found)
+
+    async def require_log(self) -> None:
+        """Check that the log is still there: a deletion takes its ledgers before its head.
+
+        Raises:
+            NoSuchLogError: it was deleted.
+            MetadataError: the metadata store failed.
+        """
+        await self._logs.require(self.partition.name, self._log_id)
 
     def adopt(self, found: Versioned[LogHead]) -> bool:
         """Take a head that is newer than the known one; returns whether it is."""

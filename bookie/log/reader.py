@@ -440,6 +440,7 @@ class LogReader:
         self._readers.forget()
         await self._ranges.refresh()
         if not gone or await self._next_ledger() == gone[0]:
+            await self._ranges.require_log()
             raise error
 
     async def _next_ledger(self) -> int | None:

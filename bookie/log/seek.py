@@ -86,10 +86,12 @@ async def after_vanished(ledger_id: int, ranges: LogRanges, readers: LedgerReade
 
     Raises:
         NoSuchLedgerError: the head has not changed since: the ledger was not deleted by the log.
+        NoSuchLogError: the log was deleted.
         MetadataError: the metadata store failed.
     """
     readers.forget()
     if not await ranges.refresh():
+        await ranges.require_log()
         raise NoSuchLedgerError(
             f"ledger {ledger_id} of {ranges.partition} does not exist, but the log names it"
         )
