@@ -52,7 +52,7 @@ SOMETIMES = {
     "deletion met by a reader": 10,
     "force": 50,
     "add sent twice": 10,
-    "late request of an old connection": 6,
+    "late request of an old connection": 4,
     "wrong password refused": 20,
     "wrong key refused": 20,
 }
