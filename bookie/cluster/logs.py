@@ -455,6 +455,14 @@ class LogManager:
             raise NoSuchCursorError(f"there is no cursor {cursor} on {partition}")
         return Versioned(_decoded(decode_log_cursor, record), record.version)
 
+    async def cursor_revision(self, partition: LogPartition, cursor: str) -> int:
+        """The store's revision of the last write of a cursor; 0 if it is gone, or has none.
+
+        It is greater than that of every write before, also of a deleted cursor of this name.
+        """
+        record = await self._store.get(partition.cursor_key(cursor))
+        return 0 if record is None else record.stat.revision or 0
+
     async def write_cursor(
         self, partition: LogPartition, cursor: str, value: LogCursor, version: int
     ) -> Versioned[LogCursor]:

@@ -23,7 +23,7 @@ class LogCursor:
     offset: int
     """The offset of the next entry to consume."""
     epoch: int = 0
-    """Rises by one with each holder, and with each reset: the cursor's fencing token."""
+    """Rises with each holder, and with each reset: the cursor's fencing token."""
     owner: str = ""
     """Who took it last; for people."""
     committed_ms: int = 0

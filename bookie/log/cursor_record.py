@@ -145,7 +145,7 @@ class HeldCursor:
 
     @property
     def token(self) -> int:
-        """The epoch: greater than that of every holder before."""
+        """The epoch: greater than that of every holder before, also of a deleted cursor."""
         return self._epoch
 
     @property
@@ -209,16 +209,28 @@ async def take_cursor(
         except NoSuchCursorError:
             if start is None:
                 raise
-            found = Versioned(LogCursor(await start()), NOT_EXISTS)
+            new = LogCursor(await start(), owner=owner, committed_ms=client.clock.now_ms())
+            found = await record.propose(new, NOT_EXISTS)
+        # A cursor of this name may have been deleted, and its last epoch with it. No epoch is
+        # greater than the revision of the write that began it.
+        revision = await client.logs.cursor_revision(record.partition, record.name)
         taken = replace(
             found.value,
-            epoch=found.value.epoch + 1,
+            epoch=next_epoch(found.value, revision),
             owner=owner,
             committed_ms=client.clock.now_ms(),
         )
         written = await record.propose(taken, found.version)
         if written.value == taken:
             return HeldCursor(client, record, written)
+
+
+def next_epoch(found: LogCursor, revision: int) -> int:
+    """The epoch after that of `found`; the first one is the `revision` of what made the cursor.
+
+    Each epoch takes a write, so no epoch is greater than the revision of the write that began it.
+    """
+    return found.epoch + 1 if found.epoch else max(1, revision)
 
 
 def unique_owner(client: LogClient) -> str:

@@ -25,7 +25,7 @@ from bookie.errors import (
 )
 from bookie.formats.log_cursor import LogCursor
 from bookie.formats.log_record import LogPosition
-from bookie.log.cursor_record import CursorRecord, unique_owner
+from bookie.log.cursor_record import CursorRecord, next_epoch, unique_owner
 from bookie.log.log_client import LogClient
 from bookie.log.places import AtEntry, LogStart, checked_place
 from bookie.log.reading import PartitionReading, locate_cursor
@@ -138,7 +138,8 @@ class Cursors:
         offsets = {}
         for record in records:
             offset = await locate_cursor(self._reading, record.partition, place)
-            await record.change(partial(_reset, offset, unique_owner(self._client)))
+            revision = await self._client.logs.cursor_revision(record.partition, record.name)
+            await record.change(partial(_reset, offset, unique_owner(self._client), revision))
             await self._evict(record)
             offsets[record.partition.number] = offset
         return offsets
@@ -234,5 +235,5 @@ class Cursors:
                 await self._client.store.delete(first.record.key)
 
 
-def _reset(offset: int, owner: str, found: LogCursor) -> LogCursor:
-    return replace(found, offset=offset, epoch=found.epoch + 1, owner=owner)
+def _reset(offset: int, owner: str, revision: int, found: LogCursor) -> LogCursor:
+    return replace(found, offset=offset, epoch=next_epoch(found, revision), owner=owner)

@@ -102,7 +102,7 @@ class CursorHistory:
         return [one.cursor for one in writes]
 
     def check(self) -> int:
-        """No epoch comes back, and none moves its cursor back; returns the number of epochs.
+        """No epoch comes back, and none moves its cursor back; returns how many holders had one.
 
         Only a reset may begin at a lower offset, and it begins an epoch of its own.
         """
@@ -114,7 +114,7 @@ class CursorHistory:
                 if after.epoch == before.epoch:
                     assert after.owner == before.owner, (key, values)
                     assert after.offset >= before.offset, (key, values)
-            epochs += len({value.epoch for value in values})
+            epochs += len({value.epoch for value in values if value.epoch})
         return epochs
 
 

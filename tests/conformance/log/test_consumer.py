@@ -51,14 +51,15 @@ async def values(consumer: LogConsumer, count: int) -> list[bytes]:
 
 async def test_the_next_consumer_begins_where_the_last_one_committed(orders: LogProcess) -> None:
     async with orders.consumer() as consumer:
-        assert (consumer.partition, consumer.token, consumer.position) == (FIRST, 1, 0)
+        assert (consumer.partition, consumer.position) == (FIRST, 0)
+        token = consumer.token
         assert await values(consumer, 4) == [b"0", b"1", b"2", b"3"]
         assert (consumer.position, consumer.committed, await consumer.lag()) == (4, 0, 1)
         await consumer.commit()
         assert consumer.committed == 4
         assert await values(consumer, 1) == [b"4"]
     async with orders.consumer() as consumer:
-        assert (consumer.token, consumer.committed) == (2, 4)
+        assert (consumer.token, consumer.committed) == (token + 1, 4)
         record = await anext(consumer)
         assert record.value == b"4"
         await consumer.commit(record)
@@ -140,9 +141,10 @@ async def test_the_second_consumer_waits_for_a_live_one(
             await until_found(lambda: _claims(orders, 2))
             assert await values(first, 2) == [b"0", b"1"]
             await first.commit()
+            token = first.token
             assert not waiting.done()
         await waiting
-    assert (second.token, await values(second, 1)) == (2, [b"2"])
+    assert (second.token, await values(second, 1)) == (token + 1, [b"2"])
     await second.__aexit__(None, None, None)
     assert history.check() == 2
 
@@ -204,7 +206,7 @@ async def test_a_session_that_is_lost_costs_nothing_if_nobody_waits(
         await until_found(lambda: _is_another_claim(observer, claim))
         assert await values(consumer, 4) == [b"1", b"2", b"3", b"4"]
         await consumer.commit()
-        assert (consumer.token, await orders.committed()) == (1, 5)
+        assert await orders.committed() == 5
     assert history.check() == 1
 
 
@@ -226,9 +228,10 @@ async def test_a_lost_session_hands_the_cursor_to_the_one_who_waits(
             second = other.consumer()
             waiting = tasks.create_task(second.__aenter__())
             await until_found(lambda: _claims(orders, 2))
+            token = first.token
             await backend.expire(orders.session)
             await waiting
-        assert (second.token, await values(second, 3)) == (2, [b"2", b"3", b"4"])
+        assert (second.token, await values(second, 3)) == (token + 1, [b"2", b"3", b"4"])
         await second.commit()
         with pytest.raises(CursorLostError):
             await first.commit()
@@ -291,7 +294,7 @@ async def test_nothing_is_given_out_while_the_session_is_in_doubt(
             await backend.reconnect(process.session)
             assert await waiting == b"1"
             await consumer.commit()
-            assert (consumer.token, consumer.committed) == (1, 2)
+            assert consumer.committed == 2
 
 
 # ---- resets
@@ -304,6 +307,7 @@ async def test_a_reset_ends_the_consumer_even_if_it_only_waits(
     async with orders.consumer() as consumer:
         await values(consumer, 5)
         await consumer.commit()
+        token = consumer.token
         async with asyncio.TaskGroup() as tasks:
             waiting = tasks.create_task(_lost(consumer))
             await settle()
@@ -312,7 +316,7 @@ async def test_a_reset_ends_the_consumer_even_if_it_only_waits(
         with pytest.raises(CursorLostError, match="lost the cursor billing of orders#0"):
             await consumer.commit()
     async with orders.consumer() as consumer:
-        assert (consumer.token, await values(consumer, 1)) == (3, [b"1"])
+        assert (consumer.token, await values(consumer, 1)) == (token + 2, [b"1"])
     assert history.check() == 3
 
 

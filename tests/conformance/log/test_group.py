@@ -137,7 +137,8 @@ async def test_one_member_has_everything(orders: LogProcess, team: Team) -> None
         (b"x", None, 0),
         (b"y", None, 1),
     }
-    assert worker.member.tokens == dict.fromkeys(worker.member.assignment, 1)
+    assert worker.member.tokens.keys() == worker.member.assignment
+    assert all(token > 0 for token in worker.member.tokens.values())
     await worker.member.commit()
     status = await group_status(orders.client, GROUP, orders.logs)
     assert (status.name, status.leader, list(status.members), status.lag) == (GROUP, "a", ["a"], 0)
@@ -260,7 +261,8 @@ async def test_a_member_whose_session_ends_is_replaced(
     await second.member.commit()
     expected = {(one.partition, one.record.offset) for one in before[1:]}
     assert {(one.partition, one.record.offset) for one in again} == expected
-    assert all(one.token == 2 for one in again)
+    former = {one.partition: one.token for one in before}
+    assert all(one.token > former[one.partition] for one in again)
     first.process.store.is_down = False
     first.process.store.hold_changes.set()
     for record in before[1:]:
@@ -346,20 +348,21 @@ async def test_a_partition_moves_when_its_last_record_is_handed_back(
     await until(lambda: first.has(0, 1))
     moving = LogPartition(ORDERS, 1)
     process.logs.append(moving, b"0", b"1", b"2")
-    (record,) = await take(first.member, 1)
+    (given,) = await take(first.member, 1)
     second = await team.join("b")
     await until(lambda: first.member.generation == second.member.generation == 2)
     shares = (await ConsumerGroup(process.session, GROUP).read_assignment()).value.shares
     assert shares == {"a": (str(FIRST),), "b": (str(moving),)}
     await settle()
     assert second.member.assignment == frozenset()
-    await first.member.commit(record)
+    await first.member.commit(given)
     async with asyncio.TaskGroup() as tasks:
         # The rest of the batch is not given out any more.
         waiting = tasks.create_task(take(first.member, 1))
         await until(lambda: second.member.assignment == {moving})
         found = await take(second.member, 2)
-        assert [(one.token, one.record.offset) for one in found] == [(2, 1), (2, 2)]
+        assert [one.record.offset for one in found] == [1, 2]
+        assert {one.token for one in found} == {given.token + 1}
         process.logs.append(FIRST, b"x")
         assert [one.partition for one in await waiting] == [FIRST]
     assert history.check() == 3
