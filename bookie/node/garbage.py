@@ -67,6 +67,10 @@ PROOFS_SWEPT_MAX = 1000
 """Old proofs of deletions that one round removes."""
 
 
+def _nothing() -> None:
+    """Nobody wants to know."""
+
+
 class _StoreDoubtedError(Exception):
     """The round is over: the store went back in time, or may have."""
 
@@ -109,6 +113,10 @@ class GarbageCollector:
         """Whether an operator asked for no rounds."""
         self.last: GarbageReport | None = None
         """What the last round did."""
+        self.on_deletions: Callable[[], None] = _nothing
+        """Called after ledgers were deleted here."""
+        self.on_store_doubt: Callable[[], None] = _nothing
+        """Called when `store_doubt` may have changed."""
 
     @property
     def stopped(self) -> str:
@@ -202,6 +210,7 @@ class GarbageCollector:
             self._complete_at = None
             await self._memory.save()
             self._show()
+            self.on_store_doubt()
             _log.warning("metadata_store_confirmed", doubt=doubt)
         self.wake()
 
@@ -215,6 +224,7 @@ class GarbageCollector:
         self._memory.doubt(reason)
         await self._memory.save()
         self._show()
+        self.on_store_doubt()
 
     async def keep(self, ledger_ids: Iterable[int] = ()) -> int:
         """Have absent ledgers wait for a whole grace again: these, or all; returns how many.
@@ -464,6 +474,7 @@ class GarbageCollector:
                 self._metrics.garbage_ledgers_total.inc()
         # Free their pages and files now, before the next checkpoint.
         self._engine.compactor.wake()
+        self.on_deletions()
         return deleted
 
     async def _without_metadata(self, ledger_ids: list[int]) -> list[int]:

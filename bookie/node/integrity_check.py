@@ -153,6 +153,7 @@ class IntegrityCheck:
         self._end_doubt = end_doubt
         self._asked = False
         self._interval, self._rest, self._pace = Pause(), Pause(), Pause()
+        self._is_look_due = False
         self._lacking: list[int] = []
         """Of the last check; see `_Progress`."""
         self._missing_entries = 0
@@ -172,6 +173,11 @@ class IntegrityCheck:
         self._asked = True
         self._interval.end()
         self._pace.end()
+
+    def look_again(self) -> None:
+        """Look now whether ledgers that lacked entries still do; some of them were deleted."""
+        self._is_look_due = True
+        self._interval.measure_again()
 
     @property
     def settings(self) -> NodeSettings:
@@ -242,9 +248,12 @@ class IntegrityCheck:
                 until_check = last + pause() - began
                 if not self._lacking:
                     return until_check
+                if self._is_look_due:
+                    return 0.0
                 return min(until_check, self._settings.integrity_check_interval_seconds)
 
             is_asked = await self._interval.wait(until_next_look)
+            self._is_look_due = False
             is_due = now() >= last + pause()
             if not (is_due or is_asked):
                 is_asked = is_due = bool(await self._try(self._is_filled()))

@@ -218,6 +218,7 @@ async def start_bookie(
                 check = IntegrityCheck(
                     environment, engine, ledgers, limits, metrics, identity, own.end_doubt
                 )
+                collector.on_deletions = check.look_again
                 work = [
                     watch.run(),
                     collector.run(),

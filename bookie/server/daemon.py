@@ -160,6 +160,7 @@ async def _run(
                 lambda: started.check.needed,
                 lambda: started.garbage.store_doubt,
             )
+            started.garbage.on_store_doubt = updater.interval.end
             registration = await updater.registration()
             async with (
                 BookieRegistration(store, registration, instance_id=instance_id) as registered,

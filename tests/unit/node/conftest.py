@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from bookie.cluster import keys
+from bookie.cluster.instance import initialize_cluster
 from bookie.metadata.connect import open_store
 from bookie.metadata.store import MetadataStore
 from tests.unit.node.node_room import Room, serving
@@ -22,6 +23,7 @@ def _machine(tmp_path: Path) -> Machine:
 @pytest.fixture(name="store")
 async def _store(tmp_path: Path) -> AsyncIterator[MetadataStore]:
     async with open_store(f"memory://{tmp_path.name}") as store:
+        await initialize_cluster(store)
         await store.put(keys.INSTANCE_ID, IDENTITY.instance_id.encode())
         yield store
 

@@ -47,7 +47,10 @@ async def test_a_store_with_lower_counters_stops_everything(place: Place) -> Non
     with pytest.raises(BadRequestError, match="in doubt"):
         place.collector.wake(force=True)
     assert (await place.round(force=True)).deleted == 0
+    told: list[str] = []
+    place.collector.on_store_doubt = lambda: told.append(place.collector.store_doubt)
     await place.collector.confirm_store()
+    assert told == [""], "the registration says it at once"
     assert metrics.garbage_stopped._value.get() == 0
     place.restart()
     assert (await place.round()).deleted == 1

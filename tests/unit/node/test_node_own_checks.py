@@ -98,6 +98,21 @@ async def test_a_repair_is_noticed_long_before_the_next_check(
         assert not await one.check._is_filled(), "nothing was missing"
 
 
+async def test_a_deletion_ends_the_doubt_about_its_ledger_at_once(
+    machine: Machine, store: MetadataStore
+) -> None:
+    """The next look by itself is a minute away. The garbage collector says what it deleted."""
+    manager = LedgerManager(store)
+    created = await manager.create(metadata(1, CLOSED, ("b1",), last=9))
+    async with started(machine, store) as one:
+        await add(one.bookie, 1, range(7))
+        await one.check.check()
+        assert missing(machine) == 3
+        await manager.delete(1, created.version)
+        assert (await one.garbage.round()).deleted == 1
+        await until(lambda: missing(machine) == 0 and not one.check.needed)
+
+
 def replace_settings(**changes: float) -> NodeSettings:
     """Defaults but for these."""
     return NodeSettings.model_validate(changes)

@@ -9,14 +9,11 @@ from typing import TypeVar
 
 import pytest
 
-from bookie.cluster import keys
-from bookie.cluster.instance import initialize_cluster
 from bookie.cluster.ledgers import LedgerManager
 from bookie.config import GarbageSettings, NodeSettings, StorageSettings
 from bookie.config.section import Section
 from bookie.errors import BadRequestError
 from bookie.formats.ledger_metadata import LedgerState
-from bookie.metadata.connect import open_store
 from bookie.metadata.store import MetadataStore
 from bookie.node.disk_watch import DISK_USAGE
 from bookie.node.start import StartedBookie
@@ -26,14 +23,6 @@ from tests.unit.node.started_bookie import metadata, started
 from tests.unit.storage.machine import IDENTITY, KIB, Machine
 
 S = TypeVar("S", bound=Section)
-
-
-@pytest.fixture(name="store")
-async def _store(tmp_path: Path) -> AsyncIterator[MetadataStore]:
-    async with open_store(f"memory://{tmp_path.name}") as store:
-        await initialize_cluster(store)
-        await store.put(keys.INSTANCE_ID, IDENTITY.instance_id.encode())
-        yield store
 
 
 @pytest.fixture(name="one")
