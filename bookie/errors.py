@@ -39,6 +39,7 @@
     │  ├─ LedgerRecoveryError         too few bookies answered to decide where the ledger ends
     │  ├─ DiskFullError
     │  ├─ CannotStartError            a port is taken, or a directory cannot be used now
+    │  ├─ ClockError                  the clock of this machine contradicts all bookies
     │  └─ OperationTimeoutError
     ├─ CorruptionError              stored or received bytes are wrong
     │  ├─ ChecksumError
@@ -278,6 +279,10 @@ class DiskFullError(UnavailableError):
 
 class CannotStartError(UnavailableError):
     """A port is taken or a directory cannot be used now: a later start may succeed."""
+
+
+class ClockError(UnavailableError):
+    """The clock of this machine contradicts all bookies: nothing gets its time."""
 
 
 class OperationTimeoutError(UnavailableError):

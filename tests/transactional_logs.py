@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from itertools import pairwise
 from typing import Any, TypeVar, cast
@@ -11,7 +11,9 @@ from typing import Any, TypeVar, cast
 from bookie.client.ledger_client import LedgerClient
 from bookie.cluster.ledgers import LedgerManager
 from bookie.cluster.logs import LogName, LogPartition
-from bookie.env import SystemClock
+from bookie.env import Clock, SystemClock
+from bookie.errors import BookieUnreachableError
+from bookie.formats.commands import Info
 from bookie.formats.ledger_metadata import Fragment, LedgerMetadata, LedgerState
 from bookie.formats.log_metadata import LogMode, LogRange
 from bookie.log.log_client import LogClient
@@ -37,13 +39,48 @@ class SetClock(SystemClock):
         """What the test says."""
         return self.ms
 
+    def monotonic(self) -> float:
+        """Seconds that go as the wall clock does."""
+        return self.ms / 1000
 
-def metadata_client(store: MetadataStore, clock: SetClock | None = None) -> LogClient:
-    """A client of logs that cannot write or read entries."""
+
+class TimeTellers:
+    """Bookies that tell the time, and nothing else: the directory and the pool of a client."""
+
+    def __init__(self, *clocks: Clock | None) -> None:
+        """A clock for each bookie; None for one that does not answer."""
+        self.clocks = {f"b{number}": clock for number, clock in enumerate(clocks)}
+
+    def all(self) -> Mapping[str, Clock | None]:
+        """Those that are registered."""
+        return self.clocks
+
+    def connection(self, bookie_id: str) -> TimeTellers:
+        """One of them, as `TimeTellers` of its clock alone."""
+        return TimeTellers(self.clocks[bookie_id])
+
+    def channel(self) -> TimeTellers:
+        """The bookie itself."""
+        return self
+
+    async def info(self, *, timeout: float) -> Info:
+        """What the bookie says of itself."""
+        del timeout
+        (clock,) = self.clocks.values()
+        if clock is None:
+            raise BookieUnreachableError("no answer")
+        return Info("b", "", "0", False, 0, 0, 0, now_ms=clock.now_ms())
+
+
+def metadata_client(
+    store: MetadataStore, clock: SetClock | None = None, bookies: TimeTellers | None = None
+) -> LogClient:
+    """A client of logs that cannot write or read entries. Its bookies have its clock."""
     nothing = cast("Any", None)
     clock = clock or SetClock()
+    tellers = cast("Any", bookies or TimeTellers(clock))
     ledgers = LedgerManager(store, clock=clock)
-    client = LedgerClient("", nothing, nothing, nothing, ledgers, nothing)
+    client = LedgerClient("", tellers, nothing, tellers, ledgers, nothing)
     return LogClient(client, store, clock=clock)
 
 
@@ -68,8 +105,9 @@ class MetadataLog:
         entries: int | None = None,
         application: str = APPLICATION,
         log_id: str = "",
+        created_ms: int | None = None,
     ) -> None:
-        """A ledger with so many entries, or an open one."""
+        """A ledger with so many entries, or an open one; made now, if nothing else is said."""
         tags = publisher_tags(self.partition(partition), log_id or self.log_id, application)
         metadata = LedgerMetadata(
             ledger_id=ledger_id,
@@ -78,7 +116,7 @@ class MetadataLog:
             ack_quorum_size=1,
             state=LedgerState.OPEN,
             fragments=(Fragment(0, ("b0",)),),
-            ctime_ms=self.client.clock.now_ms(),
+            ctime_ms=self.client.clock.now_ms() if created_ms is None else created_ms,
             custom_metadata=tags,
         )
         if entries is not None:
@@ -92,9 +130,9 @@ class MetadataLog:
         return await LogPublisher(self.client, self.name).publish(application, batch, ranges)
 
     async def publish_ledgers(self, first: int, count: int, *, entries: int = 10) -> None:
-        """Publish closed ledgers as batches of partition 0, whose records end in their id."""
+        """Publish closed ledgers as batches of partition 0; their ms since 1970 are their ids."""
         for number in range(first, first + count):
-            await self.make_ledger(number, entries=entries)
+            await self.make_ledger(number, entries=entries, created_ms=number)
             assert await self.batch(number, pending(number, 0, entries - 1, end_ms=number))
 
     async def chain(self, partition: int = 0) -> list[LogRange]:

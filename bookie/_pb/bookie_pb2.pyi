@@ -287,7 +287,7 @@ class GetInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetInfoResponse(_message.Message):
-    __slots__ = ("status", "message", "bookie_id", "instance_id", "version", "read_only", "total_bytes", "free_bytes", "ledgers", "incarnation")
+    __slots__ = ("status", "message", "bookie_id", "instance_id", "version", "read_only", "total_bytes", "free_bytes", "ledgers", "incarnation", "now_ms")
     STATUS_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     BOOKIE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -298,6 +298,7 @@ class GetInfoResponse(_message.Message):
     FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
     LEDGERS_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    NOW_MS_FIELD_NUMBER: _ClassVar[int]
     status: Status
     message: str
     bookie_id: str
@@ -308,4 +309,5 @@ class GetInfoResponse(_message.Message):
     free_bytes: int
     ledgers: int
     incarnation: str
-    def __init__(self, status: _Optional[_Union[Status, str]] = ..., message: _Optional[str] = ..., bookie_id: _Optional[str] = ..., instance_id: _Optional[str] = ..., version: _Optional[str] = ..., read_only: _Optional[bool] = ..., total_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., ledgers: _Optional[int] = ..., incarnation: _Optional[str] = ...) -> None: ...
+    now_ms: int
+    def __init__(self, status: _Optional[_Union[Status, str]] = ..., message: _Optional[str] = ..., bookie_id: _Optional[str] = ..., instance_id: _Optional[str] = ..., version: _Optional[str] = ..., read_only: _Optional[bool] = ..., total_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., ledgers: _Optional[int] = ..., incarnation: _Optional[str] = ..., now_ms: _Optional[int] = ...) -> None: ...

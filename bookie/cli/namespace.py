@@ -34,7 +34,8 @@ Decisions = Annotated[
         "--set",
         metavar="KEY=VALUE",
         help="Decide something: ensemble_size, write_quorum_size, ack_quorum_size, digest, "
-        "roll_bytes, roll_seconds, retention_bytes, retention_seconds, quota_bytes or partitions. "
+        "roll_bytes, roll_seconds, retention_bytes, retention_seconds, quota_bytes, ahead_seconds "
+        "or partitions. "
         "Bytes and seconds may have a unit, such as 10GiB or 7d. 0 is no limit; KEY= leaves it "
         "open again. May be given several times.",
     ),

@@ -72,8 +72,13 @@ class LedgerClient:
         shape: LedgerShape,
         custom_metadata: Mapping[str, bytes] | None = None,
         ledger_id: int | None = None,
+        *,
+        created_ms: int | None = None,
     ) -> WriterHandle:
-        """Create a ledger and return its writer; raises what `BookKeeper.create_ledger` does."""
+        """Create a ledger and return its writer; raises what `BookKeeper.create_ledger` does.
+
+        `created_ms` is when, in ms since 1970; by default now.
+        """
         password = checked_bytes(shape.password, "the password")
         token = new_token()
         bookies = self.ensembles.choose(shape.quorum, allow_degraded=shape.allow_degraded)
@@ -87,7 +92,7 @@ class LedgerClient:
             fragments=(Fragment(0, bookies),),
             digest_type=shape.digest_type,
             password_key=key_of_life(password, token),
-            ctime_ms=SystemClock().now_ms(),
+            ctime_ms=SystemClock().now_ms() if created_ms is None else created_ms,
             custom_metadata=_custom(custom_metadata),
             c_token=token,
         )

@@ -128,3 +128,5 @@ class Info:
     free_bytes: int
     ledgers: int
     incarnation: str = ""
+    now_ms: int = 0
+    """Of its clock, since 1970; 0 if it does not tell."""

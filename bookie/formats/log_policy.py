@@ -50,6 +50,11 @@ class LogPolicy:
     quota_bytes: int | None = None
     """A partition of this size takes no more records; 0 means unlimited."""
 
+    ahead_seconds: int | None = None
+    """A record's time may be at most so far ahead of its append; 0 sets no limit.
+
+    It finds microseconds that were given as milliseconds. They would hide the times behind them."""
+
     partitions: int | None = None
     """How many partitions a new log has."""
 
@@ -99,6 +104,7 @@ DEFAULTS = LogPolicy(
     retention_bytes=0,
     retention_seconds=0,
     quota_bytes=0,
+    ahead_seconds=24 * 3600,
     partitions=1,
 )
 """The defaults of decisions that were not made."""

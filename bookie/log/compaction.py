@@ -47,6 +47,7 @@ from bookie.formats.log_metadata import (
 from bookie.formats.log_record import greatest_timestamp_ms, with_greatest
 from bookie.log.attempts import Attempts
 from bookie.log.ledger_runs import LedgerReaders, RunEntries, read_runs
+from bookie.log.ledger_times import CREATED_TAG, LedgerTimes
 from bookie.log.log_client import LogClient
 from bookie.log.publisher import head_ranges_max
 from bookie.log.takeover import discard
@@ -193,7 +194,8 @@ async def copy_group(
 async def _copy(client: LogClient, group: CompactionGroup, password: bytes) -> LogRange:
     policy = await client.policy(group.partition.name)
     tags = client.tags(group.partition, group.log_id)
-    writer = await client.ledgers.create(client.shape(policy, password), tags)
+    tags = {**tags, CREATED_TAG: str(await LedgerTimes(client).latest_ms(group.ranges)).encode()}
+    writer = await client.create_ledger(client.shape(policy, password), tags)
     try:
         runs = runs_from(group.ranges, group.ranges[0].base_offset or 0)
         async with aclosing(read_runs(runs, LedgerReaders(client.ledgers, password))) as found:

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Mapping
 
 from bookie.client.ledger_client import LedgerClient, LedgerShape
+from bookie.client.writer import WriterHandle
 from bookie.cluster.logs import DEFAULT_NAMESPACE, LogManager, LogName, LogPartition
 from bookie.cluster.namespaces import NamespaceManager
 from bookie.coordination.participant import Participant
@@ -23,6 +24,7 @@ from bookie.errors import (
 from bookie.formats.digest import DigestType
 from bookie.formats.log_metadata import LogDefinition, LogMode
 from bookie.formats.log_policy import DEFAULTS, LogPolicy
+from bookie.log.clock_check import ClockCheck
 from bookie.metadata.model import NOT_EXISTS
 from bookie.metadata.store import MetadataStore
 from bookie.protocol.quorum import Quorum
@@ -48,6 +50,7 @@ class LogClient:
         self.ledgers = ledgers
         self.store = store
         self.clock = clock or SystemClock()
+        self.clocks = ClockCheck(self.clock, ledgers)
         self.logs = LogManager(store, self.clock)
         self.namespaces = NamespaceManager(configuration or store)
         self.identity = f"{socket.gethostname()}:{os.getpid()}"
@@ -165,6 +168,18 @@ class LogClient:
             if namespace == DEFAULT_NAMESPACE:
                 return DEFAULTS
             raise
+
+    async def create_ledger(
+        self, shape: LedgerShape, custom_metadata: Mapping[str, bytes]
+    ) -> WriterHandle:
+        """A new ledger of a log, whose time of creation others can rely on.
+
+        Raises:
+            ClockError: the clock of this machine contradicts all bookies.
+            BookieError: what `LedgerClient.create` raises.
+        """
+        await self.clocks.require_right()
+        return await self.ledgers.create(shape, custom_metadata, created_ms=self.clock.now_ms())
 
     def shape(self, policy: LogPolicy, password: bytes = b"") -> LedgerShape:
         """How the ledgers of a log with this policy are written."""

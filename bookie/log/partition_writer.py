@@ -100,7 +100,11 @@ class PartitionWriter:
         self._next: WriterHandle | None = None
         """Of a ledger that is in the chain already, and has no entry yet."""
         self._encoder = RecordEncoder(
-            client.clock, owned.windows, owned.keeper.head.end_ms, owned.writer.payload_bytes_max
+            client.clock,
+            owned.windows,
+            owned.keeper.head.end_ms,
+            owned.writer.payload_bytes_max,
+            policy.ahead_seconds or 0,
         )
         self._chain_bytes = live_bytes(owned.keeper.head)
         self._roll_bytes = policy.roll_bytes or MAX_ID
@@ -447,7 +451,7 @@ class PartitionWriter:
         await self._client.logs.require(self.partition.name, self._keeper.log_id)
         shape = self._client.shape(self._policy, self._options.password)
         tags = self._client.tags(self.partition, self._keeper.log_id)
-        return await self._client.ledgers.create(shape, tags)
+        return await self._client.create_ledger(shape, tags)
 
     def _switch(self, base_offset: int) -> None:
         """Append to the next ledger from now on."""

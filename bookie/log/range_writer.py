@@ -28,7 +28,7 @@ from bookie.formats.log_policy import LogPolicy
 from bookie.formats.log_record import LogRecord, encode_log_record, plain_prefix
 from bookie.ids import NO_ENTRY
 from bookie.log.log_client import LogClient
-from bookie.log.record_encoder import NewRecord, as_record
+from bookie.log.record_encoder import LatestTime, NewRecord, as_record
 from bookie.telemetry import event_log
 
 APPLICATION_TAG = "bookie.log.application"
@@ -93,6 +93,7 @@ class RangeWriter:
         self._tags = publisher_tags(partition, definition.log_id, application_id)
         self._ledger: WriterHandle | None = None
         self._created_at = 0.0
+        self._latest = LatestTime(client.clock, policy.ahead_seconds or 0)
         self._range: _RangeInWork | None = None
         self._beginning = asyncio.Lock()
         """Held while a range begins, which may need a ledger; appends pass it in their order."""
@@ -129,7 +130,8 @@ class RangeWriter:
         """Write one record; durable when it returns. Without a timestamp it has the clock's.
 
         Raises:
-            BadRequestError: the record is too large, or cannot be encoded.
+            BadRequestError: the record is too large or its time too far ahead, or it cannot be
+                encoded.
             LogClosedError: the range has failed before, or the writer is closed.
             BookieError: what `WriterHandle.append` raises; the range has failed.
         """
@@ -148,6 +150,7 @@ class RangeWriter:
         current = await self._current()
         now_ms = self._client.clock.now_ms()
         payloads, greatest_ms = _encoded(given, now_ms, current.end_ms)
+        self._latest.require(greatest_ms)
         await current.append(payloads, greatest_ms)
         return len(given)
 
@@ -159,7 +162,9 @@ class RangeWriter:
         Raises what `append` does; after an error a part of the records may be in the ledger.
         """
         if payloads:
-            await (await self._current()).append(payloads, greatest_ms)
+            current = await self._current()
+            self._latest.require(greatest_ms)
+            await current.append(payloads, greatest_ms)
 
     async def cut(self) -> PendingRange | None:
         """End the range; returns it when all of it is durable, or None if nothing was written.
@@ -226,7 +231,8 @@ class RangeWriter:
             await self._leave_ledger()
         if self._ledger is None:
             self._created_at = self._client.clock.monotonic()
-            self._ledger = await self._client.ledgers.create(self._shape, self._tags)
+            self._ledger = await self._client.create_ledger(self._shape, self._tags)
+            self._latest.compared()
         return self._ledger
 
     async def _is_due(self, ledger: WriterHandle) -> bool:

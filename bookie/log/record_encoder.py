@@ -8,9 +8,11 @@ from typing import NamedTuple, cast
 from bookie.client.append_queue import NewEntries
 from bookie.client.arguments import Payload, checked_bytes
 from bookie.env import Clock
+from bookie.env.clock import moment_text
 from bookie.errors import BadRequestError
 from bookie.formats.log_record import LogRecord, Producer, encode_log_record, plain_prefix
 from bookie.formats.producer_snapshot import encode_producers
+from bookie.ids import MAX_ID
 from bookie.protocol.producer_windows import ProducerWindows
 
 SNAPSHOT_ENTRIES = 10_000
@@ -31,6 +33,39 @@ class NewRecord(NamedTuple):
     timestamp_ms: int | None = None
 
 
+class LatestTime:
+    """The latest time that a record may have: the clock, and what the policy of the log adds.
+
+    The wall clock is taken when it was compared with others', and goes on with the monotonic one.
+    """
+
+    def __init__(self, clock: Clock, ahead_seconds: int) -> None:
+        """`ahead_seconds` of 0 allows every time."""
+        self._clock = clock
+        self._ahead_seconds = ahead_seconds
+        self._base_ms = float(MAX_ID)
+        self.compared()
+
+    def compared(self) -> None:
+        """The wall clock was compared just now."""
+        if self._ahead_seconds:
+            now_ms = self._clock.now_ms() - 1000 * self._clock.monotonic()
+            self._base_ms = now_ms + 1000 * self._ahead_seconds
+
+    def require(self, timestamp_ms: int) -> None:
+        """Refuse a later time.
+
+        Raises:
+            BadRequestError: it is later.
+        """
+        if timestamp_ms - 1000 * self._clock.monotonic() > self._base_ms:
+            raise BadRequestError(
+                f"a record has the time {timestamp_ms} ms ({moment_text(timestamp_ms)}), more than "
+                f"{self._ahead_seconds} s ahead; times are ms since 1970, and the log's policy "
+                "allows others by ahead_seconds"
+            )
+
+
 class RecordEncoder:
     """Encodes the records of one partition in their order.
 
@@ -38,10 +73,16 @@ class RecordEncoder:
     """
 
     def __init__(
-        self, clock: Clock, windows: ProducerWindows, greatest_ms: int, size_bytes_max: int
+        self,
+        clock: Clock,
+        windows: ProducerWindows,
+        greatest_ms: int,
+        size_bytes_max: int,
+        ahead_seconds: int = 0,
     ) -> None:
         """`greatest_ms` is the greatest timestamp in the partition so far."""
         self._clock = clock
+        self._latest = LatestTime(clock, ahead_seconds)
         self.windows = windows
         self._greatest_ms = greatest_ms
         self._size_bytes_max = size_bytes_max
@@ -54,12 +95,13 @@ class RecordEncoder:
         """The entries of at least one record; `producer` is the first one's, the others follow it.
 
         Raises:
-            BadRequestError: one does not fit into an entry, or a field is of the wrong kind; none
-                of them counts as encoded.
+            BadRequestError: one does not fit into an entry, a field is of the wrong kind, or a time
+                is too far ahead; none of them counts as encoded.
         """
         if producer is not None or list(map(type, records)).count(bytes) != len(records):
             return self._encode_each([as_record(one) for one in records], producer)
         now_ms = self._clock.now_ms()
+        self._latest.require(now_ms)
         prefix = plain_prefix(
             now_ms, greatest_ms=self._greatest_ms, follows_control=self._has_producers
         )
@@ -83,6 +125,8 @@ class RecordEncoder:
             record = LogRecord(at_ms, _checked(value), key, headers, whose)
             payloads.append(encode_log_record(record, greatest_ms=greatest, follows_control=tracks))
             greatest = max(greatest, at_ms)
+        if greatest > self._greatest_ms:
+            self._latest.require(greatest)
         encoded = self._checked(NewEntries.of(payloads))
         self._greatest_ms, self._has_producers = greatest, tracks
         self._entries_since_snapshot += len(payloads)
@@ -102,6 +146,7 @@ class RecordEncoder:
     def begin_ledger(self) -> None:
         """The next records go to another ledger, which needs a snapshot of its own."""
         self._entries_since_snapshot = SNAPSHOT_ENTRIES
+        self._latest.compared()
 
     @property
     def is_snapshot_due(self) -> bool:

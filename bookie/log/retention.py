@@ -10,6 +10,7 @@ from functools import partial
 
 from bookie.cluster.logs import LogPartition
 from bookie.formats.log_metadata import LogHead
+from bookie.log.ledger_times import LedgerTimes
 from bookie.log.log_client import LogClient
 from bookie.log.truncation import expired_offset, truncate_as
 from bookie.protocol.retention import limits_of
@@ -22,6 +23,7 @@ async def apply_retention(client: LogClient, partition: LogPartition) -> int:
         NoSuchLogError: there is no such log.
         MetadataError: the metadata store failed; it may be truncated.
         FormatError: the chain or a cursor cannot be read; nothing was truncated.
+        NotEnoughBookiesError: no bookie tells the time; nothing was truncated.
     """
     definition = await client.definition(partition.name)
 
@@ -36,8 +38,8 @@ async def retention_offset(client: LogClient, partition: LogPartition, head: Log
     """
     policy = await client.policy(partition.name)
     cursors = await client.logs.cursors(partition)
-    now_ms = client.clock.now_ms()
+    now_ms = await client.clocks.deletion_ms() if policy.retention_seconds else 0
     limits = limits_of(policy, now_ms, [found.value for found in cursors.values()])
     if limits is None:
         return head.start_offset
-    return await expired_offset(client, partition, head, limits)
+    return await expired_offset(client, partition, head, limits, times=LedgerTimes(client))

@@ -14,8 +14,9 @@ nobody owns the partition    the same, and the name of a dead one stays in the h
 
 Only ledgers that are older than some age are looked at. A publisher begins no range in a ledger
 that is older than half a day, and publishes within the other half. Ages are by the clocks of the
-ledgers' creators and of the sweep. Safety does not depend on them: a range of a deleted ledger is
-refused when it is published (:mod:`bookie.log.unnamed_ledgers`). Its batch is written again.
+ledgers' creators and of the sweep, each compared with those of bookies (`clock_check`). Safety does
+not depend on them: a range of a deleted ledger is refused when it is published
+(:mod:`bookie.log.unnamed_ledgers`). Its batch is written again.
 
 Any number of sweeps may run at the same time.
 """
@@ -63,6 +64,7 @@ async def sweep_logs(
 
     Raises:
         MetadataError: the logs or the ledgers cannot be listed.
+        NotEnoughBookiesError: no bookie tells the time; nothing was swept.
     """
     sweep = _Sweep(client, older_than_seconds, dry_run=dry_run)
     await sweep.run()
@@ -80,12 +82,15 @@ class _Tags:
 class _Sweep:
     def __init__(self, client: LogClient, older_than_seconds: float, *, dry_run: bool) -> None:
         self._client = client
-        self._before_ms = client.clock.now_ms() - int(1000 * older_than_seconds)
+        self._older_than_ms = int(1000 * older_than_seconds)
+        self._before_ms = 0
+        """Ledgers that were created later are left alone."""
         self._dry_run = dry_run
         self.done = LogSweep()
 
     async def run(self) -> None:
         """Retention comes first, so that what it leaves is swept, and the listing before heads."""
+        self._before_ms = await self._client.clocks.deletion_ms() - self._older_than_ms
         for name in [name async for name in self._client.logs.list_logs()]:
             try:
                 await self._visit(name)

@@ -227,7 +227,7 @@ class _Takeover:
         policy = await self._client.policy(self._partition.name)
         shape = self._client.shape(policy, self._options.password)
         tags = self._client.tags(self._partition, self._log_id)
-        return await self._client.ledgers.create(shape, tags)
+        return await self._client.create_ledger(shape, tags)
 
 
 async def discard(client: LogClient, writer: WriterHandle, keeper: HeadKeeper | None) -> None:

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
+from dataclasses import replace
 
 from bookie.cluster.logs import LogPartition
 from bookie.errors import BadRequestError, MetadataError
 from bookie.formats.log_metadata import LogChunk, LogHead, LogRange
 from bookie.formats.log_record import LogPosition
 from bookie.log.attempts import Attempts
+from bookie.log.ledger_times import LedgerTimes
 from bookie.log.log_client import LogClient
 from bookie.log.unnamed_ledgers import delete_ended, read_chunk
 from bookie.protocol import chain
-from bookie.protocol.chain import live_bytes, live_ranges, size_of
+from bookie.protocol.chain import live_bytes, live_ranges
 from bookie.protocol.retention import RetentionLimits, expired_count
 
 Choose = Callable[[LogHead], Awaitable[int]]
@@ -113,9 +115,17 @@ async def _truncate_head(
 
 
 async def expired_offset(
-    client: LogClient, partition: LogPartition, head: LogHead, limits: RetentionLimits
+    client: LogClient,
+    partition: LogPartition,
+    head: LogHead,
+    limits: RetentionLimits,
+    *,
+    times: LedgerTimes | None = None,
 ) -> int:
     """Before which offset nothing has to be kept; reads no more chunks than may go, and one.
+
+    With `times`, the time of a range is bounded by when ledgers were created; without, it is that
+    of its records.
 
     Raises:
         BadVersionError: the head has changed meanwhile.
@@ -123,15 +133,40 @@ async def expired_offset(
     """
     left = live_bytes(head)
     offset = head.start_offset
+    async with aclosing(_neighbours(client, partition, head)) as neighbours:
+        async for one, after in neighbours:
+            dated = one
+            if times is not None and limits.has_time:
+                dated = await _dated(one, after, left, limits, times)
+            if not expired_count((dated,), left, limits):
+                break
+            left -= one.size_bytes or 0
+            offset = one.end_offset or offset
+    return offset
+
+
+async def _dated(
+    one: LogRange, after: LogRange | None, left: int, limits: RetentionLimits, times: LedgerTimes
+) -> LogRange:
+    """The range with a time that ledgers confirm, if nothing else keeps it."""
+    if one.end_ms is None or not expired_count((one,), left, limits.without_time()):
+        return one
+    return replace(one, end_ms=await times.end_ms(one, after, limits.keep_from_ms))
+
+
+async def _neighbours(
+    client: LogClient, partition: LogPartition, head: LogHead
+) -> AsyncGenerator[tuple[LogRange, LogRange | None], None]:
+    """The ranges of a chain from the first one on, each with the next; chunks as they come."""
+    before: LogRange | None = None
     async with aclosing(_links(client, partition, head)) as links:
         async for ranges in links:
-            count = expired_count(ranges, left, limits)
-            left -= size_of(ranges)
-            if count:
-                offset = ranges[count - 1].end_offset or offset
-            if count < len(ranges):
-                break
-    return offset
+            for one in ranges:
+                if before is not None:
+                    yield before, one
+                before = one
+    if before is not None:
+        yield before, None
 
 
 async def _links(

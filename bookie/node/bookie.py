@@ -133,6 +133,7 @@ class Bookie:
             free_bytes=usage.free_bytes,
             ledgers=await self._engine.ledger_count(),
             incarnation=self.incarnation,
+            now_ms=self._engine.clock.now_ms(),
         )
 
     # --- adds ----------------------------------------------------------------------------

@@ -9,6 +9,10 @@ an open range stays            its end is not known
 at least `keep_bytes` are kept the policy's size, if it has one
 what ends at `keep_from_ms` or a range goes only when its last record is old enough; if the policy
 later is kept                  has a size and a time, a range has to be beyond both
+a record is not older than its a writer may give any time, and clocks are wrong: what is younger
+ledger                         than the policy keeps stays
+a record counts as a day newer microseconds that were given as milliseconds keep a log for ever,
+than the next ledger at most   because times in a chain do not go back
 what ends behind               a protected cursor has not consumed it
 `keep_from_offset` is kept
 without a size and a time      a policy that decides nothing keeps everything
@@ -19,12 +23,15 @@ nothing goes
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bookie.formats.log_cursor import LogCursor
 from bookie.formats.log_metadata import LogRange
 from bookie.formats.log_policy import LogPolicy
 from bookie.ids import MAX_ID
+
+AHEAD_MS_MAX = 24 * 3600 * 1000
+"""A record's time counts at most this long after its append."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +44,15 @@ class RetentionLimits:
     """All records with this timestamp or a later one."""
     keep_from_offset: int = MAX_ID
     """All entries from this offset on."""
+
+    @property
+    def has_time(self) -> bool:
+        """Whether anything is kept because of its time."""
+        return self.keep_from_ms != MAX_ID
+
+    def without_time(self) -> RetentionLimits:
+        """The other limits."""
+        return replace(self, keep_from_ms=MAX_ID)
 
 
 def limits_of(
@@ -52,6 +68,18 @@ def limits_of(
         keep_from_ms=from_ms,
         keep_from_offset=min(protected, default=MAX_ID),
     )
+
+
+def plausible_end_ms(end_ms: int, created_ms: int | None, next_created_ms: int | None) -> int:
+    """When a range ended: its last time, as far as the ledgers' times of creation agree with it.
+
+    `next_created_ms` is of the ledger of the range that follows. None is unknown.
+    """
+    if created_ms is not None:
+        end_ms = max(end_ms, created_ms)
+        if next_created_ms is not None:
+            end_ms = min(end_ms, max(created_ms, next_created_ms) + AHEAD_MS_MAX)
+    return end_ms
 
 
 def expired_count(ranges: Sequence[LogRange], total_bytes: int, limits: RetentionLimits) -> int:

@@ -63,14 +63,14 @@ class HandMadeLog:
         await logs.write_head(self.partition, head, found.version, sealed=chunks)
         return head
 
-    async def create(self) -> WriterHandle:
+    async def create(self, *, created_ms: int | None = None) -> WriterHandle:
         """A ledger that the head does not name yet."""
         shape = LedgerShape(Quorum(1, 1, 1))
-        return await self.client.ledgers.create(shape)
+        return await self.client.ledgers.create(shape, created_ms=created_ms)
 
-    async def add(self) -> WriterHandle:
+    async def add(self, *, created_ms: int | None = None) -> WriterHandle:
         """A new ledger, as the last range."""
-        writer = await self.create()
+        writer = await self.create(created_ms=created_ms)
         await self.change(lambda head: with_ledger(head, writer.ledger_id))
         return writer
 

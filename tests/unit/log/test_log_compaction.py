@@ -113,7 +113,9 @@ async def test_entries_are_copied_byte_for_byte(
     reader = await one_bk.open_ledger(joined.ledger_id)
     assert [entry.payload async for entry in reader.read()] == payloads
     assert reader.metadata.is_closed
-    assert set(reader.metadata.custom_metadata) == {"bookie.log", "bookie.log.partition"}
+    tags = reader.metadata.custom_metadata
+    assert set(tags) == {"bookie.log", "bookie.log.partition", "bookie.log.created_ms"}
+    assert int(tags["bookie.log.created_ms"]) <= reader.metadata.ctime_ms
 
 
 async def test_a_writer_goes_on_and_knows_its_producers(one_bk: BookKeeper) -> None:

@@ -35,7 +35,7 @@ from bookie.log.record_encoder import NewRecord
 from bookie.log.sweep import LogSweep, sweep_logs
 from bookie.log.truncation import truncate
 from bookie.metadata.connect import open_store
-from tests.transactional_logs import APPLICATION, ORDERS, SetClock
+from tests.transactional_logs import APPLICATION, ORDERS, SetClock, metadata_client
 from tests.unit.client.real_cluster import RealCluster, real_cluster
 
 _PARTITION = LogPartition(ORDERS, 1)
@@ -47,10 +47,6 @@ class MovedClock(SetClock):
 
     def __init__(self) -> None:
         self.ms = SystemClock().now_ms()
-
-    def monotonic(self) -> float:
-        """What the test says."""
-        return self.ms / 1000
 
 
 @pytest.fixture(params=["memory", "local"])
@@ -81,6 +77,7 @@ async def client(
     """With a transactional log of two partitions."""
     async with open_store(cluster.uri) as store:
         logs = LogClient(bk._connected, store, clock=clock)
+        logs.clocks = metadata_client(store, clock).clocks
         await logs.create(ORDERS, mode=LogMode.TRANSACTIONAL, partitions=2, policy=_SMALL)
         yield logs
 

@@ -1,0 +1,117 @@
+"""Other clocks beside this machine's: times that delete, and times that stay, are compared first.
+
+A machine whose clock is forty days ahead would delete what is a minute old. So what deletes by time
+goes by the earliest of the own clock and the clocks of some bookies. And who makes a ledger for a
+log is refused while the own clock contradicts all bookies that answer: records and ledgers would
+keep the wrong time.
+
+Bookies tell their time when they are asked (``GetInfo``). What they said is extended by this
+machine's monotonic clock, which no step of the wall clock moves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from datetime import timedelta
+
+from bookie.client.ledger_client import LedgerClient
+from bookie.env import Clock, gather
+from bookie.errors import BookieError, ClockError, NotEnoughBookiesError
+from bookie.telemetry import event_log
+
+DIFFERENCE_SECONDS_MAX = 3600.0
+"""A clock that is further away from all others is wrong. The ages that matter are half a day."""
+
+ASKED_MAX = 5
+"""Bookies that are asked: one wrong clock among them deletes nothing."""
+
+ANSWER_SECONDS_MAX = 1.0
+KEPT_SECONDS = 60.0
+"""So long nobody is asked again: an owner may have thousands of partitions."""
+
+_log = event_log(__name__)
+
+
+class ClockCheck:
+    """The clock of this machine, as the bookies see it."""
+
+    def __init__(self, clock: Clock, ledgers: LedgerClient) -> None:
+        self._clock = clock
+        self._ledgers = ledgers
+        self._offsets: dict[str, float] = {}
+        """By bookie: ms of its clock minus ms of the own monotonic clock."""
+        self._asked_at: float | None = None
+        self._asking = asyncio.Lock()
+        self._warned = False
+
+    async def deletion_ms(self) -> int:
+        """Now, for a decision to delete: the earliest of all clocks.
+
+        Raises:
+            NotEnoughBookiesError: no bookie tells the time, so nothing is deleted by it.
+        """
+        await self._ask()
+        if not self._offsets:
+            raise NotEnoughBookiesError(
+                "no bookie tells what time it is, and this machine's clock alone deletes nothing"
+            )
+        own = self._clock.now_ms()
+        bookie_id, earliest = min(self._now().items(), key=lambda item: item[1])
+        if abs(own - earliest) > 1000 * DIFFERENCE_SECONDS_MAX and not self._warned:
+            self._warned = True
+            _log.warning("clocks_differ", bookie=bookie_id, difference=_apart(own, earliest))
+        return int(min(own, earliest))
+
+    async def require_right(self) -> None:
+        """Refuse to go on with a clock that contradicts every bookie that answers.
+
+        Raises:
+            ClockError: it does; the sentence says by how much.
+        """
+        await self._ask()
+        own, others = self._clock.now_ms(), self._now()
+        if not others:
+            return  # whatever needs bookies says why they are silent
+        bookie_id, nearest = min(others.items(), key=lambda item: abs(item[1] - own))
+        if abs(own - nearest) > 1000 * DIFFERENCE_SECONDS_MAX:
+            raise ClockError(
+                f"this machine's clock is {_apart(own, nearest)} the clock of bookie {bookie_id}, "
+                "and further from those of the others: records would get a wrong time; set the "
+                "clock"
+            )
+
+    def _now(self) -> dict[str, float]:
+        elapsed = 1000 * self._clock.monotonic()
+        return {bookie_id: offset + elapsed for bookie_id, offset in self._offsets.items()}
+
+    async def _ask(self) -> None:
+        async with self._asking:
+            now = self._clock.monotonic()
+            if self._asked_at is not None and now - self._asked_at < KEPT_SECONDS:
+                return
+            known = sorted(self._ledgers.directory.all())
+            asked = random.sample(known, min(ASKED_MAX, len(known)))
+            answers = await gather(self._offset(bookie_id) for bookie_id in asked)
+            found = {
+                one: offset
+                for one, offset in zip(asked, answers, strict=True)
+                if offset is not None
+            }
+            if found:
+                self._offsets, self._asked_at = found, now
+
+    async def _offset(self, bookie_id: str) -> float | None:
+        """None if the bookie does not answer, or is of a version that does not tell the time."""
+        try:
+            channel = self._ledgers.pool.connection(bookie_id).channel()
+            info = await channel.info(timeout=ANSWER_SECONDS_MAX)
+        except BookieError:
+            return None
+        return info.now_ms - 1000 * self._clock.monotonic() if info.now_ms else None
+
+
+def _apart(own_ms: float, other_ms: float) -> str:
+    """How far the own clock is from another."""
+    words = "ahead of" if own_ms > other_ms else "behind"
+    return f"{timedelta(seconds=abs(own_ms - other_ms) // 1000)} {words}"
