@@ -96,6 +96,11 @@ def moment_text(milliseconds: int) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+def duration_text(seconds: float) -> str:
+    """Whole seconds for people: ``40 days, 0:00:07``."""
+    return str(timedelta(seconds=int(seconds)))
+
+
 def boot_time_seconds() -> float:
     """Seconds since the machine started, suspended time included; equal in all its processes."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)

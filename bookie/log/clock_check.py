@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-from datetime import timedelta
 
 from bookie.client.ledger_client import LedgerClient
 from bookie.env import Clock, gather
+from bookie.env.clock import duration_text
 from bookie.errors import BookieError, ClockError, NotEnoughBookiesError
 from bookie.telemetry import event_log
 
@@ -114,4 +114,4 @@ class ClockCheck:
 def _apart(own_ms: float, other_ms: float) -> str:
     """How far the own clock is from another."""
     words = "ahead of" if own_ms > other_ms else "behind"
-    return f"{timedelta(seconds=abs(own_ms - other_ms) // 1000)} {words}"
+    return f"{duration_text(abs(own_ms - other_ms) / 1000)} {words}"
