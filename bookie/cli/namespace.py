@@ -34,8 +34,8 @@ Decisions = Annotated[
         "--set",
         metavar="KEY=VALUE",
         help="Decide something: ensemble_size, write_quorum_size, ack_quorum_size, digest, "
-        "roll_bytes, roll_seconds, retention_bytes, retention_seconds, quota_bytes, ahead_seconds "
-        "or partitions. "
+        "roll_bytes, roll_seconds, retention_bytes, retention_seconds, quota_bytes, ahead_seconds, "
+        "allow_degraded or partitions. "
         "Bytes and seconds may have a unit, such as 10GiB or 7d. 0 is no limit; KEY= leaves it "
         "open again. May be given several times.",
     ),
@@ -156,6 +156,10 @@ def _decision(key: str, text: str) -> object:
 
     if key == "digest":
         return text
+    if key == "allow_degraded":
+        if text not in ("true", "false"):
+            raise typer.BadParameter(f"{key} must be true or false", param_hint="--set")
+        return text == "true"
     try:
         if key.endswith("_bytes"):
             return parse_size(text)

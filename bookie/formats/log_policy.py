@@ -16,6 +16,7 @@ from bookie.formats.log_metadata import PARTITIONS_MAX
 _FORMAT = "bookie-log-policy"
 _VERSION = 1
 _BOOKIES_MAX = 1024
+_NO_NUMBERS = ("digest", "allow_degraded")
 DIGESTS = ("crc32c", "crc32", "hmac", "dummy")
 
 
@@ -55,14 +56,23 @@ class LogPolicy:
 
     It finds microseconds that were given as milliseconds. They would hide the times behind them."""
 
+    allow_degraded: bool | None = None
+    """Whether a ledger may be made with fewer bookies than its ensemble has slots.
+
+    Entries then have fewer copies, at least the ack quorum. Bookies that come get the slots."""
+
     partitions: int | None = None
     """How many partitions a new log has."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if value is not None and field.name != "digest":
+            if value is not None and field.name not in _NO_NUMBERS:
                 self._check_number(field.name, value)
+        if self.allow_degraded not in (None, False, True):
+            raise BadRequestError(
+                f"allow_degraded is {self.allow_degraded!r}, and must be true or false"
+            )
         if self.digest is not None and self.digest not in DIGESTS:
             raise BadRequestError(f"digest is {self.digest!r}, and must be one of {DIGESTS}")
         sizes = (self.ensemble_size, self.write_quorum_size, self.ack_quorum_size)
@@ -105,6 +115,7 @@ DEFAULTS = LogPolicy(
     retention_seconds=0,
     quota_bytes=0,
     ahead_seconds=24 * 3600,
+    allow_degraded=False,
     partitions=1,
 )
 """The defaults of decisions that were not made."""
@@ -127,9 +138,12 @@ def decode_policy(data: bytes) -> LogPolicy:
     numbers = {
         field.name: found.optional_integer(field.name, minimum=0)
         for field in fields(LogPolicy)
-        if field.name != "digest"
+        if field.name not in _NO_NUMBERS
     }
+    degraded = None
+    if found.values.get("allow_degraded") is not None:
+        degraded = found.boolean("allow_degraded")
     try:
-        return LogPolicy(digest=digest, **numbers)
+        return LogPolicy(digest=digest, allow_degraded=degraded, **numbers)
     except BadRequestError as error:
         raise FormatError(f"{_FORMAT}: {error}") from error

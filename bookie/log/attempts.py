@@ -3,15 +3,53 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 from bookie.env import jitter
-from bookie.errors import BadVersionError, MetadataError, MetadataUnavailableError, SessionLostError
+from bookie.errors import (
+    BadVersionError,
+    BookieError,
+    MetadataError,
+    MetadataUnavailableError,
+    SessionLostError,
+)
+
+T = TypeVar("T")
 
 PAUSE_SECONDS_MIN = 0.01
 PAUSE_SECONDS_MAX = 2.0
 """Pauses between attempts; they double, and vary."""
+
+PATIENT_PAUSE_SECONDS_MIN = 0.05
+"""Likewise, of what needs bookies."""
+
+
+async def patiently(
+    attempt: Callable[[], Awaitable[T]],
+    *,
+    deadline: float,
+    retried: type[BookieError] | tuple[type[BookieError], ...],
+    on_failure: Callable[[BookieError], Awaitable[object]] | None = None,
+) -> T:
+    """The result of `attempt`, made again after errors that are `retried`, until the deadline.
+
+    `deadline` is a time of the event loop. `on_failure` runs before each pause, and may raise.
+    Raises what the last attempt did.
+    """
+    now = asyncio.get_running_loop().time
+    pause = PATIENT_PAUSE_SECONDS_MIN
+    while True:
+        try:
+            return await attempt()
+        except retried as error:
+            if now() >= deadline:
+                raise
+            if on_failure is not None:
+                await on_failure(error)
+        await asyncio.sleep(min(pause * (0.5 + jitter()), max(0.0, deadline - now())))
+        pause = min(2 * pause, PAUSE_SECONDS_MAX)
 
 
 class Attempts:

@@ -14,10 +14,11 @@ from __future__ import annotations
 import asyncio
 import random
 
+from bookie.client.bookie_answers import ask_bookies
 from bookie.client.ledger_client import LedgerClient
-from bookie.env import Clock, gather
+from bookie.env import Clock
 from bookie.env.clock import duration_text
-from bookie.errors import BookieError, ClockError, NotEnoughBookiesError
+from bookie.errors import ClockError, NotEnoughBookiesError
 from bookie.telemetry import event_log
 
 DIFFERENCE_SECONDS_MAX = 3600.0
@@ -92,23 +93,14 @@ class ClockCheck:
                 return
             known = sorted(self._ledgers.directory.all())
             asked = random.sample(known, min(ASKED_MAX, len(known)))
-            answers = await gather(self._offset(bookie_id) for bookie_id in asked)
-            found = {
-                one: offset
-                for one, offset in zip(asked, answers, strict=True)
-                if offset is not None
-            }
+            answers = await ask_bookies(
+                self._ledgers.pool, asked, timeout_seconds=ANSWER_SECONDS_MAX
+            )
+            elapsed = 1000 * self._clock.monotonic()
+            # A bookie of an older version does not tell the time.
+            found = {one: info.now_ms - elapsed for one, info in answers.items() if info.now_ms}
             if found:
                 self._offsets, self._asked_at = found, now
-
-    async def _offset(self, bookie_id: str) -> float | None:
-        """None if the bookie does not answer, or is of a version that does not tell the time."""
-        try:
-            channel = self._ledgers.pool.connection(bookie_id).channel()
-            info = await channel.info(timeout=ANSWER_SECONDS_MAX)
-        except BookieError:
-            return None
-        return info.now_ms - 1000 * self._clock.monotonic() if info.now_ms else None
 
 
 def _apart(own_ms: float, other_ms: float) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import socket
 from collections.abc import Mapping
 
+from bookie.client.bookie_answers import ask_bookies
 from bookie.client.ledger_client import LedgerClient, LedgerShape
 from bookie.client.writer import WriterHandle
 from bookie.cluster.logs import DEFAULT_NAMESPACE, LogManager, LogName, LogPartition
@@ -20,11 +22,12 @@ from bookie.errors import (
     LogExistsError,
     NoSuchKeyError,
     NoSuchLogError,
+    NotEnoughBookiesError,
 )
 from bookie.formats.digest import DigestType
 from bookie.formats.log_metadata import LogDefinition, LogMode
 from bookie.formats.log_policy import DEFAULTS, LogPolicy
-from bookie.log.clock_check import ClockCheck
+from bookie.log.clock_check import ANSWER_SECONDS_MAX, ClockCheck
 from bookie.metadata.model import NOT_EXISTS
 from bookie.metadata.store import MetadataStore
 from bookie.protocol.quorum import Quorum
@@ -34,6 +37,9 @@ LOG_TAG = "bookie.log"
 
 PARTITION_TAG = "bookie.log.partition"
 """Likewise: the number of the partition."""
+
+ASKED_EACH = 4
+"""So many bookies are asked for each one that a ledger needs."""
 
 
 class LogClient:
@@ -181,6 +187,23 @@ class LogClient:
         await self.clocks.require_right()
         return await self.ledgers.create(shape, custom_metadata, created_ms=self.clock.now_ms())
 
+    async def require_answers(self, shape: LedgerShape) -> None:
+        """See that a new ledger could be written, before it is made.
+
+        Raises:
+            NotEnoughBookiesError: too few bookies answer.
+        """
+        quorum = shape.quorum
+        needed = quorum.ensemble_size - (quorum.write_quorum_size - quorum.ack_quorum_size)
+        known = sorted(self.ledgers.directory.bookies())
+        asked = random.sample(known, min(len(known), ASKED_EACH * quorum.ensemble_size))
+        answers = await ask_bookies(self.ledgers.pool, asked, timeout_seconds=ANSWER_SECONDS_MAX)
+        if len(answers) < needed:
+            raise NotEnoughBookiesError(
+                f"{len(answers)} of {len(asked)} registered bookies answer, and a ledger of this "
+                f"log needs {needed}"
+            )
+
     def shape(self, policy: LogPolicy, password: bytes = b"") -> LedgerShape:
         """How the ledgers of a log with this policy are written."""
         assert policy.ensemble_size
@@ -188,7 +211,12 @@ class LogClient:
         assert policy.ack_quorum_size
         assert policy.digest
         quorum = Quorum(policy.ensemble_size, policy.write_quorum_size, policy.ack_quorum_size)
-        return LedgerShape(quorum, DigestType[policy.digest.upper()], password)
+        return LedgerShape(
+            quorum,
+            DigestType[policy.digest.upper()],
+            password,
+            allow_degraded=bool(policy.allow_degraded),
+        )
 
     @staticmethod
     def tags(partition: LogPartition, log_id: str) -> Mapping[str, bytes]:

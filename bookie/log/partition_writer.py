@@ -32,7 +32,6 @@ from bookie.client.calls import fresh, settle
 from bookie.client.in_flight import InFlightWindow, Turn
 from bookie.client.writer import WriterHandle
 from bookie.cluster.logs import LogPartition
-from bookie.env import jitter
 from bookie.errors import (
     BadRequestError,
     BookieError,
@@ -45,12 +44,14 @@ from bookie.errors import (
     LogTakenOverError,
     MetadataError,
     NoSuchLedgerError,
+    NotEnoughBookiesError,
     UnavailableError,
 )
 from bookie.formats.ledger_metadata import LedgerMetadata
 from bookie.formats.log_policy import LogPolicy
 from bookie.formats.log_record import Producer
-from bookie.ids import MAX_ID
+from bookie.ids import MAX_ID, NO_ENTRY
+from bookie.log.attempts import patiently
 from bookie.log.head_keeper import adding, closing
 from bookie.log.idempotence import IdempotentAppends
 from bookie.log.ledger_end import end_of
@@ -67,9 +68,8 @@ T = TypeVar("T")
 
 _log = event_log(__name__)
 
-PAUSE_SECONDS_MIN = 0.05
-PAUSE_SECONDS_MAX = 2.0
-"""Pauses between attempts to close a ledger or to create one."""
+FRUITLESS_PAUSE_SECONDS = 1.0
+"""Before another ledger is made after one that took nothing, although bookies answer."""
 
 HOUSEKEEPING_SECONDS = 60.0
 """Between two looks at the retention; there is one after each roll as well."""
@@ -125,6 +125,8 @@ class PartitionWriter:
         self._rollers: list[asyncio.Future[None]] = []
         self._retiring: list[asyncio.Future[None]] = []
         """The callers of the roll that is under way."""
+        self._silent_since: float | None = None
+        """Since when no ledger took an entry, although some wait; None while they do."""
         self._retry_at: float | None = None
         """When a step that failed is tried again."""
         self._next_housekeeping = self._loop.time() + HOUSEKEEPING_SECONDS
@@ -318,6 +320,7 @@ class PartitionWriter:
         try:
             while True:
                 await self._until_due()
+                self._require_progress()
                 if self._mended is not None:
                     await self._mend()
                 elif self._closing is not None:
@@ -337,6 +340,8 @@ class PartitionWriter:
 
     async def _until_due(self) -> None:
         due = self._next_housekeeping
+        if self._silent_since is not None:
+            due = min(due, self._silent_since + self._options.patience_seconds)
         if self._retry_at is not None:
             due = min(due, self._retry_at)
         elif self._policy.roll_seconds and not self._segment.is_empty:
@@ -475,6 +480,7 @@ class PartitionWriter:
             self._retired = None
             self._rolled()
         broken = self._segment
+        await self._until_answers(broken)
         if self._next is None:
             # One range is open, so the next one can be added before that is closed.
             await self._patiently(self._add_next)
@@ -542,18 +548,52 @@ class PartitionWriter:
         Raises:
             LogTakenOverError: another process owns the partition.
         """
-        deadline = self._loop.time() + self._options.patience_seconds
-        pause = PAUSE_SECONDS_MIN
-        while True:
-            try:
-                return await attempt()
-            except (UnavailableError, MetadataError):
-                # An error of a writer that has ended is never `retryable`, so the kind decides.
-                if self._loop.time() >= deadline:
-                    raise
+        since = self._loop.time() if self._silent_since is None else self._silent_since
+
+        async def look(error: BookieError) -> None:
+            del error
             await self._keeper.refresh()
-            await asyncio.sleep(pause * (0.5 + jitter()))
-            pause = min(2 * pause, PAUSE_SECONDS_MAX)
+
+        # An error of a writer that has ended is never `retryable`, so the kind decides.
+        return await patiently(
+            attempt,
+            deadline=since + self._options.patience_seconds,
+            retried=(UnavailableError, MetadataError),
+            on_failure=look,
+        )
+
+    # -- ledgers that take nothing -----------------------------------------------------------------
+
+    def _require_progress(self) -> None:
+        """See that entries are confirmed, in whatever ledger, while some wait for that.
+
+        Raises:
+            NotEnoughBookiesError: none was, for as long as the patience lasts.
+        """
+        if not self._unconfirmed or self._segment.writer.last_add_confirmed != NO_ENTRY:
+            self._silent_since = None
+        elif self._silent_since is not None:
+            patience = self._options.patience_seconds
+            if self._loop.time() >= self._silent_since + patience:
+                raise NotEnoughBookiesError(
+                    f"bookies took no entry of {self.partition} for {patience:g} s; whether one is "
+                    f"durable is unknown: {self._segment.writer.failure or 'silence'}"
+                )
+
+    async def _until_answers(self, broken: Segment) -> None:
+        """After a ledger that took nothing, wait until another one could take something.
+
+        Raises:
+            NotEnoughBookiesError: too few bookies answered for as long as the patience lasts.
+        """
+        is_first = self._silent_since is None
+        if is_first:
+            self._silent_since = self._loop.time()
+        if broken.writer.last_add_confirmed == NO_ENTRY:
+            shape = self._client.shape(self._policy)
+            await self._patiently(lambda: self._client.require_answers(shape))
+            if not is_first:
+                await asyncio.sleep(FRUITLESS_PAUSE_SECONDS)
 
     async def _finish(self) -> None:
         self._window.hold()

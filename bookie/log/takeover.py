@@ -7,12 +7,13 @@ that lost it begins anew after a pause, which doubles and varies, so that one of
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TypeVar
 
 from bookie.client.writer import WriterHandle
 from bookie.cluster.logs import LogPartition
-from bookie.env import jitter
 from bookie.errors import (
     BadVersionError,
     BookieError,
@@ -20,11 +21,13 @@ from bookie.errors import (
     LogTakenOverError,
     MetadataUnavailableError,
     NoSuchLedgerError,
+    NotEnoughBookiesError,
     UnavailableError,
 )
 from bookie.formats.ledger_metadata import Versioned
 from bookie.formats.log_metadata import LogDefinition, LogHead, LogOwner, LogRange
 from bookie.ids import NO_ENTRY
+from bookie.log.attempts import patiently
 from bookie.log.head_keeper import HeadKeeper, adding, closing, taken_over_error
 from bookie.log.ledger_end import check_last_record, end_of, producers_of
 from bookie.log.log_client import LogClient
@@ -32,10 +35,9 @@ from bookie.protocol.chain import LedgerEnd, end_offset, taken_over
 from bookie.protocol.producer_windows import ProducerWindows
 from bookie.telemetry import event_log
 
-_log = event_log(__name__)
+T = TypeVar("T")
 
-PAUSE_SECONDS_MIN = 0.05
-PAUSE_SECONDS_MAX = 2.0
+_log = event_log(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,24 +68,23 @@ async def take_over(
 ) -> Ownership:
     """Own `partition`, whoever had it before; serve nothing before this returns.
 
+    It waits for bookies as long as the patience lasts. The present owner goes on until then.
+
     Raises:
         LogTakenOverError: others took it again and again, for as long as the patience lasts.
         NoSuchLogError: it was deleted.
         NoSuchLedgerError: one of its last ledgers is gone.
-        NotEnoughBookiesError: for a new ledger.
-        LedgerRecoveryError: too few bookies answered to tell where a ledger ends.
+        NotEnoughBookiesError: for a new ledger, for as long as the patience lasts.
+        LedgerRecoveryError: for as long, too few bookies answered to tell where a ledger ends.
+        ClockError: the clock of this machine contradicts all bookies.
         MetadataError: the metadata store failed.
     """
-    deadline = _now() + options.patience_seconds
-    pause = PAUSE_SECONDS_MIN
-    while True:
-        try:
-            return await _Takeover(client, partition, definition, options).run()
-        except LogTakenOverError:
-            if _now() >= deadline:
-                raise
-        await asyncio.sleep(pause * (0.5 + jitter()))
-        pause = min(2 * pause, PAUSE_SECONDS_MAX)
+    deadline = asyncio.get_running_loop().time() + options.patience_seconds
+    return await patiently(
+        lambda: _Takeover(client, partition, definition, options, deadline).run(),
+        deadline=deadline,
+        retried=LogTakenOverError,
+    )
 
 
 class _Takeover:
@@ -95,11 +96,14 @@ class _Takeover:
         partition: LogPartition,
         definition: LogDefinition,
         options: WriterOptions,
+        deadline: float,
     ) -> None:
         self._client = client
         self._partition = partition
         self._log_id = definition.log_id
         self._options = options
+        self._deadline = deadline
+        self._is_waiting = False
 
     async def run(self) -> Ownership:
         """Take the steps in their order.
@@ -112,7 +116,7 @@ class _Takeover:
             await self._check_password(found, one)
         await self._check_records(found.value)
         # Nor must a cluster without bookies for a new ledger.
-        writer = await self._create()
+        writer = await self._patiently(self._create, NotEnoughBookiesError)
         try:
             keeper = await self._begin_epoch(found)
         except LogTakenOverError:
@@ -200,8 +204,24 @@ class _Takeover:
     async def _close(self, one: LogRange) -> LedgerEnd:
         """Fence a ledger, and recover it."""
         password = self._options.password
-        metadata = await self._client.ledgers.recover(one.ledger_id, password)
-        return await end_of(self._client.ledgers, metadata, password)
+
+        async def close() -> LedgerEnd:
+            metadata = await self._client.ledgers.recover(one.ledger_id, password)
+            return await end_of(self._client.ledgers, metadata, password)
+
+        return await self._patiently(close, UnavailableError)
+
+    async def _patiently(
+        self, attempt: Callable[[], Awaitable[T]], retried: type[BookieError]
+    ) -> T:
+        """Try again while bookies are missing, within the patience."""
+
+        async def tell(error: BookieError) -> None:
+            if not self._is_waiting:
+                self._is_waiting = True
+                _log.warning("log_waits_for_bookies", log=str(self._partition), reason=str(error))
+
+        return await patiently(attempt, deadline=self._deadline, retried=retried, on_failure=tell)
 
     async def _windows(self, head: LogHead, ends: list[LedgerEnd]) -> ProducerWindows:
         """What is known of producers, from the newest ledger that has an entry."""

@@ -258,7 +258,7 @@ async def test_two_claims_of_one_name_in_one_millisecond_have_one_winner() -> No
         definition = (await clients[0].logs.create(name)).value
         options = WriterOptions(name="orders-service")
         first, second = (
-            takeover._Takeover(client, LogPartition(name), definition, options)
+            takeover._Takeover(client, LogPartition(name), definition, options, 0.0)
             for client in clients
         )
         found = await clients[0].logs.read_latest_head(LogPartition(name), definition.log_id)
