@@ -18,6 +18,7 @@ import asyncio
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from itertools import count
 from typing import Generic, Protocol, TypeVar
 
@@ -36,6 +37,9 @@ from bookie.rpc.client.channel import AddStream, BookieChannel, LacState, LacWat
 RECONNECT_SECONDS_MIN = 0.05
 RECONNECT_SECONDS_MAX = 1.0
 """The longest pause between two attempts: an append that waits for a restart waits no longer."""
+
+LINGER_SECONDS_MAX = 1.0
+"""So long the end of a client waits for bookies to hear what was confirmed last."""
 
 S = TypeVar("S", AddStream, LacWatch)
 
@@ -420,6 +424,7 @@ class BookiePool:
         self._is_closed = False
         self._spawned: set[asyncio.Task[None]] = set()
         self._on_close: dict[Callable[[], None], None] = {}
+        self._lingering: list[asyncio.Event] = []
         directory.on_arrival(self._on_arrival)
 
     def next_request_id(self) -> int:
@@ -472,6 +477,11 @@ class BookiePool:
         """Do not call back any more."""
         self._on_close.pop(callback, None)
 
+    def linger(self, event: asyncio.Event) -> None:
+        """Let the end of the pool wait a moment for this event."""
+        if self._is_closed:
+            self._lingering.append(event)
+
     def close_channel(self, channel: BookieChannel) -> None:
         """Close a channel to where a bookie is no longer, in the background."""
         work = channel.aclose(has_moved=True)
@@ -482,6 +492,10 @@ class BookiePool:
         self._is_closed = True
         while self._on_close:
             self._on_close.popitem()[0]()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_SECONDS_MAX):
+                for event in self._lingering:
+                    await event.wait()
         for task in self._spawned:
             task.cancel()
         for connection in self._connections.values():

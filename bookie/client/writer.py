@@ -76,11 +76,27 @@ from bookie.telemetry import event_log
 _log = event_log(__name__)
 
 
+class LacSent:
+    """A LAC that was published on its own: whether readers are sure to hear of it."""
+
+    def __init__(self, missing: int) -> None:
+        self.missing = missing
+        """Answers until every reader hears of it from one of the bookies that it needs."""
+        self.told = asyncio.Event()
+
+    def answered(self) -> None:
+        """A bookie has answered."""
+        self.missing -= 1
+        if self.missing <= 0:
+            self.told.set()
+
+
 class WriterHandle:
     """Appends to one ledger, as its only writer. Made by `BookKeeper.create_ledger`.
 
-    Appends are durable on the ack quorum, and readable by everybody, when they return. They may be
-    made concurrently; ids follow the order of the calls. `async with` closes the ledger at the end.
+    Appends are durable on the ack quorum when they return, and readable by others a moment later:
+    the bookies are told at once. A process that is killed in between leaves that to a recovery.
+    Appends may be concurrent; ids follow the order of the calls. `async with` closes the ledger.
     All calls come from the event loop that made the writer; others raise BadRequestError. A writer
     that is dropped without `close` leaves its ledger open, and a ResourceWarning says so.
     """
@@ -138,6 +154,8 @@ class WriterHandle:
         self._refusal: BookieError | None = None
         """Why appends are refused."""
         self._abandoned = False
+        self._lac_sent = LacSent(0)
+        """The LAC that was published on its own last, if not all have answered."""
         self._on_client_closed = partial(_abandon, weakref.ref(self))
         """Weak for the same reason as the slots."""
         self._closers: list[asyncio.Future[LedgerMetadata]] = []
@@ -377,6 +395,8 @@ class WriterHandle:
         error = ClientClosedError("the client was closed while an operation was under way")
         self._fail(error)
         self._leave()
+        if self._lac_sent.missing > 0:
+            self._pool.linger(self._lac_sent.told)
         self._abandoned = True
         self._close_failed(error)
         self._forced(error)
@@ -494,9 +514,18 @@ class WriterHandle:
 
     def _send_lac(self, lac: int, slots: int) -> None:
         request = self._encoder.lac(lac)
+        metadata = self._machine.metadata
+        needed = slots.bit_count() - metadata.write_quorum_size + metadata.ack_quorum_size
+        self._lac_sent = sent = LacSent(max(1, needed))
         for slot in slots_of(slots):
-            on_answer = partial(self._on_lac_answer, slot, self._machine.epochs[slot])
+            on_answer = partial(self._on_lac_answer, sent, slot, self._machine.epochs[slot])
             self._lanes.send(slot, request, on_answer)
+
+    def _tell_lac(self) -> None:
+        """Publish what no request has carried, because no other request will follow."""
+        machine = self._machine
+        if machine.last_add_confirmed > machine.lac_carried and not self.is_closed:
+            self._send_lac(machine.last_add_confirmed, machine.slots.up)
 
     def _spawn_force(self, force: int, slot: int) -> None:
         bookie_id = self._machine.metadata.last_fragment.bookies[slot]
@@ -509,7 +538,10 @@ class WriterHandle:
     def _on_answer(self, batch: int, slot: int, epoch: int, status: Status, message: str) -> None:
         self._step(AddAnswered(batch, slot, epoch, status, message))
 
-    def _on_lac_answer(self, slot: int, epoch: int, status: Status, message: str) -> None:
+    def _on_lac_answer(
+        self, sent: LacSent, slot: int, epoch: int, status: Status, message: str
+    ) -> None:
+        sent.answered()
         self._step(LacAnswered(slot, epoch, status, message))
 
     def _on_timer(self, timer: TimerId) -> None:
@@ -549,6 +581,7 @@ class WriterHandle:
             group.fail(error)
         self._flushers.fail(error)
         self._in_flight.let_all_in()
+        self._tell_lac()
         # A fenced writer may just be dropped: nothing holds it. It can still be closed.
         self._lanes.leave()
         if self._closers:

@@ -26,7 +26,8 @@ _NO_HEADERS: Mapping[str, bytes] = {}
 class LogWriter:
     """Appends to a log, as the only process that does. Made by `BookKeeper.open_log`.
 
-    A record is durable on the ack quorum, and readable by everybody, when its append returns.
+    A record is durable on the ack quorum when its append returns, and readable by others a moment
+    later. If the process is killed in between, the next owner who opens the log makes it readable.
     Appends may be made concurrently; within a partition the order of the calls is the order of the
     records. The writer goes on in other ledgers when bookies fail, and when a ledger is large.
 
