@@ -26,6 +26,7 @@ import bookie.client.writer_lanes
 import bookie.cluster.ledgers
 import bookie.cluster.logs
 import bookie.env.clock
+import bookie.log.clock_check
 import bookie.log.cursor_record
 import bookie.log.group
 import bookie.log.log_client
@@ -49,6 +50,8 @@ _DRAWS = (
     bookie.client.retrying,
     bookie.client.writer,
     bookie.client.writer_lanes,
+    bookie.log.clock_check,
+    bookie.log.log_client,
 )
 
 
@@ -87,7 +90,10 @@ def seeded_world(
     choose = random.Random(f"world/{seed}")
     clock = LoopClock(loop, choose)
     drawn = SimpleNamespace(
-        uniform=choose.uniform, randrange=choose.randrange, SystemRandom=lambda: choose
+        uniform=choose.uniform,
+        randrange=choose.randrange,
+        sample=choose.sample,
+        SystemRandom=lambda: choose,
     )
     tokens = SimpleNamespace(
         randbits=choose.getrandbits, token_hex=lambda count: choose.randbytes(count).hex()

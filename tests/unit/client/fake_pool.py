@@ -186,6 +186,9 @@ class FakePool:
     def on_close(self, callback: Callable[[], None]) -> None:
         pass
 
+    def linger(self, event: asyncio.Event) -> None:
+        """This pool does not wait when it ends."""
+
     def off_close(self, callback: Callable[[], None]) -> None:
         pass
 
