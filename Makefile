@@ -24,8 +24,8 @@ SOAK = $(BIN)/python -m pytest --hypothesis-profile=soak
 unexport PYTHONDONTWRITEBYTECODE
 SHARED = -n $(TEST_PROCESSES) --dist loadgroup --max-worker-restart=0
 
-.PHONY: help setup docs-setup spark-setup run demo spark-demo docker test-core model zookeeper test test-rest java \
-	test-system test-installed test-image sim fault spark interop soak soak-system bench lint types imports docs \
+.PHONY: help setup docs-setup spark-setup run demo spark-demo docker test-core model zookeeper test test-day java \
+	test-night test-system test-installed test-image sim fault spark interop soak soak-system bench lint types imports docs \
 	check format proto proto-check lock clean
 
 help: ## list the verbs
@@ -96,7 +96,7 @@ docker: ## build the container image bookie; DOCKER=podman and BASE_IMAGE=… do
 # ---- test it --------------------------------------------------------------------------------------
 
 test-core: $(VENV)/.test ## unit, property and conformance tests, without Java and Spark; 4 to 8 min on two cores
-	$(PYTEST) tests/unit tests/property tests/conformance -m core $(SHARED) --durations=10
+	$(PYTEST) tests/unit tests/property tests/conformance -m "core and not nightly" $(SHARED) --durations=10
 
 model: $(VENV)/.test ## random schedules of the protocol and of the engine against models, and mutants; 1 min
 	$(PYTEST) tests/property tests/explorer -m model $(SHARED)
@@ -104,10 +104,13 @@ model: $(VENV)/.test ## random schedules of the protocol and of the engine again
 zookeeper: $(VENV)/.test ## the jars of ZooKeeper that tests start; 456 MB without Spark, once
 	@$(BIN)/python -m tests.servers.fetch_zookeeper
 
-test: java test-core test-rest ## every test that needs nothing but PyPI and Java; 25 to 50 min on two cores
+test: java test-core test-day test-night ## every test that needs nothing but PyPI and Java; 25 to 50 min on two cores
 
-test-rest: java $(VENV)/.test $(VENV)/.spark zookeeper ## of `make test` what `make test-core` leaves out
-	$(PYTEST) --ignore=tests/system -m "not core" $(SHARED) --durations=25
+test-day: java $(VENV)/.test $(VENV)/.spark zookeeper ## the tests of every change that `make test-core` leaves out
+	$(PYTEST) --ignore=tests/system -m "not core and not nightly" $(SHARED) --durations=25
+
+test-night: java $(VENV)/.test $(VENV)/.spark zookeeper ## the tests that wait for the night
+	$(PYTEST) --ignore=tests/system -m nightly $(SHARED) --durations=25
 
 java: ## see that there is a Java; as root on Debian, install it
 	@requirements/debian.sh test

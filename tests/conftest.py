@@ -30,6 +30,7 @@ pytest_plugins = [
     # Who runs what, and what is printed at the end.
     "tests.sharing",
     "tests.costs",
+    "tests.gate",
     "tests.conformance.summary",
     "tests.sim.summary",
 ]

@@ -1,0 +1,95 @@
+"""What runs on every change, and what is left to the night (``.ci/run``, ``.ci/nightly``).
+
+The whole takes fifty minutes on two cores; what runs on every change should take less than twenty.
+So each costly kind of test shows itself there with a part of its cases, always the same ones. The
+night runs all of them. Nothing is left to the night alone, unless a line below says what stands for
+it during the day.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import groupby
+
+import pytest
+
+ALL = 0
+"""Every case waits for the night."""
+
+AT_NIGHT: Mapping[str, int] = {
+    # The guides are typed as a user types them; by day README, the logs' guide, and every import.
+    "tests/installed/test_runbooks.py": ALL,
+    "tests/installed/test_guide_of_spark.py": ALL,
+    "tests/installed/test_operations_typed.py": ALL,
+    # By day: what the source, the sink, their checks and their tables do on a healthy cluster.
+    "tests/spark/test_spark_audit.py": ALL,
+    "tests/spark/test_spark_compaction.py": ALL,
+    "tests/spark/test_spark_connect.py": ALL,
+    "tests/spark/test_spark_log_jobs.py": ALL,
+    "tests/spark/test_spark_metadata_servers.py": ALL,
+    "tests/spark/test_spark_notebook.py": ALL,
+    "tests/spark/test_spark_pipelines.py": ALL,
+    "tests/spark/test_spark_sink_driver.py": ALL,
+    "tests/spark/test_spark_sink_faults.py": ALL,
+    "tests/spark/test_spark_source_memory.py": ALL,
+    "tests/spark/test_spark_standalone.py": ALL,
+    # Tests of tests: that a world, a checker or a model finds bugs which are put into the product.
+    "tests/cluster_sim/test_cluster_sim_finds_bugs.py": ALL,
+    "tests/cluster_sim/test_log_sim_finds_bugs.py": ALL,
+    "tests/histories/test_checker.py": 4,
+    "tests/property/protocol/test_property_mutants.py": 4,
+    "tests/property/storage/test_model_catches.py": 4,
+    "tests/sim/test_images_find_bugs.py": 4,
+    # By day the simulated cluster with ledgers, and logs on real processes in one episode.
+    "tests/cluster_sim/test_log_sim.py": ALL,
+    # Tables of cases.
+    "tests/explorer/test_explorer.py": 2,
+    "tests/fault/test_commands_on_a_cluster.py": 4,
+    "tests/fault/test_crash_kill.py": 4,
+    "tests/fault/test_daemon_refusals.py": 4,
+    "tests/fault/test_lost_disks.py": 3,
+    "tests/fault/test_lost_disks_at_random.py": 4,
+    "tests/fault/test_logs_at_random.py": 3,
+    "tests/fault/test_metadata_outage.py": 3,
+    "tests/fault/test_replacement.py": ALL,
+    "tests/fault/test_true_health.py": 3,
+    "tests/fault/test_demo.py": ALL,
+    "tests/fault/test_local_cluster.py": 2,
+    "tests/fault/test_older_metadata.py": 2,
+    "tests/fault/test_torture.py": ALL,
+    "tests/ledger_history/test_ledger_checker.py": 4,
+    "tests/sim/test_crash_images.py": 2,
+    "tests/spark/test_spark_batch_source.py": 2,
+    "tests/spark/test_spark_sink.py": 2,
+    "tests/spark/test_spark_stream_source.py": 2,
+    "tests/matrix/test_corruption_fuzz.py": ALL,
+    "tests/matrix/test_corruption_matrix.py": ALL,
+    "tests/matrix/test_io_errors.py": 6,
+    "tests/property/protocol/test_property_protocol.py": 3,
+    "tests/sim/test_rebuild_images.py": 2,
+    "tests/sim/test_sim_seeds.py": 3,
+    # Ensembles of servers that are cut off from each other; by day one server, killed and stopped.
+    "tests/histories/test_ensembles_under_faults.py": ALL,
+    "tests/interop/test_full_stop.py": ALL,
+    "tests/interop/test_zookeeper_ensemble.py": 5,
+    "tests/interop/test_etcd_faults.py": 4,
+    "tests/interop/test_zookeeper_security.py": 4,
+    "tests/interop/test_zookeeper_sessions.py": 3,
+}
+"""File → by day one in so many of its cases runs."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` looks at the marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what waits for the night. The same cases do each day, whatever their order."""
+    for path, cases in groupby(sorted(items, key=_case), key=lambda item: _case(item)[0]):
+        if (share := AT_NIGHT.get(path)) is None:
+            continue
+        for number, item in enumerate(cases):
+            if share == ALL or number % share:
+                item.add_marker("nightly")
+
+
+def _case(item: pytest.Item) -> tuple[str, str]:
+    path, _, case = item.nodeid.partition("::")
+    return path, case
