@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from bookie.cluster.cookies import CookieManager
@@ -12,12 +13,12 @@ from bookie.cluster.instance import initialize_cluster
 from bookie.cluster.ledgers import LedgerManager
 from bookie.cluster.registration import BookieRegistration
 from bookie.config import NodeSettings, RpcSettings, StorageSettings
-from bookie.env import ThreadWorkers, system_environment
+from bookie.env import Clock, SystemClock, ThreadWorkers, system_environment
 from bookie.formats.registration import Endpoint, Registration
 from bookie.metadata.connect import open_store
 from bookie.metadata.store import MetadataStore
 from bookie.node.bookie import Bookie
-from bookie.node.start import start_bookie
+from bookie.node.start import StartedBookie, start_bookie
 from bookie.telemetry import Metrics
 from tests.served_node import serve
 from tests.servers.ports import claimed_ports
@@ -32,6 +33,9 @@ class RealCluster:
         self.uri = uri
         self.store = store
         self.bookies: dict[int, Bookie] = {}
+        self.nodes: dict[int, StartedBookie] = {}
+        self.clocks: dict[int, Clock] = {}
+        """Of bookies that do not have the machine's; taken at their next start."""
         self._directory = directory
         self._instance_id = instance_id
         self._tasks = asyncio.TaskGroup()
@@ -71,7 +75,7 @@ class RealCluster:
         async with (
             ThreadWorkers() as workers,
             start_bookie(
-                system_environment(workers),
+                replace(system_environment(workers), clock=self.clocks.get(number, SystemClock())),
                 storage,
                 NodeSettings(),
                 metrics,
@@ -89,9 +93,10 @@ class RealCluster:
             )
             async with BookieRegistration(self.store, registration):
                 self.bookies[number] = node.bookie
+                self.nodes[number] = node
                 started.set()
                 await self._stops[number].wait()
-                del self.bookies[number]
+                del self.bookies[number], self.nodes[number]
 
     async def __aenter__(self) -> RealCluster:
         await self._tasks.__aenter__()
