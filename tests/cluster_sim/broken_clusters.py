@@ -46,6 +46,7 @@ class BrokenCluster:
     writers: int = 2
     recoverers: int = 2
     vanish_share: float = 0.15
+    deleters: int = 0
     first_seed: int = 0
     """Where to begin; the one that has shown it spares the run of those before."""
 
@@ -60,7 +61,7 @@ class BrokenCluster:
             recoverers=self.recoverers,
             readers=0,
             tailers=0,
-            deleters=0,
+            deleters=self.deleters,
             lost_replies=self.lost_replies,
             deferred_share=0.0,
             vanish_share=self.vanish_share,
@@ -128,6 +129,13 @@ def denies_what_it_lost() -> Iterator[None]:
         await own.advance(is_in_doubt=False)
 
     with patch.object(bookie.node.start, "_settle_doubts", settle):
+        yield
+
+
+@contextmanager
+def takes_every_key() -> Iterator[None]:
+    """Bookies know ledgers by their ids alone."""
+    with patch.object(LocalLedger, "accepts_key", lambda _self, _key: True):
         yield
 
 
@@ -238,6 +246,13 @@ BROKEN_CLUSTERS = (
         takes_silence_for_success,
         ("lost replies", "kill", "pause"),
         first_seed=4,
+    ),
+    BrokenCluster(
+        "a bookie knows a ledger by its id alone",
+        takes_every_key,
+        ("kill",),
+        recoverers=4,
+        deleters=3,
     ),
     BrokenCluster(
         "recovery stores nothing again", lambda: with_recovery(broken.DoesNotStoreAgain), NETWORK

@@ -28,6 +28,7 @@ from bookie.storage.duplicates import DuplicateAdds
 from bookie.storage.ledger_state import LocalLedger
 from bookie.testing.simulation.disk import SimulatedFile
 from bookie.testing.simulation.simulated_network import PROCESS
+from tests.cluster_sim.lives_of_ids import LivesOfIds
 from tests.ledger_history.ledger_events import BookieEvent, BookieEventKind, HistoryRecorder
 
 SOMETIMES = {
@@ -53,6 +54,8 @@ SOMETIMES = {
     "force": 50,
     "add sent twice": 10,
     "late request of an old connection": 4,
+    "id used again": 20,
+    "another life refused": 20,
     "wrong password refused": 20,
     "wrong key refused": 20,
 }
@@ -67,10 +70,15 @@ class ClusterObservers:
     """What was seen in one seed. Bookies' events go to `recorder`."""
 
     def __init__(
-        self, counts: Counter[str], recorder: HistoryRecorder, on_fence: Callable[[str], None]
+        self,
+        counts: Counter[str],
+        recorder: HistoryRecorder,
+        on_fence: Callable[[str], None],
+        lives: LivesOfIds,
     ) -> None:
         self.counts = counts
         self.recorder = recorder
+        self.lives = lives
         self._on_fence = on_fence
         self._unsynced: dict[tuple[int, int], list[Outcome[Reply]]] = {}
         """By the identity of an admission, which is kept, and ledger."""
@@ -114,7 +122,7 @@ class ClusterObservers:
     ) -> None:
         """A bookie accepted entries that are not durable yet."""
         assert command.batch is not None
-        ledger_id = command.ledger_id
+        ledger_id = self._number(command)
         self.saw(BookieEventKind.ACCEPT, ledger_id, *command.batch.entry_ids().tolist())
         outcome.then(partial(self.add_answered, command))
         if not outcome.done():
@@ -132,7 +140,10 @@ class ClusterObservers:
         elif command.deferred_sync:
             kind = BookieEventKind.DEFERRED_ADD_ACK
         if reply.status is Status.OK:
-            self.saw(kind, command.ledger_id, *command.batch.entry_ids().tolist())
+            self.saw(kind, self._number(command), *command.batch.entry_ids().tolist())
+
+    def _number(self, command: AddCommand | ReadCommand) -> int:
+        return self.lives.of_key(command.ledger_id, command.master_key)
 
     def fenced(self, admission: Any, ledger_id: int) -> None:
         """A bookie is about to fence a ledger."""
@@ -154,7 +165,7 @@ class ClusterObservers:
             kind = BookieEventKind.NO_SUCH_ENTRY
             if command.fence:
                 kind = BookieEventKind.NO_SUCH_ENTRY_FENCING
-            self.saw(kind, command.ledger_id, denied, began=began)
+            self.saw(kind, self._number(command), denied, began=began)
 
     def committed(self, operations: list[Operation]) -> None:
         """The metadata store did this."""
@@ -166,8 +177,12 @@ class ClusterObservers:
                     continue
                 before = self._metadata.get(operation.key)
                 self._metadata[operation.key] = found
-                if before is not None:
+                if before is not None and before.c_token == found.c_token:
                     self._compare(before, found)
+                    continue
+                self.counts["id used again"] += before is not None
+                digits = filter(str.isdigit, operation.key.removeprefix(keys.LEDGERS))
+                self.lives.made(int("".join(digits)), found)
 
     def _compare(self, before: LedgerMetadata, after: LedgerMetadata) -> None:
         same = before.fragments == after.fragments
@@ -254,13 +269,15 @@ def _observed_requests(observers: ClusterObservers) -> Iterator[None]:
     read, try_read = Bookie.read, Bookie.try_read
 
     def counted_fence(self: Any, state: LocalLedger, key: bytes) -> Outcome[Reply]:
-        observers.fenced(self, state.ledger_id)
+        number = observers.lives.of_key(state.ledger_id, key)
+        observers.fenced(self, number)
         outcome = fence(self, state, key)
-        outcome.then(partial(observers.fence_answered, state.ledger_id))
+        outcome.then(partial(observers.fence_answered, number))
         return outcome
 
     def seen_delete(self: Any, state: LocalLedger, deleted_at_ms: int) -> Outcome[Reply]:
-        observers.saw(BookieEventKind.LEDGER_DELETED, state.ledger_id)
+        number = observers.lives.of_key(state.ledger_id, state.key_digest)
+        observers.saw(BookieEventKind.LEDGER_DELETED, number)
         return delete(self, state, deleted_at_ms)
 
     async def seen_force(self: Bookie, ledger_id: int) -> Reply:

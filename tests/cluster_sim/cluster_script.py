@@ -22,14 +22,18 @@ from traceback import format_exception
 from typing import Any
 
 from bookie.api import BookKeeper, ReaderHandle, WriterHandle
+from bookie.cluster.deletion_proofs import find_proofs
+from bookie.cluster.ledgers import LedgerManager
 from bookie.errors import BookieError, UnauthorizedError
 from bookie.formats.digest import derive_key, is_password
 from bookie.formats.ledger_metadata import LedgerMetadata, LedgerState
 from bookie.ids import Status
+from bookie.metadata.memory.backend import MemoryStore
 from bookie.testing.simulation.cluster_faults import ClusterFaults
 from bookie.testing.simulation.loop import simulated_loop
 from bookie.testing.simulation.seeded_world import seeded_world
 from bookie.testing.simulation.simulated_cluster import (
+    STORE_NAME,
     SimulatedBookie,
     SimulatedClient,
     SimulatedCluster,
@@ -37,6 +41,7 @@ from bookie.testing.simulation.simulated_cluster import (
 from bookie.testing.simulation.simulated_network import PROCESS, SimulatedNetwork, SimulatedProcess
 from tests.cluster_sim.cluster_observers import ClusterObservers, observed
 from tests.cluster_sim.cluster_swarm import ClusterSwarm, draw_cluster
+from tests.cluster_sim.lives_of_ids import LATER_LIFE
 from tests.cluster_sim.recorded_calls import OPERATION_SECONDS_MAX, RecordedCalls
 from tests.cluster_sim.stored_copies import stored_copies
 from tests.ledger_history.ledger_checker import CheckResult, HistoryVerdict, check_ledgers
@@ -56,6 +61,9 @@ CALM_SECONDS = 60.0
 
 GRACE_SECONDS = 20.0
 """How long clients have to end by themselves when the chaos is over."""
+
+HOPELESS_SECONDS = 3.0
+"""After these a ledger is given up whose id had another ledger before."""
 
 LINE_MAX = 240
 """What is shown of a line."""
@@ -341,7 +349,7 @@ class ClusterScript:
                 async with asyncio.timeout(choose.uniform(1, OPERATION_SECONDS_MAX)):
                     async with contextlib.aclosing(reader.tail()) as entries:
                         async for entry in entries:
-                            self.calls.tailed(client, ledger_id, handle, entry)
+                            self.calls.tailed(client, reader, handle, entry)
             except (BookieError, TimeoutError) as error:
                 self.calls.met(error, "deletion met by a reader")
 
@@ -355,7 +363,37 @@ class ClusterScript:
             ledger_id = await self._pick(choose)
             if ledger_id is None:
                 continue
-            await self.calls.delete(client, bookkeeper, ledger_id)
+            if ledger_id in self.calls.used_again:
+                continue
+            done = await self.calls.delete(client, bookkeeper, ledger_id)
+            if done and self.calls.deleted[ledger_id] == 1 and choose.random() < 0.5:
+                self.calls.used_again.add(ledger_id)
+                await self._use_again(client, bookkeeper, ledger_id, choose)
+
+    async def _use_again(
+        self,
+        client: SimulatedClient,
+        bookkeeper: BookKeeper,
+        ledger_id: int,
+        choose: random.Random,
+    ) -> None:
+        """Make a ledger with the id of one that was deleted a week ago, for whom proofs count."""
+        async with MemoryStore(STORE_NAME, session_timeout_seconds=60.0) as store:
+            layout = await LedgerManager(store)._read_layout()
+            proofs = (await find_proofs(store, layout, [ledger_id])).get(ledger_id, [])
+            for proof in proofs:
+                await store.delete(proof.key)
+            try:
+                async with asyncio.timeout(OPERATION_SECONDS_MAX):
+                    writer = await bookkeeper.create_ledger(ledger_id=ledger_id)
+            except (BookieError, TimeoutError):
+                if not await store.exists(layout.key(ledger_id)):
+                    for proof in proofs:
+                        await store.put(proof.key, proof.value)
+                return
+        self.calls.keep(writer)
+        self.cluster.note(f"{client.host} makes another ledger {ledger_id}")
+        await self._fill(client, writer, choose, is_deferred=False)
 
     # --- the end -------------------------------------------------------------------------
 
@@ -370,13 +408,32 @@ class ClusterScript:
             if ledger_id not in self.calls.passwords:
                 metadata = await bookkeeper.ledger_metadata(ledger_id)
                 self.calls.passwords[ledger_id] = _password_of(metadata)
-            while True:
-                opened = await self.calls.open(client, bookkeeper, ledger_id, recover=True)
-                if opened is not None:
-                    break
-                await asyncio.sleep(0.2)
-            await self._look_at(client, *opened)
-        await self._until_reclaimed(gone)
+            opened = await self._opened(client, bookkeeper, ledger_id)
+            if opened is None:
+                gone.add(ledger_id)
+            else:
+                await self._look_at(client, *opened)
+        await self._until_reclaimed(gone - self.calls.used_again)
+
+    async def _opened(
+        self, client: SimulatedClient, bookkeeper: BookKeeper, ledger_id: int
+    ) -> tuple[ReaderHandle, str] | None:
+        """A ledger that was recovered, however long that takes.
+
+        None if bookies know a former ledger of its id, and the others are too few to decide where
+        this one ends. Then an operator deletes it.
+        """
+        began = self.cluster.loop.time()
+        while True:
+            opened = await self.calls.open(client, bookkeeper, ledger_id, recover=True)
+            if opened is not None:
+                return opened
+            waited = self.cluster.loop.time() - began
+            if ledger_id in self.calls.used_again and waited >= HOPELESS_SECONDS:
+                self.cluster.count("former life hides an end")
+                if await self.calls.delete(client, bookkeeper, ledger_id):
+                    return None
+            await asyncio.sleep(0.2)
 
     async def _until_reclaimed(self, gone: set[int]) -> None:
         """Bookies give back the room of deleted ledgers."""
@@ -384,8 +441,8 @@ class ClusterScript:
             self.cluster.note(f"calm: deleted ledgers are left: {left}")
             await asyncio.sleep(1.0)
         self._final += [
-            FinalLedger(ledger_id=ledger_id, state=FinalLedgerState.DELETED, copies={})
-            for ledger_id in sorted(gone)
+            FinalLedger(ledger_id=number, state=FinalLedgerState.DELETED, copies={})
+            for number in sorted(self.calls.lives.numbers - self._looked_at())
         ]
 
     async def _append_once(self, client: SimulatedClient, bookkeeper: BookKeeper) -> None:
@@ -420,7 +477,7 @@ class ClusterScript:
         }
         self._final.append(
             FinalLedger(
-                ledger_id=metadata.ledger_id,
+                ledger_id=self.calls.lives.of(metadata),
                 state=_STATES[metadata.state],
                 ensemble_size=metadata.ensemble_size,
                 write_quorum_size=metadata.write_quorum_size,
@@ -436,8 +493,11 @@ class ClusterScript:
             )
         )
 
+    def _looked_at(self) -> set[int]:
+        return {ledger.ledger_id for ledger in self._final}
+
     def _unfinished(self) -> list[int]:
-        looked_at = {ledger.ledger_id for ledger in self._final}
+        looked_at = {number % LATER_LIFE for number in self._looked_at()}
         return [ledger_id for ledger_id in self.calls.ledgers if ledger_id not in looked_at]
 
 
@@ -474,7 +534,9 @@ def simulate_cluster(seed: int, swarm: ClusterSwarm | None = None) -> ClusterOut
     PROCESS.set(SimulatedProcess("director"))
     with (
         seeded_world(loop, network, seed, cluster.open_store) as clock,
-        observed(ClusterObservers(cluster.counts, script.recorder, cluster.fenced)),
+        observed(
+            ClusterObservers(cluster.counts, script.recorder, cluster.fenced, script.calls.lives)
+        ),
     ):
         cluster.clock = clock
         try:

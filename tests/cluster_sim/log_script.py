@@ -40,6 +40,7 @@ from tests.cluster_sim.cluster_script import (
     ClusterOutcome,
     show_outcome,
 )
+from tests.cluster_sim.lives_of_ids import LivesOfIds
 from tests.cluster_sim.log_observers import observed_logs
 from tests.cluster_sim.log_swarm import LogSwarm, draw_logs
 from tests.fault.consuming_actors import ConsumingActor, CursorActor
@@ -336,7 +337,7 @@ def simulate_logs(seed: int, swarm: LogSwarm | None = None) -> ClusterOutcome:
     final: list[FinalPartition] = []
     with (
         seeded_world(loop, network, seed, cluster.open_store) as clock,
-        observed(ClusterObservers(cluster.counts, script.bookies, cluster.fenced)),
+        observed(ClusterObservers(cluster.counts, script.bookies, cluster.fenced, LivesOfIds())),
         observed_logs(cluster.count),
         moments_of(lambda: round(loop.time() * 1e9)),
     ):

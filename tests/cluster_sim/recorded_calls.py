@@ -5,11 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+from collections import Counter
 
 from bookie.api import BookKeeper, ReaderHandle, WriterHandle
-from bookie.errors import BookieError, NoSuchEntryError, NoSuchLedgerError
+from bookie.errors import (
+    BookieError,
+    NoSuchEntryError,
+    NoSuchLedgerError,
+    UnauthorizedError,
+)
 from bookie.formats.entry import Entry
 from bookie.testing.simulation.simulated_cluster import SimulatedClient, SimulatedCluster
+from tests.cluster_sim.lives_of_ids import LivesOfIds
 from tests.ledger_history.ledger_events import (
     AppendEvent,
     CloseEvent,
@@ -36,8 +43,11 @@ class RecordedCalls:
         self.recorder = recorder
         self.ledgers: list[int] = []
         self.passwords: dict[int, bytes] = {}
-        self.deleted: set[int] = set()
-        """Ledgers that somebody tried to delete."""
+        self.lives = LivesOfIds()
+        self.deleted: Counter[int] = Counter()
+        """Ids, and how often somebody tried to delete their ledger."""
+        self.used_again: set[int] = set()
+        """Ids whose ledger was deleted and made anew; nobody deletes that one."""
         self._payloads = 0
         self._handles = 0
         self._kept: list[WriterHandle] = []
@@ -73,7 +83,7 @@ class RecordedCalls:
         event = self.recorder.invoke(
             AppendEvent(
                 process=client.host,
-                ledger_id=writer.ledger_id,
+                ledger_id=self.lives.of(writer.metadata),
                 handle=handle,
                 digests=tuple(map(digest_of, payloads)),
                 is_deferred=is_deferred,
@@ -97,14 +107,16 @@ class RecordedCalls:
         return True
 
     def met(self, error: BaseException, what: str) -> None:
-        """Count an error that says that the ledger is gone."""
+        """Count an error that says that the ledger is gone, or that the id has another one."""
+        if isinstance(error, UnauthorizedError) and "the id was used twice" in str(error):
+            self.cluster.count("another life refused")
         if isinstance(error, NoSuchLedgerError):
             self.cluster.count(what)
 
     async def force(self, client: SimulatedClient, writer: WriterHandle, handle: str) -> None:
         """Make durable what was appended with deferred sync."""
         event = self.recorder.invoke(
-            ForceEvent(process=client.host, ledger_id=writer.ledger_id, handle=handle)
+            ForceEvent(process=client.host, ledger_id=self.lives.of(writer.metadata), handle=handle)
         )
         try:
             async with asyncio.timeout(OPERATION_SECONDS_MAX):
@@ -120,7 +132,7 @@ class RecordedCalls:
     async def close(self, client: SimulatedClient, writer: WriterHandle, handle: str) -> None:
         """Close the writer's ledger."""
         event = self.recorder.invoke(
-            CloseEvent(process=client.host, ledger_id=writer.ledger_id, handle=handle)
+            CloseEvent(process=client.host, ledger_id=self.lives.of(writer.metadata), handle=handle)
         )
         try:
             async with asyncio.timeout(OPERATION_SECONDS_MAX):
@@ -151,7 +163,12 @@ class RecordedCalls:
                 raise
             return None
         length = reader.metadata.length if reader.is_closed else 0
-        event.ok(is_closed=reader.is_closed, last_entry_id=reader.last_entry_id, length=length)
+        event.ok(
+            ledger_id=self.lives.of(reader.metadata),
+            is_closed=reader.is_closed,
+            last_entry_id=reader.last_entry_id,
+            length=length,
+        )
         self.cluster.counts["recovery" if recover else "open"] += 1
         return reader, handle
 
@@ -160,7 +177,11 @@ class RecordedCalls:
         last = reader.last_entry_id
         event = self.recorder.invoke(
             ReadEvent(
-                process=client.host, ledger_id=reader.ledger_id, handle=handle, first=0, last=last
+                process=client.host,
+                ledger_id=self.lives.of(reader.metadata),
+                handle=handle,
+                first=0,
+                last=last,
             )
         )
         entries: list[tuple[int, bytes]] = []
@@ -187,7 +208,9 @@ class RecordedCalls:
     async def refresh(self, client: SimulatedClient, reader: ReaderHandle, handle: str) -> None:
         """Ask for the LAC."""
         event = self.recorder.invoke(
-            ReadLacEvent(process=client.host, ledger_id=reader.ledger_id, handle=handle)
+            ReadLacEvent(
+                process=client.host, ledger_id=self.lives.of(reader.metadata), handle=handle
+            )
         )
         try:
             async with asyncio.timeout(OPERATION_SECONDS_MAX):
@@ -200,17 +223,21 @@ class RecordedCalls:
             return
         event.ok(last_entry_id=last)
 
-    def tailed(self, client: SimulatedClient, ledger_id: int, handle: str, entry: Entry) -> None:
+    def tailed(
+        self, client: SimulatedClient, reader: ReaderHandle, handle: str, entry: Entry
+    ) -> None:
         """A tail has delivered an entry."""
-        event = TailEvent(process=client.host, ledger_id=ledger_id, handle=handle, start=0)
+        number = self.lives.of(reader.metadata)
+        event = TailEvent(process=client.host, ledger_id=number, handle=handle, start=0)
         copies = copies_of([(entry.entry_id, bytes(entry.payload))])
         self.recorder.invoke(event).ok(entries=copies)
         self.cluster.counts["tailed"] += 1
 
-    async def delete(self, client: SimulatedClient, bookkeeper: BookKeeper, ledger_id: int) -> None:
-        """Delete a ledger."""
-        event = self.recorder.invoke(DeleteEvent(process=client.host, ledger_id=ledger_id))
-        self.deleted.add(ledger_id)
+    async def delete(self, client: SimulatedClient, bookkeeper: BookKeeper, ledger_id: int) -> bool:
+        """Delete a ledger; whether that is known to be done."""
+        number = self.lives.newest(ledger_id)
+        event = self.recorder.invoke(DeleteEvent(process=client.host, ledger_id=number))
+        self.deleted[ledger_id] += 1
         try:
             async with asyncio.timeout(OPERATION_SECONDS_MAX):
                 await bookkeeper.delete_ledger(ledger_id)
@@ -218,7 +245,8 @@ class RecordedCalls:
             event.info(error)
             if isinstance(error, asyncio.CancelledError):
                 raise
-            return
+            return False
         event.ok()
         self.cluster.note(f"{client.host} deletes {ledger_id}")
         self.cluster.count("deletion")
+        return True

@@ -32,7 +32,9 @@ async def _read_copies(
     while following <= last:
         told = None
         if bookie.node is not None:
-            command = ReadCommand(metadata.ledger_id, following, last, 1000, 1 << 20)
+            command = ReadCommand(
+                metadata.ledger_id, following, last, 1000, 1 << 20, master_key=metadata.password_key
+            )
             told = verify_read(await bookie.node.read(command), digester)
         if told is None or told.status is Status.SHUTTING_DOWN:
             await asyncio.sleep(0.5)
