@@ -16,7 +16,7 @@ from bookie.errors import BookieUnreachableError
 from bookie.formats.commands import Info
 from bookie.formats.ledger_metadata import Fragment, LedgerMetadata, LedgerState
 from bookie.formats.log_metadata import LogMode, LogRange
-from bookie.log.log_client import LogClient
+from bookie.log.log_client import CREATED_TAG, LogClient
 from bookie.log.publisher import LogPublisher
 from bookie.log.range_writer import PendingRange, publisher_tags
 from bookie.metadata.store import MetadataStore
@@ -106,9 +106,13 @@ class MetadataLog:
         application: str = APPLICATION,
         log_id: str = "",
         created_ms: int | None = None,
+        is_compared: bool = True,
     ) -> None:
         """A ledger with so many entries, or an open one; made now, if nothing else is said."""
         tags = publisher_tags(self.partition(partition), log_id or self.log_id, application)
+        made_ms = self.client.clock.now_ms() if created_ms is None else created_ms
+        if is_compared:
+            tags = {**tags, CREATED_TAG: str(made_ms).encode()}
         metadata = LedgerMetadata(
             ledger_id=ledger_id,
             ensemble_size=1,
@@ -116,7 +120,7 @@ class MetadataLog:
             ack_quorum_size=1,
             state=LedgerState.OPEN,
             fragments=(Fragment(0, ("b0",)),),
-            ctime_ms=self.client.clock.now_ms() if created_ms is None else created_ms,
+            ctime_ms=made_ms,
             custom_metadata=tags,
         )
         if entries is not None:

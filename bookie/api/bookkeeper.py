@@ -569,6 +569,7 @@ class BookKeeper(ClusterConnection):
 
         Raises:
             MetadataError: the logs or the ledgers cannot be listed.
+            NotEnoughBookiesError: too few bookies tell the time; nothing was swept.
         """
         return await sweep_logs(self._logs, older_than_seconds=older_than_seconds, dry_run=dry_run)
 

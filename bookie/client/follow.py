@@ -123,8 +123,8 @@ class Follower:
             self._unsubscribe.append(partial(lacs.unsubscribe, ledger_id, callback))
 
     def _on_hint(self, slot: int, state: LacState) -> None:
-        if state.key_tag != self._key_tag:
-            return  # of another ledger of this id
+        if state.key_tag not in (b"", self._key_tag):
+            return  # of another ledger of this id; bookies of an older version do not tell
         known = self._hints.get(slot)
         if state.max_lac > (NO_ENTRY if known is None else known.max_lac):
             self._hints[slot] = state

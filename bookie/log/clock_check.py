@@ -25,7 +25,11 @@ DIFFERENCE_SECONDS_MAX = 3600.0
 """A clock that is further away from all others is wrong. The ages that matter are half a day."""
 
 ASKED_MAX = 5
-"""Bookies that are asked: one wrong clock among them deletes nothing."""
+"""Bookies that are asked."""
+
+TELLERS_MIN = 2
+"""So many have to tell the time for a deletion, if the cluster has them: a sweep may run on the
+machine of a bookie, and share its wrong clock."""
 
 ANSWER_SECONDS_MAX = 1.0
 KEPT_SECONDS = 60.0
@@ -50,12 +54,14 @@ class ClockCheck:
         """Now, for a decision to delete: the earliest of all clocks.
 
         Raises:
-            NotEnoughBookiesError: no bookie tells the time, so nothing is deleted by it.
+            NotEnoughBookiesError: too few bookies tell the time, so nothing is deleted by it.
         """
         await self._ask()
-        if not self._offsets:
+        needed = min(TELLERS_MIN, max(1, len(self._ledgers.directory.all())))
+        if len(self._offsets) < needed:
             raise NotEnoughBookiesError(
-                "no bookie tells what time it is, and this machine's clock alone deletes nothing"
+                f"{len(self._offsets)} bookies tell what time it is, and {needed} have to before "
+                "anything is deleted by its time"
             )
         own = self._clock.now_ms()
         bookie_id, earliest = min(self._now().items(), key=lambda item: item[1])
@@ -64,16 +70,21 @@ class ClockCheck:
             _log.warning("clocks_differ", bookie=bookie_id, difference=_apart(own, earliest))
         return int(min(own, earliest))
 
-    async def require_right(self) -> None:
+    async def require_right(self, *, again: bool = False) -> bool:
         """Refuse to go on with a clock that contradicts every bookie that answers.
+
+        Returns whether it was compared: whatever needs bookies says why they are silent. `again`
+        asks bookies now, whatever they said before.
 
         Raises:
             ClockError: it does; the sentence says by how much.
         """
+        if again:
+            self._asked_at = None
         await self._ask()
         own, others = self._clock.now_ms(), self._now()
         if not others:
-            return  # whatever needs bookies says why they are silent
+            return False
         bookie_id, nearest = min(others.items(), key=lambda item: abs(item[1] - own))
         if abs(own - nearest) > 1000 * DIFFERENCE_SECONDS_MAX:
             raise ClockError(
@@ -81,6 +92,7 @@ class ClockCheck:
                 "and further from those of the others: records would get a wrong time; set the "
                 "clock"
             )
+        return True
 
     def _now(self) -> dict[str, float]:
         elapsed = 1000 * self._clock.monotonic()
@@ -101,6 +113,8 @@ class ClockCheck:
             found = {one: info.now_ms - elapsed for one, info in answers.items() if info.now_ms}
             if found:
                 self._offsets, self._asked_at = found, now
+            elif self._asked_at is None:
+                self._offsets = {}
 
 
 def _apart(own_ms: float, other_ms: float) -> str:

@@ -47,8 +47,8 @@ from bookie.formats.log_metadata import (
 from bookie.formats.log_record import greatest_timestamp_ms, with_greatest
 from bookie.log.attempts import Attempts
 from bookie.log.ledger_runs import LedgerReaders, RunEntries, read_runs
-from bookie.log.ledger_times import CREATED_TAG, LedgerTimes
-from bookie.log.log_client import LogClient
+from bookie.log.ledger_times import LedgerTimes
+from bookie.log.log_client import CREATED_TAG, LogClient
 from bookie.log.publisher import head_ranges_max
 from bookie.log.takeover import discard
 from bookie.log.unnamed_ledgers import delete_ended, delete_unnamed, read_chain, read_ledgers

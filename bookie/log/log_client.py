@@ -38,6 +38,10 @@ LOG_TAG = "bookie.log"
 PARTITION_TAG = "bookie.log.partition"
 """Likewise: the number of the partition."""
 
+CREATED_TAG = "bookie.log.created_ms"
+"""Likewise: when the ledger was made, by a clock that was compared with bookies'. Of copies: when the
+newest of the originals was."""
+
 ASKED_EACH = 4
 """So many bookies are asked for each one that a ledger needs."""
 
@@ -184,8 +188,11 @@ class LogClient:
             ClockError: the clock of this machine contradicts all bookies.
             BookieError: what `LedgerClient.create` raises.
         """
-        await self.clocks.require_right()
-        return await self.ledgers.create(shape, custom_metadata, created_ms=self.clock.now_ms())
+        created_ms = None
+        if await self.clocks.require_right():
+            created_ms = self.clock.now_ms()
+            custom_metadata = {CREATED_TAG: str(created_ms).encode(), **custom_metadata}
+        return await self.ledgers.create(shape, custom_metadata, created_ms=created_ms)
 
     async def require_answers(self, shape: LedgerShape) -> None:
         """See that a new ledger could be written, before it is made.
@@ -202,6 +209,26 @@ class LogClient:
             raise NotEnoughBookiesError(
                 f"{len(answers)} of {len(asked)} registered bookies answer, and a ledger of this "
                 f"log needs {needed}"
+            )
+
+    async def require_recoverable(self, ledger_id: int) -> None:
+        """See that enough bookies of a ledger answer to tell where it ends. Fences nobody.
+
+        Raises:
+            NotEnoughBookiesError: too few of its last ensemble answer.
+            NoSuchLedgerError: it was deleted.
+        """
+        metadata = (await self.ledgers.ledgers.read(ledger_id)).value
+        if metadata.is_closed:
+            return
+        bookies = metadata.last_fragment.bookies
+        pool = self.ledgers.pool
+        answers = await ask_bookies(pool, bookies, timeout_seconds=ANSWER_SECONDS_MAX)
+        silent = [one for one in bookies if one not in answers]
+        if len(silent) >= metadata.ack_quorum_size:
+            raise NotEnoughBookiesError(
+                f"too few bookies answer to tell where ledger {ledger_id} ends; not "
+                f"{' and '.join(silent)}"
             )
 
     def shape(self, policy: LogPolicy, password: bytes = b"") -> LedgerShape:

@@ -36,6 +36,7 @@ from bookie.errors import (
     BadRequestError,
     BookieError,
     ClientClosedError,
+    ClockError,
     FormatError,
     LedgerClosedError,
     LedgerFencedError,
@@ -260,6 +261,8 @@ class PartitionWriter:
             entries = self._encoder.encode_many(records, producer)
         except BookieError:
             self.turn_away()
+            if self._encoder.latest.is_in_doubt:
+                self._wake.set()
             raise
         appended = Unconfirmed(entries, self._segment, producer)
         self._send(appended)
@@ -321,6 +324,8 @@ class PartitionWriter:
             while True:
                 await self._until_due()
                 self._require_progress()
+                if self._encoder.latest.is_in_doubt:
+                    await self._compare_clock()
                 if self._mended is not None:
                     await self._mend()
                 elif self._closing is not None:
@@ -423,6 +428,16 @@ class PartitionWriter:
             self._chain_bytes = live_bytes(await self._keeper.refresh())
         except (UnavailableError, MetadataError, FormatError) as error:
             _log.warning("log_retention_failed", log=str(self.partition), reason=str(error))
+
+    async def _compare_clock(self) -> None:
+        """After a step of the wall clock, or a suspension."""
+        try:
+            await self._client.clocks.require_right(again=True)
+        except ClockError as error:
+            self._encoder.latest.is_in_doubt = False  # the next append asks again
+            _log.warning("log_clock_wrong", log=str(self.partition), reason=str(error))
+        else:
+            self._encoder.latest.compared()
 
     async def _all_confirmed(self) -> None:
         """Wait until the segment has no unconfirmed entries. New ones have to be held."""
@@ -598,6 +613,7 @@ class PartitionWriter:
     async def _finish(self) -> None:
         self._window.hold()
         while True:
+            self._require_progress()
             try:
                 await self._all_confirmed()
                 break

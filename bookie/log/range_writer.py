@@ -21,7 +21,13 @@ from bookie.client.arguments import Payload, checked_bytes
 from bookie.client.writer import WriterHandle
 from bookie.cluster.logs import LogPartition
 from bookie.env import Moment, moment_ms
-from bookie.errors import BadRequestError, BookieError, LogClosedError, NoSuchLedgerError
+from bookie.errors import (
+    BadRequestError,
+    BookieError,
+    ClockError,
+    LogClosedError,
+    NoSuchLedgerError,
+)
 from bookie.formats.ledger_metadata import LedgerState
 from bookie.formats.log_metadata import NO_TIME_MS, LogDefinition, LogMode, LogRange
 from bookie.formats.log_policy import LogPolicy
@@ -150,7 +156,7 @@ class RangeWriter:
         current = await self._current()
         now_ms = self._client.clock.now_ms()
         payloads, greatest_ms = _encoded(given, now_ms, current.end_ms)
-        self._latest.require(greatest_ms)
+        await self._require_time(greatest_ms)
         await current.append(payloads, greatest_ms)
         return len(given)
 
@@ -163,8 +169,17 @@ class RangeWriter:
         """
         if payloads:
             current = await self._current()
-            self._latest.require(greatest_ms)
+            await self._require_time(greatest_ms)
             await current.append(payloads, greatest_ms)
+
+    async def _require_time(self, greatest_ms: int) -> None:
+        """Refuse a time too far ahead, by a clock that is compared again if it has moved."""
+        try:
+            self._latest.require(greatest_ms)
+        except ClockError:
+            await self._client.clocks.require_right(again=True)
+            self._latest.compared()
+            self._latest.require(greatest_ms)
 
     async def cut(self) -> PendingRange | None:
         """End the range; returns it when all of it is durable, or None if nothing was written.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Protocol
@@ -15,6 +16,10 @@ from bookie.log.places import AtEntry, AtTime, Place
 from bookie.log.ranges import LogRanges
 from bookie.log.reader import LogReader, OnTruncated
 from bookie.log.seek import extent_of, find_entry, find_time
+
+END_LOOKS_MAX = 20
+END_PAUSE_SECONDS = 0.1
+"""How often, and after which pauses, the end is looked at before an offset counts as behind it."""
 
 
 class PartitionReading(Protocol):
@@ -35,19 +40,24 @@ class PartitionReading(Protocol):
 async def locate_cursor(reading: PartitionReading, partition: LogPartition, place: Place) -> int:
     """The offset of a place where a cursor may stand: in the log, or right behind its end.
 
-    A cursor further on would pass over records that are still to be appended, and tell nobody.
+    A cursor further on would pass over records that are still to be appended, and tell nobody. What
+    was acknowledged a moment ago may be behind the end that bookies tell; so it looks again.
 
     Raises:
         BadRequestError: the place is behind the end.
         NoSuchLogError, LogTruncatedError, UnavailableError, CorruptionError: as `locate`.
     """
     offset = await reading.locate(partition, place)
-    if isinstance(place, int | AtEntry):
-        _, end = await reading.bounds(partition)
-        if offset > end:
+    if not isinstance(place, int | AtEntry):
+        return offset
+    looks = END_LOOKS_MAX
+    while (end := (await reading.bounds(partition))[1]) < offset:
+        looks -= 1
+        if not looks:
             raise BadRequestError(
                 f"offset {offset} is behind the end of {partition}: its next record gets {end}"
             )
+        await asyncio.sleep(END_PAUSE_SECONDS)
     return offset
 
 

@@ -9,7 +9,7 @@ from bookie.client.append_queue import NewEntries
 from bookie.client.arguments import Payload, checked_bytes
 from bookie.env import Clock
 from bookie.env.clock import moment_text
-from bookie.errors import BadRequestError
+from bookie.errors import BadRequestError, ClockError
 from bookie.formats.log_record import LogRecord, Producer, encode_log_record, plain_prefix
 from bookie.formats.producer_snapshot import encode_producers
 from bookie.ids import MAX_ID
@@ -20,6 +20,9 @@ SNAPSHOT_ENTRIES = 10_000
 
 _SHARED_FROM = 64
 """Fewer records than these get a copy of their prefix each: that costs no more (measured)."""
+
+DRIFT_SECONDS_MAX = 60.0
+"""Between the wall clock and the monotonic one, since they were compared."""
 
 _NO_HEADERS: Mapping[str, bytes] = {}
 
@@ -44,21 +47,35 @@ class LatestTime:
         self._clock = clock
         self._ahead_seconds = ahead_seconds
         self._base_ms = float(MAX_ID)
+        self.is_in_doubt = False
+        """Whether it has to be compared before it is believed again."""
         self.compared()
 
     def compared(self) -> None:
         """The wall clock was compared just now."""
+        self.is_in_doubt = False
         if self._ahead_seconds:
-            now_ms = self._clock.now_ms() - 1000 * self._clock.monotonic()
-            self._base_ms = now_ms + 1000 * self._ahead_seconds
+            self._base_ms = self._offset_ms() + 1000 * self._ahead_seconds
+
+    def _offset_ms(self) -> float:
+        """Of the wall clock, from the monotonic one."""
+        return self._clock.now_ms() - 1000 * self._clock.monotonic()
 
     def require(self, timestamp_ms: int) -> None:
         """Refuse a later time.
 
         Raises:
             BadRequestError: it is later.
+            ClockError: the wall clock has moved since it was compared: compare it, and try again.
         """
         if timestamp_ms - 1000 * self._clock.monotonic() > self._base_ms:
+            drift_ms = self._offset_ms() - self._base_ms + 1000 * self._ahead_seconds
+            if abs(drift_ms) > 1000 * DRIFT_SECONDS_MAX:
+                self.is_in_doubt = True
+                raise ClockError(
+                    "this machine's clock has moved, or the machine was suspended; the clock is "
+                    "compared with those of bookies now, so append again"
+                )
             raise BadRequestError(
                 f"a record has the time {timestamp_ms} ms ({moment_text(timestamp_ms)}), more than "
                 f"{self._ahead_seconds} s ahead; times are ms since 1970, and the log's policy "
@@ -82,7 +99,7 @@ class RecordEncoder:
     ) -> None:
         """`greatest_ms` is the greatest timestamp in the partition so far."""
         self._clock = clock
-        self._latest = LatestTime(clock, ahead_seconds)
+        self.latest = LatestTime(clock, ahead_seconds)
         self.windows = windows
         self._greatest_ms = greatest_ms
         self._size_bytes_max = size_bytes_max
@@ -101,7 +118,7 @@ class RecordEncoder:
         if producer is not None or list(map(type, records)).count(bytes) != len(records):
             return self._encode_each([as_record(one) for one in records], producer)
         now_ms = self._clock.now_ms()
-        self._latest.require(now_ms)
+        self.latest.require(now_ms)
         prefix = plain_prefix(
             now_ms, greatest_ms=self._greatest_ms, follows_control=self._has_producers
         )
@@ -125,8 +142,7 @@ class RecordEncoder:
             record = LogRecord(at_ms, _checked(value), key, headers, whose)
             payloads.append(encode_log_record(record, greatest_ms=greatest, follows_control=tracks))
             greatest = max(greatest, at_ms)
-        if greatest > self._greatest_ms:
-            self._latest.require(greatest)
+        self.latest.require(max(one.timestamp_ms or now_ms for one in records))
         encoded = self._checked(NewEntries.of(payloads))
         self._greatest_ms, self._has_producers = greatest, tracks
         self._entries_since_snapshot += len(payloads)
@@ -146,7 +162,7 @@ class RecordEncoder:
     def begin_ledger(self) -> None:
         """The next records go to another ledger, which needs a snapshot of its own."""
         self._entries_since_snapshot = SNAPSHOT_ENTRIES
-        self._latest.compared()
+        self.latest.compared()
 
     @property
     def is_snapshot_due(self) -> bool:

@@ -7,28 +7,22 @@ the first whose greatest timestamp is at least t, and halving finds it: chunks, 
 In two cases the entry that is found may be before that record, never behind it. A control record
 has a timestamp, too. And a publisher of a transactional log counts entries of its ledger that were
 not published. A reader therefore skips what is older than t, which is next to nothing.
-
-A timestamp that is more than a day ahead of its append hides the times behind it. So ledgers that
-were followed by another one a day before t are passed over, and with them such a record.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
 from bookie.client.reader import ReaderHandle
 from bookie.cluster.logs import LogPartition
 from bookie.errors import NoSuchLedgerError
-from bookie.formats.log_metadata import NO_TIME_MS, LogDefinition, LogRange
+from bookie.formats.log_metadata import LogDefinition, LogRange
 from bookie.formats.log_record import greatest_timestamp_ms
 from bookie.log.ledger_runs import LedgerReaders
-from bookie.log.ledger_times import time_of_creation
 from bookie.log.log_client import LogClient
 from bookie.log.ranges import LogRanges
 from bookie.protocol.chain import live_bytes
-from bookie.protocol.retention import AHEAD_MS_MAX
 
 
 async def find_end(ranges: LogRanges, readers: LedgerReaders) -> int:
@@ -125,7 +119,7 @@ async def _find_time(
 ) -> tuple[int | None, int | None]:
     """The offset, or the ledger that has vanished; neither if what is known has changed."""
     end = None
-    for one in await _from_time(ranges, readers, timestamp_ms):
+    for one in await ranges.from_time(timestamp_ms):
         if one.base_offset is None:
             break
         try:
@@ -143,41 +137,6 @@ async def _find_time(
             return offset, None
         end = offset
     return (await find_end(ranges, readers) if end is None else end), None
-
-
-async def _from_time(
-    ranges: LogRanges, readers: LedgerReaders, timestamp_ms: int
-) -> Sequence[LogRange]:
-    """Ranges from the first one that may have records of this time, and not only for its end.
-
-    A record's time may be far ahead of its append. Then all later ranges end as late. When the next
-    ledger was created tells which of them really may.
-    """
-    found = await ranges.from_time(timestamp_ms)
-    while found and (found[0].end_ms or NO_TIME_MS) >= timestamp_ms + AHEAD_MS_MAX:
-        low, high = 0, len(found) - 1
-        while low < high:
-            middle = (low + high) // 2
-            if await _is_before(found[middle + 1], readers, timestamp_ms):
-                low = middle + 1
-            else:
-                high = middle
-        found = found[low:]
-        end = found[0].end_offset
-        following = [] if len(found) > 1 or end is None else await ranges.from_offset(end)
-        if not following or not await _is_before(following[0], readers, timestamp_ms):
-            break
-        found = following
-    return found
-
-
-async def _is_before(one: LogRange, readers: LedgerReaders, timestamp_ms: int) -> bool:
-    """Whether what was appended before this range's ledger was made has earlier times."""
-    try:
-        created = time_of_creation((await readers.open(one.ledger_id)).metadata)
-    except NoSuchLedgerError:
-        return False  # who reads the range finds out why
-    return created is not None and created + AHEAD_MS_MAX < timestamp_ms
 
 
 async def _first_of_time(handle: ReaderHandle, first: int, last: int, timestamp_ms: int) -> int:

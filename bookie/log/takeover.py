@@ -21,7 +21,6 @@ from bookie.errors import (
     LogTakenOverError,
     MetadataUnavailableError,
     NoSuchLedgerError,
-    NotEnoughBookiesError,
     UnavailableError,
 )
 from bookie.formats.ledger_metadata import Versioned
@@ -115,19 +114,15 @@ class _Takeover:
         for one in found.value.ranges[-1:]:
             await self._check_password(found, one)
         await self._check_records(found.value)
-        # Nor must a cluster without bookies for a new ledger.
-        writer = await self._patiently(self._create, NotEnoughBookiesError)
+        # Nor must a cluster, or a network, without bookies for a new ledger and for the last one.
+        writer = await self._patiently(lambda: self._prepare(found.value), UnavailableError)
+        keeper: HeadKeeper | None = None
         try:
+            # A roll of the owner may have changed the head meanwhile.
+            found = await self._client.logs.read_latest_head(self._partition, self._log_id)
             keeper = await self._begin_epoch(found)
-        except LogTakenOverError:
-            await discard(self._client, writer, None)
-            raise
-        except BaseException:
-            writer.abandon()
-            raise
-        try:
             ownership = await self._begin(keeper, writer)
-        except LogTakenOverError:
+        except BookieError:
             await discard(self._client, writer, keeper)
             raise
         except BaseException:
@@ -243,9 +238,14 @@ class _Takeover:
         except NoSuchLedgerError:
             return ProducerWindows()  # it was truncated just now
 
-    async def _create(self) -> WriterHandle:
+    async def _prepare(self, head: LogHead) -> WriterHandle:
+        """A ledger for this owner, once bookies answer: else nothing is made, and nobody ends."""
         policy = await self._client.policy(self._partition.name)
         shape = self._client.shape(policy, self._options.password)
+        await self._client.require_answers(shape)
+        for one in head.open_ranges:
+            with suppress(NoSuchLedgerError):
+                await self._client.require_recoverable(one.ledger_id)
         tags = self._client.tags(self._partition, self._log_id)
         return await self._client.create_ledger(shape, tags)
 

@@ -7,7 +7,7 @@ head names; a sweep finds them (:mod:`bookie.log.sweep`).
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -146,7 +146,11 @@ async def expired_offset(
 
 
 async def _dated(
-    one: LogRange, after: LogRange | None, left: int, limits: RetentionLimits, times: LedgerTimes
+    one: LogRange,
+    after: Sequence[LogRange],
+    left: int,
+    limits: RetentionLimits,
+    times: LedgerTimes,
 ) -> LogRange:
     """The range with a time that ledgers confirm, if nothing else keeps it."""
     if one.end_ms is None or not expired_count((one,), left, limits.without_time()):
@@ -156,17 +160,18 @@ async def _dated(
 
 async def _neighbours(
     client: LogClient, partition: LogPartition, head: LogHead
-) -> AsyncGenerator[tuple[LogRange, LogRange | None], None]:
-    """The ranges of a chain from the first one on, each with the next; chunks as they come."""
-    before: LogRange | None = None
+) -> AsyncGenerator[tuple[LogRange, Sequence[LogRange]], None]:
+    """The ranges of a chain from the first one on, each with some that follow it."""
+    last: LogRange | None = None
     async with aclosing(_links(client, partition, head)) as links:
         async for ranges in links:
-            for one in ranges:
-                if before is not None:
-                    yield before, one
-                before = one
-    if before is not None:
-        yield before, None
+            if last is not None and ranges:
+                yield last, ranges
+            for index, one in enumerate(ranges[:-1]):
+                yield one, ranges[index + 1 :]
+            last = ranges[-1] if ranges else last
+    if last is not None:
+        yield last, ()
 
 
 async def _links(

@@ -12,7 +12,8 @@ later is kept                  has a size and a time, a range has to be beyond b
 a record is not older than its a writer may give any time, and clocks are wrong: what is younger
 ledger                         than the policy keeps stays
 a record counts as a day newer microseconds that were given as milliseconds keep a log for ever,
-than the next ledger at most   because times in a chain do not go back
+than the next ledger at most   because times in a chain do not go back; only a ledger counts whose
+                               creator's clock was compared
 what ends behind               a protected cursor has not consumed it
 `keep_from_offset` is kept
 without a size and a time      a policy that decides nothing keeps everything

@@ -124,8 +124,8 @@ class _Bookie:
     async def lacks(self, metadata: LedgerMetadata) -> bool:
         """Whether its row leaves doubt that it has all that `metadata` gives it; notes limbo."""
         row = await self.row(metadata.ledger_id)
-        if row is not None and row.key_tag != key_tag(metadata.password_key):
-            row = None  # of another ledger of this id
+        if row is not None and row.key_tag not in (b"", key_tag(metadata.password_key)):
+            row = None  # of another ledger of this id; an older version does not tell
         if self.problem:
             return False
         if row is not None and row.limbo:

@@ -60,6 +60,41 @@ async def test_appends_end_with_the_patience_while_bookies_are_stopped(
     assert values in ([b"kept", b"more"], [b"kept", b"lost", b"more"])
 
 
+async def test_closing_ends_with_the_patience_too(cluster: DaemonCluster) -> None:
+    """An append is under way when the writer is closed; both hear of it."""
+    client = cluster.client
+    await client.create_log("orders")
+    log = await client.open_log("orders", patience_seconds=PATIENCE_SECONDS)
+    await log.append(b"kept")
+    for name in ("b2", "b3"):
+        cluster.daemons[name].process.send_signal(signal.SIGSTOP)
+    async with asyncio.timeout(END_SECONDS_MAX):
+        ended = await asyncio.gather(log.append(b"lost"), log.close(), return_exceptions=True)
+    assert [type(one) for one in ended] == [NotEnoughBookiesError] * 2
+    assert len(await ledgers_of(client)) <= LEDGERS_MAX
+
+
+async def test_who_reaches_no_bookies_ends_no_owner(cluster: DaemonCluster) -> None:
+    """It raises no epoch, fences nothing, and leaves no ledger behind."""
+    client = cluster.client
+    await client.create_log("orders")
+    owner = await client.open_log("orders")
+    await owner.append(b"a")
+    before = await ledgers_of(client)
+    for daemon in cluster.daemons.values():
+        daemon.process.send_signal(signal.SIGSTOP)
+    for _ in range(2):
+        with pytest.raises(NotEnoughBookiesError):
+            await client.open_log("orders", patience_seconds=1.0)
+    for daemon in cluster.daemons.values():
+        daemon.process.send_signal(signal.SIGCONT)
+    assert await ledgers_of(client) == before
+    await owner.append(b"b")
+    await owner.roll()
+    await owner.close()
+    assert [record.value async for record in client.read_log("orders")] == [b"a", b"b"]
+
+
 async def test_an_append_is_confirmed_when_bookies_go_on_in_time(cluster: DaemonCluster) -> None:
     """They are continued after several ledgers could have been made in vain."""
     client = cluster.client
