@@ -21,6 +21,7 @@ from bookie.client.writer import WriterHandle
 from bookie.cluster.groups import list_groups
 from bookie.cluster.logs import LogName, LogPartition
 from bookie.env import Moment, moment_ms
+from bookie.env.checked import checked
 from bookie.errors import (
     BadRequestError,
 )
@@ -59,6 +60,7 @@ class BookKeeper(ClusterConnection):
     """
 
     @creating
+    @checked
     async def create_ledger(
         self,
         *,
@@ -110,6 +112,7 @@ class BookKeeper(ClusterConnection):
         return await self._connected.create(shape, custom_metadata, ledger_id)
 
     @creating
+    @checked
     async def claim_ledger(self, ledger_id: int, *, password: bytes = b"") -> WriterHandle:
         """Become the writer of a ledger that another client created without writing it.
 
@@ -127,6 +130,7 @@ class BookKeeper(ClusterConnection):
         """
         return await self._connected.claim(ledger_id, password)
 
+    @checked
     async def open_ledger(
         self, ledger_id: int, *, password: bytes = b"", recover: bool = False
     ) -> ReaderHandle:
@@ -145,6 +149,7 @@ class BookKeeper(ClusterConnection):
         """
         return await self._connected.open(ledger_id, password, recover=recover)
 
+    @checked
     async def delete_ledger(self, ledger_id: int) -> None:
         """Delete a ledger: it can never be opened again, and bookies give its space back later.
 
@@ -159,6 +164,7 @@ class BookKeeper(ClusterConnection):
         """
         await self._connected.ledgers.delete(ledger_id)
 
+    @checked
     async def list_ledgers(self, *, after: int = -1) -> AsyncIterator[int]:
         """The ids above `after` of all ledgers, ascending; complete, or it raises.
 
@@ -168,6 +174,7 @@ class BookKeeper(ClusterConnection):
         async for ledger_id in self._connected.ledgers.list_ids(after):
             yield ledger_id
 
+    @checked
     async def ledger_metadata(self, ledger_id: int) -> LedgerMetadata:
         """The metadata of a ledger as of now.
 
@@ -177,6 +184,7 @@ class BookKeeper(ClusterConnection):
         """
         return (await self._connected.ledgers.read(ledger_id)).value
 
+    @checked
     async def explain_ledger(self, ledger_id: int) -> LedgerExplanation:
         """What a recovery of the ledger would decide now. Nothing is fenced or written.
 
@@ -192,6 +200,7 @@ class BookKeeper(ClusterConnection):
 
     # -- logs --------------------------------------------------------------------------------------
 
+    @checked
     async def create_log(
         self,
         name: str,
@@ -219,6 +228,7 @@ class BookKeeper(ClusterConnection):
         )
 
     @creating
+    @checked
     async def open_log(
         self,
         name: str,
@@ -256,6 +266,7 @@ class BookKeeper(ClusterConnection):
             self._logs, LogName.parse(name), partition=partition, options=options, create=create
         )
 
+    @checked
     async def log_reader(
         self,
         name: str,
@@ -304,6 +315,7 @@ class BookKeeper(ClusterConnection):
             on_truncated=on_truncated,
         )
 
+    @checked
     async def read_log(
         self,
         name: str,
@@ -339,6 +351,7 @@ class BookKeeper(ClusterConnection):
             async for record in records:
                 yield record
 
+    @checked
     def consume(
         self,
         name: str,
@@ -386,6 +399,7 @@ class BookKeeper(ClusterConnection):
             auto_commit=auto_commit,
         )
 
+    @checked
     def join_group(
         self,
         group: str,
@@ -435,10 +449,12 @@ class BookKeeper(ClusterConnection):
             on_change=on_change,
         )
 
+    @checked
     def cursors(self, name: str, *, password: bytes = b"") -> Cursors:
         """The cursors of a log: create, reset, delete them, see their lag."""
         return Cursors(self._logs, LogName.parse(name), LogReading(self._logs, password))
 
+    @checked
     async def group_status(self, group: str, *, password: bytes = b"") -> GroupStatus:
         """What a group does now: its members, their partitions, and what they have not consumed.
 
@@ -452,6 +468,7 @@ class BookKeeper(ClusterConnection):
         """The names of all groups that ever had a member."""
         return await list_groups(self._logs.store)
 
+    @checked
     async def list_logs(self, namespace: str | None = None) -> AsyncIterator[str]:
         """The names of all logs, or of those of a namespace."""
         async for name in self._logs.logs.list_logs(namespace):
@@ -459,10 +476,12 @@ class BookKeeper(ClusterConnection):
 
     # -- transactional logs ------------------------------------------------------------------------
 
+    @checked
     def publisher(self, name: str) -> LogPublisher:
         """Publishes batches of ranges to a transactional log, each once."""
         return LogPublisher(self._logs, LogName.parse(name))
 
+    @checked
     async def open_range_writer(
         self, name: str, application: str, *, partition: int = 0, password: bytes = b""
     ) -> RangeWriter:
@@ -489,6 +508,7 @@ class BookKeeper(ClusterConnection):
         """Listings of all that the cluster has, audits and repairs of copies."""
         return Maintenance(self._logs)
 
+    @checked
     async def log_status(self, name: str, *, password: bytes = b"") -> LogStatus:
         """What a log is, and how far each of its partitions goes, as of now.
 
@@ -498,6 +518,7 @@ class BookKeeper(ClusterConnection):
         """
         return await log_status(self._logs, LogName.parse(name), password)
 
+    @checked
     async def survey_log(self, name: str, *, password: bytes = b"") -> LogSurvey:
         """Where the records of a log are, for those who split the work of reading it.
 
@@ -506,6 +527,7 @@ class BookKeeper(ClusterConnection):
         """
         return await LogSurvey.open(self._logs, LogName.parse(name), password)
 
+    @checked
     async def await_records(
         self,
         offsets: Mapping[tuple[str, int], int],
@@ -525,6 +547,7 @@ class BookKeeper(ClusterConnection):
             self._logs, places, password=password, timeout_seconds=timeout_seconds
         )
 
+    @checked
     async def truncate_log(
         self,
         name: str,
@@ -548,6 +571,7 @@ class BookKeeper(ClusterConnection):
         place = LogPartition(LogName.parse(name), partition)
         return await truncate(self._logs, place, before=before, before_ms=before_ms)
 
+    @checked
     async def delete_log(self, name: str) -> None:
         """Delete a log with all its ledgers and cursors. A call that was cut off may be repeated.
 
@@ -559,6 +583,7 @@ class BookKeeper(ClusterConnection):
         """
         await delete_log(self._logs, LogName.parse(name))
 
+    @checked
     async def sweep_logs(
         self, *, older_than_seconds: float = OLDER_THAN_SECONDS, dry_run: bool = False
     ) -> LogSweep:

@@ -23,6 +23,7 @@ from typing import Self
 
 from bookie.cluster.logs import LogName, LogPartition
 from bookie.env import Moment
+from bookie.env.checked import checked
 from bookie.errors import BadRequestError, BookieError
 from bookie.formats.log_record import LogPosition, LogRecord
 from bookie.log.cursor_record import CursorRecord
@@ -206,6 +207,7 @@ class LogConsumer:
         earliest, end = await self._reading.bounds(self.partition)
         return max(0, end - max(self.position, earliest))
 
+    @checked
     async def commit(self, up_to: LogRecord | LogPosition | int | None = None) -> None:
         """Mark records as consumed: all that were given out, or those up to a record, and it.
 

@@ -36,6 +36,7 @@ from bookie.coordination.locks import LockManager
 from bookie.coordination.membership import Group
 from bookie.coordination.participant import Participant
 from bookie.env import Moment
+from bookie.env.checked import checked
 from bookie.errors import (
     BadRequestError,
     BookieError,
@@ -189,6 +190,7 @@ class GroupMember:
         """The next one of `batches`; waits for it, and raises what `__anext__` does."""
         return await self._flow.next_batch()
 
+    @checked
     async def commit(self, up_to: GroupRecord | ConsumedBatch | None = None) -> None:
         """Mark records as consumed: all that were given out, or those up to this one.
 

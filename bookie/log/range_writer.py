@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
-from bookie.client.arguments import Payload, checked_bytes
+from bookie.client.arguments import Payload, checked_bytes, checked_payloads
 from bookie.client.writer import WriterHandle
 from bookie.cluster.logs import LogPartition
 from bookie.env import Moment, moment_ms
@@ -28,7 +28,7 @@ from bookie.formats.log_policy import LogPolicy
 from bookie.formats.log_record import LogRecord, encode_log_record, plain_prefix
 from bookie.ids import NO_ENTRY
 from bookie.log.log_client import LogClient
-from bookie.log.record_encoder import LatestTime, NewRecord, as_record
+from bookie.log.record_encoder import LatestTime, NewRecord, as_record, checked_records
 from bookie.telemetry import event_log
 
 APPLICATION_TAG = "bookie.log.application"
@@ -136,7 +136,8 @@ class RangeWriter:
             BookieError: what `WriterHandle.append` raises; the range has failed.
         """
         at_ms = None if timestamp is None else moment_ms(timestamp)
-        await self.append_many([NewRecord(_value(value), key, headers or {}, at_ms)])
+        given = {} if headers is None else headers
+        await self.append_many([NewRecord(_value(value), key, given, at_ms)])
 
     async def append_many(self, records: Iterable[Payload | NewRecord]) -> int:
         """Write records in order, and return how many; all are durable when it returns.
@@ -144,7 +145,7 @@ class RangeWriter:
         A record without a timestamp has the clock's. Values alone are fastest.
         Raises what `append` does; after an error a part of the records may be in the ledger.
         """
-        given = list(records)
+        given = checked_records(records)
         if not given:
             return 0
         current = await self._current()
@@ -161,6 +162,9 @@ class RangeWriter:
         records tell (:mod:`bookie.formats.log_record`). The caller vouches for the bytes.
         Raises what `append` does; after an error a part of the records may be in the ledger.
         """
+        payloads = checked_payloads(payloads)
+        if type(greatest_ms) is not int:
+            raise BadRequestError(f"greatest_ms must be ms since 1970, not {greatest_ms!r}")
         if payloads:
             current = await self._current()
             self._latest.require(greatest_ms)
@@ -180,7 +184,8 @@ class RangeWriter:
             current, self._range = self._range, None
         if current is None:
             return None
-        await current.settled.wait()
+        if current.under_way:
+            await current.settled.wait()
         if current.error is not None:
             raise _failed(self._partition, current.error) from current.error
         return current.cut(self._partition)

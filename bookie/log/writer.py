@@ -17,7 +17,7 @@ from bookie.formats.log_record import LogPosition, Producer
 from bookie.log.log_client import LogClient
 from bookie.log.partition_writer import PartitionWriter
 from bookie.log.positions import LogPositions
-from bookie.log.record_encoder import NewRecord, as_record
+from bookie.log.record_encoder import NewRecord, as_record, checked_records
 from bookie.log.takeover import WriterOptions, take_over
 
 _NO_HEADERS: Mapping[str, bytes] = {}
@@ -133,9 +133,7 @@ class LogWriter:
             partition: append all to this partition. If it is None and the log has several, each
                 record with a key goes to the key's partition, and the others together in turn.
         """
-        if isinstance(records, str | bytes | bytearray | memoryview):
-            raise BadRequestError("records must be many, such as a list of bytes")
-        found = list(records)
+        found = checked_records(records)
         if partition is not None or self._count == 1:
             return await self._one(partition).append(found, _producer(producer))
         if producer is not None:
@@ -201,11 +199,11 @@ class LogWriter:
     def _one(self, partition: int | None) -> PartitionWriter:
         if partition is None and len(self._numbers) == 1:
             return self._partitions[self._numbers[0]]
-        found = None if partition is None else self._partitions.get(partition)
+        found = self._partitions.get(partition) if type(partition) is int else None
         if found is None:
             raise BadRequestError(
-                f"the log {self._name} is open for partitions {self._numbers}, and {partition} is "
-                "none of them"
+                f"the log {self._name} is open for partitions {self._numbers}, and {partition!r} "
+                "is none of them"
             )
         return found
 
@@ -213,7 +211,10 @@ class LogWriter:
         if partition is not None or self._count == 1:
             return self._one(partition)
         if key is not None:
-            return self._one(partition_of(key, self._count))
+            try:
+                return self._one(partition_of(key, self._count))
+            except TypeError:
+                raise BadRequestError(f"a key must be bytes, not {type(key).__name__}") from None
         self._turn += 1
         return self._partitions[self._numbers[self._turn % len(self._numbers)]]
 
@@ -257,8 +258,7 @@ async def open_writer(
 def _producer(given: tuple[str, int] | None) -> Producer | None:
     if given is None:
         return None
-    producer = Producer(*given)
-    is_right = isinstance(producer.producer_id, str) and isinstance(producer.sequence, int)
-    if not is_right or producer.sequence < 0:
-        raise BadRequestError("a producer is an id and a number from 0 on, such as ('shop-1', 7)")
-    return producer
+    match given:
+        case (str(producer_id), int(sequence)) if sequence >= 0 and sequence is not True:
+            return Producer(producer_id, sequence)
+    raise BadRequestError("a producer is an id and a number from 0 on, such as ('shop-1', 7)")

@@ -44,11 +44,19 @@ def open_store(
         MetadataUnavailableError: (on entering) the store does not answer.
     """
     parts = split_uri(uri)
+    if isinstance(session_timeout_seconds, bool) or not isinstance(
+        session_timeout_seconds, int | float
+    ):
+        raise ConfigurationError(
+            f"the session timeout must be a number of seconds, not {session_timeout_seconds!r}"
+        )
     if not _SESSION_TIMEOUT_SECONDS_MIN <= session_timeout_seconds <= _SESSION_TIMEOUT_SECONDS_MAX:
         raise ConfigurationError(
             f"the session timeout of {session_timeout_seconds} seconds is outside "
             f"{_SESSION_TIMEOUT_SECONDS_MIN} … {_SESSION_TIMEOUT_SECONDS_MAX}"
         )
+    if security is not None:
+        _require_security(security)
     if parts.scheme == "memory":
         return MemoryStore(parts.authority, session_timeout_seconds=session_timeout_seconds)
     # Lazy: loading the library of an unused backend would cost time.
@@ -75,3 +83,12 @@ def open_store(
         security=security or MetadataSecurity(),
     )
     return opened
+
+
+def _require_security(security: object) -> None:
+    from bookie.metadata.security import MetadataSecurity
+
+    if not isinstance(security, MetadataSecurity):
+        raise ConfigurationError(
+            f"security must be a MetadataSecurity, not {type(security).__name__}"
+        )

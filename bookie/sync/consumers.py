@@ -20,7 +20,7 @@ from bookie.log.consumer import LogConsumer
 from bookie.log.group import GroupMember, GroupRecord
 from bookie.sync.given_records import GivenRecords
 from bookie.sync.handles import SyncHandle
-from bookie.sync.loop_thread import LoopThread, Resident
+from bookie.sync.loop_thread import LoopThread, Resident, check_timeout
 
 R = TypeVar("R", LogRecord, GroupRecord)
 
@@ -38,6 +38,7 @@ class _Consuming(SyncHandle, Generic[R]):
     ) -> None:
         """`timeout` bounds each wait for records, with `by_record` of one at a time."""
         super().__init__(home)
+        check_timeout(timeout)
         self._resident = Resident(home, manager)
         self._by_record = by_record
         self._timeout = timeout

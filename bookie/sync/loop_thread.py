@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import math
 import os
 import sys
 import threading
@@ -72,8 +73,10 @@ class LoopThread:
 
         Raises:
             OperationTimeoutError: it did not end in time; it is cancelled, its outcome is unknown.
+            BadRequestError: the timeout is no time.
         """
         try:
+            check_timeout(timeout)
             self.require_caller()
         except BookieError:
             work.close()
@@ -118,6 +121,7 @@ class Resident(Generic[T]):
             BadRequestError: it was entered before.
             OperationTimeoutError: it took too long; it is left again.
         """
+        check_timeout(timeout)
         self._home.require_caller()
         if self._life is not None:
             raise BadRequestError("it is open already, or was closed; make another")
@@ -141,6 +145,7 @@ class Resident(Generic[T]):
         Raises:
             OperationTimeoutError: it took too long, and goes on.
         """
+        check_timeout(timeout)
         self._home.require_caller()
         if self._life is None or self._life.done():
             return
@@ -175,7 +180,7 @@ class ThisProcess:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.shared: dict[tuple[object, ...], Closeable] = {}
+        self.shared: dict[str, Closeable] = {}
         """What is closed at the end of the process."""
         self._home: LoopThread | None = None
         self._is_watching = False
@@ -250,6 +255,19 @@ def _has_running_loop() -> bool:
     except RuntimeError:
         return False
     return "ipykernel.kernelapp" not in sys.modules
+
+
+def check_timeout(timeout: Any) -> None:
+    """Refuse a timeout that is no number of seconds, and not None.
+
+    Raises:
+        BadRequestError: it is neither.
+    """
+    if timeout is None:
+        return
+    is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+    if not is_number or math.isnan(timeout):
+        raise BadRequestError(f"a timeout is a number of seconds, or None, not {timeout!r}")
 
 
 def late(timeout: float | None) -> OperationTimeoutError:

@@ -31,6 +31,7 @@ from bookie.metadata.model import (
     Record,
     Stat,
     check_key,
+    check_listing,
     check_prefix,
     check_transaction,
 )
@@ -312,7 +313,7 @@ class LocalStore(MetadataStore):
 
     async def scan_children(self, key: str, *, after: str = "") -> AsyncIterator[Record]:
         """See `MetadataStore.scan_children`."""
-        check_prefix(key)
+        check_listing(key, after)
         start: str | None = after
         while start is not None:
             with self._require_open().read() as tree:
