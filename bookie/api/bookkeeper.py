@@ -109,7 +109,7 @@ class BookKeeper(ClusterConnection):
             deferred_sync=deferred_sync,
             allow_degraded=allow_degraded,
         )
-        return await self._connected.create(shape, custom_metadata, ledger_id)
+        return await self._ledgers_here.create(shape, custom_metadata, ledger_id)
 
     @creating
     @checked
@@ -128,7 +128,7 @@ class BookKeeper(ClusterConnection):
             LedgerClosedError: it has, or had, its one writer.
             MetadataError: the metadata store failed; unknown whether it was claimed.
         """
-        return await self._connected.claim(ledger_id, password)
+        return await self._ledgers_here.claim(ledger_id, password)
 
     @checked
     async def open_ledger(
@@ -147,7 +147,7 @@ class BookKeeper(ClusterConnection):
             LedgerRecoveryError: likewise, while recovering; it may be tried again.
             MetadataError: the metadata store failed.
         """
-        return await self._connected.open(ledger_id, password, recover=recover)
+        return await self._ledgers_here.open(ledger_id, password, recover=recover)
 
     @checked
     async def delete_ledger(self, ledger_id: int) -> None:
@@ -162,7 +162,7 @@ class BookKeeper(ClusterConnection):
             NoSuchLedgerError: it does not exist.
             MetadataError: the metadata store failed; unknown whether it was deleted.
         """
-        await self._connected.ledgers.delete(ledger_id)
+        await self._ledgers_here.ledgers.delete(ledger_id)
 
     @checked
     async def list_ledgers(self, *, after: int = -1) -> AsyncIterator[int]:
@@ -171,7 +171,7 @@ class BookKeeper(ClusterConnection):
         Raises:
             MetadataError: the metadata store failed.
         """
-        async for ledger_id in self._connected.ledgers.list_ids(after):
+        async for ledger_id in self._ledgers_here.ledgers.list_ids(after):
             yield ledger_id
 
     @checked
@@ -182,7 +182,7 @@ class BookKeeper(ClusterConnection):
             NoSuchLedgerError: it does not exist.
             MetadataError: the metadata store failed.
         """
-        return (await self._connected.ledgers.read(ledger_id)).value
+        return (await self._ledgers_here.ledgers.read(ledger_id)).value
 
     @checked
     async def explain_ledger(self, ledger_id: int) -> LedgerExplanation:
@@ -194,7 +194,7 @@ class BookKeeper(ClusterConnection):
             NoSuchLedgerError: it does not exist.
             MetadataError: the metadata store failed.
         """
-        entered = self._connected
+        entered = self._ledgers_here
         found = await entered.ledgers.read_latest(ledger_id)
         return await explain_ledger(found, entered.pool, entered.ensembles)
 
@@ -223,7 +223,7 @@ class BookKeeper(ClusterConnection):
             BadRequestError: a name or a number is wrong.
         """
         mode = LogMode.TRANSACTIONAL if transactional else LogMode.WRITER
-        await self._logs.create(
+        await self._logs_here.create(
             LogName.parse(name), mode=mode, partitions=partitions, policy=policy
         )
 
@@ -263,7 +263,11 @@ class BookKeeper(ClusterConnection):
         """
         options = WriterOptions(password, owner, patience_seconds)
         return await open_writer(
-            self._logs, LogName.parse(name), partition=partition, options=options, create=create
+            self._logs_here,
+            LogName.parse(name),
+            partition=partition,
+            options=options,
+            create=create,
         )
 
     @checked
@@ -304,7 +308,7 @@ class BookKeeper(ClusterConnection):
             MetadataError: the metadata store failed.
         """
         return await open_reader(
-            self._logs,
+            self._logs_here,
             LogName.parse(name),
             partition,
             start=start,
@@ -462,16 +466,16 @@ class BookKeeper(ClusterConnection):
             NoSuchKeyError: there never was such a group.
             UnavailableError: the bookies did not tell where a partition ends.
         """
-        return await group_status(self._logs, group, LogReading(self._logs, password))
+        return await group_status(self._logs_here, group, LogReading(self._logs_here, password))
 
     async def list_groups(self) -> Sequence[str]:
         """The names of all groups that ever had a member."""
-        return await list_groups(self._logs.store)
+        return await list_groups(self._logs_here.store)
 
     @checked
     async def list_logs(self, namespace: str | None = None) -> AsyncIterator[str]:
         """The names of all logs, or of those of a namespace."""
-        async for name in self._logs.logs.list_logs(namespace):
+        async for name in self._logs_here.logs.list_logs(namespace):
             yield str(name)
 
     # -- transactional logs ------------------------------------------------------------------------
@@ -500,7 +504,7 @@ class BookKeeper(ClusterConnection):
             BadRequestError: the log is not transactional, or has no such partition.
         """
         place = LogPartition(LogName.parse(name), partition)
-        return await RangeWriter.open(self._logs, place, application, password=password)
+        return await RangeWriter.open(self._logs_here, place, application, password=password)
 
     # -- keeping house -----------------------------------------------------------------------------
 
@@ -516,7 +520,7 @@ class BookKeeper(ClusterConnection):
             NoSuchLogError: there is no such log.
             NotEnoughBookiesError: too few bookies answered to tell where a partition ends.
         """
-        return await log_status(self._logs, LogName.parse(name), password)
+        return await log_status(self._logs_here, LogName.parse(name), password)
 
     @checked
     async def survey_log(self, name: str, *, password: bytes = b"") -> LogSurvey:
@@ -525,7 +529,7 @@ class BookKeeper(ClusterConnection):
         Raises:
             NoSuchLogError: there is no such log.
         """
-        return await LogSurvey.open(self._logs, LogName.parse(name), password)
+        return await LogSurvey.open(self._logs_here, LogName.parse(name), password)
 
     @checked
     async def await_records(
@@ -544,7 +548,7 @@ class BookKeeper(ClusterConnection):
         """
         places = {LogPartition(LogName.parse(log), at): n for (log, at), n in offsets.items()}
         return await await_records(
-            self._logs, places, password=password, timeout_seconds=timeout_seconds
+            self._logs_here, places, password=password, timeout_seconds=timeout_seconds
         )
 
     @checked
@@ -569,7 +573,7 @@ class BookKeeper(ClusterConnection):
         """
         before_ms = None if before_time is None else moment_ms(before_time)
         place = LogPartition(LogName.parse(name), partition)
-        return await truncate(self._logs, place, before=before, before_ms=before_ms)
+        return await truncate(self._logs_here, place, before=before, before_ms=before_ms)
 
     @checked
     async def delete_log(self, name: str) -> None:
@@ -581,7 +585,7 @@ class BookKeeper(ClusterConnection):
             NoSuchLogError: there is no such log.
             MetadataError: the metadata store failed; delete it again to finish.
         """
-        await delete_log(self._logs, LogName.parse(name))
+        await delete_log(self._logs_here, LogName.parse(name))
 
     @checked
     async def sweep_logs(
@@ -595,7 +599,9 @@ class BookKeeper(ClusterConnection):
         Raises:
             MetadataError: the logs or the ledgers cannot be listed.
         """
-        return await sweep_logs(self._logs, older_than_seconds=older_than_seconds, dry_run=dry_run)
+        return await sweep_logs(
+            self._logs_here, older_than_seconds=older_than_seconds, dry_run=dry_run
+        )
 
 
 def _digest_type(named: str | DigestType) -> DigestType:

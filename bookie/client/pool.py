@@ -21,9 +21,11 @@ from collections.abc import Callable, Coroutine
 from itertools import count
 from typing import Generic, Protocol, TypeVar
 
+from bookie.client.calls import ELSEWHERE
 from bookie.cluster.directory import BookieDirectory
 from bookie.config import ClientSettings, RpcSettings
 from bookie.errors import (
+    BadRequestError,
     BookieError,
     BookieUnreachableError,
     ClientClosedError,
@@ -418,6 +420,7 @@ class BookiePool:
         self._connections: dict[str, BookieConnection] = {}
         self._request_ids = count(1)
         self._is_closed = False
+        self._loop = asyncio.get_running_loop()
         self._spawned: set[asyncio.Task[None]] = set()
         self._on_close: dict[Callable[[], None], None] = {}
         directory.on_arrival(self._on_arrival)
@@ -449,11 +452,14 @@ class BookiePool:
         )
 
     def require_open(self) -> None:
-        """Refuse what would begin after the end.
+        """Refuse what would begin after the end, or in another event loop.
 
         Raises:
             ClientClosedError: the pool was closed.
+            BadRequestError: another event loop runs here.
         """
+        if asyncio.get_running_loop() is not self._loop:
+            raise BadRequestError(ELSEWHERE)
         if self._is_closed:
             raise ClientClosedError("the client is closed")
 

@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Mapping
 
+from bookie.client.calls import ELSEWHERE
 from bookie.client.ledger_client import LedgerClient, LedgerShape
 from bookie.client.writer import WriterHandle
 from bookie.cluster.logs import DEFAULT_NAMESPACE, LogManager, LogName, LogPartition
@@ -14,6 +15,7 @@ from bookie.cluster.namespaces import NamespaceManager
 from bookie.coordination.participant import Participant
 from bookie.env import Clock, SystemClock
 from bookie.errors import (
+    BadRequestError,
     BookieError,
     ClientClosedError,
     KeyExistsError,
@@ -55,9 +57,22 @@ class LogClient:
         self.namespaces = NamespaceManager(configuration or store)
         self.identity = f"{socket.gethostname()}:{os.getpid()}"
         """What others are told about the owner of a partition or a cursor."""
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._leaving = asyncio.Event()
         self._participant: asyncio.Future[Participant] | None = None
         self._taking_part: asyncio.Task[None] | None = None
+
+    def require_here(self) -> None:
+        """Refuse calls of other event loops than that of the first call.
+
+        Raises:
+            BadRequestError: another loop runs here; nothing was done.
+        """
+        here = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = here
+        if self._loop is not here:
+            raise BadRequestError(ELSEWHERE)
 
     async def participant(self) -> Participant:
         """This client's part in the coordination of consumers; begun with the first call.
@@ -65,6 +80,7 @@ class LogClient:
         Raises:
             ClientClosedError: the client was closed.
         """
+        self.require_here()
         if self._leaving.is_set():
             raise ClientClosedError("the client was closed")
         if self._participant is None:
@@ -142,6 +158,7 @@ class LogClient:
         Raises:
             NoSuchLogError: there is no such log.
         """
+        self.require_here()
         try:
             return (await self.logs.read(name)).value
         except NoSuchLogError:

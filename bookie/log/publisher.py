@@ -74,6 +74,7 @@ class LogPublisher:
     @checked
     async def last_batch(self, application_id: str) -> int:
         """The last batch that an application published; -1 before any."""
+        self._client.require_here()
         await self._client.store.sync()
         return (await self._client.logs.last_batch(self._name, application_id)).value
 
@@ -97,6 +98,7 @@ class LogPublisher:
                 transaction; the limits are in the table above.
             MetadataError: the metadata store failed.
         """
+        self._client.require_here()
         wanted = _checked(self._name, batch, ranges)
         attempts = Attempts()
         first_look: _Look | None = None
@@ -136,6 +138,7 @@ class LogPublisher:
         Raises:
             MetadataError: the metadata store failed; the record may stay, and does no harm.
         """
+        self._client.require_here()
         await self._client.logs.forget_application(self._name, application_id)
 
     @checked

@@ -180,6 +180,7 @@ class RangeWriter:
             LogClosedError: an append of the range failed or was cancelled. The range is dropped;
                 write its records again.
         """
+        self._client.require_here()
         async with self._beginning:  # behind the appends that wait for a ledger
             current, self._range = self._range, None
         if current is None:
@@ -196,6 +197,7 @@ class RangeWriter:
 
     async def aclose(self) -> None:
         """Close the ledger; what was not cut is dropped. Closing twice is no error."""
+        self._client.require_here()
         self._is_closed = True
         self._range = None
         async with self._beginning:
@@ -214,6 +216,7 @@ class RangeWriter:
 
     async def _current(self) -> _RangeInWork:
         """The range that appends go to. The caller appends at once, so that the order stays."""
+        self._client.require_here()
         # A lock lets its callers in one by one, in their order. Whoever comes while others wait has
         # to wait behind them, also when the range has begun.
         async with self._beginning:

@@ -90,6 +90,7 @@ class LogSurvey:
             LogTruncatedError: `start` was truncated.
             BookieError: what a read raises.
         """
+        self._client.require_here()
         at = self._partition(partition)
         ranges = LogRanges(self._client.logs, at, self.definition.log_id)
         readers = LedgerReaders(self._client.ledgers, self._password)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
@@ -30,7 +31,8 @@ class LogWriter:
     Appends may be made concurrently; within a partition the order of the calls is the order of the
     records. The writer goes on in other ledgers when bookies fail, and when a ledger is large.
 
-    It ends when another process opens the log: its appends then raise LogTakenOverError.
+    It ends when another process opens the log: its appends then raise LogTakenOverError. One that
+    is dropped without `close` owns the log until the client is closed; a ResourceWarning says so.
     """
 
     def __init__(
@@ -42,6 +44,15 @@ class LogWriter:
         self._count = count
         self._numbers = sorted(partitions)
         self._turn = 0
+
+    def __del__(self) -> None:
+        writers: Mapping[int, PartitionWriter] = getattr(self, "_partitions", {})
+        if any(one.is_owner for one in writers.values()):
+            message = (
+                f"the writer of the log {self._name} was dropped without close; it owns the log "
+                "until its client is closed"
+            )
+            warnings.warn(message, ResourceWarning, stacklevel=1)
 
     def __repr__(self) -> str:
         states = ", ".join(map(repr, self._partitions.values()))
@@ -199,6 +210,10 @@ class LogWriter:
     def _one(self, partition: int | None) -> PartitionWriter:
         if partition is None and len(self._numbers) == 1:
             return self._partitions[self._numbers[0]]
+        if partition is None:
+            raise BadRequestError(
+                f"the log {self._name} is open for partitions {self._numbers}; name one of them"
+            )
         found = self._partitions.get(partition) if type(partition) is int else None
         if found is None:
             raise BadRequestError(

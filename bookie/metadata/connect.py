@@ -32,14 +32,17 @@ def open_store(
     *,
     session_timeout_seconds: float = SESSION_TIMEOUT_SECONDS,
     security: MetadataSecurity | None = None,
+    create: bool = True,
 ) -> AbstractAsyncContextManager[MetadataStore]:
     """The store that `uri` names; its session begins when the context is entered.
 
     `session_timeout_seconds` lies in 0.1 … 3600. Nothing is opened by this call itself. `security`
-    is for ``zk://`` and ``etcd://``; the others need none.
+    is for ``zk://`` and ``etcd://``; the others need none. Without `create`, a directory that holds
+    no store is refused; the other kinds need no creation.
 
     Raises:
         ConfigurationError: the URI or the timeout is wrong, or this build lacks the backend.
+        NoSuchKeyError: (on entering) the directory holds no store, and none is to be made.
         FormatError: (on entering) the directory holds something else, or a newer format.
         MetadataUnavailableError: (on entering) the store does not answer.
     """
@@ -64,7 +67,9 @@ def open_store(
         from bookie.metadata.local.backend import LocalStore
 
         return LocalStore(
-            Path(unquote(parts.path)), session_timeout_seconds=session_timeout_seconds
+            Path(unquote(parts.path)),
+            session_timeout_seconds=session_timeout_seconds,
+            create=create,
         )
     servers = parse_servers(uri, parts)
     module, name = _SERVERS[parts.scheme]

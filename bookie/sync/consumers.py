@@ -199,21 +199,21 @@ class SyncGroupMember(_Consuming[GroupRecord]):
     async def _commit_given(self) -> None:
         last = self._given.last
         if last is not None:
-            self._uncommitted[last.partition] = last
+            self._uncommitted[last.log_partition] = last
         failed: BookieError | None = None
         for record in list(self._uncommitted.values()):
             try:
                 await self._handle.commit(record)
             except CursorLostError as error:
                 failed = error
-            del self._uncommitted[record.partition]
+            del self._uncommitted[record.log_partition]
         if failed is not None:
             raise failed
 
     def _fetch(self) -> Sequence[GroupRecord]:
         last = self._given.last
         if last is not None:
-            self._uncommitted[last.partition] = last
+            self._uncommitted[last.log_partition] = last
         return super()._fetch()
 
     async def _next_record(self) -> GroupRecord:

@@ -60,9 +60,13 @@ class LocalStore(MetadataStore):
 
     backend = "the metadata store in a directory"
 
-    def __init__(self, directory: Path, *, session_timeout_seconds: float = 30.0) -> None:
+    def __init__(
+        self, directory: Path, *, session_timeout_seconds: float = 30.0, create: bool = True
+    ) -> None:
+        """Without `create`, a directory that holds no store is refused when it is entered."""
         self.session_timeout_seconds = session_timeout_seconds
         self._directory = directory
+        self._create = create
         self._environment: LocalEnvironment | None = None
         self._tasks = asyncio.TaskGroup()
         self._keeper: asyncio.Task[None] | None = None
@@ -79,7 +83,7 @@ class LocalStore(MetadataStore):
     # ---- the session's life
 
     async def __aenter__(self) -> Self:
-        environment = acquire(self._directory)
+        environment = acquire(self._directory, create=self._create)
         try:
             file = await self._begin_session(environment)
         except BaseException:
