@@ -195,6 +195,17 @@ async def test_records_of_wrong_parts_say_which_part(bk: BookKeeper) -> None:
     assert (record.key, record.headers) == (b"k", {"h": b"1"})
 
 
+async def test_a_question_about_several_partitions_says_to_name_one(bk: BookKeeper) -> None:
+    """The one that was not named is not spoken of as `None`."""
+    await bk.create_log("orders", partitions=2, policy=ONE_COPY)
+    async with bk.open_log("orders") as log:
+        for ask in (log.epoch, log.next_offset):
+            with pytest.raises(BadRequestError) as told:
+                ask()
+            sentence = "the log orders is open for partitions [0, 1]; name one of them"
+            assert str(told.value) == sentence
+
+
 async def test_a_range_whose_first_record_was_refused_can_be_cut(bk: BookKeeper) -> None:
     """It is empty; `cut` waited for ever."""
     await bk.create_log("sales", transactional=True, policy=ONE_COPY)
@@ -216,6 +227,23 @@ async def test_names_that_are_one_string_are_refused(bk: BookKeeper) -> None:
         assert consumer.committed == 0
     with pytest.raises(BadRequestError, match="ranges"):
         await bk.publisher("orders").publish("app", 0, [None])  # type: ignore[list-item]
+
+
+async def test_what_can_be_created_can_be_closed(bk: BookKeeper) -> None:
+    """Custom metadata that leaves no room for the ledger's end is refused before it is created."""
+    size, refused = 512 * 1024, 0
+    shape: Any = {"ensemble_size": 1, "write_quorum_size": 1, "ack_quorum_size": 1}
+    while True:
+        try:
+            writer = await bk.create_ledger(custom_metadata={"k": bytes(size)}, **shape)
+        except BadRequestError:
+            refused += 1
+            size -= 1
+        else:
+            break
+    assert refused > 0
+    await writer.append_many([b"x" * 1000] * 200)
+    assert (await writer.close()).last_entry_id == 199
 
 
 async def test_a_log_is_opened_where_the_client_is(cluster: RealCluster) -> None:
