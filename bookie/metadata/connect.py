@@ -58,6 +58,8 @@ def open_store(
             f"the session timeout of {session_timeout_seconds} seconds is outside "
             f"{_SESSION_TIMEOUT_SECONDS_MIN} … {_SESSION_TIMEOUT_SECONDS_MAX}"
         )
+    if not isinstance(create, bool):
+        raise ConfigurationError(f"create must be True or False, not {create!r}")
     if security is not None:
         _require_security(security)
     if parts.scheme == "memory":
