@@ -231,7 +231,8 @@ def _stand_in_for_closed() -> None:
             if opened != descriptor:
                 os.dup2(opened, descriptor)
                 os.close(opened)
-            setattr(sys, name, open(descriptor, mode, closefd=False))  # noqa: SIM115
+            stand_in = open(descriptor, mode, closefd=False)  # noqa: SIM115  (as long as we live)
+            setattr(sys, name, stand_in)
 
 
 def _interrupt(*_signal: object) -> None:
