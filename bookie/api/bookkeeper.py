@@ -21,6 +21,7 @@ from bookie.client.writer import WriterHandle
 from bookie.cluster.groups import list_groups
 from bookie.cluster.logs import LogName, LogPartition
 from bookie.env import Moment, moment_ms
+from bookie.env.checked import checked
 from bookie.errors import (
     BadRequestError,
 )
@@ -59,6 +60,7 @@ class BookKeeper(ClusterConnection):
     """
 
     @creating
+    @checked
     async def create_ledger(
         self,
         *,
@@ -107,9 +109,10 @@ class BookKeeper(ClusterConnection):
             deferred_sync=deferred_sync,
             allow_degraded=allow_degraded,
         )
-        return await self._connected.create(shape, custom_metadata, ledger_id)
+        return await self._ledgers_here.create(shape, custom_metadata, ledger_id)
 
     @creating
+    @checked
     async def claim_ledger(self, ledger_id: int, *, password: bytes = b"") -> WriterHandle:
         """Become the writer of a ledger that another client created without writing it.
 
@@ -125,8 +128,9 @@ class BookKeeper(ClusterConnection):
             LedgerClosedError: it has, or had, its one writer.
             MetadataError: the metadata store failed; unknown whether it was claimed.
         """
-        return await self._connected.claim(ledger_id, password)
+        return await self._ledgers_here.claim(ledger_id, password)
 
+    @checked
     async def open_ledger(
         self, ledger_id: int, *, password: bytes = b"", recover: bool = False
     ) -> ReaderHandle:
@@ -143,8 +147,9 @@ class BookKeeper(ClusterConnection):
             LedgerRecoveryError: likewise, while recovering; it may be tried again.
             MetadataError: the metadata store failed.
         """
-        return await self._connected.open(ledger_id, password, recover=recover)
+        return await self._ledgers_here.open(ledger_id, password, recover=recover)
 
+    @checked
     async def delete_ledger(self, ledger_id: int) -> None:
         """Delete a ledger: it can never be opened again, and bookies give its space back later.
 
@@ -157,17 +162,19 @@ class BookKeeper(ClusterConnection):
             NoSuchLedgerError: it does not exist.
             MetadataError: the metadata store failed; unknown whether it was deleted.
         """
-        await self._connected.ledgers.delete(ledger_id)
+        await self._ledgers_here.ledgers.delete(ledger_id)
 
+    @checked
     async def list_ledgers(self, *, after: int = -1) -> AsyncIterator[int]:
         """The ids above `after` of all ledgers, ascending; complete, or it raises.
 
         Raises:
             MetadataError: the metadata store failed.
         """
-        async for ledger_id in self._connected.ledgers.list_ids(after):
+        async for ledger_id in self._ledgers_here.ledgers.list_ids(after):
             yield ledger_id
 
+    @checked
     async def ledger_metadata(self, ledger_id: int) -> LedgerMetadata:
         """The metadata of a ledger as of now.
 
@@ -175,8 +182,9 @@ class BookKeeper(ClusterConnection):
             NoSuchLedgerError: it does not exist.
             MetadataError: the metadata store failed.
         """
-        return (await self._connected.ledgers.read(ledger_id)).value
+        return (await self._ledgers_here.ledgers.read(ledger_id)).value
 
+    @checked
     async def explain_ledger(self, ledger_id: int) -> LedgerExplanation:
         """What a recovery of the ledger would decide now. Nothing is fenced or written.
 
@@ -186,12 +194,13 @@ class BookKeeper(ClusterConnection):
             NoSuchLedgerError: it does not exist.
             MetadataError: the metadata store failed.
         """
-        entered = self._connected
+        entered = self._ledgers_here
         found = await entered.ledgers.read_latest(ledger_id)
         return await explain_ledger(found, entered.pool, entered.ensembles)
 
     # -- logs --------------------------------------------------------------------------------------
 
+    @checked
     async def create_log(
         self,
         name: str,
@@ -214,11 +223,12 @@ class BookKeeper(ClusterConnection):
             BadRequestError: a name or a number is wrong.
         """
         mode = LogMode.TRANSACTIONAL if transactional else LogMode.WRITER
-        await self._logs.create(
+        await self._logs_here.create(
             LogName.parse(name), mode=mode, partitions=partitions, policy=policy
         )
 
     @creating
+    @checked
     async def open_log(
         self,
         name: str,
@@ -253,9 +263,14 @@ class BookKeeper(ClusterConnection):
         """
         options = WriterOptions(password, owner, patience_seconds)
         return await open_writer(
-            self._logs, LogName.parse(name), partition=partition, options=options, create=create
+            self._logs_here,
+            LogName.parse(name),
+            partition=partition,
+            options=options,
+            create=create,
         )
 
+    @checked
     async def log_reader(
         self,
         name: str,
@@ -293,7 +308,7 @@ class BookKeeper(ClusterConnection):
             MetadataError: the metadata store failed.
         """
         return await open_reader(
-            self._logs,
+            self._logs_here,
             LogName.parse(name),
             partition,
             start=start,
@@ -304,6 +319,7 @@ class BookKeeper(ClusterConnection):
             on_truncated=on_truncated,
         )
 
+    @checked
     async def read_log(
         self,
         name: str,
@@ -339,6 +355,7 @@ class BookKeeper(ClusterConnection):
             async for record in records:
                 yield record
 
+    @checked
     def consume(
         self,
         name: str,
@@ -386,6 +403,7 @@ class BookKeeper(ClusterConnection):
             auto_commit=auto_commit,
         )
 
+    @checked
     def join_group(
         self,
         group: str,
@@ -435,10 +453,12 @@ class BookKeeper(ClusterConnection):
             on_change=on_change,
         )
 
+    @checked
     def cursors(self, name: str, *, password: bytes = b"") -> Cursors:
         """The cursors of a log: create, reset, delete them, see their lag."""
         return Cursors(self._logs, LogName.parse(name), LogReading(self._logs, password))
 
+    @checked
     async def group_status(self, group: str, *, password: bytes = b"") -> GroupStatus:
         """What a group does now: its members, their partitions, and what they have not consumed.
 
@@ -446,23 +466,26 @@ class BookKeeper(ClusterConnection):
             NoSuchKeyError: there never was such a group.
             UnavailableError: the bookies did not tell where a partition ends.
         """
-        return await group_status(self._logs, group, LogReading(self._logs, password))
+        return await group_status(self._logs_here, group, LogReading(self._logs_here, password))
 
     async def list_groups(self) -> Sequence[str]:
         """The names of all groups that ever had a member."""
-        return await list_groups(self._logs.store)
+        return await list_groups(self._logs_here.store)
 
+    @checked
     async def list_logs(self, namespace: str | None = None) -> AsyncIterator[str]:
         """The names of all logs, or of those of a namespace."""
-        async for name in self._logs.logs.list_logs(namespace):
+        async for name in self._logs_here.logs.list_logs(namespace):
             yield str(name)
 
     # -- transactional logs ------------------------------------------------------------------------
 
+    @checked
     def publisher(self, name: str) -> LogPublisher:
         """Publishes batches of ranges to a transactional log, each once."""
         return LogPublisher(self._logs, LogName.parse(name))
 
+    @checked
     async def open_range_writer(
         self, name: str, application: str, *, partition: int = 0, password: bytes = b""
     ) -> RangeWriter:
@@ -481,7 +504,7 @@ class BookKeeper(ClusterConnection):
             BadRequestError: the log is not transactional, or has no such partition.
         """
         place = LogPartition(LogName.parse(name), partition)
-        return await RangeWriter.open(self._logs, place, application, password=password)
+        return await RangeWriter.open(self._logs_here, place, application, password=password)
 
     # -- keeping house -----------------------------------------------------------------------------
 
@@ -489,6 +512,7 @@ class BookKeeper(ClusterConnection):
         """Listings of all that the cluster has, audits and repairs of copies."""
         return Maintenance(self._logs)
 
+    @checked
     async def log_status(self, name: str, *, password: bytes = b"") -> LogStatus:
         """What a log is, and how far each of its partitions goes, as of now.
 
@@ -496,16 +520,18 @@ class BookKeeper(ClusterConnection):
             NoSuchLogError: there is no such log.
             NotEnoughBookiesError: too few bookies answered to tell where a partition ends.
         """
-        return await log_status(self._logs, LogName.parse(name), password)
+        return await log_status(self._logs_here, LogName.parse(name), password)
 
+    @checked
     async def survey_log(self, name: str, *, password: bytes = b"") -> LogSurvey:
         """Where the records of a log are, for those who split the work of reading it.
 
         Raises:
             NoSuchLogError: there is no such log.
         """
-        return await LogSurvey.open(self._logs, LogName.parse(name), password)
+        return await LogSurvey.open(self._logs_here, LogName.parse(name), password)
 
+    @checked
     async def await_records(
         self,
         offsets: Mapping[tuple[str, int], int],
@@ -522,9 +548,10 @@ class BookKeeper(ClusterConnection):
         """
         places = {LogPartition(LogName.parse(log), at): n for (log, at), n in offsets.items()}
         return await await_records(
-            self._logs, places, password=password, timeout_seconds=timeout_seconds
+            self._logs_here, places, password=password, timeout_seconds=timeout_seconds
         )
 
+    @checked
     async def truncate_log(
         self,
         name: str,
@@ -546,8 +573,9 @@ class BookKeeper(ClusterConnection):
         """
         before_ms = None if before_time is None else moment_ms(before_time)
         place = LogPartition(LogName.parse(name), partition)
-        return await truncate(self._logs, place, before=before, before_ms=before_ms)
+        return await truncate(self._logs_here, place, before=before, before_ms=before_ms)
 
+    @checked
     async def delete_log(self, name: str) -> None:
         """Delete a log with all its ledgers and cursors. A call that was cut off may be repeated.
 
@@ -557,8 +585,9 @@ class BookKeeper(ClusterConnection):
             NoSuchLogError: there is no such log.
             MetadataError: the metadata store failed; delete it again to finish.
         """
-        await delete_log(self._logs, LogName.parse(name))
+        await delete_log(self._logs_here, LogName.parse(name))
 
+    @checked
     async def sweep_logs(
         self, *, older_than_seconds: float = OLDER_THAN_SECONDS, dry_run: bool = False
     ) -> LogSweep:
@@ -571,7 +600,9 @@ class BookKeeper(ClusterConnection):
             MetadataError: the logs or the ledgers cannot be listed.
             NotEnoughBookiesError: too few bookies tell the time; nothing was swept.
         """
-        return await sweep_logs(self._logs, older_than_seconds=older_than_seconds, dry_run=dry_run)
+        return await sweep_logs(
+            self._logs_here, older_than_seconds=older_than_seconds, dry_run=dry_run
+        )
 
 
 def _digest_type(named: str | DigestType) -> DigestType:

@@ -9,6 +9,7 @@ from typing import TypedDict, Unpack
 from bookie.api.bookkeeper import BookKeeper
 from bookie.config import RpcSettings, Sources, load_settings
 from bookie.coordination.participant import Participant
+from bookie.errors import ConfigurationError
 from bookie.metadata.connect import SESSION_TIMEOUT_SECONDS, open_store
 from bookie.metadata.security import security_of
 
@@ -51,6 +52,8 @@ def connect(
     Raises:
         ConfigurationError: a setting or the URI is wrong. Entering the client may raise it, too.
     """
+    if not isinstance(rpc, RpcSettings | None):
+        raise ConfigurationError(f"rpc must be an RpcSettings, not {type(rpc).__name__}")
     given = {f"client.{key}": str(value) for key, value in settings.items()}
     sources = Sources.read(None, given)
     loaded = sources.settings()

@@ -18,6 +18,7 @@ from bookie.cluster.ledger_ids import LedgerIdGenerator
 from bookie.cluster.ledgers import LedgerManager
 from bookie.cluster.placement_view import PlacementView
 from bookie.config import RpcSettings, Sources
+from bookie.env.forks import grpc_use
 from bookie.errors import (
     BadRequestError,
     ClientClosedError,
@@ -57,12 +58,14 @@ class ClusterConnection:
     async def __aenter__(self) -> Self:
         if self._entered is not None:
             raise BadRequestError("the client is connected already")
+        grpc_use.begin()
         async with AsyncExitStack() as stack:
             store = await stack.enter_async_context(
                 open_store(
                     self._metadata_uri,
                     session_timeout_seconds=self._session_timeout_seconds,
                     security=self._security,
+                    create=False,
                 )
             )
             configuration = store
@@ -87,7 +90,9 @@ class ClusterConnection:
                 LedgerManager(store),
                 LedgerIdGenerator(store),
             )
-            self._entered = LogClient(ledgers, store, configuration)
+            entered = LogClient(ledgers, store, configuration)
+            entered.require_here()
+            self._entered = entered
             self._resources = stack.pop_all()
         return self
 
@@ -128,6 +133,17 @@ class ClusterConnection:
     @property
     def _connected(self) -> LedgerClient:
         return self._logs.ledgers
+
+    @property
+    def _ledgers_here(self) -> LedgerClient:
+        return self._logs_here.ledgers
+
+    @property
+    def _logs_here(self) -> LogClient:
+        """For what awaits: the same, in the event loop of the client only."""
+        logs = self._logs
+        logs.require_here()
+        return logs
 
     @property
     def _logs(self) -> LogClient:

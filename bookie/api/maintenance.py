@@ -15,6 +15,7 @@ from bookie.client.replica_plan import AuditItem, plan_ledger, quorum_of
 from bookie.client.replica_repair import CopyDamage, RepairOutcome, ReplicaRepair
 from bookie.cluster.logs import LogName, LogPartition
 from bookie.env import gather
+from bookie.env.checked import checked
 from bookie.errors import BadRequestError, NoSuchLogError
 from bookie.formats.ledger_metadata import LedgerMetadata, Versioned, encode
 from bookie.formats.log_cursor import LogCursor
@@ -64,6 +65,7 @@ class Maintenance:
 
     # -- listings ----------------------------------------------------------------------------------
 
+    @checked
     async def ledgers(
         self, on_damaged: Callable[[int], object]
     ) -> AsyncIterator[Versioned[LedgerMetadata]]:
@@ -108,6 +110,7 @@ class Maintenance:
             ).items()
         ]
 
+    @checked
     async def history(self, log: str) -> list[tuple[int, LogRange]]:
         """All ranges of a log that still exist, by partition and in order.
 
@@ -124,20 +127,24 @@ class Maintenance:
             ranges += [(number, one) for one in found.value.ranges]
         return ranges
 
+    @checked
     async def applications(self, log: str) -> Mapping[str, int]:
         """The last batch of each application that published to a log."""
         return await self._client.logs.applications(LogName.parse(log))
 
     # -- compaction --------------------------------------------------------------------------------
 
+    @checked
     async def plan_compaction(self, log: str, limits: CompactionLimits) -> CompactionPlan:
         """What is worth joining in a log; see `bookie.log.compaction`."""
         return await plan_compaction(self._client, LogName.parse(log), limits)
 
+    @checked
     async def copy_group(self, group: CompactionGroup, password: bytes = b"") -> CopiedGroup:
         """Copy ranges into a new ledger; also in another process than the one that planned."""
         return await copy_group(self._client, group, password)
 
+    @checked
     async def publish_compaction(
         self, partition: LogPartition, copies: Sequence[CopiedGroup]
     ) -> PublishedCompaction:
@@ -146,6 +153,7 @@ class Maintenance:
 
     # -- audits and repairs ------------------------------------------------------------------------
 
+    @checked
     async def plan(
         self, item_bytes: int, wanted: Callable[[int], bool], on_damaged: Callable[[int], object]
     ) -> list[AuditItem]:
@@ -157,6 +165,7 @@ class Maintenance:
                 items += plan_ledger(found.value, encode(found.value), item_bytes)
         return items
 
+    @checked
     async def audit(self, items: Iterable[AuditItem]) -> list[ReplicaVerdict]:
         """Read and verify all copies that the items name; see `ReplicaAudit`."""
         return await ReplicaAudit(self._client.ledgers).run(items)
@@ -170,6 +179,7 @@ class Maintenance:
         if not await self._repair().is_enabled():
             raise BadRequestError("repairs are disabled in this cluster; enable them first")
 
+    @checked
     async def repair(self, ledger_id: int, damages: Sequence[CopyDamage]) -> list[RepairOutcome]:
         """Give bookies back what they lack of one ledger; see `ReplicaRepair`."""
         return await self._repair().run(ledger_id, damages)

@@ -205,6 +205,7 @@ def main() -> NoReturn:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # it is ignored below nohup
         signal.signal(signal.SIGHUP, _interrupt)
+    _stand_in_for_closed()
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A name may hold bytes that are no text, and a terminal may lack a letter.
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -216,6 +217,22 @@ def main() -> NoReturn:
         is_gone = isinstance(error, BrokenPipeError) or error.errno == errno.EIO
         status = status or (EXIT_BROKEN_PIPE if is_gone else _end(error))
     sys.exit(status)
+
+
+def _stand_in_for_closed() -> None:
+    """Give a process that was started without standard streams some that fail when they are used.
+
+    Otherwise the next file to be opened, say a store's, would be the standard output.
+    """
+    names = ("stdin", "r", os.O_WRONLY), ("stdout", "w", os.O_RDONLY), ("stderr", "w", os.O_WRONLY)
+    for descriptor, (name, mode, flags) in enumerate(names):
+        if getattr(sys, name) is None:
+            opened = os.open(os.devnull, flags)  # of an output or input that nobody can use
+            if opened != descriptor:
+                os.dup2(opened, descriptor)
+                os.close(opened)
+            stand_in = open(descriptor, mode, closefd=False)  # noqa: SIM115  (as long as we live)
+            setattr(sys, name, stand_in)
 
 
 def _interrupt(*_signal: object) -> None:
@@ -252,6 +269,8 @@ def _fail_usage(error: typer.TyperException) -> int:
 
 def _describe_os_error(error: OSError) -> str:
     reason = error.strerror or str(error)
+    if error.errno == errno.EBADF and not error.filename:
+        return "standard input or output is closed; open it, or send it to /dev/null"
     return f"{error.filename}: {reason}" if error.filename else reason
 
 

@@ -34,7 +34,7 @@ def init(metadata: Metadata, layout: Layout = None, output: Output = OutputForma
     """Make a new cluster in an empty metadata store and print its instance id."""
     from bookie.cluster.instance import initialize_cluster
 
-    instance_id = on_store(metadata, lambda store: initialize_cluster(store, layout))
+    instance_id = on_store(metadata, lambda store: initialize_cluster(store, layout), create=True)
     print_record({"instance_id": instance_id}, output)
 
 

@@ -13,7 +13,9 @@ from typing import BinaryIO
 
 from bookie.api import WriterHandle, connect
 from bookie.cli.progress import progress_bar
+from bookie.errors import BadRequestError
 from bookie.formats.entry import Entry
+from bookie.ids import ENTRY_SIZE_BYTES_MAX
 
 GROUP_BYTES = 1024 * 1024
 """About one request: what is read from the file, and appended, at a time."""
@@ -31,22 +33,46 @@ class Cutter:
 
     def __init__(self, chunk_bytes: int) -> None:
         self._chunk_bytes = chunk_bytes
-        self._rest = b""
+        self._rest: list[bytes] = []
+        """The parts of the entry that is not complete yet."""
+        self._rest_bytes = 0
+        self._entries = 0
 
     def cut(self, data: bytes) -> list[bytes]:
-        """The entries that are complete with `data`."""
-        data = self._rest + data
+        """The entries that are complete with `data`.
+
+        Raises:
+            BadRequestError: a line is longer than any entry.
+        """
         size = self._chunk_bytes
         if size:
+            data = b"".join([*self._rest, data])
             whole = len(data) - len(data) % size
-            self._rest = data[whole:]
+            self._keep([data[whole:]])
             return [data[at : at + size] for at in range(0, whole, size)]
-        *lines, self._rest = data.split(b"\n")
+        first, *others = data.split(b"\n")
+        if not others:
+            self._keep([*self._rest, first])
+            return []
+        *lines, rest = others
+        lines.insert(0, b"".join([*self._rest, first]))
+        self._entries += len(lines)
+        self._keep([rest])
         return lines
 
     def end(self) -> list[bytes]:
         """What is left at the end of the stream: a shorter piece, or a line without its end."""
-        return [self._rest] if self._rest else []
+        return [b"".join(self._rest)] if self._rest_bytes else []
+
+    def _keep(self, rest: list[bytes]) -> None:
+        """Keep the beginning of an entry; of one that is too large, no more is read."""
+        self._rest_bytes = self._rest_bytes + len(rest[-1]) if len(rest) > 1 else len(rest[0])
+        self._rest = rest
+        if not self._chunk_bytes and self._rest_bytes > ENTRY_SIZE_BYTES_MAX:
+            raise BadRequestError(
+                f"line {self._entries + 1} is longer than the {ENTRY_SIZE_BYTES_MAX} bytes of the "
+                "largest entry"
+            )
 
 
 async def entries_in(source: BinaryIO, chunk_bytes: int) -> AsyncGenerator[list[bytes], None]:

@@ -278,6 +278,7 @@ def import_(
         copied = on_store(
             metadata,
             lambda store: import_records(store, records, overwrite=overwrite, count=advance),
+            create=True,
         )
     print_record({"written": copied.written, "equal": copied.equal}, output)
 
@@ -328,7 +329,10 @@ async def _migrate(
 ) -> dict[str, int | str]:
     from bookie.metadata.export import migrate
 
-    async with open_metadata(source) as left, open_metadata(target, config) as right:
+    async with (
+        open_metadata(source) as left,
+        open_metadata(target, config, create=True) as right,
+    ):
         with progress_bar("migrating", total=None, unit="records") as advance:
             copied = await migrate(
                 left, right, live=live, overwrite=overwrite, drop_acl=drop_acl, count=advance

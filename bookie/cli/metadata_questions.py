@@ -72,7 +72,7 @@ async def of_deleting_all(uri: str, key: str) -> str:
 async def of_importing(uri: str, records: list[tuple[str, bytes]]) -> str | None:
     """Of records that get another value from a file."""
     replaced = []
-    async with open_metadata(uri) as store:
+    async with open_metadata(uri, create=True) as store:
         for key, value in records:
             there = await store.get(key)
             if there is not None and there.value != value:
@@ -82,7 +82,10 @@ async def of_importing(uri: str, records: list[tuple[str, bytes]]) -> str | None
 
 async def of_migrating(source: str, target: str, target_config: Path | None) -> str | None:
     """Of records of the target that get another value from the source."""
-    async with open_metadata(source) as left, open_metadata(target, target_config) as right:
+    async with (
+        open_metadata(source) as left,
+        open_metadata(target, target_config, create=True) as right,
+    ):
         replaced = [
             found.key
             async for found in differences(left, right)

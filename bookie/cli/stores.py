@@ -16,11 +16,12 @@ T = TypeVar("T")
 
 
 def open_metadata(
-    uri: str, config: Path | None = None
+    uri: str, config: Path | None = None, *, create: bool = False
 ) -> AbstractAsyncContextManager[MetadataStore]:
     """The store; TLS and credentials come from the section ``[metadata]`` of the settings.
 
     `config` is a file of settings; None takes the one that BOOKIE_CONFIG names, if it names one.
+    Only with `create`, a directory that holds no store gets one.
 
     Raises:
         ConfigurationError: the URI is wrong, or the settings are.
@@ -29,7 +30,7 @@ def open_metadata(
     from bookie.metadata.uri import split_uri
 
     if split_uri(uri).scheme in ("memory", "local"):
-        return open_store(uri)
+        return open_store(uri, create=create)
     # Loading settings takes longer than what most commands do on a local store.
     from bookie.config import load_settings
     from bookie.metadata.security import security_of
@@ -37,14 +38,14 @@ def open_metadata(
     return open_store(uri, security=security_of(load_settings(config).metadata))
 
 
-def on_store(uri: str, work: Callable[[MetadataStore], Awaitable[T]]) -> T:
+def on_store(uri: str, work: Callable[[MetadataStore], Awaitable[T]], *, create: bool = False) -> T:
     """Open a store as `open_metadata` does, await `work` with it and return its result.
 
     It runs in an event loop of its own. The store is closed when it returns.
     """
 
     async def run() -> T:
-        async with open_metadata(uri) as store:
+        async with open_metadata(uri, create=create) as store:
             return await work(store)
 
     return asyncio.run(run())
@@ -63,7 +64,11 @@ def on_cluster(uri: str, work: Callable[[BookKeeper], Awaitable[T]]) -> T:
 
 
 def on_configuration(uri: str, work: Callable[[MetadataStore], Awaitable[T]]) -> T:
-    """`on_store` with the store of namespaces: ``metadata.configuration_uri``, else `uri`."""
+    """`on_store` with the store of namespaces: ``metadata.configuration_uri``, else `uri`.
+
+    The first namespace makes the former; nothing else does.
+    """
     from bookie.config import load_settings
 
-    return on_store(load_settings().metadata.configuration_uri or uri, work)
+    own = load_settings().metadata.configuration_uri
+    return on_store(own or uri, work, create=bool(own))

@@ -46,6 +46,6 @@ def checked_entry_id(value: object, name: str) -> int:
     Raises:
         BadRequestError: it is no entry id.
     """
-    if isinstance(value, int) and -1 <= value <= MAX_ID:
+    if isinstance(value, int) and not isinstance(value, bool) and -1 <= value <= MAX_ID:
         return value
     raise BadRequestError(f"{name} must be an entry id, not {value!r}")

@@ -30,6 +30,11 @@ T = TypeVar("T")
 
 MetadataEvent = MetadataRead | MetadataWritten | MetadataConflict | MetadataFailed
 
+ELSEWHERE = (
+    "the client belongs to another event loop; call it there, as "
+    "asyncio.run_coroutine_threadsafe does"
+)
+"""What a call in another event loop than the client's is told."""
 
 PART_SECONDS = 0.5
 """One look at the clock adds at most this to a timer."""

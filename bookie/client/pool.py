@@ -22,9 +22,11 @@ from contextlib import suppress
 from itertools import count
 from typing import Generic, Protocol, TypeVar
 
+from bookie.client.calls import ELSEWHERE
 from bookie.cluster.directory import BookieDirectory
 from bookie.config import ClientSettings, RpcSettings
 from bookie.errors import (
+    BadRequestError,
     BookieError,
     BookieUnreachableError,
     ClientClosedError,
@@ -422,6 +424,7 @@ class BookiePool:
         self._connections: dict[str, BookieConnection] = {}
         self._request_ids = count(1)
         self._is_closed = False
+        self._loop = asyncio.get_running_loop()
         self._spawned: set[asyncio.Task[None]] = set()
         self._on_close: dict[Callable[[], None], None] = {}
         self._lingering: list[asyncio.Event] = []
@@ -454,11 +457,14 @@ class BookiePool:
         )
 
     def require_open(self) -> None:
-        """Refuse what would begin after the end.
+        """Refuse what would begin after the end, or in another event loop.
 
         Raises:
             ClientClosedError: the pool was closed.
+            BadRequestError: another event loop runs here.
         """
+        if asyncio.get_running_loop() is not self._loop:
+            raise BadRequestError(ELSEWHERE)
         if self._is_closed:
             raise ClientClosedError("the client is closed")
 

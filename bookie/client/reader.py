@@ -235,6 +235,7 @@ class ReaderHandle:
             NoSuchLedgerError: the ledger was deleted.
             NoSuchEntryError, UnavailableError, CorruptionError: as `read`.
         """
+        checked_entry_id(last_entry_id, "the last entry id")
         _check_range(first_entry_id, last_entry_id)
         self._pool.require_open()
         if first_entry_id == last_entry_id and (alone := await self._read_one(first_entry_id)):

@@ -7,11 +7,13 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from bookie.env.checked import checked
 from bookie.errors import BadRequestError, BookieError
 
 T = TypeVar("T")
 
 
+@checked
 async def retry(
     call: Callable[[], Awaitable[T]],
     *,

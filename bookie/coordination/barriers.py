@@ -23,6 +23,7 @@ from typing import Self
 
 from bookie.coordination.membership import Member
 from bookie.coordination.participant import Participant
+from bookie.env.checked import checked
 from bookie.errors import BadVersionError, NoSuchKeyError, OperationTimeoutError
 from bookie.metadata.model import Change, ChangeKind, Resync, check_key
 
@@ -38,6 +39,7 @@ class DoubleBarrier:
         timeout_seconds: for each of the two waits; None waits for ever.
     """
 
+    @checked
     def __init__(
         self,
         participant: Participant,

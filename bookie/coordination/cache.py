@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from bookie.coordination.participant import Participant
+from bookie.env.checked import checked
 from bookie.errors import (
     BadRequestError,
     BadVersionError,
@@ -171,7 +172,7 @@ class MetadataCache(Generic[T]):
 
     def get_if_cached(self, key: str) -> T | None:
         """The value if it is cached, else None."""
-        found = self._entries.get(key)
+        found = self._entries.get(self._check(key))
         return None if found is None else found.value
 
     async def exists(self, key: str) -> bool:
@@ -184,6 +185,7 @@ class MetadataCache(Generic[T]):
 
     # ---- writing
 
+    @checked
     async def create(self, key: str, value: T, *, ephemeral: bool = False) -> Stat:
         """Create a record.
 
@@ -192,6 +194,7 @@ class MetadataCache(Generic[T]):
         """
         return await self._write(key, value, NOT_EXISTS, ephemeral=ephemeral)
 
+    @checked
     async def put(self, key: str, value: T, *, ephemeral: bool = False) -> Stat:
         """Create or replace a record; an ephemeral one becomes that of the store's session.
 
@@ -213,6 +216,7 @@ class MetadataCache(Generic[T]):
 
         return await self._until_first(key, attempt)
 
+    @checked
     async def delete(self, key: str) -> None:
         """Delete a record.
 
@@ -226,6 +230,7 @@ class MetadataCache(Generic[T]):
             self._supersede(key, None)
             self.invalidate(key)
 
+    @checked
     async def read_modify_update(self, key: str, modify: Callable[[T], T]) -> T:
         """Replace the value by what `modify` makes of a copy of it, as often as it takes.
 
@@ -241,6 +246,7 @@ class MetadataCache(Generic[T]):
 
         return await self._read_modify_update(key, modify, refuse)
 
+    @checked
     async def read_modify_update_or_create(self, key: str, modify: Callable[[T | None], T]) -> T:
         """As `read_modify_update`. Without a record, `modify` gets None."""
         return await self._read_modify_update(key, modify, lambda: modify(None))
@@ -265,6 +271,7 @@ class MetadataCache(Generic[T]):
 
     def invalidate(self, key: str) -> None:
         """Drop the value of `key`, also that of a load under way."""
+        self._check(key)
         self._entries.pop(key, None)
         self._loads.pop(key, None)
 
@@ -275,6 +282,7 @@ class MetadataCache(Generic[T]):
         self._entries.clear()
         self._loads.clear()
 
+    @checked
     async def refresh(self, key: str) -> None:
         """Load the value of `key` again if it is cached."""
         if key in self._entries:
@@ -355,6 +363,8 @@ class MetadataCache(Generic[T]):
     # ---- the store
 
     def _check(self, key: str) -> str:
+        if not isinstance(key, str):
+            raise BadRequestError(f"a key must be a string, not {type(key).__name__}")
         if not is_under(self._prefix, key):
             raise BadRequestError(f"{key} is not below {self._prefix}, which is cached here")
         return key

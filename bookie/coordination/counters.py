@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 
 from bookie.coordination.participant import Participant
+from bookie.env.checked import checked
 from bookie.errors import BadRequestError, BadVersionError, FormatError, MetadataUnavailableError
 from bookie.metadata.model import NOT_EXISTS, check_key
 
@@ -30,6 +31,7 @@ class Counter:
             skipped.
     """
 
+    @checked
     def __init__(self, participant: Participant, path: str, *, block: int = 1) -> None:
         self._participant = participant
         self._path = check_key(path)
@@ -45,6 +47,7 @@ class Counter:
             number, self._left = self._left[0], self._left[1:]
             return number
 
+    @checked
     async def reserve(self, count: int) -> range:
         """`count` numbers in a row, greater than all numbers given before.
 

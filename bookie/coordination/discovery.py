@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bookie.coordination.membership import Group, GroupView, Member
 from bookie.coordination.participant import Participant
+from bookie.env.checked import checked
 from bookie.errors import FormatError
 from bookie.formats.service_instance import (
     ServiceInstance,
@@ -23,10 +24,12 @@ _log = event_log(__name__)
 class Discovery:
     """The services below `path`."""
 
+    @checked
     def __init__(self, participant: Participant, path: str = "/services") -> None:
         self._participant = participant
         self._path = check_key(path)
 
+    @checked
     def announce(self, service: str, instance_id: str, instance: ServiceInstance) -> Member:
         """Announce an instance for as long as the context is open; see `Member`.
 
@@ -40,10 +43,12 @@ class Discovery:
         """The names of the services that have instances, sorted."""
         return await self._participant.store.get_children(self._path)
 
+    @checked
     async def lookup(self, service: str) -> dict[str, ServiceInstance]:
         """The instances of a service by their ids, by a listing of the store."""
         return _decoded(await Group(self._participant, f"{self._path}/{service}").members())
 
+    @checked
     def view(self, service: str) -> ServiceView:
         """A watched view of the instances of a service."""
         return ServiceView(self._participant, f"{self._path}/{service}")

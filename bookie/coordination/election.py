@@ -29,6 +29,7 @@ from bookie.coordination.lock import Lock, LockState
 from bookie.coordination.locks import Holder, LockManager
 from bookie.coordination.participant import Participant
 from bookie.coordination.wait_queue import WaitQueue
+from bookie.env.checked import checked
 from bookie.errors import (
     BadVersionError,
     BookieError,
@@ -62,6 +63,7 @@ class Election:
         on_change: called with each new state, in order; it must not raise.
     """
 
+    @checked
     def __init__(
         self,
         participant: Participant,
@@ -110,6 +112,7 @@ class Election:
             raise LockLostError(f"not the leader of {self._queue.path}")
         return self._lock
 
+    @checked
     async def elect(self, value: bytes = b"", *, take_over: bool = False) -> LeaderState:
         """Take part in the election until `close`; returns the resulting state.
 
@@ -134,6 +137,7 @@ class Election:
         """Return after the next change of state."""
         await self._changed.wait()
 
+    @checked
     async def wait_for(self, state: LeaderState) -> None:
         """Return as soon as the state is `state`."""
         while self._state is not state:

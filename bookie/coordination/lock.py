@@ -30,6 +30,7 @@ from typing import Self
 
 from bookie.coordination.participant import Participant
 from bookie.coordination.wait_queue import ClaimLostError, Ticket, WaitQueue, is_gone, with_stat
+from bookie.env.checked import checked
 from bookie.errors import (
     BadVersionError,
     BookieError,
@@ -123,6 +124,7 @@ class Lock:
         """
         return Check(self._current().key, self._current().version)
 
+    @checked
     async def update(self, content: bytes) -> None:
         """Replace the content; the token stays, unless the claim had been deleted.
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from bookie.coordination.lock import Lock, LockState
 from bookie.coordination.participant import Participant
 from bookie.coordination.wait_queue import Contender, WaitQueue
+from bookie.env.checked import checked
 from bookie.errors import BadVersionError, LockBusyError, NoSuchKeyError, OperationTimeoutError
 from bookie.formats.claim import Claim, ClaimMode
 
@@ -33,11 +34,13 @@ class LockManager:
         owner: the name of the holder that others read.
     """
 
+    @checked
     def __init__(self, participant: Participant, *, owner: str = "") -> None:
         self._participant = participant
         self._owner = owner
         self._locks: list[Lock] = []
 
+    @checked
     async def try_acquire(
         self,
         path: str,
@@ -74,6 +77,7 @@ class LockManager:
             raise
         return self._keep(lock)
 
+    @checked
     async def acquire(
         self,
         path: str,
@@ -103,6 +107,7 @@ class LockManager:
             raise
         return self._keep(lock)
 
+    @checked
     async def read(self, path: str) -> Holder | None:
         """The holder of the lock, or None; of a shared lock, the first of its holders."""
         first = await WaitQueue(self._participant, path).first()
@@ -114,6 +119,7 @@ class LockManager:
             else Holder(first.claim.owner, first.claim.content)
         )
 
+    @checked
     async def list(self, path: str) -> list[str]:
         """The names of the locks one level below `path` that are held or waited for."""
         return await self._participant.store.get_children(path)

@@ -18,6 +18,7 @@ from typing import Self
 from bookie.coordination.participant import Participant
 from bookie.coordination.takeover import take_over
 from bookie.coordination.wait_queue import is_gone, read_claim
+from bookie.env.checked import checked
 from bookie.errors import (
     BadVersionError,
     BookieError,
@@ -207,10 +208,12 @@ class Member:
 class Group:
     """The group of members below `path`."""
 
+    @checked
     def __init__(self, participant: Participant, path: str) -> None:
         self._participant = participant
         self._path = check_key(path)
 
+    @checked
     def join(self, name: str, value: bytes = b"") -> Member:
         """Belong to the group as `name` for as long as the context is open; see `Member`."""
         return Member(self._participant, f"{self._path}/{name}", value)

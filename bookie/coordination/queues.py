@@ -28,6 +28,7 @@ from typing import Self
 
 from bookie.coordination.locks import LockManager
 from bookie.coordination.participant import Participant
+from bookie.env.checked import checked
 from bookie.errors import (
     BadVersionError,
     LockLostError,
@@ -141,12 +142,14 @@ class Taken:
 class Queue:
     """The queue `path`."""
 
+    @checked
     def __init__(self, participant: Participant, path: str) -> None:
         self._participant = participant
         self._store = participant.store
         self._path = check_key(path)
         self._locks = LockManager(participant)
 
+    @checked
     async def put(self, value: bytes) -> None:
         """Put an item, exactly once.
 
@@ -208,6 +211,7 @@ class Queue:
         """How many items are not done."""
         return len(await self._store.get_children(f"{self._path}/items"))
 
+    @checked
     async def take(self, *, timeout_seconds: float | None = None) -> Taken:
         """The oldest free item, waiting for one up to the timeout; None waits for ever.
 

@@ -11,12 +11,14 @@ from __future__ import annotations
 from bookie.coordination.lock import Lock
 from bookie.coordination.locks import LockManager
 from bookie.coordination.participant import Participant
+from bookie.env.checked import checked
 from bookie.formats.claim import ClaimMode
 
 
 class ReadWriteLocks:
     """The shared locks of one participant; they are released when it closes."""
 
+    @checked
     def __init__(self, participant: Participant, *, owner: str = "") -> None:
         self._locks = LockManager(participant, owner=owner)
 

@@ -66,6 +66,8 @@ def moment_ms(moment: object) -> int:
         return -(-since // timedelta(milliseconds=1))
     if isinstance(moment, int) and not isinstance(moment, bool):
         return moment
+    if isinstance(moment, datetime):
+        raise BadRequestError(f"the time {moment} has no time zone: say which, such as UTC")
     raise BadRequestError(
         f"a time is a datetime with a time zone, or ms since 1970, not {moment!r}"
     )
@@ -80,11 +82,15 @@ def parse_moment(text: str) -> int:
     if text.isascii() and text.isdigit():
         return int(text)
     try:
-        return moment_ms(datetime.fromisoformat(text))
+        moment = datetime.fromisoformat(text)
     except ValueError as error:
         raise BadRequestError(
             f"{text!r} is no time: write 2026-01-31T09:30:00Z, or ms since 1970"
         ) from error
+    if moment.tzinfo is None:
+        utc = moment.isoformat() + "Z"
+        raise BadRequestError(f"{text!r} has no time zone: for UTC, write {utc}")
+    return moment_ms(moment)
 
 
 def moment_text(milliseconds: int) -> str:

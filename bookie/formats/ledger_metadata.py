@@ -44,6 +44,9 @@ T = TypeVar("T")
 LEDGER_METADATA_SIZE_BYTES_MAX = 512 * 1024
 """The largest value: what every metadata store takes, with room to spare."""
 
+CLOSING_BYTES_MAX = 24
+"""What closing adds at most to the bytes of an open ledger's metadata: two numbers."""
+
 _VERSION_LINE = re.compile(rb"BookieMetadataFormatVersion\t([0-9]{1,9})\n")
 _HEADER_V3 = b"BookieMetadataFormatVersion\t3\n"
 _NEWEST_VERSION = 3
@@ -197,10 +200,12 @@ def encode(metadata: LedgerMetadata) -> bytes:
     except ValueError as error:
         raise BadRequestError(f"metadata of ledger {metadata.ledger_id}: {error}") from error
     data = _HEADER_V3 + _encode_varint(len(body)) + body
-    if len(data) > LEDGER_METADATA_SIZE_BYTES_MAX:
+    # An open ledger must have room for its end, or nobody could close it.
+    room = CLOSING_BYTES_MAX if metadata.state is LedgerState.OPEN else 0
+    if len(data) > LEDGER_METADATA_SIZE_BYTES_MAX - room:
         raise BadRequestError(
             f"metadata of ledger {metadata.ledger_id} has {len(data)} bytes, "
-            f"more than the {LEDGER_METADATA_SIZE_BYTES_MAX} that metadata stores take"
+            f"more than the {LEDGER_METADATA_SIZE_BYTES_MAX - room} that metadata stores take"
         )
     return data
 

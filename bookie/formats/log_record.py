@@ -37,7 +37,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from bookie.errors import BadRequestError, FormatError
 from bookie.formats.digest import BytesLike
@@ -113,7 +113,7 @@ def encode_log_record(
     `greatest_ms` is the greatest timestamp so far; None, or a smaller one, means the record's own.
 
     Raises:
-        BadRequestError: a number, a name or a length does not fit its field.
+        BadRequestError: a number, a name or a length does not fit its field, or is of another type.
     """
     timestamp_ms, value, key, headers, producer = record[:5]
     flags = (_IS_CONTROL if is_control else 0) | (FOLLOWS_CONTROL if follows_control else 0)
@@ -127,14 +127,38 @@ def encode_log_record(
             numbered = _PRODUCER.pack(sequence, len(producer_id)) + producer_id
         if key is not None:
             flags |= HAS_KEY
+            if type(key) is not bytes:
+                key = bytes(memoryview(key))
         if greatest_ms is not None and greatest_ms > timestamp_ms:
             flags |= IS_LATE
             late = _TIME.pack(greatest_ms)
         packed = encode_headers(headers)
         fixed = _FIXED.pack(LOG_RECORD_VERSION, flags, len(headers), len(key or b""), timestamp_ms)
-    except (struct.error, UnicodeEncodeError) as error:
-        raise BadRequestError(f"a log record cannot be encoded: {error}") from error
-    return b"".join((fixed, late, numbered, key or b"", packed, value))
+        return b"".join((fixed, late, numbered, key or b"", packed, value))
+    except (struct.error, UnicodeEncodeError, TypeError, AttributeError) as error:
+        raise _not_encoded(record, error) from error
+
+
+def _not_encoded(record: LogRecord, error: Exception) -> BadRequestError:
+    """What is wrong with a record that cannot be encoded."""
+    parts: tuple[Any, ...] = record[:5]
+    timestamp_ms, value, key, headers, producer = parts
+    wrong = str(error)
+    if not isinstance(value, bytes):
+        wrong = f"its value must be bytes, not {type(value).__name__}"
+    elif not isinstance(key, bytes | None):
+        wrong = f"its key must be bytes, not {type(key).__name__}"
+    elif not isinstance(timestamp_ms, int):
+        wrong = f"its time must be ms since 1970, not {type(timestamp_ms).__name__}"
+    elif not isinstance(headers, Mapping):
+        wrong = f"its headers must map strings to bytes, and are {type(headers).__name__}"
+    elif not isinstance(producer, Producer | None):
+        wrong = f"its producer must be an id and a number, not {producer!r}"
+    else:
+        for name, one in headers.items():
+            if not isinstance(name, str) or not isinstance(one, bytes):
+                wrong = f"its headers must map strings to bytes, and {name!r} does not"
+    return BadRequestError(f"a log record cannot be encoded: {wrong}")
 
 
 def plain_prefix(
@@ -290,13 +314,17 @@ def encode_headers(headers: Mapping[str, bytes]) -> bytes:
     """Headers as they stand in a record: nothing if there are none.
 
     Raises:
-        struct.error, UnicodeEncodeError: a name is too long, or no text.
+        struct.error, UnicodeEncodeError, AttributeError: a name is too long, or no text.
+        TypeError: they are no mapping, or a value is not bytes.
     """
     if not headers:
+        if not isinstance(headers, Mapping):
+            raise TypeError(f"headers must map strings to bytes, and are {headers!r}")
         return b""
     packed: list[bytes] = []
-    for name, value in headers.items():
+    for name, given in headers.items():
         encoded = name.encode()
+        value = given if type(given) is bytes else bytes(memoryview(given))
         packed += (_HEADER.pack(len(encoded), len(value)), encoded, value)
     return _HEADERS.pack(sum(map(len, packed))) + b"".join(packed)
 

@@ -23,6 +23,7 @@ from typing import Self
 
 from bookie.cluster.logs import LogName, LogPartition
 from bookie.env import Moment
+from bookie.env.checked import checked
 from bookie.errors import BadRequestError, BookieError
 from bookie.formats.log_record import LogPosition, LogRecord
 from bookie.log.cursor_record import CursorRecord
@@ -71,6 +72,8 @@ class RecordFlow:
         self._token = 0
         self._rest: Iterator[LogRecord] = iter(())
         """Records of `_consumer` that were not given out yet."""
+        self._is_asked = False
+        """Whether a task waits for the next record, or for the commit before it."""
 
     async def next_batch(self) -> ConsumedBatch:
         """The next records of one partition."""
@@ -102,16 +105,22 @@ class RecordFlow:
 
     async def _fetch(self) -> None:
         self._consumer = None
-        while True:
-            self.news.clear()
-            found = self._poll()
-            if found is not None:
-                self._consumer, batch = found
-                self._token, self._rest = batch.token, iter(batch.records)
-                return
-            await self.news.wait()
+        self._is_asked = True
+        try:
+            while True:
+                self.news.clear()
+                found = self._poll()
+                if found is not None:
+                    self._consumer, batch = found
+                    self._token, self._rest = batch.token, iter(batch.records)
+                    return
+                await self.news.wait()
+        finally:
+            self._is_asked = False
 
     async def _hand_back(self) -> None:
+        if self._is_asked:
+            raise BadRequestError("another task waits for a record; use it from one task at a time")
         consumer, self.in_hand = self.in_hand, None
         if consumer is None:
             return
@@ -120,7 +129,11 @@ class RecordFlow:
             self._on_hand_back()
         auto = self._auto_commit
         if auto and consumer.finished - consumer.cursor.committed >= auto.every_records:
-            await commit_finished([consumer])
+            self._is_asked = True
+            try:
+                await commit_finished([consumer])
+            finally:
+                self._is_asked = False
 
 
 async def commit_finished(consumers: Iterable[PartitionConsumer]) -> None:
@@ -206,6 +219,7 @@ class LogConsumer:
         earliest, end = await self._reading.bounds(self.partition)
         return max(0, end - max(self.position, earliest))
 
+    @checked
     async def commit(self, up_to: LogRecord | LogPosition | int | None = None) -> None:
         """Mark records as consumed: all that were given out, or those up to a record, and it.
 
@@ -218,6 +232,7 @@ class LogConsumer:
             MetadataUnavailableError, SessionLostError: unknown whether it was committed; commit
                 again.
         """
+        self._client.require_here()
         await commit_up_to(self._consumer, up_to)
 
     def batches(self) -> AsyncIterator[ConsumedBatch]:
@@ -248,10 +263,13 @@ class LogConsumer:
         return (await self._flow.next_record())[2]
 
     def _poll(self) -> tuple[PartitionConsumer, ConsumedBatch] | None:
+        self._client.require_here()
         batch = self._consumer.take()
         return None if batch is None else (self._consumer, batch)
 
     async def __aenter__(self) -> Self:
+        if self._entered is not None:
+            raise BadRequestError("the consumer was entered before; make another")
         partition = await self._find_partition()
         participant = await self._client.participant()
         consumer = PartitionConsumer(
@@ -307,6 +325,8 @@ async def commit_up_to(
         offset = consumer.position
     elif isinstance(up_to, int):
         offset = up_to
+        if offset < 0:
+            raise BadRequestError(f"{offset} is not an offset in a log")
     elif up_to.partition != consumer.partition.number:
         raise BadRequestError(f"{consumer.partition} has no record of partition {up_to.partition}")
     else:

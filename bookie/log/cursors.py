@@ -15,6 +15,7 @@ from functools import partial
 from bookie.cluster.logs import LogName, LogPartition
 from bookie.coordination.wait_queue import WaitQueue
 from bookie.env import Moment
+from bookie.env.checked import checked
 from bookie.errors import (
     BadRequestError,
     KeyExistsError,
@@ -59,6 +60,7 @@ class Cursors:
         self._reading = reading
         self._bounds = reading.bounds
 
+    @checked
     async def create(
         self,
         cursor: str,
@@ -92,6 +94,7 @@ class Cursors:
             )
             await record.propose(value, NOT_EXISTS)
 
+    @checked
     async def commit(self, cursor: str, offset: int, *, partition: int = 0) -> None:
         """The next consumer begins at `offset`. A cursor does not go back: a lower one is ignored.
 
@@ -108,6 +111,7 @@ class Cursors:
         offset = await locate_cursor(self._reading, record.partition, place)
         await record.change(lambda found: replace(found, offset=max(offset, found.offset)))
 
+    @checked
     async def reset(
         self,
         cursor: str,
@@ -144,6 +148,7 @@ class Cursors:
             offsets[record.partition.number] = offset
         return offsets
 
+    @checked
     async def protect(self, cursor: str, *, protected: bool = True) -> None:
         """Whether retention keeps what the cursor has not consumed. Its holder goes on.
 
@@ -153,6 +158,7 @@ class Cursors:
         for record in await self._records(cursor):
             await record.change(lambda found: replace(found, is_protected=protected))
 
+    @checked
     async def delete(self, cursor: str) -> None:
         """Delete a cursor on all partitions. A consumer that holds it gets CursorLostError.
 
@@ -178,6 +184,7 @@ class Cursors:
                 found.setdefault(name, {})[partition.number] = cursor.value
         return dict(sorted(found.items()))
 
+    @checked
     async def status(self, cursor: str | None = None) -> list[CursorStatus]:
         """All cursors, or one, with their lag; by name and partition.
 
@@ -199,6 +206,7 @@ class Cursors:
             for number, value in sorted(found.items())
         ]
 
+    @checked
     async def lag(self, cursor: str) -> int:
         """How many entries of all partitions the cursor has not consumed; raises as `status`."""
         return sum(one.lag for one in await self.status(cursor))

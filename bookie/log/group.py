@@ -36,11 +36,13 @@ from bookie.coordination.locks import LockManager
 from bookie.coordination.membership import Group
 from bookie.coordination.participant import Participant
 from bookie.env import Moment
+from bookie.env.checked import checked
 from bookie.errors import (
     BadRequestError,
     BookieError,
     ClientClosedError,
     CursorLostError,
+    LogClosedError,
     MetadataClosedError,
     NoSuchCursorError,
     NoSuchKeyError,
@@ -48,7 +50,7 @@ from bookie.errors import (
 )
 from bookie.formats.group_metadata import GroupAssignment, MemberProfile, encode_member_profile
 from bookie.formats.ledger_metadata import Versioned
-from bookie.formats.log_record import LogPosition, LogRecord
+from bookie.formats.log_record import LogPosition, LogRecord, Producer
 from bookie.log.consumer import (
     AutoCommit,
     RecordFlow,
@@ -70,12 +72,24 @@ _log = event_log(__name__)
 
 
 class GroupRecord(NamedTuple):
-    """A record, with the partition that it comes from."""
+    """A record as a `LogRecord` shows itself, with the log that it comes from."""
 
-    partition: LogPartition
+    log_partition: LogPartition
+    """The log and the number of its partition together."""
     token: int
     """The epoch of the cursor: a fencing token for what the record is turned into."""
     record: LogRecord
+    """The same record without its log."""
+
+    @property
+    def log(self) -> str:
+        """The name of the log."""
+        return str(self.log_partition.name)
+
+    @property
+    def partition(self) -> int:
+        """The number of the partition."""
+        return self.record.partition
 
     @property
     def value(self) -> bytes:
@@ -96,6 +110,26 @@ class GroupRecord(NamedTuple):
     def timestamp_ms(self) -> int:
         """The record's timestamp."""
         return self.record.timestamp_ms
+
+    @property
+    def producer(self) -> Producer | None:
+        """Who appended it, and as which of its records."""
+        return self.record.producer
+
+    @property
+    def ledger_id(self) -> int:
+        """The ledger that it was read from."""
+        return self.record.ledger_id
+
+    @property
+    def entry_id(self) -> int:
+        """The entry of that ledger."""
+        return self.record.entry_id
+
+    @property
+    def offset(self) -> int:
+        """Its offset in the partition."""
+        return self.record.offset
 
     @property
     def position(self) -> LogPosition:
@@ -139,7 +173,7 @@ class GroupMember:
         self._turns: deque[LogPartition] = deque()
         """The partitions of `_consumers`; the next to be asked comes first."""
         self._changed = asyncio.Event()
-        self._is_leaving = False
+        self._is_entered = self._is_leaving = False
         self._error: BookieError | None = None
         self._participant: Participant | None = None
         self._tasks = asyncio.TaskGroup()
@@ -174,6 +208,7 @@ class GroupMember:
                 cursor.
             CorruptionError: a record cannot be read.
         """
+        self._require_entered()
         consumer, token, record = await self._flow.next_record()
         return GroupRecord(consumer.partition, token, record)
 
@@ -183,12 +218,14 @@ class GroupMember:
 
     async def _batches(self) -> AsyncIterator[ConsumedBatch]:
         while True:
-            yield await self._flow.next_batch()
+            yield await self.next_batch()
 
     async def next_batch(self) -> ConsumedBatch:
         """The next one of `batches`; waits for it, and raises what `__anext__` does."""
+        self._require_entered()
         return await self._flow.next_batch()
 
+    @checked
     async def commit(self, up_to: GroupRecord | ConsumedBatch | None = None) -> None:
         """Mark records as consumed: all that were given out, or those up to this one.
 
@@ -199,6 +236,7 @@ class GroupMember:
                 The uncommitted records come again. What others were given out is committed.
             MetadataUnavailableError, SessionLostError: unknown whether it was committed.
         """
+        self._require_entered()
         if up_to is not None:
             await self._commit_one(up_to)
             return
@@ -212,13 +250,30 @@ class GroupMember:
             raise failed
 
     async def _commit_one(self, up_to: GroupRecord | ConsumedBatch) -> None:
-        consumer = self._consumers.get(up_to.partition)
+        if isinstance(up_to, GroupRecord):
+            partition, last = up_to.log_partition, up_to.record
+        else:
+            partition, last = up_to.partition, up_to.records[-1]
+        consumer = self._consumers.get(partition)
         if consumer is None or consumer.cursor.token != up_to.token:
-            raise CursorLostError(f"this member does not consume {up_to.partition} any more")
-        last = up_to.record if isinstance(up_to, GroupRecord) else up_to.records[-1]
+            raise CursorLostError(f"this member does not consume {partition} any more")
         await commit_up_to(consumer, last)
 
+    def _require_entered(self) -> None:
+        """Refuse to wait for records that nobody fetches.
+
+        Raises:
+            BadRequestError: the member was not entered.
+            LogClosedError: it was left.
+        """
+        self._client.require_here()
+        if not self._is_entered:
+            raise BadRequestError("enter the member with `async with` first")
+        if self._is_leaving:
+            raise LogClosedError(f"the member {self.name} has left its group")
+
     def _poll(self) -> tuple[PartitionConsumer, ConsumedBatch] | None:
+        self._client.require_here()
         if self._error is not None:
             raise self._error
         for _ in range(len(self._turns)):
@@ -316,6 +371,8 @@ class GroupMember:
     # ---- joining and leaving
 
     async def __aenter__(self) -> Self:
+        if self._is_entered or self._is_leaving:
+            raise BadRequestError("the member was entered before; join the group again")
         participant = self._participant = await self._client.participant()
         joined = Group(participant, self._group.members_key).join(
             self.name, encode_member_profile(self._profile)
@@ -329,6 +386,7 @@ class GroupMember:
         if self._auto_commit is not None:
             work.append(commit_by_time(self._auto_commit, self._consumers.values))
         self._background = [self._tasks.create_task(one) for one in work]
+        self._is_entered = True
         return self
 
     async def __aexit__(self, *_: object) -> None:

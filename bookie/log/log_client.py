@@ -9,6 +9,7 @@ import socket
 from collections.abc import Mapping
 
 from bookie.client.bookie_answers import ask_bookies
+from bookie.client.calls import ELSEWHERE
 from bookie.client.ledger_client import LedgerClient, LedgerShape
 from bookie.client.writer import WriterHandle
 from bookie.cluster.logs import DEFAULT_NAMESPACE, LogManager, LogName, LogPartition
@@ -16,6 +17,7 @@ from bookie.cluster.namespaces import NamespaceManager
 from bookie.coordination.participant import Participant
 from bookie.env import Clock, SystemClock
 from bookie.errors import (
+    BadRequestError,
     BookieError,
     ClientClosedError,
     KeyExistsError,
@@ -39,8 +41,9 @@ PARTITION_TAG = "bookie.log.partition"
 """Likewise: the number of the partition."""
 
 CREATED_TAG = "bookie.log.created_ms"
-"""Likewise: when the ledger was made, by a clock that was compared with bookies'. Of copies: when the
-newest of the originals was."""
+"""Likewise: when the ledger was made, by a clock that was compared with those of bookies.
+
+Of copies it is when the newest of the originals was made."""
 
 ASKED_EACH = 4
 """So many bookies are asked for each one that a ledger needs."""
@@ -65,9 +68,22 @@ class LogClient:
         self.namespaces = NamespaceManager(configuration or store)
         self.identity = f"{socket.gethostname()}:{os.getpid()}"
         """What others are told about the owner of a partition or a cursor."""
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._leaving = asyncio.Event()
         self._participant: asyncio.Future[Participant] | None = None
         self._taking_part: asyncio.Task[None] | None = None
+
+    def require_here(self) -> None:
+        """Refuse calls of other event loops than that of the first call.
+
+        Raises:
+            BadRequestError: another loop runs here; nothing was done.
+        """
+        here = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = here
+        if self._loop is not here:
+            raise BadRequestError(ELSEWHERE)
 
     async def participant(self) -> Participant:
         """This client's part in the coordination of consumers; begun with the first call.
@@ -75,6 +91,7 @@ class LogClient:
         Raises:
             ClientClosedError: the client was closed.
         """
+        self.require_here()
         if self._leaving.is_set():
             raise ClientClosedError("the client was closed")
         if self._participant is None:
@@ -152,6 +169,7 @@ class LogClient:
         Raises:
             NoSuchLogError: there is no such log.
         """
+        self.require_here()
         try:
             return (await self.logs.read(name)).value
         except NoSuchLogError:

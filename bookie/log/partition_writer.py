@@ -159,6 +159,11 @@ class PartitionWriter:
         return self._segment.writer.ledger_id
 
     @property
+    def is_owner(self) -> bool:
+        """Whether it has neither ended nor begun to close, and its loop can still run."""
+        return self._error is None and self._closing is None and not self._loop.is_closed()
+
+    @property
     def error(self) -> BookieError | None:
         """Why appends are refused; None while they are not."""
         return self._error
@@ -171,6 +176,7 @@ class PartitionWriter:
     ) -> LogPositions:
         """Append records in their order, at their `turn`; see `LogWriter.append_many`."""
         if not records:
+            self._require_here()
             self._require_open()
             return LogPositions(())
         if producer is not None:
@@ -184,6 +190,7 @@ class PartitionWriter:
         Raises:
             LogTakenOverError, LogClosedError: the writer has ended.
         """
+        self._require_here()
         self._require_open()
         waiter: asyncio.Future[None] = self._loop.create_future()
         self._rollers.append(waiter)
@@ -197,6 +204,7 @@ class PartitionWriter:
             LogTakenOverError: another process owns the partition; nothing is left to close.
             UnavailableError, MetadataError: unknown whether it is closed; the next owner closes it.
         """
+        self._require_here()
         if self._closing is None:
             if self._error is not None:
                 return

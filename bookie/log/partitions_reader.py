@@ -14,6 +14,7 @@ from typing import TypedDict, Unpack
 
 from bookie.cluster.logs import LogName, LogPartition
 from bookie.env import Moment
+from bookie.env.checked import checked
 from bookie.errors import BadRequestError
 from bookie.formats.log_record import LogPosition, LogRecord
 from bookie.log.background import Background
@@ -52,6 +53,7 @@ class PartitionsReader:
         """By partition: `LogReader.next_offset`. A batch that is kept ready counts as read."""
         return {number: reader.next_offset for number, reader in self._readers.items()}
 
+    @checked
     def seek(
         self, to: LogStart = None, *, time: Moment | None = None, partition: int | None = None
     ) -> None:

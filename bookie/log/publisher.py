@@ -23,6 +23,7 @@ from functools import partial
 from itertools import pairwise
 
 from bookie.cluster.logs import LogName, LogPartition
+from bookie.env.checked import checked
 from bookie.errors import BadRequestError, InvalidKeyError, LogFullError, MetadataError
 from bookie.formats.ledger_metadata import LedgerMetadata, Versioned
 from bookie.formats.log_metadata import LogChunk, LogDefinition, LogHead, LogRange
@@ -70,11 +71,14 @@ class LogPublisher:
         require_transactional(LogPartition(self._name), definition)
         return definition
 
+    @checked
     async def last_batch(self, application_id: str) -> int:
         """The last batch that an application published; -1 before any."""
+        self._client.require_here()
         await self._client.store.sync()
         return (await self._client.logs.last_batch(self._name, application_id)).value
 
+    @checked
     async def publish(
         self, application_id: str, batch: int, ranges: Iterable[PendingRange]
     ) -> bool:
@@ -94,6 +98,7 @@ class LogPublisher:
                 transaction; the limits are in the table above.
             MetadataError: the metadata store failed.
         """
+        self._client.require_here()
         wanted = _checked(self._name, batch, ranges)
         attempts = Attempts()
         first_look: _Look | None = None
@@ -122,6 +127,7 @@ class LogPublisher:
                     first_look = None
                 await attempts.pause_after(error)
 
+    @checked
     async def forget(self, application_id: str) -> None:
         """Delete the record of an application that will publish nothing more.
 
@@ -132,8 +138,10 @@ class LogPublisher:
         Raises:
             MetadataError: the metadata store failed; the record may stay, and does no harm.
         """
+        self._client.require_here()
         await self._client.logs.forget_application(self._name, application_id)
 
+    @checked
     async def abort(self, ranges: Iterable[PendingRange]) -> list[int]:
         """Delete the ledgers of ranges that will not be published; returns the deleted ones.
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
-from bookie.client.arguments import Payload, checked_bytes
+from bookie.client.arguments import Payload, checked_bytes, checked_payloads
 from bookie.client.writer import WriterHandle
 from bookie.cluster.logs import LogPartition
 from bookie.env import Moment, moment_ms
@@ -34,7 +34,7 @@ from bookie.formats.log_policy import LogPolicy
 from bookie.formats.log_record import LogRecord, encode_log_record, plain_prefix
 from bookie.ids import NO_ENTRY
 from bookie.log.log_client import LogClient
-from bookie.log.record_encoder import LatestTime, NewRecord, as_record
+from bookie.log.record_encoder import LatestTime, NewRecord, as_record, checked_records
 from bookie.telemetry import event_log
 
 APPLICATION_TAG = "bookie.log.application"
@@ -142,7 +142,8 @@ class RangeWriter:
             BookieError: what `WriterHandle.append` raises; the range has failed.
         """
         at_ms = None if timestamp is None else moment_ms(timestamp)
-        await self.append_many([NewRecord(_value(value), key, headers or {}, at_ms)])
+        given = {} if headers is None else headers
+        await self.append_many([NewRecord(_value(value), key, given, at_ms)])
 
     async def append_many(self, records: Iterable[Payload | NewRecord]) -> int:
         """Write records in order, and return how many; all are durable when it returns.
@@ -150,7 +151,7 @@ class RangeWriter:
         A record without a timestamp has the clock's. Values alone are fastest.
         Raises what `append` does; after an error a part of the records may be in the ledger.
         """
-        given = list(records)
+        given = checked_records(records)
         if not given:
             return 0
         current = await self._current()
@@ -167,6 +168,9 @@ class RangeWriter:
         records tell (:mod:`bookie.formats.log_record`). The caller vouches for the bytes.
         Raises what `append` does; after an error a part of the records may be in the ledger.
         """
+        payloads = checked_payloads(payloads)
+        if type(greatest_ms) is not int:
+            raise BadRequestError(f"greatest_ms must be ms since 1970, not {greatest_ms!r}")
         if payloads:
             current = await self._current()
             await self._require_time(greatest_ms)
@@ -191,11 +195,13 @@ class RangeWriter:
             LogClosedError: an append of the range failed or was cancelled. The range is dropped;
                 write its records again.
         """
+        self._client.require_here()
         async with self._beginning:  # behind the appends that wait for a ledger
             current, self._range = self._range, None
         if current is None:
             return None
-        await current.settled.wait()
+        if current.under_way:
+            await current.settled.wait()
         if current.error is not None:
             raise _failed(self._partition, current.error) from current.error
         return current.cut(self._partition)
@@ -206,6 +212,7 @@ class RangeWriter:
 
     async def aclose(self) -> None:
         """Close the ledger; what was not cut is dropped. Closing twice is no error."""
+        self._client.require_here()
         self._is_closed = True
         self._range = None
         async with self._beginning:
@@ -224,6 +231,7 @@ class RangeWriter:
 
     async def _current(self) -> _RangeInWork:
         """The range that appends go to. The caller appends at once, so that the order stays."""
+        self._client.require_here()
         # A lock lets its callers in one by one, in their order. Whoever comes while others wait has
         # to wait behind them, also when the range has begun.
         async with self._beginning:

@@ -169,6 +169,7 @@ class LogReader:
             NotEnoughBookiesError: too few bookies answered to tell where the log ends.
             MetadataError: the metadata store failed.
         """
+        self._client.require_here()
         ranges = LogRanges(self._client.logs, self.partition, self._definition.log_id)
         await ranges.refresh()
         extent = await extent_of(ranges, LedgerReaders(self._client.ledgers, self._password))
@@ -220,6 +221,7 @@ class LogReader:
 
     @asynccontextmanager
     async def _iteration(self) -> AsyncIterator[HeadWatch]:
+        self._client.require_here()
         if self._is_iterated:
             raise BadRequestError(f"the reader of {self.partition} is iterated already")
         self._is_iterated = True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, cast
 
 from bookie.client.append_queue import NewEntries
@@ -176,6 +176,20 @@ class RecordEncoder:
         record = LogRecord(at_ms, encode_producers(self.windows.state()))
         snapshot = encode_log_record(record, greatest_ms=self._greatest_ms, is_control=True)
         return NewEntries.of([snapshot])
+
+
+def checked_records(records: object) -> list[Payload | NewRecord]:
+    """Records that came together; each is looked at when it is encoded.
+
+    Raises:
+        BadRequestError: they are one value, or not many.
+    """
+    single = (str, bytes, bytearray, memoryview, NewRecord, Mapping)
+    if not isinstance(records, Iterable) or isinstance(records, single):
+        raise BadRequestError(
+            f"records must be many, such as a list of bytes, not {type(records).__name__}"
+        )
+    return list(records)
 
 
 def as_record(given: Payload | NewRecord) -> NewRecord:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from bookie.client.calls import Calls
 from bookie.cluster.logs import LogName, LogPartition
 from bookie.env import Moment, gather
+from bookie.env.checked import checked
 from bookie.errors import BadRequestError, BookieError
 from bookie.formats.log_metadata import LogDefinition, LogRange
 from bookie.formats.log_record import LogRecord
@@ -68,6 +69,7 @@ class LogSurvey:
         """
         return await gather(self._reading.bounds(one) for one in self._partitions())
 
+    @checked
     async def locate(
         self, partition: int, start: LogStart = None, *, time: Moment | None = None
     ) -> int:
@@ -78,6 +80,7 @@ class LogSurvey:
         """
         return await self._reading.locate(self._partition(partition), checked_place(start, time))
 
+    @checked
     async def spans(self, partition: int, start: int, end: int) -> Sequence[LogSpan]:
         """What is to be read from the offset `start` up to `end`, in order and without a gap.
 
@@ -87,6 +90,7 @@ class LogSurvey:
             LogTruncatedError: `start` was truncated.
             BookieError: what a read raises.
         """
+        self._client.require_here()
         at = self._partition(partition)
         ranges = LogRanges(self._client.logs, at, self.definition.log_id)
         readers = LedgerReaders(self._client.ledgers, self._password)

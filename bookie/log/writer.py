@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
@@ -17,7 +18,7 @@ from bookie.formats.log_record import LogPosition, Producer
 from bookie.log.log_client import LogClient
 from bookie.log.partition_writer import PartitionWriter
 from bookie.log.positions import LogPositions
-from bookie.log.record_encoder import NewRecord, as_record
+from bookie.log.record_encoder import NewRecord, as_record, checked_records
 from bookie.log.takeover import WriterOptions, take_over
 
 _NO_HEADERS: Mapping[str, bytes] = {}
@@ -31,7 +32,8 @@ class LogWriter:
     Appends may be made concurrently; within a partition the order of the calls is the order of the
     records. The writer goes on in other ledgers when bookies fail, and when a ledger is large.
 
-    It ends when another process opens the log: its appends then raise LogTakenOverError.
+    It ends when another process opens the log: its appends then raise LogTakenOverError. One that
+    is dropped without `close` owns the log until the client is closed; a ResourceWarning says so.
     """
 
     def __init__(
@@ -43,6 +45,15 @@ class LogWriter:
         self._count = count
         self._numbers = sorted(partitions)
         self._turn = 0
+
+    def __del__(self) -> None:
+        writers: Mapping[int, PartitionWriter] = getattr(self, "_partitions", {})
+        if any(one.is_owner for one in writers.values()):
+            message = (
+                f"the writer of the log {self._name} was dropped without close; it owns the log "
+                "until its client is closed"
+            )
+            warnings.warn(message, ResourceWarning, stacklevel=1)
 
     def __repr__(self) -> str:
         states = ", ".join(map(repr, self._partitions.values()))
@@ -134,9 +145,7 @@ class LogWriter:
             partition: append all to this partition. If it is None and the log has several, each
                 record with a key goes to the key's partition, and the others together in turn.
         """
-        if isinstance(records, str | bytes | bytearray | memoryview):
-            raise BadRequestError("records must be many, such as a list of bytes")
-        found = list(records)
+        found = checked_records(records)
         if partition is not None or self._count == 1:
             return await self._one(partition).append(found, _producer(producer))
         if producer is not None:
@@ -202,11 +211,15 @@ class LogWriter:
     def _one(self, partition: int | None) -> PartitionWriter:
         if partition is None and len(self._numbers) == 1:
             return self._partitions[self._numbers[0]]
-        found = None if partition is None else self._partitions.get(partition)
+        if partition is None:
+            raise BadRequestError(
+                f"the log {self._name} is open for partitions {self._numbers}; name one of them"
+            )
+        found = self._partitions.get(partition) if type(partition) is int else None
         if found is None:
             raise BadRequestError(
-                f"the log {self._name} is open for partitions {self._numbers}, and {partition} is "
-                "none of them"
+                f"the log {self._name} is open for partitions {self._numbers}, and {partition!r} "
+                "is none of them"
             )
         return found
 
@@ -214,7 +227,10 @@ class LogWriter:
         if partition is not None or self._count == 1:
             return self._one(partition)
         if key is not None:
-            return self._one(partition_of(key, self._count))
+            try:
+                return self._one(partition_of(key, self._count))
+            except TypeError:
+                raise BadRequestError(f"a key must be bytes, not {type(key).__name__}") from None
         self._turn += 1
         return self._partitions[self._numbers[self._turn % len(self._numbers)]]
 
@@ -258,8 +274,7 @@ async def open_writer(
 def _producer(given: tuple[str, int] | None) -> Producer | None:
     if given is None:
         return None
-    producer = Producer(*given)
-    is_right = isinstance(producer.producer_id, str) and isinstance(producer.sequence, int)
-    if not is_right or producer.sequence < 0:
-        raise BadRequestError("a producer is an id and a number from 0 on, such as ('shop-1', 7)")
-    return producer
+    match given:
+        case (str(producer_id), int(sequence)) if sequence >= 0 and sequence is not True:
+            return Producer(producer_id, sequence)
+    raise BadRequestError("a producer is an id and a number from 0 on, such as ('shop-1', 7)")

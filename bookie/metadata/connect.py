@@ -32,23 +32,36 @@ def open_store(
     *,
     session_timeout_seconds: float = SESSION_TIMEOUT_SECONDS,
     security: MetadataSecurity | None = None,
+    create: bool = True,
 ) -> AbstractAsyncContextManager[MetadataStore]:
     """The store that `uri` names; its session begins when the context is entered.
 
     `session_timeout_seconds` lies in 0.1 … 3600. Nothing is opened by this call itself. `security`
-    is for ``zk://`` and ``etcd://``; the others need none.
+    is for ``zk://`` and ``etcd://``; the others need none. Without `create`, a directory that holds
+    no store is refused; the other kinds need no creation.
 
     Raises:
         ConfigurationError: the URI or the timeout is wrong, or this build lacks the backend.
+        NoSuchKeyError: (on entering) the directory holds no store, and none is to be made.
         FormatError: (on entering) the directory holds something else, or a newer format.
         MetadataUnavailableError: (on entering) the store does not answer.
     """
     parts = split_uri(uri)
+    if isinstance(session_timeout_seconds, bool) or not isinstance(
+        session_timeout_seconds, int | float
+    ):
+        raise ConfigurationError(
+            f"the session timeout must be a number of seconds, not {session_timeout_seconds!r}"
+        )
     if not _SESSION_TIMEOUT_SECONDS_MIN <= session_timeout_seconds <= _SESSION_TIMEOUT_SECONDS_MAX:
         raise ConfigurationError(
             f"the session timeout of {session_timeout_seconds} seconds is outside "
             f"{_SESSION_TIMEOUT_SECONDS_MIN} … {_SESSION_TIMEOUT_SECONDS_MAX}"
         )
+    if not isinstance(create, bool):
+        raise ConfigurationError(f"create must be True or False, not {create!r}")
+    if security is not None:
+        _require_security(security)
     if parts.scheme == "memory":
         return MemoryStore(parts.authority, session_timeout_seconds=session_timeout_seconds)
     # Lazy: loading the library of an unused backend would cost time.
@@ -56,7 +69,9 @@ def open_store(
         from bookie.metadata.local.backend import LocalStore
 
         return LocalStore(
-            Path(unquote(parts.path)), session_timeout_seconds=session_timeout_seconds
+            Path(unquote(parts.path)),
+            session_timeout_seconds=session_timeout_seconds,
+            create=create,
         )
     servers = parse_servers(uri, parts)
     module, name = _SERVERS[parts.scheme]
@@ -75,3 +90,12 @@ def open_store(
         security=security or MetadataSecurity(),
     )
     return opened
+
+
+def _require_security(security: object) -> None:
+    from bookie.metadata.security import MetadataSecurity
+
+    if not isinstance(security, MetadataSecurity):
+        raise ConfigurationError(
+            f"security must be a MetadataSecurity, not {type(security).__name__}"
+        )

@@ -32,9 +32,13 @@ def check_key(key: str) -> str:
         InvalidKeyError: it lacks the "/" at the start, or has one at the end. Or it has an empty,
             "." or ".." segment or a NUL character. Or it is longer than `KEY_SIZE_BYTES_MAX`, or
             not valid Unicode.
+        BadRequestError: it is no string.
     """
-    if len(key) <= KEY_SIZE_BYTES_MAX and key.isascii() and _PLAIN(key):
-        return key
+    try:
+        if len(key) <= KEY_SIZE_BYTES_MAX and key.isascii() and _PLAIN(key):
+            return key
+    except (TypeError, AttributeError):
+        raise BadRequestError(f"a key must be a string, not {type(key).__name__}") from None
     if not key.startswith("/") or key == ROOT:
         raise InvalidKeyError(f"the key {key!r} must start with a slash and name a record")
     if any(segment in ("", ".", "..") for segment in key[1:].split("/")):
@@ -53,6 +57,13 @@ def check_key(key: str) -> str:
 def check_prefix(key: str) -> str:
     """Return `key` if it is the root or may name a record; else raise `InvalidKeyError`."""
     return key if key == ROOT else check_key(key)
+
+
+def check_listing(key: str, after: str) -> None:
+    """Refuse to list below a key that is none, or after a name that is no string."""
+    check_prefix(key)
+    if not isinstance(after, str):
+        raise BadRequestError(f"a name must be a string, not {type(after).__name__}")
 
 
 def is_under(prefix: str, key: str) -> bool:
@@ -189,6 +200,17 @@ class Acl:
         return self.scheme == "world" and self.permissions == ACL_PERMISSIONS
 
 
+def check_access(acl: Sequence[Acl]) -> tuple[Acl, ...]:
+    """Return the entries of an access control list.
+
+    Raises:
+        BadRequestError: it is none.
+    """
+    if not isinstance(acl, Sequence) or not all(isinstance(one, Acl) for one in acl):
+        raise BadRequestError("an access control list is a list of Acl")
+    return tuple(acl)
+
+
 @dataclass(frozen=True, slots=True)
 class Put:
     """Write a record. `version`: None = create or replace, `NOT_EXISTS` = create, else replace it.
@@ -216,13 +238,19 @@ class Put:
 
     def __post_init__(self) -> None:
         check_key(self.key)
+        if not isinstance(self.value, bytes):
+            raise BadRequestError(
+                f"the value of {self.key} must be bytes, not {type(self.value).__name__}"
+            )
         if len(self.value) > VALUE_SIZE_BYTES_MAX:
             raise InvalidKeyError(
                 f"a value of {len(self.value)} bytes for {self.key} exceeds the limit of "
                 f"{VALUE_SIZE_BYTES_MAX}"
             )
-        if self.version is not None and self.version < NOT_EXISTS:
-            raise BadRequestError(f"{self.version} is not a version")
+        if self.version is not None:
+            _check_version(self.version, NOT_EXISTS)
+        if type(self.ephemeral) is not bool or type(self.sequential) is not bool:
+            raise BadRequestError("`ephemeral` and `sequential` of a put are True or False")
         if self.sequential:
             self._check_sequential()
 
@@ -248,8 +276,8 @@ class Delete:
 
     def __post_init__(self) -> None:
         check_key(self.key)
-        if self.version is not None and self.version < 0:
-            raise BadRequestError(f"{self.version} is not the version of a record")
+        if self.version is not None:
+            _check_version(self.version, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,8 +289,12 @@ class Check:
 
     def __post_init__(self) -> None:
         check_key(self.key)
-        if self.version < NOT_EXISTS:
-            raise BadRequestError(f"{self.version} is not a version")
+        _check_version(self.version, NOT_EXISTS)
+
+
+def _check_version(version: object, least: int) -> None:
+    if not isinstance(version, int) or isinstance(version, bool) or version < least:
+        raise BadRequestError(f"{version!r} is not the version of a record")
 
 
 Operation: TypeAlias = Put | Delete | Check
@@ -277,10 +309,14 @@ def check_transaction(operations: Sequence[Operation]) -> None:
     """Refuse what some backend cannot do in one step.
 
     Raises:
-        BadRequestError: too many operations, a key named twice, or a key below another one that the
-            transaction deletes or makes ephemeral.
+        BadRequestError: no list of operations, or too many of them. Or a key named twice, or a key
+            below another one that the transaction deletes or makes ephemeral.
         InvalidKeyError: more than `TRANSACTION_SIZE_BYTES_MAX` of keys and values.
     """
+    if not isinstance(operations, Sequence) or not all(
+        isinstance(operation, Operation) for operation in operations
+    ):
+        raise BadRequestError("a transaction is a list of Put, Delete and Check")
     if len(operations) > TRANSACTION_OPERATIONS_MAX:
         raise BadRequestError(
             f"a transaction of {len(operations)} operations exceeds the limit of "

@@ -26,7 +26,7 @@ from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import ClassVar, Self
 
-from bookie.errors import KeyHasChildrenError, NoSuchKeyError, UnsupportedError
+from bookie.errors import BadRequestError, KeyHasChildrenError, NoSuchKeyError, UnsupportedError
 from bookie.metadata.model import (
     ROOT,
     TRANSACTION_OPERATIONS_MAX,
@@ -38,6 +38,7 @@ from bookie.metadata.model import (
     Put,
     Record,
     Stat,
+    check_access,
     check_key,
     check_prefix,
 )
@@ -123,7 +124,7 @@ class MetadataStore(ABC):
             UnsupportedError: this kind of store has no access control, and `acl` was given.
             SessionLostError: the session ended before the write; nothing was written.
         """
-        access = None if acl is None else tuple(acl)
+        access = None if acl is None else check_access(acl)
         (stat,) = await self.transaction([Put(key, value, version, ephemeral, sequential, access)])
         assert stat is not None
         return stat
@@ -152,6 +153,8 @@ class MetadataStore(ABC):
             BadVersionError: the condition failed; nothing was deleted from then on.
         """
         check_prefix(key)
+        if not isinstance(condition, Check | None):
+            raise BadRequestError(f"a condition is a Check, not {type(condition).__name__}")
         for _ in range(_RECURSION_ROUNDS):
             await self._delete_below(key, condition)
             if not await self._is_there(key):
@@ -236,6 +239,7 @@ class MetadataStore(ABC):
     async def set_acl(self, key: str, acl: Sequence[Acl]) -> None:
         """Replace the access control list of `key`'s record; raises what `get_acl` does."""
         check_key(key)
+        check_access(acl)
         raise self._no_access_control()
 
     def _refuse_acl(self, operations: Sequence[Operation]) -> None:

@@ -37,6 +37,7 @@ def open_configured(settings: Settings) -> AbstractAsyncContextManager[MetadataS
         settings.metadata.uri,
         session_timeout_seconds=settings.metadata.session_timeout_seconds,
         security=security_of(settings.metadata),
+        create=False,
     )
 
 

@@ -38,7 +38,7 @@ from bookie.sync.log_handles import (
 )
 from bookie.sync.log_reader import SyncLogReader
 from bookie.sync.log_survey import SyncLogSurvey
-from bookie.sync.loop_thread import LoopThread, Resident, this_process
+from bookie.sync.loop_thread import LoopThread, Resident, check_timeout, this_process
 from bookie.sync.maintenance import SyncMaintenance
 
 
@@ -198,6 +198,7 @@ class SyncBookKeeper(SyncHandle):
         **place: Unpack[ReaderKeywords],
     ) -> SyncLogReader:
         """A reader of a log; see `BookKeeper.log_reader`. `timeout` bounds each wait of it."""
+        check_timeout(timeout)
         opening = self._client.log_reader(name, partition=partition, **place)
         return SyncLogReader(self._home, self._run(opening, timeout), timeout)
 
@@ -411,7 +412,7 @@ def shared_client(
     One that was closed all the same is replaced at the next call. Arguments and errors are those
     of `connect`, and of its `with`.
     """
-    key = (metadata_uri, session_timeout_seconds, repr(rpc), tuple(sorted(settings.items())))
+    key = repr((metadata_uri, session_timeout_seconds, rpc, sorted(settings.items())))
     with this_process.lock:
         client = this_process.shared.get(key)
         if not isinstance(client, SyncBookKeeper) or not client.is_open:

@@ -20,7 +20,7 @@ from bookie.log.consumer import LogConsumer
 from bookie.log.group import GroupMember, GroupRecord
 from bookie.sync.given_records import GivenRecords
 from bookie.sync.handles import SyncHandle
-from bookie.sync.loop_thread import LoopThread, Resident
+from bookie.sync.loop_thread import LoopThread, Resident, check_timeout
 
 R = TypeVar("R", LogRecord, GroupRecord)
 
@@ -38,6 +38,7 @@ class _Consuming(SyncHandle, Generic[R]):
     ) -> None:
         """`timeout` bounds each wait for records, with `by_record` of one at a time."""
         super().__init__(home)
+        check_timeout(timeout)
         self._resident = Resident(home, manager)
         self._by_record = by_record
         self._timeout = timeout
@@ -198,21 +199,21 @@ class SyncGroupMember(_Consuming[GroupRecord]):
     async def _commit_given(self) -> None:
         last = self._given.last
         if last is not None:
-            self._uncommitted[last.partition] = last
+            self._uncommitted[last.log_partition] = last
         failed: BookieError | None = None
         for record in list(self._uncommitted.values()):
             try:
                 await self._handle.commit(record)
             except CursorLostError as error:
                 failed = error
-            del self._uncommitted[record.partition]
+            del self._uncommitted[record.log_partition]
         if failed is not None:
             raise failed
 
     def _fetch(self) -> Sequence[GroupRecord]:
         last = self._given.last
         if last is not None:
-            self._uncommitted[last.partition] = last
+            self._uncommitted[last.log_partition] = last
         return super()._fetch()
 
     async def _next_record(self) -> GroupRecord:

@@ -7,14 +7,14 @@ from itertools import chain
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from bookie.client.arguments import Payload
+from bookie.client.arguments import Payload, checked_payloads
 from bookie.client.reader import ReaderHandle
 from bookie.client.writer import WriterHandle
 from bookie.errors import BookieError
 from bookie.formats.entry import Entry
 from bookie.formats.ledger_metadata import LedgerMetadata
 from bookie.sync.iterator import Pump, SyncIterator
-from bookie.sync.loop_thread import LoopThread
+from bookie.sync.loop_thread import LoopThread, check_timeout
 
 T = TypeVar("T")
 
@@ -47,6 +47,7 @@ class SyncHandle:
         return SyncIterator(pump, pump)
 
     def _pump(self, source: AsyncIterator[T], ahead: int, timeout: float | None) -> Pump[T]:
+        check_timeout(timeout)
         self._home.require_caller()
         assert isinstance(source, AsyncGenerator)
         pump = Pump(self._home, source, ahead)
@@ -118,7 +119,7 @@ class SyncWriter(SyncHandle):
     def append_many(self, payloads: Iterable[Payload], *, timeout: float | None = None) -> range:
         """Append many entries in order and return their ids; see `WriterHandle.append_many`."""
         # An iterable may block, and must do so in the caller's thread.
-        return self._run(self._handle.append_many(list(payloads)), timeout)
+        return self._run(self._handle.append_many(checked_payloads(payloads)), timeout)
 
     def force(self, *, timeout: float | None = None) -> None:
         """Make durable what was appended with deferred sync; see `WriterHandle.force`."""

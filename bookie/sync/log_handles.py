@@ -10,6 +10,7 @@ from typing import Self
 
 from bookie.client.arguments import Payload
 from bookie.env import Moment
+from bookie.env.checked import checked
 from bookie.errors import BookieError
 from bookie.formats.log_cursor import LogCursor
 from bookie.formats.log_metadata import LogDefinition
@@ -19,7 +20,7 @@ from bookie.log.places import LogStart
 from bookie.log.positions import LogPositions
 from bookie.log.publisher import LogPublisher
 from bookie.log.range_writer import PendingRange, RangeWriter
-from bookie.log.record_encoder import NewRecord
+from bookie.log.record_encoder import NewRecord, checked_records
 from bookie.log.writer import LogWriter
 from bookie.sync.handles import SyncHandle
 from bookie.sync.loop_thread import LoopThread
@@ -97,7 +98,9 @@ class SyncLogWriter(SyncHandle):
     ) -> LogPositions:
         """Append many records in order and return their positions; see `LogWriter.append_many`."""
         # An iterable may block, and must do so in the caller's thread.
-        appending = self._handle.append_many(list(records), producer=producer, partition=partition)
+        appending = self._handle.append_many(
+            checked_records(records), producer=producer, partition=partition
+        )
         return self._run(appending, timeout)
 
     def roll(self, *, timeout: float | None = None) -> None:
@@ -147,7 +150,7 @@ class SyncRangeWriter(SyncHandle):
         self, records: Iterable[Payload | NewRecord], *, timeout: float | None = None
     ) -> int:
         """Write records in order, and return how many; see `RangeWriter.append_many`."""
-        return self._run(self._handle.append_many(list(records)), timeout)
+        return self._run(self._handle.append_many(checked_records(records)), timeout)
 
     def append_encoded(self, payloads: list[bytes], greatest_ms: int) -> Future[None]:
         """Begin to write encoded records; see `RangeWriter.append_encoded`.
@@ -198,20 +201,22 @@ class SyncLogPublisher(SyncHandle):
         """The last batch that an application published; -1 before any."""
         return self._run(self._handle.last_batch(application_id))
 
+    @checked
     def publish(self, application_id: str, batch: int, ranges: Iterable[PendingRange]) -> bool:
         """Publish a batch, once; see `LogPublisher.publish`.
 
         Ctrl-C leaves the outcome unknown. Then publish the same batch again.
         """
-        return self._run(self._handle.publish(application_id, batch, list(ranges)))
+        return self._run(self._handle.publish(application_id, batch, ranges))
 
     def forget(self, application_id: str) -> None:
         """Delete the record of an application; see `LogPublisher.forget`."""
         self._run(self._handle.forget(application_id))
 
+    @checked
     def abort(self, ranges: Iterable[PendingRange]) -> list[int]:
         """Delete the ledgers of ranges that will not be published; see `LogPublisher.abort`."""
-        return self._run(self._handle.abort(list(ranges)))
+        return self._run(self._handle.abort(ranges))
 
 
 class SyncCursors(SyncHandle):

@@ -15,7 +15,7 @@ from bookie.log.reader import LogReader
 from bookie.sync.given_records import GivenRecords
 from bookie.sync.handles import BATCHES_AHEAD, SyncHandle
 from bookie.sync.iterator import Pump
-from bookie.sync.loop_thread import LoopThread
+from bookie.sync.loop_thread import LoopThread, check_timeout
 
 
 class SyncLogReader(SyncHandle):
@@ -32,6 +32,7 @@ class SyncLogReader(SyncHandle):
     ) -> None:
         """`timeout` bounds each wait for records."""
         super().__init__(home)
+        check_timeout(timeout)
         self._reader = reader
         self._timeout = timeout
         self._batches: Pump[Sequence[LogRecord]] | None = None

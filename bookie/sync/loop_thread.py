@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import math
 import os
 import sys
 import threading
@@ -12,11 +13,11 @@ from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, Generic, Protocol, TypeVar
 
+from bookie.env.forks import grpc_use
 from bookie.errors import (
     BadRequestError,
     BookieError,
     ClientClosedError,
-    ConfigurationError,
     OperationTimeoutError,
 )
 
@@ -32,8 +33,6 @@ class LoopThread:
     def __init__(self) -> None:
         self.pid = os.getpid()
         self.loop = _new_loop()
-        self.was_used = False
-        """Whether a client was ever opened. Threads of gRPC may run from then on."""
         self._thread = threading.Thread(target=self._serve, name="bookie-sync", daemon=True)
         self._thread.start()
 
@@ -72,8 +71,10 @@ class LoopThread:
 
         Raises:
             OperationTimeoutError: it did not end in time; it is cancelled, its outcome is unknown.
+            BadRequestError: the timeout is no time.
         """
         try:
+            check_timeout(timeout)
             self.require_caller()
         except BookieError:
             work.close()
@@ -118,6 +119,7 @@ class Resident(Generic[T]):
             BadRequestError: it was entered before.
             OperationTimeoutError: it took too long; it is left again.
         """
+        check_timeout(timeout)
         self._home.require_caller()
         if self._life is not None:
             raise BadRequestError("it is open already, or was closed; make another")
@@ -141,6 +143,7 @@ class Resident(Generic[T]):
         Raises:
             OperationTimeoutError: it took too long, and goes on.
         """
+        check_timeout(timeout)
         self._home.require_caller()
         if self._life is None or self._life.done():
             return
@@ -151,7 +154,6 @@ class Resident(Generic[T]):
             raise late(timeout) from None
 
     async def _live(self, entered: Future[T]) -> None:
-        self._home.was_used = True
         try:
             async with self._manager as value:
                 if entered.set_running_or_notify_cancel():
@@ -175,12 +177,10 @@ class ThisProcess:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.shared: dict[tuple[object, ...], Closeable] = {}
+        self.shared: dict[str, Closeable] = {}
         """What is closed at the end of the process."""
         self._home: LoopThread | None = None
         self._is_watching = False
-        self._has_lost_grpc = False
-        """A process before this one was forked after it had opened clients."""
 
     def home(self) -> LoopThread:
         """The loop of this process, which begins with the first call.
@@ -189,11 +189,7 @@ class ThisProcess:
             ConfigurationError: gRPC did not survive the fork that made this process.
         """
         with self.lock:
-            if self._has_lost_grpc:
-                raise ConfigurationError(
-                    "the parent process had opened clients before it was forked, and gRPC does not "
-                    "survive that; connect only after forks, or start processes with spawn"
-                )
+            grpc_use.require_usable()
             if not self._is_watching:
                 self._is_watching = True
                 os.register_at_fork(after_in_child=self._after_fork)
@@ -203,8 +199,7 @@ class ThisProcess:
             return self._home
 
     def _after_fork(self) -> None:
-        home, self._home = self._home, None
-        self._has_lost_grpc |= home is not None and home.was_used
+        self._home = None
         # A thread that does not exist here may have held it.
         self.lock = threading.RLock()
         self.shared = {}
@@ -250,6 +245,19 @@ def _has_running_loop() -> bool:
     except RuntimeError:
         return False
     return "ipykernel.kernelapp" not in sys.modules
+
+
+def check_timeout(timeout: Any) -> None:
+    """Refuse a timeout that is no number of seconds, and not None.
+
+    Raises:
+        BadRequestError: it is neither.
+    """
+    if timeout is None:
+        return
+    is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+    if not is_number or math.isnan(timeout):
+        raise BadRequestError(f"a timeout is a number of seconds, or None, not {timeout!r}")
 
 
 def late(timeout: float | None) -> OperationTimeoutError:

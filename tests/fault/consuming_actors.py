@@ -183,7 +183,7 @@ class GroupActor:
         members.append(member)
         async with member:
             async for found in member:
-                holding = self.holdings[found.partition, found.token]
+                holding = self.holdings[found.log_partition, found.token]
                 holding.got(found.record)
                 if self.rng.random() < 0.2:
                     with holding.committing(found.record.offset + 1):

@@ -248,6 +248,22 @@ async def test_a_write_behind_a_stuck_writer_ends_in_a_sentence_and_still_happen
         assert len(os.listdir(tmp_path / "sessions")) == 1
 
 
+async def test_the_end_of_a_stopped_writer_frees_all_others(tmp_path: Path) -> None:
+    """What the guide says to do: kill it. What it had begun to write did not happen."""
+    async with (
+        open_store(f"local://{tmp_path}", session_timeout_seconds=0.5) as store,
+        _worker("transaction", tmp_path, "write") as writer,
+    ):
+        assert await _line(writer) == "inside"
+        writer.send_signal(signal.SIGSTOP)
+        with pytest.raises(MetadataUnavailableError, match="may be stopped"):
+            await store.put("/a", b"")
+        writer.kill()
+        await asyncio.wait_for(writer.wait(), 60)
+        await store.put("/b", b"")
+        assert await store.exists("/a")
+
+
 async def test_closing_does_not_wait_for_a_stuck_writer(tmp_path: Path) -> None:
     async with _worker("transaction", tmp_path, "write") as writer:
         async with open_store(f"local://{tmp_path}", session_timeout_seconds=0.5) as store:

@@ -45,6 +45,7 @@ from bookie.metadata.model import (
     Stat,
     ancestors,
     check_key,
+    check_listing,
     check_prefix,
     check_transaction,
     is_under,
@@ -210,7 +211,7 @@ class EtcdStore(MetadataStore):
 
     async def scan_children(self, key: str, *, after: str = "") -> AsyncIterator[Record]:
         """See `MetadataStore.scan_children`; all of one revision, if etcd keeps it long enough."""
-        check_prefix(key)
+        check_listing(key, after)
         self._require_open()
         async for name, kv in child_records(self._client, self._scope, key, after):
             self._require_open()

@@ -21,6 +21,7 @@ from grpc import aio
 
 from bookie._pb import etcd_pb2 as pb
 from bookie.env import jitter
+from bookie.env.forks import grpc_use
 from bookie.errors import (
     BookieError,
     ConfigurationError,
@@ -104,6 +105,7 @@ class EtcdEndpoint:
 
     def __init__(self, address: str, credentials: Any) -> None:
         self.address = address
+        grpc_use.begin()
         if credentials is None:
             self._channel = aio.insecure_channel(address, options=_OPTIONS)
         else:

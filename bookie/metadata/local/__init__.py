@@ -25,5 +25,6 @@ them after its session timeout and a third.
 sends each session a datagram that says "new commits". If one is lost, polling finds the commits.
 
 A process that is stopped (SIGSTOP) inside a write transaction holds LMDB's lock. Writers of the
-machine wait until it continues; readers do not.
+machine wait until it continues or is killed; readers do not. Each write ends after its session
+timeout, with an error that says so.
 """

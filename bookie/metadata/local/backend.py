@@ -31,6 +31,7 @@ from bookie.metadata.model import (
     Record,
     Stat,
     check_key,
+    check_listing,
     check_prefix,
     check_transaction,
 )
@@ -59,9 +60,13 @@ class LocalStore(MetadataStore):
 
     backend = "the metadata store in a directory"
 
-    def __init__(self, directory: Path, *, session_timeout_seconds: float = 30.0) -> None:
+    def __init__(
+        self, directory: Path, *, session_timeout_seconds: float = 30.0, create: bool = True
+    ) -> None:
+        """Without `create`, a directory that holds no store is refused when it is entered."""
         self.session_timeout_seconds = session_timeout_seconds
         self._directory = directory
+        self._create = create
         self._environment: LocalEnvironment | None = None
         self._tasks = asyncio.TaskGroup()
         self._keeper: asyncio.Task[None] | None = None
@@ -78,7 +83,7 @@ class LocalStore(MetadataStore):
     # ---- the session's life
 
     async def __aenter__(self) -> Self:
-        environment = acquire(self._directory)
+        environment = acquire(self._directory, create=self._create)
         try:
             file = await self._begin_session(environment)
         except BaseException:
@@ -312,7 +317,7 @@ class LocalStore(MetadataStore):
 
     async def scan_children(self, key: str, *, after: str = "") -> AsyncIterator[Record]:
         """See `MetadataStore.scan_children`."""
-        check_prefix(key)
+        check_listing(key, after)
         start: str | None = after
         while start is not None:
             with self._require_open().read() as tree:

@@ -27,7 +27,13 @@ import lmdb
 
 from bookie.env import SystemClock
 from bookie.env.kv import allocate_lock_file
-from bookie.errors import BookieError, ConfigurationError, FormatError, MetadataUnavailableError
+from bookie.errors import (
+    BookieError,
+    ConfigurationError,
+    FormatError,
+    MetadataUnavailableError,
+    NoSuchKeyError,
+)
 from bookie.metadata.local.sessions import CommitNotifier
 from bookie.metadata.local.tree import TABLES, TreeReader, TreeWriter, check_format, unavailable
 
@@ -237,11 +243,12 @@ _environments: dict[Path, LocalEnvironment] = {}
 _environments_lock = threading.Lock()
 
 
-def acquire(directory: Path) -> LocalEnvironment:
+def acquire(directory: Path, *, create: bool = True) -> LocalEnvironment:
     """The environment of `directory`, opened or created (in an existing parent) if need be.
 
     Raises:
         ConfigurationError: the directory cannot be used, or belongs to the parent of this process.
+        NoSuchKeyError: it holds no store, and `create` is False.
         FormatError: it holds something else. The first job checks what kind of LMDB environment it
             is, and whether its format is newer.
         MetadataUnavailableError: LMDB cannot open it now.
@@ -250,6 +257,11 @@ def acquire(directory: Path) -> LocalEnvironment:
     with _environments_lock:
         environment = _environments.get(directory)
         if environment is None:
+            if not create and not (directory / "data.mdb").exists():
+                raise NoSuchKeyError(
+                    f"{directory} holds no cluster, and no metadata store; check the URI, or make "
+                    "a cluster there by 'bookie cluster init'"
+                )
             environment = LocalEnvironment(directory)
             _environments[directory] = environment
         elif environment.process_id != os.getpid():

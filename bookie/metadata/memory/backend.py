@@ -16,6 +16,7 @@ from bookie.metadata.model import (
     Record,
     Stat,
     check_key,
+    check_listing,
     check_prefix,
     check_transaction,
 )
@@ -83,6 +84,7 @@ class MemoryStore(MetadataStore):
 
     async def scan_children(self, key: str, *, after: str = "") -> AsyncIterator[Record]:
         """See `MetadataStore.scan_children`."""
+        check_listing(key, after)
         for name in await self.get_children(key):
             if name <= after:
                 continue

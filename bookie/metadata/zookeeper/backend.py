@@ -40,7 +40,9 @@ from bookie.metadata.model import (
     Stat,
     WatchEvent,
     ancestors,
+    check_access,
     check_key,
+    check_listing,
     check_prefix,
     check_transaction,
     is_under,
@@ -206,6 +208,7 @@ class ZooKeeperStore(MetadataStore):
 
     async def scan_children(self, key: str, *, after: str = "") -> AsyncIterator[Record]:
         """See `MetadataStore.scan_children`."""
+        check_listing(key, after)
         names = [name for name in await self.get_children(key) if name > after]
         prefix = key.rstrip("/")
         for start in range(0, len(names), SCAN_AHEAD):
@@ -279,6 +282,7 @@ class ZooKeeperStore(MetadataStore):
     async def set_acl(self, key: str, acl: Sequence[Acl]) -> None:
         """See `MetadataStore.set_acl`."""
         check_key(key)
+        check_access(acl)
         require_representable_key(key)
         opened = self._require_open()
         await opened.nodes.set_acl(key, acl, opened.link.deadline())

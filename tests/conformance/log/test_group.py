@@ -130,7 +130,7 @@ async def test_one_member_has_everything(orders: LogProcess, team: Team) -> None
     for number in range(6):
         orders.logs.append(LogPartition(ORDERS, number), b"x", b"y")
     seen = await take(worker.member, 12)
-    assert Counter(record.partition for record in seen) == dict.fromkeys(
+    assert Counter(record.log_partition for record in seen) == dict.fromkeys(
         partitions(0, 1, 2, 3, 4, 5), 2
     )
     assert {(record.value, record.key, record.timestamp_ms) for record in seen} == {
@@ -259,10 +259,10 @@ async def test_a_member_whose_session_ends_is_replaced(
     await until(lambda: len(second.member.assignment) == 6)
     again = await take(second.member, 5)
     await second.member.commit()
-    expected = {(one.partition, one.record.offset) for one in before[1:]}
-    assert {(one.partition, one.record.offset) for one in again} == expected
-    former = {one.partition: one.token for one in before}
-    assert all(one.token > former[one.partition] for one in again)
+    expected = {(one.log_partition, one.offset) for one in before[1:]}
+    assert {(one.log_partition, one.offset) for one in again} == expected
+    former = {one.log_partition: one.token for one in before}
+    assert all(one.token > former[one.log_partition] for one in again)
     first.process.store.is_down = False
     first.process.store.hold_changes.set()
     for record in before[1:]:
@@ -364,7 +364,7 @@ async def test_a_partition_moves_when_its_last_record_is_handed_back(
         assert [one.record.offset for one in found] == [1, 2]
         assert {one.token for one in found} == {given.token + 1}
         process.logs.append(FIRST, b"x")
-        assert [one.partition for one in await waiting] == [FIRST]
+        assert [one.log_partition for one in await waiting] == [FIRST]
     assert history.check() == 3
 
 
@@ -429,7 +429,7 @@ async def test_members_that_come_go_and_die_consume_everything_in_epochs(
 
     def done(count: int) -> bool:
         for worker in team.workers.values():
-            seen.update((one.partition.number, one.record.offset) for one in worker.seen)
+            seen.update((one.partition, one.offset) for one in worker.seen)
         return len(seen) >= count
 
     def feed(logs: FakeLogs, count: int) -> None:
@@ -456,7 +456,7 @@ async def test_members_that_come_go_and_die_consume_everything_in_epochs(
         await until(lambda: done(70))
         working.pop("b").cancel()
         worker = await team.leave("b")
-        seen.update((one.partition.number, one.record.offset) for one in worker.seen)
+        seen.update((one.partition, one.offset) for one in worker.seen)
         feed(orders.logs, 5)
         await until(lambda: done(len(everything)))
         await until_found(lambda: _all_committed(orders, total))

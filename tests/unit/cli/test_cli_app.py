@@ -263,6 +263,48 @@ def test_closed_pipe_is_not_an_error_message() -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("ledger list", "ledger create", "ledger show 0", "log list", "log read x", "group list"),
+        *("log create x", "cookie list", "cluster status", "cluster health", "cluster nuke --yes"),
+        *("namespace list", "namespace create x", "metadata ls", "metadata put /x y --yes"),
+        *("metadata export", "cluster settings list"),
+    ],
+)
+def test_a_mistyped_directory_stays_what_it_is(
+    words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only what makes a cluster makes its store."""
+    uri = f"local://{tmp_path}/typo"
+    assert app.run([*words.split(), "--metadata", uri]) in (app.EXIT_FAILED, app.EXIT_MISUSED)
+    said = capsys.readouterr().err
+    assert "holds no cluster, and no metadata store" in said
+    assert "bookie cluster init" in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_closed_standard_stream_is_one_sentence(tmp_path: Path) -> None:
+    """What a command prints cannot be lost in silence; nor may a store's file take its place."""
+    uri = f"local://{tmp_path}/metadata"
+    assert app.run(["cluster", "init", "--metadata", uri]) == 0
+
+    def told(words: str) -> tuple[int, str]:
+        line = f"{sys.executable} -m bookie {words}"
+        environment = {**os.environ, "BOOKIE_METADATA": uri}
+        done = subprocess.run(
+            ["bash", "-c", line], capture_output=True, text=True, check=False, env=environment
+        )
+        return done.returncode, done.stderr
+
+    closed = "bookie: standard input or output is closed; open it, or send it to /dev/null\n"
+    for words in ("ledger list", "ledger list --output json", "cluster status", "--version"):
+        assert told(f"{words} >&-") == (app.EXIT_FAILED, closed), words
+    assert told("metadata put /x - --file - --create <&-")[0] == app.EXIT_MISUSED
+    assert told("metadata put /x --file - --create <&-") == (app.EXIT_FAILED, closed)
+    assert told("ledger list 2>&-") == (0, "")
+
+
 @pytest.mark.parametrize("words", [["list"], ["show", "0"], ["create"]])
 def test_a_store_without_a_cluster_is_said_to_be_one(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]

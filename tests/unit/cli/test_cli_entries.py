@@ -12,6 +12,8 @@ import pytest
 from bookie.cli import entries
 from bookie.cli.bench import Measured, percentile_of
 from bookie.cli.entries import Cutter, entries_in
+from bookie.errors import BadRequestError
+from bookie.ids import ENTRY_SIZE_BYTES_MAX
 
 
 def cut(content: bytes, chunk_bytes: int, read_bytes: int) -> list[bytes]:
@@ -38,6 +40,20 @@ def cut(content: bytes, chunk_bytes: int, read_bytes: int) -> list[bytes]:
 def test_lines_lose_only_their_end(content: bytes, wanted: list[bytes], read_bytes: int) -> None:
     """Each line is an entry, wherever a read ends; a last line without its end is one too."""
     assert cut(content, 0, read_bytes) == wanted
+
+
+@pytest.mark.parametrize("read_bytes", [1 << 16, 1 << 20])
+def test_an_endless_line_is_refused_when_no_entry_can_hold_it(read_bytes: int) -> None:
+    """After 4 MiB, and not at the end of what may be a device; each byte is looked at once."""
+    cutter = Cutter(0)
+    assert cutter.cut(b"first\nsecond") == [b"first"]
+    part = b"x" * read_bytes
+    for _ in range(ENTRY_SIZE_BYTES_MAX // read_bytes - 1):
+        assert cutter.cut(part) == []
+    with pytest.raises(BadRequestError, match="line 2 is longer than the 4194304 bytes"):
+        cutter.cut(part)
+    longest = b"y" * ENTRY_SIZE_BYTES_MAX
+    assert cut(longest + b"\n" + longest, 0, read_bytes) == [longest, longest]
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 1000])

@@ -189,6 +189,7 @@ def test_what_destroys_nothing_is_not_asked_about(
 def test_watch_prints_what_others_do(tmp_path: Path) -> None:
     """A line each, at once, also into a pipe."""
     uri = f"local://{tmp_path}"
+    on(uri, initialize_cluster)
     watching = subprocess.Popen(
         [sys.executable, "-m", "bookie", "metadata", "watch", "/a", "--events", "3", "-m", uri],
         stdout=subprocess.PIPE,

@@ -12,7 +12,7 @@ import pytest
 
 from bookie.api import BookKeeper, connect
 from bookie.client.writer import WriterHandle
-from bookie.errors import ClientClosedError, LedgerFencedError
+from bookie.errors import ClientClosedError, LedgerFencedError, LogTakenOverError
 from tests.unit.client.real_cluster import real_cluster
 
 SECONDS_MAX = 120.0
@@ -56,6 +56,28 @@ async def test_a_writer_dropped_without_close_warns_and_is_freed(tmp_path: Path)
         ]
         await asyncio.sleep(0)
         assert not pool._on_close
+
+
+async def test_a_dropped_writer_of_a_log_warns_once(bk: BookKeeper) -> None:
+    """It owns the log until the client ends. One that was closed, or has ended, says nothing."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        async with bk.open_log("closed"):
+            pass
+        former = await bk.open_log("orders")
+        writer = await bk.open_log("orders")
+        with pytest.raises(LogTakenOverError):
+            await former.append(b"late")
+        dropped = weakref.ref(writer)
+        del writer
+        async with asyncio.timeout(SECONDS_MAX):
+            while dropped() is not None:
+                await asyncio.sleep(0.01)
+                gc.collect()
+    assert [str(found.message) for found in caught if found.category is ResourceWarning] == [
+        "the writer of the log orders was dropped without close; it owns the log until its client "
+        "is closed"
+    ]
 
 
 async def test_a_closed_writer_does_not_warn(tmp_path: Path) -> None:

@@ -39,3 +39,16 @@ def test_what_is_no_text_of_a_moment(wrong: str) -> None:
     """Without a time zone it means another moment on each machine."""
     with pytest.raises(BadRequestError):
         parse_moment(wrong)
+
+
+@pytest.mark.parametrize("naive", ["2026-01-31", "2026-01-31T09:30:00"])
+def test_a_time_without_a_zone_is_told_what_to_write(naive: str) -> None:
+    """The user's own words, and the same in UTC; nothing of Python."""
+    moment = datetime.fromisoformat(naive)
+    with pytest.raises(BadRequestError, match="has no time zone") as of_datetime:
+        moment_ms(moment)
+    with pytest.raises(BadRequestError, match="has no time zone") as told:
+        parse_moment(naive)
+    assert "datetime." not in f"{of_datetime.value}{told.value}"
+    proposed = str(told.value).rpartition("write ")[2]
+    assert parse_moment(proposed) == moment_ms(moment.replace(tzinfo=UTC))

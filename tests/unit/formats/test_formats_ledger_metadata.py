@@ -249,6 +249,21 @@ def test_impossible_metadata_is_not_encoded(metadata: LedgerMetadata, rule: str)
         encode(metadata)
 
 
+def test_an_open_ledger_has_room_for_its_end() -> None:
+    """Whatever can be encoded open can be encoded closed, also with the greatest numbers."""
+    size = LEDGER_METADATA_SIZE_BYTES_MAX - len(encode(OPEN)) - 64
+    while True:
+        fuller = replace(OPEN, custom_metadata={"k": bytes(size)})
+        try:
+            encode(fuller)
+        except BadRequestError:
+            break
+        encode(fuller.closed(MAX_ID, MAX_ID))
+        encode(fuller.with_state(LedgerState.IN_RECOVERY))
+        size += 1
+    assert LEDGER_METADATA_SIZE_BYTES_MAX - size < 400
+
+
 def test_fragments_cover_entries() -> None:
     """The fragment of an entry is the last one that starts at or before it."""
     later = Fragment(10, ("d", "e", "f")), Fragment(20, ("g", "h", "i"))

@@ -246,7 +246,7 @@ def test_members_share_partitions_and_commit_what_they_were_given(bk: SyncBookKe
                 member.commit()
             assert {one.cursor.offset for one in bk.group_status("g").cursors} == {5}
             record = next(iter(first))
-            assert (record.partition, record.token) == (mine, first.tokens[mine])
+            assert (record.log_partition, record.token) == (mine, first.tokens[mine])
             first.commit(record)
             assert len(next(first.batches())) > 0
             assert (first.name, first.generation > 0) == ("a", True)
