@@ -20,6 +20,7 @@ from pyspark.sql.streaming.datasource import (
 
 from bookie.api import LogPolicy
 from bookie.errors import BadRequestError, LogTakenOverError, LogTruncatedError, NoSuchLogError
+from bookie.spark.batch_source import LogBatchReader
 from bookie.spark.options import SparkOptions
 from bookie.spark.source_options import LogSource, take_source
 from bookie.spark.stream_source import LogStreamReader
@@ -356,6 +357,21 @@ def test_a_task_of_a_log_that_was_made_anew_meanwhile(
     with pytest.raises(LogTruncatedError, match=f"{log} was deleted; set failOn"):
         _read_all(strict, planned[0])
     assert [list(lenient.read(one)) for one in planned[1]] == [[]]
+
+
+def test_a_frame_of_a_log_that_was_made_anew_since_it_was_planned(
+    uri: str, bk: SyncBookKeeper, log: str
+) -> None:
+    """Its tasks read nothing of the new log."""
+    with bk.open_log(log) as writer:
+        writer.append_many(numbers(1, 2))
+    source = take_source(SparkOptions({"metadata": uri, "log": log}), is_stream=False)
+    assert isinstance(source, LogSource)
+    frame = LogBatchReader(source)
+    planned = frame.partitions()
+    made_anew(bk, log, numbers(5, 6, 7))
+    with pytest.raises(LogTruncatedError, match="made anew; load the frame again; set failOn"):
+        list(frame.read(planned[0]))
 
 
 def test_a_named_log_that_was_deleted(uri: str, bk: SyncBookKeeper, log: str) -> None:
